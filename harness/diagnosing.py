@@ -55,7 +55,7 @@ Returned: TypeAlias = Callable[[Evaluation], Computed | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Failing:
+class FailingEvaluation:
     """One failing evaluation: the rows of its failing stages as they were judged, and what was returned, if known.
 
     ``right`` are the stages that do not fail.
@@ -177,7 +177,7 @@ def _evaluation(row: Row) -> Evaluation:
     return row.implementation, row.case, row.dtype
 
 
-def _failing(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[Failing]:
+def _failing(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[FailingEvaluation]:
     """Return the evaluations that are to be diagnosed, the simplest first."""
     found: dict[Evaluation, list[Row]] = {}
     failed: dict[Evaluation, set[str]] = {}
@@ -191,7 +191,7 @@ def _failing(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[Failin
         if (unit := units.get(key[1:])) is not None:
             computed = returned(key)
             right = frozenset() if computed is None else frozenset(computed.stages.keys() - failed[key])
-            failing.append(Failing(unit, plan.case(unit), tuple(of), computed, right))
+            failing.append(FailingEvaluation(unit, plan.case(unit), tuple(of), computed, right))
     return sorted(failing, key=lambda each: each.simplicity)
 
 
@@ -205,19 +205,19 @@ class _Searches:
     examined: dict[Evaluation, Mapping[str, Row]] = field(default_factory=dict)
     """The rows by stage as the case names its fault by itself."""
 
-    def search(self, failing: Sequence[Failing]) -> None:
+    def search(self, failing: Sequence[FailingEvaluation]) -> None:
         """Examine cases of each kind until what they name is settled, and hand it on."""
         settled: dict[str, dict[str, float | None]] = {}
-        kinds: dict[tuple[str, str, str], list[Failing]] = {}
+        kinds: dict[tuple[str, str, str], list[FailingEvaluation]] = {}
         for each in failing:
             kinds.setdefault(each.kind, []).append(each)
         for kind, members in sorted(kinds.items(), key=lambda entry: -len(entry[1])):
             self._search_kind(members, settled.setdefault(kind[0], {}))
 
-    def _search_kind(self, members: Sequence[Failing], settled: dict[str, float | None]) -> None:
+    def _search_kind(self, members: Sequence[FailingEvaluation], settled: dict[str, float | None]) -> None:
         """Examine the simplest; ``settled`` are the readings that are handed on, with the numbers that were fitted."""
         left = self._without_explained(members, settled)
-        examined: list[Failing] = []
+        examined: list[FailingEvaluation] = []
         nameless = 0
         while left and nameless < MAX_NAMELESS and len(examined) < MAX_EXAMINED:
             seen = {each.case.id for each in examined}
@@ -233,7 +233,7 @@ class _Searches:
         for each in left:
             self.evidence[each.key] = Evidence((), frozenset(), each.rows[0].stage, each.case.operation)
 
-    def _examine(self, each: Failing) -> bool:
+    def _examine(self, each: FailingEvaluation) -> bool:
         """Take up what a case says by itself; false where what was returned is not known any more."""
         if each.returned is None:
             self.evidence[each.key] = Evidence((), frozenset(), each.rows[0].stage, each.case.operation)
@@ -246,7 +246,7 @@ class _Searches:
         self.examined[each.key] = {row.stage: row for row in rows}
         return True
 
-    def _agreed(self, examined: Sequence[Failing], settled: Mapping[str, object]) -> dict[str, float | None]:
+    def _agreed(self, examined: Sequence[FailingEvaluation], settled: Mapping[str, object]) -> dict[str, float | None]:
         """Return what enough of the examined cases name, if it is new, and nothing that any of them refutes."""
         decisions = decide({key: each for key, each in self.evidence.items() if key[0] == examined[0].key[0]})
         named: dict[str, dict[str, list[Fit]]] = {}
@@ -259,11 +259,13 @@ class _Searches:
                 return dict.fromkeys(name.split(OR), factor)
         return {}
 
-    def _without_explained(self, left: Sequence[Failing], names: Mapping[str, float | None]) -> list[Failing]:
+    def _without_explained(
+        self, left: Sequence[FailingEvaluation], names: Mapping[str, float | None]
+    ) -> list[FailingEvaluation]:
         """Hand readings on to the cases that they explain, and return the others."""
         return [each for each in left if not (names and self._explain(each, names))]
 
-    def _explain(self, each: Failing, names: Mapping[str, float | None]) -> bool:
+    def _explain(self, each: FailingEvaluation, names: Mapping[str, float | None]) -> bool:
         from attncheck.judging.handing_on import FailingCase  # of which a run without failures has no need
 
         if each.returned is None or not each.is_whole:

@@ -16,10 +16,10 @@ from rich.table import Table
 from attncheck.elements import written_element
 from attncheck.reports.alike import AlikeRows, group_alike, group_by_case
 from attncheck.reports.answer import findings, make_summary
+from attncheck.reports.causes import cause_line, causes
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import picked, unjudged
-from attncheck.reports.faults import fault_line, faults
 from attncheck.reports.frames import Frames
 from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.printed_numbers import unverified_on
@@ -88,8 +88,8 @@ def print_summary(
 
 def _print_answer(frames: Frames, console: Console, announced: Collection[str], *, quiet: bool) -> None:
     """Print who agrees and who is wrong, and in what; of one that is wrong, what its failing cases have in common."""
-    answer, found = make_summary(frames), faults(frames)
-    texts = {column: text for column, of in found.items() if (text := fault_line(of))}
+    answer, found = make_summary(frames), causes(frames)
+    texts = {column: text for column, of in found.items() if (text := cause_line(of))}
     many = len(frames.environments) > 1
     first = answer.word
     is_of_one = len(found) == 1 and first.startswith(next(iter(found)).implementation)

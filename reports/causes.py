@@ -1,4 +1,4 @@
-"""What is wrong with an implementation, in a line: what its failing cases were found to have been computed as."""
+"""The causes of an implementation's failures in a line: the readings that its failing cases were diagnosed as."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attncheck.spec import BY_SCORE
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
-_MAX_FAULTS = 3
+_MAX_CAUSES = 3
 """Causes that are named for one implementation."""
 _SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
 _NEARLY = 2e-3
@@ -25,40 +25,39 @@ _OF_SCORES = frozenset({"scoring", *BY_SCORE})
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What one implementation does instead, and in how many of its failing cases; without a text, nobody knows."""
+class Cause:
+    """A cause of failing cases, and their number; the text is empty where no cause was found."""
 
-    column: Column
     text: str
     cases: int
 
 
 @once_for_frames
-def faults(frames: Frames) -> dict[Column, list[Fault]]:
-    """Return what was found of each implementation that fails, what explains most cases first."""
+def causes(frames: Frames) -> dict[Column, list[Cause]]:
+    """Return the causes for each implementation that fails, the one of most cases first."""
     rows = failing(frames.results)
-    found: dict[Column, list[Fault]] = {}
+    found: dict[Column, list[Cause]] = {}
     for column in frames.columns:
         own = rows[rows["environment"].eq(column.environment) & rows["implementation"].eq(column.implementation)]
         own = own[own["verdict"].isin([Verdict.NUMERIC, Verdict.NONFINITE, Verdict.SEMANTIC])]
         if len(own):
-            found[column] = _faults_of(frames, column, records(own))
+            found[column] = _causes_of(frames, records(own))
     return found
 
 
-def fault_line(found: Sequence[Fault]) -> str:
+def cause_line(found: Sequence[Cause]) -> str:
     """Return the causes as a line without the last full stop; empty where none was found."""
     named = [each for each in found if each.text]
     if not named:
         return ""
     if len(found) == 1:
         return named[0].text
-    texts = [f"{each.text} ({counted(each.cases, 'case')})" for each in named[:_MAX_FAULTS]]
-    rest = sum(each.cases for each in found if not each.text or each not in named[:_MAX_FAULTS])
+    texts = [f"{each.text} ({counted(each.cases, 'case')})" for each in named[:_MAX_CAUSES]]
+    rest = sum(each.cases for each in found if not each.text or each not in named[:_MAX_CAUSES])
     return "; ".join([*texts, *([f"no cause found ({counted(rest, 'case')})"] if rest else [])])
 
 
-def _faults_of(frames: Frames, column: Column, rows: Sequence[Mapping[str, Any]]) -> list[Fault]:
+def _causes_of(frames: Frames, rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
     by_case: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         if row["case"] not in by_case or not _name(by_case[row["case"]]):
@@ -66,7 +65,7 @@ def _faults_of(frames: Frames, column: Column, rows: Sequence[Mapping[str, Any]]
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in by_case.values():
         groups.setdefault(_name(row), []).append(row)
-    found = [Fault(column, _text(frames, of) if name else "", len(of)) for name, of in groups.items()]
+    found = [Cause(_text(frames, of) if name else "", len(of)) for name, of in groups.items()]
     return sorted(found, key=lambda each: (not each.text, -each.cases))
 
 
