@@ -24,7 +24,7 @@ from attncheck.reading.expression import Expression
 from attncheck.reading.selection import Selection, exists, select_cases
 from attncheck.reading.tiles import read_tiles
 from attncheck.results.coverage import Minimum
-from attncheck.store import NO_STORE, Store
+from attncheck.store import Store
 
 _FILE = "pyproject.toml"
 
@@ -63,7 +63,7 @@ def selected(
     tiles: Sequence[int] = (),
     *,
     expression: Expression | None = None,
-    store: Store = NO_STORE,
+    store: Store | None = None,
 ) -> Selection:
     """Read the cases that are named: where none is, the bundled ones and the project's.
 

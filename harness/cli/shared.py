@@ -60,14 +60,13 @@ def select(
     from attncheck.reading.expression import read_expression
     from attncheck.reading.tiles import read_tiles
     from attncheck.spec import DTYPES
-    from attncheck.store import NO_STORE
 
     for name in split(dtype):
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; {expected(name, DTYPES, one_of=False)}")
     tiles = read_tiles(split(tile), "--tile")
     expression = None if match is None else read_expression(match, "-k")
-    lists, store = expected_failures or (), store or NO_STORE
+    lists = expected_failures or ()
     return selected(patterns or (), split(tag), split(dtype), lists, tiles, expression=expression, store=store)
 
 

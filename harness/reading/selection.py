@@ -17,7 +17,7 @@ from attncheck.reading.expression import Expression
 from attncheck.reading.kept_cases import load_kept_case_file, load_kept_tags
 from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
-from attncheck.store import NO_STORE, Store
+from attncheck.store import Store, user_store
 from attncheck.wording import expected, listed_or
 
 _WILD = re.compile(r"[*?[]")
@@ -75,7 +75,7 @@ def select_cases(
     tiles: Sequence[int] = (),
     *,
     expression: Expression | None = None,
-    store: Store = NO_STORE,
+    store: Store | None = None,
     properties: bool = False,
 ) -> Selection:
     """Read the cases that match.
@@ -90,7 +90,7 @@ def select_cases(
         expected_failures: Lists of expected failures, which may lie among the cases and are none.
         tiles: Sizes of tiles whose cases are added, whatever the patterns are.
         expression: Select the cases that it matches.
-        store: Where the cases of files are that were read before.
+        store: Where the cases of files are that were read before. Default: the one in the user's cache folder.
         properties: Select the cases that have properties, instead of those that have none.
 
     Returns:
@@ -102,7 +102,7 @@ def select_cases(
     base = base or Path.cwd()
     faults: list[Diagnostic] = []
     lists = frozenset(path.resolve() for path in expected_failures)
-    reading = _Reading({}, faults, store, properties)
+    reading = _Reading({}, faults, user_store() if store is None else store, properties)
     known_tags = reading.tags
     known_tags |= _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
     origins: dict[str, tuple[Path, int]] = {}
@@ -171,15 +171,15 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
         yield found
     if not matches and not faults:
         problem = f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case"
-        raise UsageError(f"{problem}{names_near(pattern)}")
+        raise UsageError(f"{problem}{names_near(pattern, reading.store)}")
 
 
-def names_near(pattern: str) -> str:
+def names_near(pattern: str, store: Store | None = None) -> str:
     """Ask whether the bundled cases were meant that are called nearly so; nothing where there is none."""
     import difflib
 
     text = _WILD.sub("", pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")).strip("]/")
-    ids = [case.id for case in select_cases([]).cases]
+    ids = [case.id for case in select_cases([], store=store).cases]
     close = [each for each in ids if text and text in each]
     if not close:
         globs = {f"{each.rpartition('/')[0]}/*" for each in ids}
