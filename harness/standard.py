@@ -174,8 +174,8 @@ _SIZES = (1, 15, 63, 127)
 MAX_COMPILED = 100
 """So many units are compiled by everybody."""
 
-CATCHES = "standard.json"
-"""Units of the bundled cases, each with the faults that it stands for; ``benchmarks/standard.py`` measures them."""
+UNITS = "standard.json"
+"""Bundled cases that were measured to catch faults, each with dtypes; ``tests/net/catches.py`` writes them."""
 
 
 def with_standard(plan: Plan) -> Plan:
@@ -191,7 +191,7 @@ def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> l
     All documents are chosen, and the units that were measured to catch faults, and to these what else has to be there
     so that whatever occurs in any unit occurs in one that is chosen.
     """
-    recorded = recorded_catches()
+    recorded = recorded_units()
     of_case = {number: cases[number] for number in dict.fromkeys(case for case, _ in units)}
     chosen = {
         position
@@ -228,12 +228,12 @@ def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> 
 
 
 @lru_cache(maxsize=1)
-def recorded_catches() -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """Return the faults that were measured to be caught: by the id of a case, and its dtype."""
-    catches: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(
-        files("attncheck.cases").joinpath(CATCHES).read_text(encoding="utf-8")
+def recorded_units() -> Mapping[str, Sequence[str]]:
+    """Return the dtypes in which bundled cases were measured to catch faults, by the id of the case."""
+    units: Mapping[str, Sequence[str]] = json.loads(
+        files("attncheck.cases").joinpath(UNITS).read_text(encoding="utf-8")
     )
-    return catches
+    return units
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,6 @@ from attncheck import standard as module
 from attncheck.backends import BackendEntry, Mode
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.mutation.catalogue import MUTANTS
-from attncheck.mutation.findings import is_caught
-from attncheck.mutation.judgement import ExactJudge
-from attncheck.mutation.scoring import Question, ScorersHere
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
@@ -27,7 +23,7 @@ from attncheck.reading.selection import select_cases
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
 from attncheck.spec import DTYPES, OPERATIONS
-from attncheck.standard import _features, _features_of_case, recorded_catches, standard_units
+from attncheck.standard import _features, _features_of_case, recorded_units, standard_units
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +32,17 @@ def corpus() -> Plan:
 
 
 def features(cases: list[Case] | tuple[Case, ...], units: list[tuple[int, str]]) -> set[Any]:
-    of_case = {case: list(_features_of_case(cases[case])) for case in {case for case, _ in units}}
-    return {feature for case, dtype in units for feature in _features(of_case[case], dtype)}
+    return {feature for case, dtype in units for feature in _features(of_case(cases[case]), dtype)}
+
+
+FOUND: dict[str, list[Any]] = {}
+"""What each case of the corpus has, worked out once."""
+
+
+def of_case(case: Case) -> list[Any]:
+    if case.id not in FOUND:
+        FOUND[case.id] = list(_features_of_case(case))
+    return FOUND[case.id]
 
 
 def test_few_of_the_bundled_cases_have_all_that_occurs_in_any(corpus: Plan) -> None:
@@ -52,23 +57,6 @@ def test_few_of_the_bundled_cases_have_all_that_occurs_in_any(corpus: Plan) -> N
     assert len(chosen) * 8 < len(units)
 
 
-def test_every_fault_of_the_catalogue_is_caught_by_a_standard_case(corpus: Plan) -> None:
-    """Where this fails, ``python benchmarks/standard.py`` chooses anew."""
-    record, cases = recorded_catches(), {case.id: case for case in corpus.cases}
-    assert {each.name for each in MUTANTS} == {
-        fault for dtypes in record.values() for faults in dtypes.values() for fault in faults
-    }
-    scorer = ScorersHere({each.name: each for each in MUTANTS}, ExactJudge())
-    missed = {}
-    for case, dtypes in record.items():
-        for dtype, faults in dtypes.items():
-            assert dtype in cases[case].dtypes
-            found = dict(scorer.judge(Question(cases[case], 0, dtype, tuple(faults))).result().found)
-            if missing := [fault for fault in faults if not is_caught(found.get(fault, ()))]:
-                missed[case, dtype] = missing
-    assert not missed
-
-
 @given(data=some.data())
 def test_whatever_is_asked_for_none_is_chosen_that_adds_nothing_at_first(corpus: Plan, data: some.DataObject) -> None:
     every = [(unit.case, unit.dtype) for unit in corpus]
@@ -80,7 +68,7 @@ def test_whatever_is_asked_for_none_is_chosen_that_adds_nothing_at_first(corpus:
 
 def test_units_that_have_the_same_are_tried_once(corpus: Plan) -> None:
     case = next(
-        number for number, each in enumerate(corpus.cases) if len(each.dtypes) > 1 and each.id not in recorded_catches()
+        number for number, each in enumerate(corpus.cases) if len(each.dtypes) > 1 and each.id not in recorded_units()
     )
     dtype = corpus.cases[case].dtypes[0]
     assert standard_units(corpus.cases, [(case, dtype)] * 3) == [0]
@@ -101,7 +89,11 @@ SLOW = "slow_to_compile"
 
 @pytest.fixture
 def run_standard(
-    tmp_path: Path, case_folder: Path, make_backend: Callable[..., BackendEntry], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    case_folder: Path,
+    make_backend: Callable[..., BackendEntry],
+    monkeypatch: pytest.MonkeyPatch,
+    workers_here: None,
 ) -> Callable[..., tuple[RunSummary, Run]]:
     """Run four cases in two dtypes on an implementation that is asked for few, and on one that is asked for all."""
     made = make_backend(SLOW, "")
@@ -176,6 +168,7 @@ def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
     assert [each.all_cases for each in seen] == [given]
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_any_implementation_can_be_asked_for_the_standard_cases(
     invoke: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

@@ -1,32 +1,32 @@
 """Which case catches which fault of the catalogue, in which dtype, and at which stage: ``catches.txt``.
 
-    python tests/net/catches.py        writes it anew, in minutes, of which the mutation score takes nearly all
+    python tests/net/catches.py        writes it again, in minutes, of which the mutation score takes nearly all
 
 Each fault is recorded in every dtype in which any case reaches it, with one case that catches it: by far, if one does,
-rather than by a little or because the call raises; at the stage that the fault names; one of the standard set; and of
-those, few cases for many faults. The test asks each fault for its recorded case alone, a tenth of what ``attncheck
-mutants`` costs.
+rather than by a little or because the call raises; at the stage that the fault names; and of those, few cases for many
+faults. These cases are standard ones: ``cases/standard.json`` has their ids and dtypes, and is written beside. The test
+puts each fault to its recorded case only, a tenth of what ``attncheck mutants`` costs.
 """
 
 from __future__ import annotations
 
-import re
-import sys
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.findings import OF_NUMBERS, Findings, StageResult
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import run_mutants
-from attncheck.mutation.unit import count_scores
 from attncheck.mutation.workers import in_processes
+from attncheck.plan import Plan
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.selection import bundled_root, select_cases
+from attncheck.standard import UNITS, covering, features_of, standard_units
 
 PATH = Path(__file__).resolve().parent / "catches.txt"
 HOW_TO_ACCEPT = (
@@ -35,8 +35,6 @@ HOW_TO_ACCEPT = (
 )
 _BY_FAR = 1.5
 """An error so many times its bound is one on every processor."""
-_LARGE = 20_000
-"""Scores of a case that costs twice as much as a small one."""
 
 
 class Catch(NamedTuple):
@@ -46,12 +44,6 @@ class Catch(NamedTuple):
     case: str
     dtype: str
     stage: str
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    catch: Catch
-    preference: tuple[bool, bool, bool]
 
 
 def wrong_stage(findings: Findings) -> StageResult | None:
@@ -84,32 +76,40 @@ def text_of(catches: Sequence[Catch]) -> str:
     return "\n".join([*text, ""])
 
 
-def find_catches() -> list[Catch]:
-    """Put all faults to the standard set, and what it leaves to the other cases; choose a case for each."""
-    cases = select_cases([]).cases
-    standard = _standard(cases)
+Candidates: TypeAlias = Mapping[tuple[str, str], Sequence[Catch]]
+"""By fault and dtype its catches: those by far, if there are any; first those at the stage that the fault names."""
+
+
+def find_candidates(cases: Sequence[Case]) -> Candidates:
+    """Put all faults to the standard cases, and those that no standard case catches to the others."""
+    units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
+    standard = {cases[units[position][0]].id for position in standard_units(cases, units)}
     first, rest = ([case for case in cases if (case.id in standard) == chosen] for chosen in (True, False))
-    candidates = list(_candidates(first, MUTANTS, in_standard=True))
-    caught = {(each.catch.fault, each.catch.dtype) for each in candidates}
+    found = list(_caught(first, MUTANTS, exhaustive=True))
+    caught = {(catch.fault, catch.dtype) for catch, _ in found}
     left = [(fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype) not in caught)) for fault in MUTANTS]
     missed = [replace(fault, dtypes=dtypes) for fault, dtypes in left if dtypes]
     dtypes = {dtype for fault in missed for dtype in fault.dtypes}
     others = [replace(case, dtypes=tuple(dtype for dtype in case.dtypes if dtype in dtypes)) for case in rest]
-    candidates += _candidates([case for case in others if case.dtypes], missed, in_standard=False)
-    return _chosen(candidates, {case.id: 1 + count_scores(case) / _LARGE for case in cases})
+    found += _caught([case for case in others if case.dtypes], missed, exhaustive=False)
+    by_pair: dict[tuple[str, str], list[tuple[Catch, tuple[bool, bool]]]] = defaultdict(list)
+    for catch, preference in found:
+        by_pair[catch.fault, catch.dtype].append((catch, preference))
+    by_far = {pair for pair, of in by_pair.items() if any(is_far for _, (is_far, _) in of)}
+    kept = {pair: [each for each in of if each[1][0] or pair not in by_far] for pair, of in by_pair.items()}
+    return {
+        pair: [catch for catch, _ in sorted(of, key=lambda each: (not each[1][1], each[0]))]
+        for pair, of in kept.items()
+    }
 
 
-def _standard(cases: Sequence[Case]) -> frozenset[str]:
-    """Return the ids of the standard set, or of all cases where none is recorded."""
-    texts = [path.read_text(encoding="utf-8") for path in bundled_root().glob("standard.*")]
-    words = {word for text in texts for word in re.findall(r"[\w/-]+", text)}
-    return frozenset(case.id for case in cases if case.id in words) or frozenset(case.id for case in cases)
-
-
-def _candidates(cases: Sequence[Case], faults: Sequence[Subject], *, in_standard: bool) -> Iterator[_Candidate]:
+def _caught(
+    cases: Sequence[Case], faults: Sequence[Subject], *, exhaustive: bool
+) -> Iterator[tuple[Catch, tuple[bool, bool]]]:
+    """Yield catches, each with whether it is by far, and at the stage that the fault names."""
     named = {fault.name: fault for fault in faults if isinstance(fault, Mutant)}
     with in_processes(available_processors()) as scorers:
-        frames = run_mutants(cases, subjects=faults, scorers=scorers, exhaustive=in_standard)
+        frames = run_mutants(cases, subjects=faults, scorers=scorers, exhaustive=exhaustive)
     for part in frames.found:
         for fault, findings in part.found:
             wrong = wrong_stage(findings)
@@ -117,29 +117,40 @@ def _candidates(cases: Sequence[Case], faults: Sequence[Subject], *, in_standard
                 declared = named[fault].first_wrong_stage
                 is_first = wrong.stage == declared or (wrong.stage, declared) == ("output", "context")
                 by_far = wrong.tier not in OF_NUMBERS or wrong.ratio is None or wrong.ratio >= _BY_FAR
-                preference = wrong.stage != "" and by_far, is_first, in_standard
-                yield _Candidate(Catch(fault, part.case, part.dtype, wrong.stage), preference)
+                yield Catch(fault, part.case, part.dtype, wrong.stage), (wrong.stage != "" and by_far, is_first)
 
 
-def _chosen(candidates: Sequence[_Candidate], costs: Mapping[str, float]) -> list[Catch]:
-    """Choose a case for each fault and dtype: of those that are preferred few, as a cover is chosen greedily."""
-    preferred: dict[tuple[str, str], tuple[bool, bool, bool]] = {}
-    for each in candidates:
-        key = each.catch.fault, each.catch.dtype
-        preferred[key] = max(preferred.get(key, each.preference), each.preference)
-    by_unit: dict[tuple[str, str], dict[tuple[str, str], Catch]] = defaultdict(dict)
-    for each in candidates:
-        key = each.catch.fault, each.catch.dtype
-        if each.preference == preferred[key]:
-            by_unit[each.catch.case, each.catch.dtype][key] = each.catch
-    chosen: dict[tuple[str, str], Catch] = {}
-    while len(chosen) < len(preferred):
-        worth = {unit: len(catches.keys() - chosen.keys()) / costs[unit[0]] for unit, catches in by_unit.items()}
-        best = max(sorted(worth), key=worth.__getitem__)
-        chosen = {**by_unit[best], **chosen}
-    return list(chosen.values())
+def choose(cases: Sequence[Case], candidates: Candidates) -> tuple[list[Catch], dict[str, list[str]]]:
+    """Choose few units that have whatever occurs in any of them and catch every fault in every dtype.
+
+    Returns a catch for each fault and dtype, and the units that they need besides documents and ``standard_units``.
+    """
+    units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
+    of_unit: dict[tuple[str, str], dict[tuple[str, str], Catch]] = defaultdict(dict)
+    for pair, catches in candidates.items():
+        for catch in catches:
+            of_unit[catch.case, catch.dtype][pair] = catch
+    caught = [of_unit.get((cases[number].id, dtype), {}) for number, dtype in units]
+    features = features_of(dict(enumerate(cases)), units)
+    documents = [position for position, (number, _) in enumerate(units) if cases[number].is_document]
+    chosen = covering([own | each.keys() for own, each in zip(features, caught, strict=True)], documents)
+    fewest = [chosen[index] for index in covering([frozenset(caught[position]) for position in chosen])]
+    needed = {(cases[units[position][0]].id, units[position][1]) for position in fewest}
+    found = [next(each for each in catches if each[1:3] in needed) for catches in candidates.values()]
+    dtypes: dict[str, set[str]] = defaultdict(set)
+    for catch in found:
+        dtypes[catch.case].add(catch.dtype)
+    return found, {case: sorted(of) for case, of in sorted(dtypes.items())}
+
+
+def main() -> None:
+    """Measure, choose, and write both files."""
+    cases = select_cases([]).cases
+    catches, needed = choose(cases, find_candidates(cases))
+    PATH.write_text(text_of(catches), encoding="utf-8")
+    lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(dtypes)}" for case, dtypes in needed.items())
+    (bundled_root() / UNITS).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    PATH.write_text(text_of(find_catches()), encoding="utf-8")
-    sys.exit(0)
+    main()

@@ -25,6 +25,7 @@ from attncheck.mutation.unit import Unit, UnitScorer, count_scores, serves_namin
 from attncheck.mutation.variant import Variant
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
+from attncheck.standard import recorded_units
 
 _MOST = 20
 _WRONGLY, _RIGHTLY = 0.03, 0.25
@@ -57,6 +58,13 @@ def test_every_fault_is_recorded_in_every_wide_dtype() -> None:
     lacking = sorted(wanted - recorded)
     assert not lacking, f"no case is recorded for {lacking[:_MOST]}, {len(lacking)} in all. {HOW_TO_ACCEPT}."
     assert {fault.name for fault in MUTANTS} == {fault for fault, _ in recorded}
+
+
+def test_every_fault_is_caught_by_a_standard_case_and_no_other_is_recorded_for_that() -> None:
+    units = {(case, dtype) for case, dtypes in recorded_units().items() for dtype in dtypes}
+    catches = read_catches()
+    assert {(catch.case, catch.dtype) for catch in catches} == units
+    assert {catch.fault for catch in catches} == {fault.name for fault in MUTANTS}
 
 
 def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> None:
