@@ -28,7 +28,7 @@ from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
-from attncheck.reading.record import case_record
+from attncheck.reading.record import case_records
 from attncheck.recorder import ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, Stop, shortfalls
 from attncheck.results.failed import (
@@ -201,7 +201,7 @@ def _run(
     resumed = ResumeState.empty()
 
     def records() -> Iterator[dict[str, Any]]:
-        return (case_record(case, settings.tags) for case in cases)
+        return case_records(cases, settings.tags)
 
     if settings.resume:
         resumed = read_resume_state(

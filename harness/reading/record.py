@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
@@ -12,6 +12,13 @@ from attncheck.reading.printed import Rounding, parse_printed
 
 MAX_LISTED_ROWS = 4
 """More rows that follow each other are written as a slice."""
+
+
+def case_records(cases: Iterable[Case], tags: Mapping[str, TagEntry]) -> Iterator[dict[str, Any]]:
+    """Yield the records of cases for cases.json; what a tag means stands with the first case that has it."""
+    left = dict(tags)
+    for case in cases:
+        yield case_record(case, {tag: left.pop(tag) for tag in case.tags if tag in left})
 
 
 def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def _require_same_cases(directory: Path, cases: Records) -> None:
     path = directory / "cases.json"
     if _is_text(path, cases_text(cases())):
         return
-    before, now = read_cases(path)[0], {case["id"]: case for case in cases()}
+    both = (read_cases(path)[0].values(), cases())
+    before, now = ({case["id"]: {**case, "probes": {}} for case in each} for each in both)
     for identity in sorted(before.keys() | now.keys()):
         _require_same(directory, f"the case {identity}", before.get(identity), now.get(identity))
 

@@ -155,6 +155,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     occurring = {cell.state for row in table.values() for cells in row.values() for cell in cells.values()}
     shown = tuple(state for state in State if state in occurring or state in _ALWAYS_SHOWN)
     many = len(frames.environments) > 1
+    tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     return Page(
         answer=make_summary(frames),
@@ -172,9 +173,9 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         files=files,
         cases=len(table),
         dtypes=tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
-        tags=tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]})),
+        tags=tags,
         words=tuple(sorted(words)),
-        probes=_probes(frames, table),
+        probes=_probes(frames, tags),
         details=tuple(case_details(frames, table, anchors, detailed, evidence)),
         details_left_out=len(table) - len(detailed),
         evidence_left_out=evidence_left_out,
@@ -238,10 +239,10 @@ def _properties(frames: Frames, budget: Budget) -> dict[str, Any]:
     }
 
 
-def _probes(frames: Frames, cases: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """Return what the tags of these cases mean; results of other versions may not say it."""
-    found = {tag: tag_entry for case in cases for tag, tag_entry in frames.cases[case].get("probes", {}).items()}
-    return {tag: found[tag] for tag in sorted(found) if _TAG.fullmatch(tag)}
+def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]:
+    """Return what tags mean, each of which stands with one case at least; results of other versions may not say it."""
+    found = {tag: entry for record in frames.cases.values() for tag, entry in record.get("probes", {}).items()}
+    return {tag: found[tag] for tag in tags if tag in found and _TAG.fullmatch(tag)}
 
 
 def _detailed(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> set[str]:
