@@ -144,13 +144,19 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
 
 
 @once_for_frames
+def wrong_implementations(frames: Frames) -> pd.DataFrame:
+    """Return what is wrong without what documents print or lists record, for which no implementation is to blame."""
+    return what_is_wrong(frames, with_records=False)
+
+
+@once_for_frames
 def findings(frames: Frames) -> pd.DataFrame:
     """Return what is reported as wrong: of implementations as above, of documents and records each thing once.
 
     The simplest cases come first.
     What is printed or recorded wrongly has neither implementation nor dtype: every one of them shows it.
     """
-    wrong = what_is_wrong(frames, with_records=False)
+    wrong = wrong_implementations(frames)
     found = [
         dict.fromkeys(wrong.columns, "")
         | {"case": each.case, "stage": each.stage, "verdict": each.verdict, "message": each.message, "rows": each.rows}

@@ -128,12 +128,17 @@ def once_for_frames(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
 
 def failing(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that fail a run."""
-    return frame[_goes_wrong(frame) & ~frame["xfail"].astype(bool)]
+    return _those(frame, _goes_wrong(frame) & ~frame["xfail"].astype(bool))
 
 
 def expected_failures(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that would fail a run, were they not expected; documents' errata are others."""
-    return frame[_goes_wrong(frame) & frame["xfail"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT)]
+    return _those(frame, _goes_wrong(frame) & frame["xfail"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT))
+
+
+def _those(frame: pd.DataFrame, are_meant: pd.Series[bool]) -> pd.DataFrame:
+    """Return some rows; where there are none, as mostly, without looking through each column."""
+    return frame[are_meant] if are_meant.any() else frame.iloc[:0]
 
 
 def _goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
@@ -143,8 +148,10 @@ def _goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a frame's rows as plain records."""
+    if frame.empty:
+        return []
     names = [str(name) for name in frame.columns]
-    columns = (_plain_values(frame.iloc[:, number]) for number in range(len(names)))
+    columns = (_plain_values(column) for _, column in frame.items())
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

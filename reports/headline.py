@@ -83,7 +83,8 @@ def _listed(frames: Frames, found: Sequence[Coverage]) -> str:
 
 def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
     wrong = _cases_of(_blamed(frames))
-    stopped = _cases_of(failing(frames.results)[failing(frames.results)["verdict"].isin(_STOPPED)])
+    bad = failing(frames.results)
+    stopped = _cases_of(bad[bad["verdict"].isin(_STOPPED)])
     judged = [each for each in found if each.judged]
     right = [each for each in judged if _key(each) not in wrong]
     clauses = _wrong(frames, judged, wrong)

@@ -24,7 +24,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 import pandas as pd
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import make_summary, what_is_wrong
+from attncheck.reports.answer import make_summary, wrong_implementations
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage, unjudged
@@ -128,7 +128,7 @@ def _suites(frames: Frames) -> Iterator[Suite]:
     xpassed = failing(frames.results)
     xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].assign(rows=1)
     notes = _Notes(
-        _by_key(pd.concat([what_is_wrong(frames, with_records=False), xpassed])),
+        _by_key(pd.concat([wrong_implementations(frames), xpassed])),
         _by_key(pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)])),
         _by_key(frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)]),
     )

@@ -7,6 +7,7 @@ import. What a distribution imports in turn is that distribution's affair.
 from __future__ import annotations
 
 import ast
+import csv
 import importlib.metadata
 import inspect
 import re
@@ -15,9 +16,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PackagePath, distributions
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from attncheck.backends import BACKENDS
@@ -46,7 +47,7 @@ class Imports:
 class InstalledPackages:
     """Which distributions have a top-level package, as ``importlib.metadata.packages_distributions`` says of all.
 
-    That takes apart the lists of files of everything that is installed; here only those are in which a name stands.
+    That takes apart the lists of files of everything that is installed; here only lines are in which a name stands.
     """
 
     def __init__(self) -> None:
@@ -56,17 +57,32 @@ class InstalledPackages:
     def of(self, package: str) -> tuple[str, ...]:
         """Return the distributions that have a package."""
         named = re.compile(rf'^"?{re.escape(package)}\b', re.MULTILINE)  # at the beginning of a line, as paths begin
-        possible = (each for each, listed in self._listed if listed is None or named.search(listed))
-        return tuple(each.metadata["Name"] for each in possible if package in _packages_of(each))
+        possible = ((each, listed) for each, listed in self._listed if listed is None or named.search(listed))
+        return tuple(each.metadata["Name"] for each, listed in possible if _has(each, package, named, listed))
 
     def __contains__(self, package: str) -> bool:
         return bool(self.of(package))
 
 
-def _packages_of(distribution: Distribution) -> Collection[str]:
-    # What packages_distributions asks of each, in every release of Python that is supported.
+def _has(distribution: Distribution, package: str, named: re.Pattern[str], listed: str | None) -> bool:
+    """Return whether a distribution has a top-level package, as ``importlib.metadata.packages_distributions`` does.
+
+    That infers it from the files that are listed; here one of the package is enough.
+    """
+    # What it asks of each distribution, in every release of Python that is supported.
     declared: Collection[str] = importlib.metadata._top_level_declared(distribution)  # type: ignore[attr-defined]
-    return declared or importlib.metadata._top_level_inferred(distribution)  # type: ignore[attr-defined]
+    if declared:
+        return package in declared
+    if listed is None or distribution.read_text("RECORD") is None:
+        return package in _inferred(distribution)
+    lines = (line for line in listed.splitlines() if named.match(line))
+    paths = (PackagePath(path) for path, *_ in csv.reader(lines))
+    return any(package in _inferred(SimpleNamespace(files=[path])) for path in paths)
+
+
+def _inferred(distribution: Any) -> Collection[str]:
+    packages: Collection[str] = importlib.metadata._top_level_inferred(distribution)  # type: ignore[attr-defined]
+    return packages
 
 
 def imports_of(target: Any) -> Imports:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ MAX_LOOKED_AT = 2**17
 class Budget:
     """What reading a file may cost, whatever its cases refer to."""
 
-    left: int = MAX_LOOKED_AT
+    left: int = field(default_factory=lambda: MAX_LOOKED_AT)
 
     def spend(self, numbers: int, path: FieldPath) -> None:
         """Raises ``CaseFileError`` where the cases read so far have used it up."""

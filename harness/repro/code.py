@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
@@ -110,12 +110,21 @@ def needs_of(root: str, names: Collection[str]) -> Needs:
         if bound in module.ours:
             asked = [module.ours[bound]] if module.ours[bound][1] else []
         else:
-            todo += [(name, used) for used in _used(module.bindings[bound]) if used in module.bindings]
-            asked = list(_attributes(module, module.bindings[bound]))
+            used, asked = _needed_by(name, bound)
+            todo += [(name, each) for each in used]
         for other, part in asked:
             needs.asked.setdefault(other, set()).add(part)
             todo.append((other, part))
     return needs
+
+
+@cache
+def _needed_by(name: str, bound: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return what a name of a module uses there, and what it takes of other modules of ours."""
+    module = read_module(name)
+    statement = module.bindings[bound]
+    used = [each for each in _used(statement) if each in module.bindings]
+    return used, list(_attributes(module, statement))
 
 
 def _used(statement: ast.stmt) -> set[str]:

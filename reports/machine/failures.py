@@ -12,7 +12,7 @@ from attncheck.explain import NUMBERS, Explanation
 from attncheck.reading.record import case_record
 from attncheck.reports.answer import findings
 from attncheck.reports.commands import commands_again
-from attncheck.reports.frames import Frames, failing, records
+from attncheck.reports.frames import Frames, failing, once_for_frames, records
 from attncheck.reports.machine.documents import Failure
 from attncheck.reports.simplest import shape_text
 from attncheck.verdicts import Verdict
@@ -34,6 +34,7 @@ def failures_of(frames: Frames, wrong: pd.DataFrame | None = None) -> list[Failu
     return [_failure(frames, row, rows.get(tuple(row[key] for key in _KEYS), [])) for row in records(found)]
 
 
+@once_for_frames
 def _failing_rows(frames: Frames) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     """Return the rows that fail, by what they are of: of stages, then of numbers, then of pairs."""
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ def check_draw(generator: str, distribution: str, parameters: Mapping[str, objec
         )
 
 
-def distributions(generator: str) -> dict[str, frozenset[str]]:
+@cache
+def distributions(generator: str) -> Mapping[str, frozenset[str]]:
     """Return what a generator can draw, and the parameters that each draw needs beside its shape."""
     methods = {name: member for name, member in vars(GENERATORS[generator]).items() if _is_distribution(name, member)}
     return {
