@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked import forked_workers, forking
+from here import evaluation_here
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
@@ -18,8 +19,6 @@ from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
 from attncheck.execution.operations import run_operation
-from attncheck.execution.runner import GroupRunner
-from attncheck.execution.worker import Outcome, Task, evaluate_on
 from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
@@ -28,6 +27,8 @@ from attncheck.results.format import Row, StoredArray
 from attncheck.results.reader import Run, read_run
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import RunSummary, Settings, run_cases
+
+__all__ = ["forked_workers", "forking"]
 
 Stages = dict[str, NDArray[Any]]
 
@@ -142,24 +143,10 @@ def make_backend(
 
 
 @pytest.fixture
-def workers_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Evaluate what runs ask of backends in this process, where a process of its own is not the point of a test."""
-    before, backends = {*sys.modules}, dict[tuple[str, str], Any]()
-
-    def evaluated(runner: GroupRunner[Any], task: Task) -> Outcome:
-        implementation = runner.group.implementation
-        key = (implementation.name, implementation.entry.module)
-        if key not in backends:
-            backends[key] = implementation.entry.load(implementation.mode)
-        runner.description = dict(backends[key].describe())
-        runner._meanwhile()
-        return evaluate_on(backends[key], task)
-
-    monkeypatch.setattr(GroupRunner, "_evaluated", evaluated)
-    yield
-    for name in {*sys.modules} - before:
-        if name.endswith("_backend") and "." not in name:  # one that a test has written
-            del sys.modules[name]
+def workers_here() -> Iterator[None]:
+    """Evaluate in this process for a test, where a process of its own is not its point."""
+    with evaluation_here():
+        yield
 
 
 @pytest.fixture(scope="session")

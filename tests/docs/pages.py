@@ -21,11 +21,13 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
+
+import pytest
 
 from attncheck import cli
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, numpy_backend
@@ -101,6 +103,8 @@ class Reader:
     folder: Path
     elsewhere: Callable[[str], Mapping[str, str]]
     """Runs other commands; returns what stands for which words of the page from there on, such as an address."""
+    quick: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered around commands whose output is not shown."""
     namespace: dict[str, Any] = field(default_factory=dict)
     meant: dict[str, str] = field(default_factory=dict)
 
@@ -117,8 +121,8 @@ class Reader:
                 self._change(block.text, place)
             elif block.language == "sh":
                 is_shown = after is not None and after.language == "text" and _are_adjacent(text, block, after)
-                with nullcontext() if is_shown else small_corpus():
-                    printed = "".join(self.run(command, code, place) for command, code in commands_of(block))
+                commands = commands_of(block)
+                printed = "".join(self.run(command, code, place, is_shown=is_shown) for command, code in commands)
                 if after is not None and is_shown:
                     outputs.append((after.span, printed))
         self._forget_modules()
@@ -153,15 +157,22 @@ class Reader:
         with _inside(self.folder):
             exec(compile(source, name, "exec"), self.namespace)
 
-    def run(self, command: str, code: int, where: str) -> str:
+    def run(self, command: str, code: int, where: str, *, is_shown: bool) -> str:
         """Run a command and return what it prints. Raises ``AssertionError`` where it ends with another code."""
         for said, is_meant in self.meant.items():
             command = command.replace(said, is_meant)
         words = shlex.split(command)
         if words[0] == "attncheck":
-            ended, printed = attncheck(command, self.folder)
-        elif words[0] in ("python", "pytest"):
-            ended, printed = python(words, self.folder)
+            with ExitStack() as around:
+                if not is_shown:
+                    around.enter_context(small_corpus())
+                    around.enter_context(self.quick())
+                ended, printed = attncheck(command, self.folder)
+        elif words[0] == "pytest":
+            with self.quick():
+                ended, printed = pytest_here(words[1:], self.folder)
+        elif words[0] == "python":
+            ended, printed = python(words[1:], self.folder)
         else:
             self.meant |= self.elsewhere(command)
             return ""
@@ -192,13 +203,22 @@ def without_versions(text: str) -> str:
     return _VERSION.sub("X.Y.Z", text)
 
 
-def python(words: list[str], folder: Path) -> tuple[int, str]:
-    """Run Python or pytest in a process of its own."""
-    module = ["-m", "pytest", "-p", "no:cacheprovider"] if words[0] == "pytest" else []
-    done = subprocess.run(
-        [sys.executable, *module, *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=300
-    )
+def python(words: Sequence[str], folder: Path) -> tuple[int, str]:
+    """Run Python in a process of its own."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout + done.stderr
+
+
+def pytest_here(words: Sequence[str], folder: Path) -> tuple[int, str]:
+    """Run pytest in this process; what it imports from the folder is forgotten."""
+    printed, before = io.StringIO(), {*sys.modules}
+    with _inside(folder), redirect_stdout(printed), redirect_stderr(printed):
+        code = pytest.main(["-p", "no:cacheprovider", "-p", "no:faulthandler", *words])
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+    return int(code), printed.getvalue()
 
 
 @contextmanager

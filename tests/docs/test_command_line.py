@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +18,12 @@ import pytest
 import typer.main
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pages import DOCS, Block, Reader, attncheck, blocks_of, commands_of, pages, small_corpus, without_versions
+from here import own_code_here
+from pages import DOCS, Block, attncheck, blocks_of, commands_of, pages, small_corpus, without_versions
 
 from attncheck import releases
 from attncheck.backends import LIBRARIES
-from attncheck.cli import app
+from attncheck.cli import app, listing
 from attncheck.errors import ExitCode
 
 PAGE = DOCS / "reference" / "command-line.md"
@@ -96,8 +98,11 @@ def _installed(release: releases.Release) -> bool:
 
 
 def _checked(release: releases.Release, arguments: Sequence[str], output: Path) -> None:
+    if earlier := [each for each in output.parent.glob("*") if (each / "summary.json").is_file()]:
+        shutil.copytree(earlier[0], output)  # the same is here for every release
+        return
     words = ["numpy" if each == "onnxruntime.attention" else each for each in arguments]
-    code, printed = attncheck(f"attncheck check {shlex.join(words)} --output {output}", Path.cwd())
+    code, printed = attncheck(f"attncheck check {shlex.join(words)} --output {output} --no-report --quiet", Path.cwd())
     assert code == 0, printed
 
 
@@ -119,6 +124,7 @@ def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, m
     """One after the other, in one folder: what a check leaves, other commands read."""
     monkeypatch.setattr(releases, "install", _installed)
     monkeypatch.setattr(releases, "check", _checked)
+    monkeypatch.setattr(listing, "available_processors", lambda: 1)  # how many processes score faults
     (tmp_path / "my_kernel.py").write_text(KERNEL, encoding="utf-8")
     program = DOCS.parent / "tests" / "harness" / "execution" / "program.py"
     (tmp_path / "my_program").write_text(f"#!{sys.executable}\n{program.read_text(encoding='utf-8')}", encoding="utf-8")
@@ -131,8 +137,7 @@ def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, m
     lines = dict.fromkeys(line for text in texts for line in examples_of(text))
     run_elsewhere = on_pages() - {*NEEDED}
     assert len(lines) - len(run_elsewhere & lines.keys()) >= 30
-    reader = Reader(tmp_path, lambda command: {})
-    with small_corpus():
+    with small_corpus(), own_code_here():
         for line in lines:
             [(command, _)] = commands_of(Block("sh", line, 0, (0, 0)))
             if command in run_elsewhere:
@@ -142,7 +147,8 @@ def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, m
             code = int(command.startswith("attncheck mutants"))
             if " onnx " in command and not LIBRARIES["onnx"].is_installed:
                 code = ExitCode.BAD_INPUT
-            reader.run(command, code, "an example of the help")
+            ended, printed = attncheck(command, tmp_path)
+            assert ended == code, f"`{command}` ended with {ended}:\n{printed}"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 sys.path.insert(0, str(Path(__file__).parent))
+from here import own_code_here
 from pages import DOCS, ROOT, Block, attncheck, blocks_of, commands_of, small_corpus
 
 from attncheck import check
@@ -32,7 +33,8 @@ def test_the_torch_kernel_agrees_at_every_stage() -> None:
 
 
 def test_the_cases_agree() -> None:
-    result = check(f"{EXAMPLES}/numpy_kernel.py:attention", cases=[str(EXAMPLES / "my_cases")])
+    with own_code_here():
+        result = check(f"{EXAMPLES}/numpy_kernel.py:attention", cases=[str(EXAMPLES / "my_cases")])
     assert result.agrees, result.explain()
     assert result.judged == result.asked == 2
 
@@ -154,7 +156,7 @@ def test_every_command_of_the_skill_prints_a_document_with_the_fields_that_it_na
     commands = [command for block in blocks_of(text) for command, _ in commands_of(block)]
     assert len(commands) == 5
     found = {}
-    with small_corpus():
+    with small_corpus(), own_code_here():
         for command in commands:
             code, printed = attncheck(command.replace("--problems 200", "--problems 5"), tmp_path)
             assert code == 0, printed

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jsonschema
+import jsonschema_rs
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -144,7 +144,7 @@ def test_help_texts_name_every_family() -> None:
 
 
 def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(json.loads(results_schema()))
+    jsonschema_rs.meta.validate(json.loads(results_schema()))
 
 
 def test_every_command_with_an_outcome_has_a_document_and_the_option() -> None:

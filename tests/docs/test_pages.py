@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from attncheck.processors import processor_flags
 
 sys.path.insert(0, str(Path(__file__).parent))
+from here import own_code_here
 from pages import ROOT, Block, Reader, all_pages, blocks_of, pages
 
 _FOLDERS = ("backends/", "benchmarks/", "cases/", "docs/", "examples/", "harness/", "reports/", "tests/", ".ci/")
@@ -43,14 +44,16 @@ def _named(paths: list[Path]) -> list[Any]:
 
 @pytest.mark.parametrize("page", _named(pages()))
 def test_everything_that_a_page_tells_to_do_works(
-    page: Path, tmp_path: Path, machines: Callable[[str], dict[str, str]]
+    page: Path,
+    tmp_path: Path,
+    machines: Callable[[str], dict[str, str]],
 ) -> None:
     text = page.read_text(encoding="utf-8")
     if re.search("^attncheck (ex|im)port onnx", text, re.MULTILINE):
         pytest.importorskip("onnx", reason="the extra onnx is not installed")
     if page.parent.name == "examples":
         shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
-    found = Reader(tmp_path, machines).follow(text, page.name)
+    found = Reader(tmp_path, machines, own_code_here).follow(text, page.name)
     assert _MEASURED.sub(" ", found) == _MEASURED.sub(" ", text), HOW_TO_WRITE.format(page.relative_to(ROOT))
 
 

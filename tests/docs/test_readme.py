@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from here import own_code_here
 
 from attncheck import check
 
@@ -40,7 +41,8 @@ def test_it_is_the_kernel_of_the_examples(kernel: str) -> None:
 
 def test_the_kernel_agrees(kernel: str, tmp_path: Path) -> None:
     (tmp_path / "my_kernel.py").write_text(kernel, encoding="utf-8")
-    result = check(f"{tmp_path}/my_kernel.py:attention", cases=CASES)
+    with own_code_here():
+        result = check(f"{tmp_path}/my_kernel.py:attention", cases=CASES)
     assert result.agrees, result.explain()
     assert {"agree", "unsupported"} == set(result.frames.results["verdict"])
 
@@ -59,11 +61,17 @@ def test_the_kernel_agrees(kernel: str, tmp_path: Path) -> None:
     ids=["causality aligned bottom right", "a wrong scale"],
 )
 def test_a_usual_mistake_is_told_by_name(
-    kernel: str, tmp_path: Path, right: str, wrong: str, verdict: str, told: str
+    kernel: str,
+    tmp_path: Path,
+    right: str,
+    wrong: str,
+    verdict: str,
+    told: str,
 ) -> None:
     assert right in kernel
     (tmp_path / "my_kernel.py").write_text(kernel.replace(right, wrong), encoding="utf-8")
-    result = check(f"{tmp_path}/my_kernel.py:attention", cases=["attention"], dtypes=["float32"])
+    with own_code_here():
+        result = check(f"{tmp_path}/my_kernel.py:attention", cases=["attention"], dtypes=["float32"])
     failing = [row for row in result.failures if row.comparison == "stage"]
     assert {row.verdict for row in failing} == {verdict}
     assert all(told in row.message for row in failing)

@@ -29,6 +29,8 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.explanation import print_explanation
 from attncheck.verdicts import Verdict
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 Array = NDArray[Any]
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_a_disagreement_gives_1_and_is_named_also_by_what_reads_the_results(
     case_folder: Path, invoke: Invoke, table: Table, honest: Honest, make_backend: Callable[..., Any]
 ) -> None:
     table(*honest, make_backend("wrong", WRONG))
-    code, out, err = invoke("check", "small", "-d", "float64")
+    code, out, err = invoke("check", "small", "-d", "float64", "--no-report")
     assert code == 1
     wrong = "wrong is wrong in 2 of the 4 cases that it was judged in; first and second agree."
     assert out.startswith(f"{wrong} Judged 4 of 4 cases on each.\n")
@@ -152,7 +153,7 @@ def test_a_disagreement_gives_1_and_is_named_also_by_what_reads_the_results(
         for name, rows in (("d-weights", 1), ("b-weights", 7))
     ]
     # Once more, with what is printed cut down.
-    again = ("check", "small", "-d", "float64", "--resume")
+    again = ("check", "small", "-d", "float64", "--resume", "--no-report")
     assert invoke(*again, "--quiet") == (1, out, "")
     assert json.loads(invoke(*again, "--json")[1])["failures"] == failures
     assert json.loads(invoke("run", "small", "-d", "float64", "--resume", "--json")[1])["exit_code"] == 1
@@ -164,7 +165,7 @@ def test_a_bad_case_gives_2_and_the_others_run(
 ) -> None:
     (case_folder / "bad.yaml").write_text("title: A bad file\noperation: dreaming\n")
     table(make_backend("wrong", WRONG), GHOST)
-    code, out, err = invoke("check", "small", "-b", "wrong,ghost")
+    code, out, err = invoke("check", "small", "-b", "wrong,ghost", "--no-report")
     assert code == 2
     assert err.startswith("attncheck: small/bad.yaml")
     assert "Traceback" not in err
@@ -181,7 +182,9 @@ def test_a_framework_that_is_asked_for_and_missing_gives_3(
     case_folder: Path, invoke: Invoke, table: Table, honest: Honest
 ) -> None:
     table(*honest, GHOST)
-    code, out, err = invoke("check", "small", "--backend", "first,ghost", "-b", "second", "-d", "float64")
+    code, out, err = invoke(
+        "check", "small", "--backend", "first,ghost", "-b", "second", "-d", "float64", "--no-report"
+    )
     assert code == 3
     assert out.startswith("first and second agree; not everything could be run. Judged 4 of 4 cases on each.")
     assert "ghost" not in out  # told once
@@ -195,24 +198,26 @@ def test_a_framework_that_nobody_asked_for_is_left_out_and_named(
     case_folder: Path, invoke: Invoke, table: Table, honest: Honest
 ) -> None:
     table(*honest, GHOST)
-    code, out, err = invoke("check", "small")
+    code, out, err = invoke("check", "small", "--no-report")
     assert (code, err) == (0, "")
     assert out.startswith("first and second agree. Judged 4 of 4 cases on each.\n")
     assert "ghost was left out: not installed." in out.splitlines()
     assert invoke("report", "results/latest", "--quiet") == (0, "", "")
-    assert invoke("check", "small", "--resume", "--quiet") == (0, "", "")
+    assert invoke("check", "small", "--resume", "--quiet", "--no-report") == (0, "", "")
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_could_not_be_run_and_what_takes_too_long_gives_3(
     case_folder: Path, invoke: Invoke, table: Table, honest: Honest, make_backend: Callable[..., Any]
 ) -> None:
     raising = make_backend("broken", "def softmax(scores):\n    raise ValueError('no')")
     table(*honest, raising, make_backend("slow", "import time\ndef softmax(scores):\n    time.sleep(60)"))
-    code, out, _ = invoke("check", "small", "-b", "first,broken", "-d", "float64")
+    code, out, _ = invoke("check", "small", "-b", "first,broken", "-d", "float64", "--no-report")
     assert code == 3
     words = "first and broken agree; in 2 cases, broken could not be run. broken: judged 2 of 4 "
     assert out.startswith(f"{words}cases; 2 could not be run. The other: judged 4 of 4 cases."), out
-    code, out, _ = invoke("check", "small/small.yaml", "-b", "slow", "-d", "float64", "--time-limit", "2")
+    arguments = ("small/small.yaml", "-b", "slow", "-d", "float64", "--time-limit", "2", "--no-report")
+    code, out, _ = invoke("check", *arguments)
     assert code == 3
     assert (
         "timeout: 2 cases, the first small/small/d-weights [float64], slow.eager: not done after 2 s; the worker was "
@@ -318,48 +323,54 @@ def test_a_run_says_what_it_did_and_leaves_the_report_to_report(
 
 
 @posix_only
+@pytest.mark.usefixtures("forked_workers")
 def test_colours_and_progress_are_for_terminals_and_not_for_those_who_want_none(
-    case_folder: Path, tmp_path: Path
+    case_folder: Path, tmp_path: Path, on_a_terminal: Callable[..., str]
 ) -> None:
     (tmp_path / "wrong.py").write_text("def softmax(scores):\n    return scores\n")
     check = ("check", "small", "-i", "wrong.py:softmax", "-d", "float64", "--no-report")
-    progress, _, told = on_a_terminal(*check, cwd=tmp_path).partition("is wrong in")
+    progress, _, told = on_a_terminal(*check).partition("is wrong in")
     assert "evaluations" in progress
     assert COLOUR.search(told)
-    plain = on_a_terminal(*check, "--quiet", cwd=tmp_path, NO_COLOR="1")
+    plain = on_a_terminal(*check, "--quiet", NO_COLOR="1")
     assert "evaluations" not in plain
     assert "numeric: small/small/d-weights" in plain
     assert not COLOUR.search(plain)
 
 
-def on_a_terminal(*arguments: str | Path, cwd: Path, **environment: str) -> str:
+@pytest.fixture
+def on_a_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Run the command with both outputs on a terminal, and return what it showed."""
     import pty
 
-    unwanted = {"NO_COLOR", "FORCE_COLOR", "CI"}
-    inherited = {name: value for name, value in os.environ.items() if name not in unwanted}
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*MODULE, *arguments],
-        cwd=cwd,
-        env=inherited | {"TERM": "xterm-256color", "COLUMNS": "200"} | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    ):
-        os.close(theirs)
-        shown = b""
-        while chunk := read_terminal(ours):
-            shown += chunk
-    os.close(ours)
-    return shown.decode()
+    def run(*arguments: str, **environment: str) -> str:
+        ours, theirs = pty.openpty()
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
+            for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
+                patch.delenv(name, raising=False)
+            for name, value in ({"TERM": "xterm-256color", "COLUMNS": "200"} | environment).items():
+                patch.setenv(name, value)
+            shown = threads.submit(read_terminal, ours)
+            with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+                patch.setattr(sys, "stdout", terminal)
+                patch.setattr(sys, "stderr", terminal)
+                invoke(*arguments)
+            text = shown.result()
+        os.close(ours)
+        return text
+
+    return run
 
 
-def read_terminal(descriptor: int) -> bytes:
+def read_terminal(descriptor: int) -> str:
+    """Read what is shown until nobody has the terminal any more."""
+    shown = b""
     try:
-        return os.read(descriptor, 65536)
+        while chunk := os.read(descriptor, 65536):
+            shown += chunk
     except OSError:  # Linux says so where others say end of file
-        return b""
+        pass
+    return shown.decode()
 
 
 def test_help_imports_nothing_that_takes_long() -> None:
@@ -412,7 +423,7 @@ def test_a_folder_of_ones_own_with_its_own_tags(
     )
     (case_folder / "tags.yaml").write_text("tags:\n  my-own: {probes: What I need., defect: What I had.}\n")
     table(*honest)
-    code, out, err = invoke("check", "small", "-t", "my-own", "-d", "float32")
+    code, out, err = invoke("check", "small", "-t", "my-own", "-d", "float32", "--no-report")
     assert (code, err) == (0, "")
     assert "1 case on 2 implementations in float32: 2 evaluations, all of them judged." in out
     assert "my-own  What I need.  What I had." in invoke("list", "tags", "small")[1].splitlines()
@@ -530,6 +541,7 @@ def wrong(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> Path:
 NEGATIVE = "def softmax(scores):\n    return {'weights': scores * 0 - 1}\n"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_check_in_ci_leaves_all_that_a_ci_system_reads(
     invoke: Invoke, case_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from here import own_code_here
 from numpy.typing import NDArray
 
 from attncheck.api import check
@@ -54,11 +56,12 @@ def ignoring_causality(
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     (tmp_path / "cases").mkdir()
     (tmp_path / "cases" / "causal.yaml").write_text(CASES, encoding="utf-8")
-    return tmp_path / "cases"
+    with own_code_here():
+        yield tmp_path / "cases"
 
 
 def test_many_queries_say_what_one_query_does_not_tell(folder: Path) -> None:

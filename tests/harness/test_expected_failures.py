@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from here import own_code_here
 
 from attncheck.api import check
 from attncheck.backends import BackendEntry, DeclaredConvention, Mode
@@ -507,13 +508,14 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """The example of the README: cases and their list of expected failures in one folder."""
+def project(tmp_path: Path) -> Iterator[Path]:
+    """The example of the README: cases and their list of expected failures in one folder. The kernel runs here."""
     (tmp_path / "conformance").mkdir()
     files = {"pyproject.toml": PROJECT, "my_kernel.py": KERNEL, "conformance/own.yaml": TWO_CASES}
     for name, text in {**files, "conformance/known.yaml": KNOWN}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    return tmp_path
+    with own_code_here():
+        yield tmp_path
 
 
 def write_test(project: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from here import own_code_here
 
 from attncheck.api import check
 from attncheck.backends import BackendEntry
@@ -48,6 +49,17 @@ def attention(query, key, value):
 
 
 @pytest.fixture
+def invoke(invoke: Invoke) -> Invoke:
+    """Run the command, and the kernel as it is written now, in this process."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        with own_code_here():
+            return invoke(*arguments)
+
+    return run
+
+
+@pytest.fixture
 def kernel(tmp_path: Path) -> Callable[..., None]:
     """Write keys.yaml with seven cases, and kernel.py, which is wrong for some of them."""
     (tmp_path / "keys.yaml").write_text(CASES, encoding="utf-8")
@@ -83,16 +95,16 @@ def test_a_run_stops_at_the_first_failure_says_so_and_goes_on_with_resume(
     assert second == ("Too little was judged: the run was stopped after 1 failing case: 4 of 7 cases were not run.")
     assert ran(out) == [1, 2, 3]
     assert invoke("report", str(out))[0] == 1
-    quiet = invoke(*CHECK, "-x", "--quiet")[1]
+    quiet = invoke(*QUICK, "-x", "--quiet", "--output", "quiet")[1]
     assert quiet.startswith("too little was judged: the run was stopped after 1 failing case: 4 of 7 cases")
     page = (out / "report" / "report.html").read_text()
     assert "was stopped after failing cases, as it was asked to" in page
     assert "the run was stopped after 1 failing case" in (out / "report" / "junit.xml").read_text()
-    code, text, _ = invoke(*CHECK, "-x", "--resume")
+    code, text, _ = invoke(*QUICK, "-x", "--resume")
     assert code == 1
     assert ran(out) == [1, 2, 3, 4, 5]
     assert "2 of the 5 cases that it was judged in; the run was stopped after 1 failing case." in text
-    code, text, _ = invoke(*CHECK, "--resume")
+    code, text, _ = invoke(*QUICK, "--resume")
     assert code == 1
     assert text.startswith(
         "kernel.attention is wrong in 2 of the 7 cases that it was judged in. Judged 7 of 7 cases.\n"
@@ -178,27 +190,27 @@ def test_a_stopped_run_of_what_failed_goes_on_with_the_rest_of_that(
     kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
 ) -> None:
     kernel(2, 3, 5, 6)
-    invoke(*CHECK)
+    invoke(*QUICK)
     kernel(3, 6)
-    invoke(*CHECK, "--failed", "-x")
+    invoke(*QUICK, "--failed", "-x")
     assert ran(tmp_path / "results" / "latest") == [2, 3]
-    invoke(*CHECK, "--failed", "--resume")
+    invoke(*QUICK, "--failed", "--resume")
     assert ran(tmp_path / "results" / "latest") == [2, 3, 5, 6]
-    invoke(*CHECK, "--failed")
+    invoke(*QUICK, "--failed")
     assert ran(tmp_path / "results" / "latest") == [3, 6]
 
 
 def test_what_failed_can_come_first(kernel: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     kernel(6)
-    invoke(*CHECK)
+    invoke(*QUICK)
     kernel(6, 1)
-    _, text, err = invoke(*CHECK, "--failed-first", "-x")
+    _, text, err = invoke(*QUICK, "--failed-first", "-x")
     assert err == "attncheck: 1 of 7 cases failed last time in results/latest and runs first\n"
     assert "Judged 1 of 7 cases; 6 not run." in text
     assert ran(tmp_path / "results" / "latest") == [6]
-    assert invoke(*CHECK, "--failed-first")[0] == 1
+    assert invoke(*QUICK, "--failed-first")[0] == 1
     assert ran(tmp_path / "results" / "latest") == [1, 2, 3, 4, 5, 6, 7]
-    code, out, err = invoke(*CHECK, "--failed-first", "--failed")
+    code, out, err = invoke(*QUICK, "--failed-first", "--failed")
     assert (code, out) == (2, "")
     assert err.startswith("attncheck: --failed runs what failed last time alone, --failed-first before the rest")
 
@@ -249,10 +261,11 @@ def test_a_run_without_a_report_has_the_same_options(
 def test_from_python_a_check_can_be_narrowed_and_stopped(tmp_path: Path, kernel: Callable[..., None]) -> None:
     kernel(3, 4, 5)
     target, cases, out = f"{tmp_path / 'kernel.py'}:attention", [str(tmp_path / "keys.yaml")], tmp_path / "out"
-    result = check(target, cases=cases, match="Lk>3", max_failures=1, output=out)
+    with own_code_here():
+        result = check(target, cases=cases, match="Lk>3", max_failures=1, output=out)
+        again = check(target, cases=cases, output=out, failed=True)
     assert (result.exit_code, result.judged, result.asked) == (ExitCode.DISAGREE, 1, 4)
     assert "the run was stopped after 1 failing case" in result.headline
-    again = check(target, cases=cases, output=out, failed=True)
     assert (again.judged, again.asked) == (1, 1)
     for wrong, message in (
         ({"failed": True}, "failed: expected an output folder"),
@@ -266,6 +279,7 @@ def test_from_python_a_check_can_be_narrowed_and_stopped(tmp_path: Path, kernel:
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_stopped_run_looks_for_no_outdated_records_and_tells_failures_as_they_happen(
     case_folder: Path, tmp_path: Path, honest: tuple[BackendEntry, ...], make_backend: Callable[..., BackendEntry]
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from here import own_code_here
 
 Told = Callable[..., tuple[int, list[str]]]
 
@@ -105,7 +106,8 @@ def told(invoke: Invoke, tmp_path: Path) -> Callable[..., tuple[int, list[str]]]
         (tmp_path / "kernel.py").write_text(kernel, encoding="utf-8")
         (tmp_path / "own.yaml").write_text(cases, encoding="utf-8")
         named = ("--implementation", "kernel.py:attention") if kernel else ("--backend", "numpy")
-        code, out, err = invoke(command, "own.yaml", *named, *options, "-o", "out")
+        with own_code_here():
+            code, out, err = invoke(command, "own.yaml", *named, *options, "-o", "out")
         assert err == ""
         return code, out.splitlines()
 

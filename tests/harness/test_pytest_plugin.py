@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from here import own_code_here
 
 from attncheck.spec import DTYPES
 
@@ -41,8 +41,13 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(project: Path, run_pytest: Run) -> Run:
-    """Run pytest in the project."""
-    return partial(run_pytest, "-p", "no:cacheprovider")
+    """Run pytest, and the kernel, in this process and in the project."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with own_code_here():
+            return run_pytest("-p", "no:cacheprovider", *arguments)
+
+    return run
 
 
 def test_the_option_gives_a_test_per_case_and_dtype_without_a_test_file(project: Path, run: Run) -> None:

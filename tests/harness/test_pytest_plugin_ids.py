@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from here import own_code_here
 
 KERNEL = """
 import numpy as np
@@ -46,6 +47,17 @@ test_attention = conformance(attention, cases=[{FOLDER!r}])
 """
 OPTIONS = ["--attncheck", "kernel.py:attention", "--attncheck-cases", FOLDER]
 ONE_ID = f"attncheck::kernel.attention[{FOLDER}/a/three-queries-float32]"
+
+
+@pytest.fixture
+def run_pytest(run_pytest: Run) -> Run:
+    """Run pytest, and the kernel, in this process."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with own_code_here():
+            return run_pytest(*arguments)
+
+    return run
 
 
 @pytest.fixture
@@ -96,12 +108,15 @@ def test_an_id_without_a_case_runs_all_of_an_implementation_and_others_are_not_c
     assert both.startswith("1 failed, 1 passed")
 
 
-def test_several_processes_have_the_same_ids(asked: Callable[..., list[str]]) -> None:
+def test_several_processes_have_the_same_ids(project: Path, run_pytest: Run) -> None:
+    """Those of the option, and of a test file beside it."""
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    lines = asked("-n", "2")
-    assert lines[-1].startswith("1 failed, 2 passed")
-    (failed,) = failed_ids(lines)
-    assert asked("-n", "1", failed)[-1].startswith("1 failed in")
+    (project / "test_kernel.py").write_text(TEST, encoding="utf-8")
+    lines = run_pytest(*OPTIONS, "-n", "2").stdout.splitlines()
+    assert lines[-1].startswith("2 failed, 4 passed")
+    failed = failed_ids(lines)
+    assert {each.partition("::")[0] for each in failed} == {"attncheck", "test_kernel.py"}
+    assert run_pytest(*OPTIONS, "-n", "1", *failed).stdout.splitlines()[-1].startswith("2 failed in")
 
 
 def test_an_id_that_names_no_test_is_one_line(project: Path, run_pytest: Run) -> None:

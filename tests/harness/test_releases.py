@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 
 from attncheck import releases
 from attncheck.releases import Release, ReleaseError, check, install
+from attncheck.reports.bisection import Bisection, print_bisection, read_frames
+
+Invoke = Callable[..., tuple[int, str, str]]
 
 # To import pip, or to look where it is, would take setuptools' distutils from other tests of this process.
 pytestmark = pytest.mark.skipif(not list(distributions(name="pip")), reason="pip is not there to install releases with")
@@ -64,31 +68,56 @@ def write_wheel(folder: Path, version: str, source: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels that pip installs from, and a cache of the test's own."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of wheels that pip installs from, and a cache of these tests' own."""
+    folder = tmp_path_factory.mktemp("wheels")
     for version, allowed in (("1.0", RIGHT), ("1.1", WRONG), ("2.0", RIGHT)):
         write_wheel(folder, version, ATTEND.format(allowed=allowed))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("ATTNCHECK_CACHE", str(tmp_path / "cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(folder))
+        patch.setenv("ATTNCHECK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield folder
+
+
+@pytest.fixture
+def bisected(wheels: Path, tmp_path: Path, invoke: Invoke) -> Invoke:
+    """Bisect a kernel that calls what is installed; return exit code, standard output and standard error."""
     (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
     (tmp_path / "small.yaml").write_text(CASES, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    return folder
+    return partial(invoke, "bisect", "kernel.py:attention", "small.yaml")
 
 
-def bisected(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "attncheck", "bisect", "kernel.py:attention", "small.yaml", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def installed(wheels: Path) -> Release:
+    """A release that was not installed, and is."""
+    release = Release("toy-attention", "2.0")
+    assert install(release)
+    return release
 
 
-def test_it_says_which_release_changed_which_verdict(index: Path) -> None:
-    done = bisected("--package", "toy-attention", "--versions", "1.0,1.1,2.0", "-d", "float64", "--json")
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
+def test_an_environment_is_made_once_and_half_an_environment_is_made_anew(installed: Release) -> None:
+    assert not install(installed)
+    (installed.folder / releases._READY).unlink()
+    assert install(installed)
+    assert Release("toy-attention", "2.0", ("numpy<9",)).folder != installed.folder
+
+
+def test_what_is_around_it_is_there_and_the_release_comes_first(installed: Release) -> None:
+    script = "import attncheck, numpy, toy_attention; print(numpy.__version__, toy_attention.__file__)"
+    done = subprocess.run([str(installed.python), "-c", script], capture_output=True, text=True, check=True)
+    version, file = done.stdout.split()
+    import numpy as np
+
+    assert version == np.__version__
+    assert Path(file).is_relative_to(installed.folder)
+
+
+def test_it_says_which_release_changed_which_verdict(bisected: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = bisected("--package", "toy-attention", "--versions", "1.0,1.1,2.0", "-d", "float64", "--json")
+    assert code == 1, err
+    found = json.loads(out)
     assert found["missed"] == {}
     columns = ("release", "right", "failing", "worse", "better")
     assert [tuple(row[column] for column in columns) for row in found["releases"]] == [
@@ -98,7 +127,11 @@ def test_it_says_which_release_changed_which_verdict(index: Path) -> None:
     ]
     changes = [(step["before"], step["after"], _changed(step)) for step in found["steps"]]
     assert changes == [("1.0", "1.1", [("worse", "small/causal")]), ("1.1", "2.0", [("better", "small/causal")])]
-    text = bisected("--package", "toy-attention", "--versions", "1.0,1.1", "-d", "float64").stdout
+    read = Bisection("toy-attention")
+    for version in ("1.0", "1.1"):
+        read.add(version, read_frames(Path("results/bisect") / version))
+    print_bisection(read)
+    text = capfd.readouterr().out
     assert "toy-attention 1.1 changed, against 1.0:" in text
     assert "small/causal" in text
     assert "right" in text.splitlines()[0]
@@ -108,40 +141,17 @@ def _changed(step: dict[str, Any]) -> list[tuple[str, str]]:
     return [(row["change"], row["case"]) for row in step["verdicts"]]
 
 
-def test_a_release_that_cannot_be_installed_is_said_and_the_others_are_compared(index: Path) -> None:
-    done = bisected("--package", "toy-attention", "--versions", "1.0,1.5,2.0", "-d", "float64")
-    assert done.returncode == 3
-    assert "toy-attention 1.5 cannot be installed: ERROR: No matching distribution found" in done.stdout
-    assert "No release changed a verdict." in done.stdout
-    assert "Traceback" not in done.stderr
+def test_a_release_that_cannot_be_installed_is_said_and_the_others_are_compared(bisected: Invoke) -> None:
+    code, out, err = bisected("--package", "toy-attention", "--versions", "1.0,1.5,2.0", "-d", "float64")
+    assert code == 3
+    assert "toy-attention 1.5 cannot be installed: ERROR: No matching distribution found" in out
+    assert "No release changed a verdict." in out
+    assert "Traceback" not in err
 
 
-def test_an_environment_is_made_once_and_half_an_environment_is_made_anew(index: Path) -> None:
-    release = Release("toy-attention", "1.0")
-    assert install(release)
-    assert not install(release)
-    (release.folder / releases._READY).unlink()
-    assert install(release)
-    assert Release("toy-attention", "1.0", ("numpy<9",)).folder != release.folder
-
-
-def test_what_is_around_it_is_there_and_the_release_comes_first(index: Path) -> None:
-    release = Release("toy-attention", "2.0")
-    install(release)
-    script = "import attncheck, numpy, toy_attention; print(numpy.__version__, toy_attention.__file__)"
-    done = subprocess.run([str(release.python), "-c", script], capture_output=True, text=True, check=True)
-    version, file = done.stdout.split()
-    import numpy as np
-
-    assert version == np.__version__
-    assert Path(file).is_relative_to(release.folder)
-
-
-def test_a_check_that_cannot_run_says_why(index: Path) -> None:
-    release = Release("toy-attention", "2.0")
-    install(release)
-    with pytest.raises(ReleaseError, match=r"toy-attention 2\.0 cannot be checked: attncheck: .*no_such\.yaml"):
-        check(release, ["no_such.yaml"], index / "results")
+def test_a_check_that_cannot_run_says_why(installed: Release, tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError, match=r"toy-attention 2\.0 cannot be checked: attncheck: .*no_such"):
+        check(installed, ["--dtype", "no_such"], tmp_path / "results")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +161,7 @@ def test_a_check_that_cannot_run_says_why(index: Path) -> None:
         (["--versions", "1.0,2.0"], "--package: expected the distribution whose releases kernel.py:attention is run"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(arguments: list[str], message: str, index: Path) -> None:
-    done = bisected(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_what_is_asked_wrongly_is_said(arguments: list[str], message: str, bisected: Invoke) -> None:
+    code, _, err = bisected(*arguments)
+    assert code == 2
+    assert message in err

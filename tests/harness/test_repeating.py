@@ -23,6 +23,10 @@ from attncheck.reading.selection import select_cases
 from attncheck.repeating import Call, Met, calls_before, explain_as_met, fewest
 from attncheck.reports.explanation import repeated_explanation_text
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+app.load()  # all commands, whichever another test has loaded
+
 Kernel = Callable[[str], Implementation]
 
 
@@ -172,7 +176,8 @@ def test_a_command_repeats_what_its_check_met_and_its_script_does_so_alone(
     folder: Path, remembering: Callable[[str], Path]
 ) -> None:
     remembering("{2, 5}")
-    assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--output", "elsewhere").exit_code == 1
+    checked = ask("check", "row.yaml", "-i", "kernel.py:attention", "--output", "elsewhere", "--no-report")
+    assert checked.exit_code == 1
     about = (CASE, "kernel.py:attention", "--dtype", "float32")
     alone = ask("explain", *about)  # nobody says that it failed anywhere
     assert alone.exit_code == 0
@@ -196,7 +201,7 @@ def test_a_kernel_that_was_mended_since_is_said_to_have_changed(
     folder: Path, remembering: Callable[[str], Path]
 ) -> None:
     remembering("set()")
-    assert ask("check", "row.yaml", "-i", "kernel.py:attention").exit_code == 1
+    assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--no-report").exit_code == 1
     later = time.time() + 10
     os.utime(remembering("{99}"), (later, later))
     told = ask("explain", CASE, "kernel.py:attention")
@@ -209,7 +214,7 @@ def test_a_kernel_that_was_mended_since_is_said_to_have_changed(
 @pytest.mark.usefixtures("folder")
 def test_a_case_that_was_changed_since_is_another_one(folder: Path, remembering: Callable[[str], Path]) -> None:
     remembering("{2}")
-    assert ask("check", "row.yaml", "-i", "kernel.py:attention").exit_code == 1
+    assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--no-report").exit_code == 1
     path = folder / "row.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("[9, 4]", "[10, 4]"), encoding="utf-8")
     told = ask("explain", CASE, "kernel.py:attention")
@@ -223,7 +228,7 @@ def test_calls_that_are_too_many_for_a_script_are_refused_with_what_shows_them(
 ) -> None:
     monkeypatch.setattr("attncheck.repro.script.MAX_BEFORE", 1)
     remembering("{2, 5}")
-    assert ask("check", "row.yaml", "-i", "kernel.py:attention").exit_code == 1
+    assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--no-report").exit_code == 1
     done = CliRunner().invoke(app, ["repro", CASE, "kernel.py:attention"])
     assert "goes wrong only after 2 other calls" in str(done.exception)
 

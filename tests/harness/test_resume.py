@@ -182,10 +182,13 @@ main()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed as POSIX systems kill")
-def test_a_run_that_was_killed_goes_on_to_the_same_report(tmp_path: Path) -> None:
-    arguments = [sys.executable, "script.py", "check", "softmax", "--backend", "numpy", "--output", "out", "--quiet"]
+@pytest.mark.usefixtures("workers_here")
+def test_a_run_that_was_killed_goes_on_to_the_same_report(
+    tmp_path: Path, invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("check", "softmax", "--backend", "numpy", "--output", "out", "--quiet")
     (tmp_path / "script.py").write_text(SCRIPT)
-    with subprocess.Popen(arguments, cwd=tmp_path, start_new_session=True) as process:
+    with subprocess.Popen([sys.executable, "script.py", *words], cwd=tmp_path, start_new_session=True) as process:
         rows = tmp_path / "out" / "rows"
         deadline = time.monotonic() + 120
         while len(list(rows.glob("part-*.parquet"))) < 3 and process.poll() is None:
@@ -193,9 +196,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_report(tmp_path: Path) -> Non
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
     assert not (tmp_path / "out" / "summary.json").exists()
-    subprocess.run([*arguments, "--resume"], cwd=tmp_path, check=True, timeout=300)
+    monkeypatch.setattr(ResultsWriter, "SECONDS_PER_PART", 0.0)
+    assert invoke(*words, "--resume")[0] == 0
     killed = reported(tmp_path / "out" / "report")
-    subprocess.run(arguments, cwd=tmp_path, check=True, timeout=300)
+    assert invoke(*words)[0] == 0
     assert killed.keys() >= {"report.md", "report.html", "junit.xml", "results.csv", "pairs.csv", "numbers.csv"}
     assert {name for name, text in reported(tmp_path / "out" / "report").items() if killed[name] != text} == set()
 
@@ -257,13 +261,14 @@ def in_a_process_of_its_own(resume, killed_at=None):
     os._exit(0)
 
 
-def rows():
+def rows_of(run):
     # How long an evaluation takes is another number every time.
-    return sorted(map(str, read_run(out).rows.drop(columns="seconds").astype(str).to_dict("records")))
+    return sorted(map(repr, run.rows.drop(columns="seconds").itertuples(index=False)))
 
 
+run_cases(cases, chosen, Settings(Path("imported").resolve(), dtypes=("float64",)))  # no fork imports anything anew
 in_a_process_of_its_own(resume=False)
-whole, backends = rows(), read_run(out).environment["backends"]
+unbroken = read_run(out)
 changes, others = 0, []
 while in_a_process_of_its_own(resume=False, killed_at=changes + 1):
     changes += 1
@@ -271,9 +276,10 @@ while in_a_process_of_its_own(resume=False, killed_at=changes + 1):
         read_run(out)
     in_a_process_of_its_own(resume=True, killed_at=changes % 5 + 1)
     in_a_process_of_its_own(resume=True)
-    if rows() != whole or read_run(out).summary is None or list(out.rglob("*.partial")):
+    found = read_run(out)
+    if rows_of(found) != rows_of(unbroken) or found.summary is None or list(out.rglob("*.partial")):
         others.append(changes)
-    if read_run(out).environment["backends"] != backends:
+    if found.environment["backends"] != unbroken.environment["backends"]:
         others.append(f"backends {changes}")
     if changes % 3 == 0:
         shutil.rmtree(out)

@@ -19,6 +19,8 @@ from attncheck.results.format import EXACT, FORMAT, INPUTS
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]
 

@@ -7,6 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,7 @@ def literals(source: str) -> Iterator[tuple[int, list[str]]]:
             yield node.lineno, sorted(names)
 
 
+@cache
 def found() -> dict[str, list[tuple[int, list[str]]]]:
     """Return the literals of the product outside what may name stages, by file."""
     files = [path for folder in ("backends", "harness", "reports") for path in (ROOT / folder).rglob("*.py")]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from here import own_code_here
 
 from attncheck.api import check
 from attncheck.config import read_config
@@ -44,11 +45,12 @@ Invoke = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernel.py").write_text(KERNEL)
     (tmp_path / "small.yaml").write_text(SMALL)
-    return tmp_path
+    with own_code_here():
+        yield tmp_path
 
 
 def recorded(results: Path) -> set[str]:
@@ -56,7 +58,7 @@ def recorded(results: Path) -> set[str]:
 
 
 def test_a_fault_at_the_tile_is_found_and_shown_again_by_its_id(invoke: Invoke, project: Path) -> None:
-    own = ["--implementation", "kernel.py:attention"]
+    own = ["--implementation", "kernel.py:attention", "--no-report"]
     assert invoke("check", "small.yaml", *own, "--output", "without")[0] == 0
     code, out, _ = invoke("check", "small.yaml", "--tile", "6", *own, "--output", "with")
     assert code == 1
@@ -75,7 +77,7 @@ def test_a_fault_at_the_tile_is_found_and_shown_again_by_its_id(invoke: Invoke, 
 
 
 def test_another_tile_is_another_run(invoke: Invoke) -> None:
-    asked = ["check", "small.yaml", "--backend", "numpy", "--dtype", "float32", "--output", "out", "--quiet"]
+    asked = ["check", "small.yaml", "--backend", "numpy", "--dtype", "float32", "--output", "out", "--no-report"]
     assert invoke(*asked, "--tile", "5")[0] == 0
     assert invoke(*asked, "--tile", "5", "--resume")[0] == 0
     code, _, err = invoke(*asked, "--tile", "6", "--resume")
@@ -110,7 +112,7 @@ def test_what_is_no_tile_is_told_in_a_line(invoke: Invoke, command: list[str]) -
 
 
 def test_what_is_left_out_of_a_large_tile_is_said(invoke: Invoke) -> None:
-    asked = ["check", "small.yaml", "--backend", "numpy", "--tag", "cache", "--tile", "512", "--output", "out"]
+    asked = ["check", "small.yaml", "--backend", "numpy", "--tag", "cache", "--tile", "512", "--no-report"]
     code, _, err = invoke(*asked)
     assert code == 0
     assert "--tile 512: rows stand for all where there are more than 262,144 scores, and gradients" in err
@@ -154,7 +156,7 @@ def test_pytest_takes_tiles_and_the_id_of_a_tiles_case(
 def test_nothing_is_worked_out_for_a_dtype_that_nobody_computes_in(invoke: Invoke, project: Path) -> None:
     text = SMALL.replace("dtypes: [float32]", "dtypes: [float32, bfloat16]")
     (project / "small.yaml").write_text(text)
-    asked = ["small.yaml", "--backend", "numpy", "--keep-arrays", "all", "--output", "out"]
+    asked = ["small.yaml", "--backend", "numpy", "--keep-arrays", "all", "--no-report"]
     code, out, _ = invoke("check", *asked)
     assert code == 0
     assert "bfloat16 not tested on numpy.eager, which does not declare it" in out

@@ -84,8 +84,8 @@ def write_kernels(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[Path]:
-    """Work in a folder, with a store of its own, at 80 columns."""
-    before, variables = Path.cwd(), {"COLUMNS": "80", "ATTNCHECK_CACHE": str(folder / "cache"), "NO_COLOR": "1"}
+    """Work in a folder, at 80 columns."""
+    before, variables = Path.cwd(), {"COLUMNS": "80", "NO_COLOR": "1"}
     known = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     os.chdir(folder)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from here import own_code_here
 from snapshots import FOLDER, MAKERS, snapshots
 
 _MOST = 40
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process() -> Iterator[None]:
+    with own_code_here():
+        yield
 
 
 @pytest.mark.parametrize("maker", MAKERS)

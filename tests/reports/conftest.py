@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from here import evaluation_here
 
 from attncheck.backends import BackendEntry
 from attncheck.cli import app
@@ -72,7 +73,8 @@ def document_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entries = [BackendEntry(name, "attncheck.backends.numpy_backend", ("numpy",)) for name in ("first", "second")]
     chosen = ImplementationSelection(tuple(map(Implementation, entries)))
     cases = select_cases(["documents", "softmax"], base=directory.parent).cases
-    run_cases(cases, chosen, Settings(directory, label="here"))
+    with evaluation_here():
+        run_cases(cases, chosen, Settings(directory, label="here"))
     return directory
 
 

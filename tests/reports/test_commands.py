@@ -15,9 +15,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from here import command_here, own_code_here
 
 from attncheck import check
-from attncheck.cli import main
 from attncheck.reports.commands import commands_again, first_commands
 from attncheck.reports.frames import records
 from attncheck.reports.html.render import render_html
@@ -58,16 +58,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project / "my $kernel's.py").write_text(KERNEL, encoding="utf-8")
     asked = ["attncheck", "check", FOLDER, "cases/mine.yaml", "../out side", BUNDLED]
     asked += ["--implementation", "my $kernel's.py:attention", "--framework", "numpy", "--dtype", "float64"]
-    done = run(project, [*asked, "--output", "my results", "--ci-summary", "summary.md", "--time-limit", "30"])
-    assert done.returncode == 1, done.stdout + done.stderr
-    (project / "stdout.txt").write_text(done.stdout, encoding="utf-8")
+    with own_code_here():
+        options = ["--output", "my results", "--ci-summary", "summary.md", "--time-limit", "30"]
+        code, out, err = command_here([*asked, *options], project)
+    assert code == 1, out + err
+    (project / "stdout.txt").write_text(out, encoding="utf-8")
     return project
 
 
-def run(folder: Path, command: list[str] | str) -> subprocess.CompletedProcess[str]:
-    """Run a command, or paste a text into a shell."""
+def paste(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Paste a text into a shell."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    words = ["bash", "-c", command] if isinstance(command, str) else command
+    words = ["bash", "-c", command]
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -127,26 +129,21 @@ def test_every_kind_of_printed_command_works_and_finds_what_the_check_found(proj
         assert all(each[3] == "my $kernel's.py:attention" for each in words), words
         line = max(among, key=lambda each: each.count("'"))
         assert "own" in line
-        done = run(project, line)
+        done = paste(project, line)
         assert done.returncode == (1 if kind == "explain" else 0), f"{line}\n{done.stdout}{done.stderr}"
         assert kind == "repro" or "It goes wrong at output" in done.stdout
     (again,) = in_lines(done.stdout)
-    script = run(project, again)
+    script = paste(project, again)
     assert script.returncode == 1, f"{again}\n{script.stdout}{script.stderr}"
     assert re.search("^output (is WRONG|has shape)", script.stdout, re.MULTILINE)
 
 
-def test_the_ids_and_names_in_a_report_are_taken_too(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_ids_and_names_in_a_report_are_taken_too(project: Path) -> None:
     """With the report's own name of the implementation, which its results lead to."""
-    monkeypatch.chdir(project)
 
-    def ends_with(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attncheck", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
+    def ends_with(*arguments: str) -> tuple[int, str, str]:
+        with own_code_here():
+            return command_here(["attncheck", *arguments], project)
 
     named = ["my $kernel's.attention", "--results", "my results"]
     code, out, err = ends_with("explain", "out side/o/outside", *named)
@@ -165,7 +162,8 @@ def test_the_ids_and_names_in_a_report_are_taken_too(
 
 
 def test_an_object_has_no_command_and_the_page_says_so() -> None:
-    result = check(lambda query, key, value: 2 * value, cases=[BUNDLED], dtypes=["float64"])
+    with own_code_here():
+        result = check(lambda query, key, value: 2 * value, cases=[BUNDLED], dtypes=["float64"])
     (row,) = records(result.frames.results)
     assert commands_again(result.frames, row) == ()
     assert first_commands(result.frames, result.frames.results) == []

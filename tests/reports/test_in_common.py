@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from here import own_code_here
 
 from attncheck.errors import ExitCode
 from attncheck.execution.implementation_selection import select_implementations
@@ -245,16 +246,20 @@ def wrong_for_groups(query, key, value, *, mask=None, is_causal=False, scale=Non
 
 
 @pytest.fixture(scope="module")
-def of_kernels(tmp_path_factory: pytest.TempPathFactory, frames_of: FramesOf) -> Frames:
+def of_kernels(
+    tmp_path_factory: pytest.TempPathFactory,
+    frames_of: FramesOf,
+) -> Frames:
     """Frames of three kernels, really run."""
     folder = tmp_path_factory.mktemp("kernels")
     (folder / "kernels.py").write_text(KERNELS, encoding="utf-8")
     names = ("right", "wrong_everywhere", "wrong_for_groups")
-    chosen = select_implementations(None, [f"{folder / 'kernels.py'}:{name}" for name in names])
     files = ["attention", "grouped_heads", "coincidences", "kernel_shapes/heads"]
     plain = read_expression("not alignment and B>0", "-k")  # with the other corner's causality come masks
     cases = select_cases(files, dtypes=("float32",), expression=plain).cases
-    run_cases(cases, chosen, Settings(folder / "out", dtypes=("float32",), limits=Limits(workers=1)))
+    with own_code_here():
+        chosen = select_implementations(None, [f"{folder / 'kernels.py'}:{name}" for name in names])
+        run_cases(cases, chosen, Settings(folder / "out", dtypes=("float32",), limits=Limits(workers=1)))
     return frames_of(folder / "out")
 
 

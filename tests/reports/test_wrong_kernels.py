@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from here import own_code_here
 
 from attncheck.api import check
 from attncheck.reports.terminal import print_summary
@@ -38,7 +39,8 @@ def test_twenty_four_lines_say_what_is_wrong_and_where_to_read_on(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.delitem(sys.modules, "wrong_kernels", raising=False)
     kernel = getattr(__import__("wrong_kernels"), name)
-    frames = check(kernel, cases=cases, dtypes=["float64", "float32"]).frames
+    with own_code_here():
+        frames = check(kernel, cases=cases, dtypes=["float64", "float32"]).frames
     capsys.readouterr()
     print_summary(frames, Path("results/latest/report/report.html"), quiet=False)
     text = capsys.readouterr().out

@@ -10,6 +10,8 @@ import pytest
 
 from attncheck.errors import ExitCode
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 Invoke = Callable[..., tuple[int, str, str]]
 HEAD = """
 title: Calls

@@ -16,6 +16,8 @@ from attncheck.errors import UsageError
 from attncheck.execution.limits import Limits
 from attncheck.explain import find_implementation
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 KERNEL = """\
 import numpy as np
 

@@ -18,6 +18,8 @@ from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.results.format import Row
 from attncheck.results.reader import read_run
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 Invoke = Callable[..., tuple[int, str, str]]
 CRASH, TIMEOUT = Failure("crash", "died"), Failure("timeout", "not done after 2 s")
 UNSUPPORTED, ERROR, DONE = Failure("unsupported", "takes no mask"), Failure("error", "raised"), Computed({})

@@ -27,6 +27,8 @@ from attncheck.execution.worker import Computed, Task, evaluate_on
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 Array = NDArray[Any]
 
 

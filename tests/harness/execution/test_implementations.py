@@ -24,6 +24,8 @@ from attncheck.execution.implementations import (
 from attncheck.execution.published import published
 from attncheck.execution.user_code import name_of, origin_of
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 HERE = BackendEntry("here", "some_module", ("numpy",))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from forked import workers_forked
 
 from attncheck.backends import BackendEntry, numpy_backend
 from attncheck.errors import ExitCode, OutputError
@@ -165,6 +166,7 @@ def softmax(scores):
 """It prints much, and changes its inputs, of which others have their own."""
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_those_that_fail_are_named_with_their_reasons_and_harm_no_other(
     make_backend: MakeBackend, honest: Entries, run_small: RunSmall, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +201,7 @@ def test_those_that_fail_are_named_with_their_reasons_and_harm_no_other(
     assert run.environment["backends"]["noisy.eager-float64"] == {"threads": "1"}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_is_replaced_after_it_died_and_its_environment_and_dtype_are_its_own(
     make_backend: MakeBackend, run_small: RunSmall
 ) -> None:
@@ -331,6 +334,7 @@ def log_of(runner: Runner, tmp_path: Path) -> Path:
     return tmp_path / "logs" / f"{runner.group.name}.txt"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_backend_that_hangs_while_it_starts_is_given_up(make_backend: MakeBackend, tmp_path: Path) -> None:
     entry = make_backend("slow", "import time; time.sleep(60)")
     outcomes: list[tuple[str, Outcome]] = []
@@ -358,6 +362,7 @@ def test_a_runner_that_is_stopped_before_it_begins_starts_no_worker(make_backend
     assert not started.exists()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("memory", "processes"), [(1, 2), (2**40, 1)])
 def test_a_worker_that_holds_too_much_memory_is_replaced_after_its_evaluation(
     memory: int, processes: int, make_backend: MakeBackend, tmp_path: Path
@@ -388,6 +393,7 @@ def test_a_worker_that_is_killed_between_two_evaluations_is_told_in_the_next_one
     assert int((tmp_path / "pid").read_text()) != pid
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_is_killed_while_it_evaluates_is_told_and_replaced(
     make_runner: MakeRunner, tmp_path: Path
 ) -> None:
@@ -406,6 +412,7 @@ def test_a_worker_that_is_killed_while_it_evaluates_is_told_and_replaced(
     assert_right(runner.evaluate(softmax_of(BIT)))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_does_not_come_up_again_at_once_is_given_another_chance_but_not_for_ever(
     make_runner: MakeRunner, tmp_path: Path
 ) -> None:
@@ -427,6 +434,7 @@ def test_a_worker_that_does_not_come_up_again_at_once_is_given_another_chance_bu
     assert len(starts.read_text()) == 6
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_stops_after_its_answer_keeps_nobody_waiting(make_runner: MakeRunner, tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     runner = make_runner(f"open({str(pids)!r}, 'w').write(str(os.getpid()))", case_seconds=1.0)
@@ -437,6 +445,7 @@ def test_a_worker_that_stops_after_its_answer_keeps_nobody_waiting(make_runner: 
     assert_right(runner.evaluate(softmax_of(BIT)))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_answer_that_breaks_off_in_the_middle_is_none(make_runner: MakeRunner) -> None:
     # A thread ends the process while its answer, of more than a pipe holds, is on its way.
     source = (
@@ -449,24 +458,28 @@ def test_an_answer_that_breaks_off_in_the_middle_is_none(make_runner: MakeRunner
     assert_right(runner.evaluate(softmax_of(BIT)))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_forked_child_that_comes_back_does_not_answer(make_runner: MakeRunner) -> None:
     runner = make_runner("if size == 3:\n    os.fork()")
     for size in (3, 4, 4, 3, 4):
         assert_right(runner.evaluate(softmax_of(BIT, size)), size)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_last_words_are_those_of_the_evaluation(make_runner: MakeRunner) -> None:
     runner = make_runner("if size == 3:\n    print('old words')\nif size == 2:\n    os._exit(1)")
     assert_right(runner.evaluate(softmax_of(BIT, 3)), 3)
     assert runner.evaluate(softmax_of(BIT, 2)) == Failure("crash", "the worker process died with exit code 1")
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_timeout_tells_what_was_printed_last(make_runner: MakeRunner) -> None:
     runner = make_runner("print('one\\n\\ntwo\\nthree\\n\\x1b[1mfour')\ntime.sleep(60)", case_seconds=0.5)
     told = "not done after 0.5 s; the worker was stopped; its last lines: two | three | four"
     assert runner.evaluate(softmax_of(BIT)) == Failure("timeout", told)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_many_evaluations_print_is_cut_and_stops_none(make_runner: MakeRunner, tmp_path: Path) -> None:
     runner = make_runner("print('x' * 40_000)\ntime.sleep(0.25 * (size == 3))", max_output=2**16)
     for size in (4, 4, 4, 3, 4, 4, 4, 3):
@@ -486,6 +499,7 @@ def test_children_end_with_their_worker_when_it_is_closed(make_runner: MakeRunne
     wait_until(lambda: has_ended(child))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_log_that_cannot_be_written_is_no_fault_of_the_implementation(
     make_runner: MakeRunner, tmp_path: Path
 ) -> None:
@@ -495,6 +509,7 @@ def test_a_log_that_cannot_be_written_is_no_fault_of_the_implementation(
         runner.evaluate(softmax_of(BIT))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_disk_that_is_full_is_no_fault_of_the_implementation(
     make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +539,8 @@ FAULTY = load_faulty()
 LEFT_OUT = {"abort", "terminated", "one endless line on stdout", "memory bit by bit", "sleep", "deadlock"}
 """What ends in the same place as another kind does; ``benchmarks/faults.py`` injects them too."""
 KINDS = [kind for kind in FAULTY.KINDS if kind not in LEFT_OUT]
+SPAWNED = ["every file closed", "other files in their places"]
+"""What ends a worker by what it does to files, of which a forked one has others."""
 
 
 SECONDS = 2.0
@@ -542,7 +559,15 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+def workers() -> list[int]:
+    """The processes of the workers in which the faults are injected."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    plan: Path, workers: list[int], forking: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Outcome]]:
     """Evaluate what is right, and then, for each kind, what is hit and what is right twice."""
     implementation = user_implementation(Target(str(PATH)), None)
 
@@ -555,15 +580,21 @@ def outcomes(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             assert_right(runner.evaluate(softmax_of(BIT)))
             found = {}
             for kind in kinds:
+                if (process := runner._slot.process) is not None:
+                    workers.append(process.pid)
                 scores = (KINDS.index(kind) + 1.0, BIT, BIT)
                 found[kind] = [runner.evaluate(softmax_of(each)) for each in scores]
                 assert all(path.stat().st_size < 2 * MAX_PRINTED for path in folder.iterdir())
         return found
 
-    hanging = [kind for kind in KINDS if FAULTY.KINDS[kind].verdict == "timeout"]
-    with ThreadPoolExecutor(2) as threads:
-        slow = threads.submit(run, hanging, SECONDS)
-        return run([kind for kind in KINDS if kind not in hanging], 60.0) | slow.result()
+    def kinds_with(*verdicts: str) -> list[str]:
+        return [kind for kind in KINDS if FAULTY.KINDS[kind].verdict in verdicts and kind not in SPAWNED]
+
+    # Those that end their worker take one each. What others leave behind is found by a spawned worker's variables.
+    with workers_forked(), ThreadPoolExecutor(2) as threads:
+        slow = threads.submit(run, kinds_with("timeout"), SECONDS)
+        found = run(kinds_with("crash"), 60.0) | slow.result()
+    return found | run([*SPAWNED, *kinds_with("error", "agree")], 60.0)
 
 
 @linux_only
@@ -585,7 +616,11 @@ def test_a_fault_is_told_once_with_its_reason_and_harms_no_other_evaluation(
 
 
 @linux_only
-def test_nothing_that_a_worker_started_outlives_it(outcomes: dict[str, list[Outcome]], plan: Path) -> None:
+def test_neither_a_worker_nor_what_it_started_outlives_it(
+    outcomes: dict[str, list[Outcome]], workers: list[int], plan: Path
+) -> None:
+    assert len({*workers}) > len([kind for kind in KINDS if FAULTY.KINDS[kind].verdict in ("crash", "timeout")])
+    assert [pid for pid in workers if not has_ended(pid)] == []
     left = []
     for process in psutil.process_iter():
         try:

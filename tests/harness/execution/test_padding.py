@@ -23,6 +23,8 @@ from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluat
 from attncheck.judging.judge_implementation import judge_and_diagnose, with_padding_faults
 from attncheck.judging.truth import find_truth
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 Array = NDArray[Any]
 EIGHT = {"width_multiple": 8, "value_width": "equal"}
 TILES = {**EIGHT, "query_length_multiple": 4, "key_length_multiple": 4}

@@ -39,6 +39,10 @@ from attncheck.execution.user_code import Target, file_of_program, is_own, words
 from attncheck.execution.worker import Computed, Failure, Task
 from attncheck.protocol_rules import try_rules
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+cli.app.load()  # all commands, whichever another test has loaded
+
 ROOT = Path(__file__).parents[3]
 
 

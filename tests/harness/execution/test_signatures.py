@@ -29,6 +29,8 @@ from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SOURCE = """
 import numpy as np
 

@@ -26,6 +26,8 @@ from attncheck.execution.user_code import LoadError, Target, UserImplementation,
 from attncheck.execution.user_source import FromSource, import_user_module
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 ATTENTION = """
 import numpy as np
 

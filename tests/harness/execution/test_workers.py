@@ -206,6 +206,7 @@ def is_gone(pid: int) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_check_loads_a_kernel_once_logs_what_it_prints_and_calls_it_in_the_same_process(
     kernel: Path, invoke: Invoke, tmp_path: Path
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_check_loads_a_kernel_once_logs_what_it_prints_and_calls_it_in_the_sam
     assert log.read_text() == "hello from the top\n"
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -244,6 +246,7 @@ def described(workers: DescribedWorkers, kernel: Path) -> UserImplementation:
     return found.entry
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_process_is_handed_over_once_and_ended_where_nobody_takes_it(kernel: Path, tmp_path: Path) -> None:
     with DescribedWorkers() as workers:
         entry = described(workers, kernel)
@@ -259,6 +262,7 @@ def test_a_process_is_handed_over_once_and_ended_where_nobody_takes_it(kernel: P
     assert is_gone(int(noted(tmp_path, "loaded")[1][0]))
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("threads", "variables"), [(2, {}), (1, {"SOME_FLAG": "1"})])
 def test_a_process_that_was_prepared_otherwise_is_not_taken_and_ends(
     threads: int, variables: dict[str, str], kernel: Path, tmp_path: Path
@@ -269,6 +273,7 @@ def test_a_process_that_was_prepared_otherwise_is_not_taken_and_ends(
         assert is_gone(int(noted(tmp_path, "loaded")[0][0]))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_of_a_process_that_was_killed_meanwhile_a_run_starts_another(kernel: Path, tmp_path: Path) -> None:
     with DescribedWorkers() as workers:
         (found,) = select_implementations(None, [f"{kernel}:attention"], described=workers).implementations
@@ -282,6 +287,7 @@ def test_of_a_process_that_was_killed_meanwhile_a_run_starts_another(kernel: Pat
     assert len(noted(tmp_path, "loaded")) == 2
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_follows_the_first_is_loaded_anew(kernel: Path, tmp_path: Path) -> None:
     text = kernel.read_text().replace('    note("called")\n', "    os._exit(7)\n")
     kernel.write_text(text, encoding="utf-8")
@@ -370,6 +376,7 @@ def answered(outcome: Outcome) -> bool:
     return isinstance(outcome, Computed) and bool(np.all(outcome.stages["weights"] == 0.5))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_modes_share_one_process_and_each_prints_to_its_own_log(runners_of: RunnersOf, tmp_path: Path) -> None:
     ((first, second),) = runners_of("pass", "pass")
     assert all(answered(each.evaluate(task())) for each in (first, second, first))
@@ -378,6 +385,7 @@ def test_modes_share_one_process_and_each_prints_to_its_own_log(runners_of: Runn
     assert first.description["version"] == np.__version__
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("how", [{"own_process": True}, {"bundled": False}])
 def test_what_is_configured_otherwise_or_is_not_bundled_has_a_process_of_its_own(
     how: dict[str, bool], runners_of: RunnersOf, tmp_path: Path
@@ -397,6 +405,7 @@ def test_dtypes_that_need_a_process_of_their_own_share_it_among_modes() -> None:
     assert shared == {("jax", "float64"), ("jax",)}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_mode_is_not_blamed_for_what_another_did_to_the_process(runners_of: RunnersOf, tmp_path: Path) -> None:
     ((harmful, harmed),) = runners_of("sys.harmed = True", "os.abort() if hasattr(sys, 'harmed') else None")
     assert answered(harmful.evaluate(task()))
@@ -407,6 +416,7 @@ def test_a_mode_is_not_blamed_for_what_another_did_to_the_process(runners_of: Ru
     assert alone == again != died == pids(harmful, tmp_path)[0]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_ends_its_process_alone_too_is_a_crash_and_harms_nobody(runners_of: RunnersOf, tmp_path: Path) -> None:
     ((good, dying),) = runners_of("pass", "os.abort() if scores.max() == 2 else None")
     assert answered(good.evaluate(task()))
@@ -419,6 +429,7 @@ def test_what_ends_its_process_alone_too_is_a_crash_and_harms_nobody(runners_of:
     assert len(set(pids(dying, tmp_path))) == 3  # shared, alone, and what replaced that
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_mode_that_cannot_start_beside_others_starts_alone(runners_of: RunnersOf, tmp_path: Path) -> None:
     ((first, second),) = runners_of("pass", REFUSING)
     assert answered(first.evaluate(task()))
@@ -426,6 +437,7 @@ def test_a_mode_that_cannot_start_beside_others_starts_alone(runners_of: Runners
     assert pids(first, tmp_path) != pids(second, tmp_path)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_runner_that_is_stopped_ends_the_process_that_it_shares(runners_of: RunnersOf, tmp_path: Path) -> None:
     ((first, second),) = runners_of("pass", "pass")
     assert answered(first.evaluate(task()))
@@ -435,6 +447,7 @@ def test_a_runner_that_is_stopped_ends_the_process_that_it_shares(runners_of: Ru
         os.kill(pid, 0)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("bundled", "same"), [(True, False), (False, True)])
 def test_a_bundled_framework_makes_room_earlier_than_what_may_hold_a_model(
     bundled: bool, same: bool, runners_of: RunnersOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -42,6 +42,8 @@ from attncheck.results.reader import read_arrays, read_run
 from attncheck.run import Settings, run_cases
 from attncheck.store import NO_STORE, Store
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 COUNTING = """\
 import os, psutil
 from pathlib import Path
@@ -196,7 +198,7 @@ def contents(folder: Path) -> tuple[Any, ...]:
 def test_documents_among_cases_that_were_judged_before_have_their_arrays_put_together_here(
     started: list[None], tmp_path: Path
 ) -> None:
-    cases = select_cases(["documents/*", "softmax", "masking", "scoring"]).cases
+    cases = select_cases(["documents/*", "scoring"]).cases
     chosen = bundled_implementations(["numpy"])
 
     def run(name: str, store: Store) -> int:
@@ -252,7 +254,7 @@ def test_a_run_that_is_stopped_leaves_no_worker_waiting_to_hand_over(
 def test_several_workers_of_one_framework_come_to_what_one_comes_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases = select_cases(["softmax", "masking", "scoring", "attention"]).cases
+    cases = select_cases(["softmax", "masking", "scoring"]).cases
     chosen = bundled_implementations(["numpy"])
     alone = run_cases(cases, chosen, Settings(tmp_path / "alone", limits=Limits(workers=1), store=NO_STORE))
     for module in (run, local):

@@ -4,9 +4,8 @@
     python tests/harness/judging/golden.py --check            # hold every line against golden.txt: three minutes
     python tests/harness/judging/golden.py --bits before.txt  # every bit, to hold two states of the code side by side
 
-The tests hold a part of it: every case in one of its dtypes and in one of the rounding models of that, both drawn from
-the case's name, and of the largest cases, which take half of the time, every fourth. Hold every line wherever nothing
-should change.
+The tests hold the standard units of it, which have every option in every dtype and show every fault of the catalogue,
+each in three of its rounding models, drawn from the case's name. Hold every line wherever nothing should change.
 
 Every line is a case in a dtype, then what is known of it: the fingerprint of its exact stages, and for each rounding
 model that of what its bounds hold exactly (shapes, zeros, infinities, the exact values of the introduced steps), with
@@ -23,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from hashlib import blake2b
@@ -41,6 +40,7 @@ from attncheck.execution.process_tree import end_with_parent
 from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
 from attncheck.oracle.enclosure import Enclosure
+from attncheck.plan import Plan
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import rounded_once
@@ -48,6 +48,7 @@ from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ROUNDING_MODELS
+from attncheck.standard import standard_units
 
 GOLDEN_FILE: Final = Path(__file__).with_name("golden.txt")
 LEVEL_TOLERANCE: Final = 1e-8
@@ -55,43 +56,57 @@ LEVEL_TOLERANCE: Final = 1e-8
 _CASES_AT_A_TIME: Final = 16
 MAX_SCORES: Final = 1 << 11
 """Of cases with more scores, one rounding model in each dtype is recorded: all of them would take minutes."""
-_LARGE: Final = 1 << 13
-"""Of cases with more scores, every fourth is part of what the tests hold."""
 
 
-def fingerprints(cases: Iterable[Case], *, every_bit: bool = False, in_part: bool = False) -> Iterator[tuple[str, str]]:
+Units = Mapping[str, Collection[str]]
+"""Dtypes by the ids of cases."""
+
+
+def standard_part(cases: Sequence[Case]) -> Units:
+    """Return the dtypes in which cases are standard ones, of those that are."""
+    units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
+    dtypes: dict[str, list[str]] = {}
+    for number, dtype in (units[position] for position in standard_units(cases, units)):
+        dtypes.setdefault(cases[number].id, []).append(dtype)
+    return dtypes
+
+
+def fingerprints(
+    cases: Iterable[Case], *, every_bit: bool = False, part: Units | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield the name of each case in each dtype, and its fingerprints: with levels, or of every bit of bounds.
 
-    Only ``in_part``, most cases have one of their dtypes, and one rounding model.
+    Of a ``part`` alone, each has up to three rounding models, drawn from the case's name.
     """
     for case in cases:
+        if part is not None and case.id not in part:
+            continue
         inputs, draw = make_exact_inputs(case), crc32(case.id.encode())
         for number, dtype in enumerate(case.dtypes):
-            if in_part and number != draw % len(case.dtypes):
+            if part is not None and dtype not in part.get(case.id, ()):
                 continue
             stored = convert_inputs(case, inputs, dtype)
-            if in_part and draw % 4 and score_elements(case.operation, case.options, stored.arrays) > _LARGE:
-                continue
             truth = truth_of_case(case, dtype, stored)
             models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
             if score_elements(case.operation, truth.options, truth.inputs) > MAX_SCORES:
                 models = [models[(len(case.id) + number) % len(models)]]
-            models = [models[draw // 64 % len(models)]] if in_part else models
+            if part is not None:
+                models = [models[place % len(models)] for place in range(draw, draw + min(3, len(models)))]
             yield f"{case.id} {dtype}", " ".join(_fingerprints_of(truth, models, every_bit=every_bit))
 
 
 def fingerprints_on_all_cores(
-    cases: Sequence[Case], *, every_bit: bool = False, in_part: bool = False
+    cases: Sequence[Case], *, every_bit: bool = False, part: Units | None = None
 ) -> dict[str, str]:
     """Return the same as ``fingerprints``, in the same order, worked out side by side."""
     parts = [cases[first : first + _CASES_AT_A_TIME] for first in range(0, len(cases), _CASES_AT_A_TIME)]
     with ProcessPoolExecutor(available_processors(), get_context("spawn"), end_with_parent) as processes:
-        found = processes.map(partial(_of_part, every_bit=every_bit, in_part=in_part), parts)
+        found = processes.map(partial(_of_part, every_bit=every_bit, part=part), parts)
         return dict(chain.from_iterable(found))
 
 
-def _of_part(cases: Sequence[Case], *, every_bit: bool, in_part: bool) -> list[tuple[str, str]]:
-    return list(fingerprints(cases, every_bit=every_bit, in_part=in_part))
+def _of_part(cases: Sequence[Case], *, every_bit: bool, part: Units | None) -> list[tuple[str, str]]:
+    return list(fingerprints(cases, every_bit=every_bit, part=part))
 
 
 def changes(recorded: Mapping[str, str], found: Mapping[str, str], cases: Iterable[Case]) -> list[str]:

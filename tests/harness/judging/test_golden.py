@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from golden import changes, fingerprints, fingerprints_on_all_cores, read_golden
+from golden import changes, fingerprints, fingerprints_on_all_cores, read_golden, standard_part
 
 from attncheck.attention import errors as bounds_terms
 from attncheck.reading.selection import select_cases
@@ -17,12 +17,12 @@ from attncheck.spec import ROUNDING_MODELS
 HOW_TO_ACCEPT = "If that is meant: python tests/harness/judging/golden.py, and say in the commit why they are bounds."
 
 
-def test_exact_values_and_bounds_of_every_case_are_as_recorded() -> None:
+def test_exact_values_and_bounds_of_the_standard_cases_are_as_recorded() -> None:
     cases = select_cases(()).cases
-    found = fingerprints_on_all_cores(cases, in_part=True)
-    assert len(found) > 0.9 * len(cases)
+    found = fingerprints_on_all_cores(cases, part=standard_part(cases))
+    assert len(found) > 0.2 * len(cases)
     for model in ROUNDING_MODELS:
-        assert sum(f" {model}=" in text for text in found.values()) > 30, "every model is held in many cases"
+        assert sum(f" {model}=" in text for text in found.values()) > 20, "every model is held in many cases"
     changed = changes(read_golden(), found, cases)
     assert not changed, "\n".join([*changed[:40], f"{len(changed)} changed in all. {HOW_TO_ACCEPT}"])
 

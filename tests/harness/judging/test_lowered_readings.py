@@ -8,6 +8,8 @@ import pytest
 
 import attncheck
 
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 CASES = Path(__file__).parents[3] / "cases"
 KERNEL = """
 import numpy as np

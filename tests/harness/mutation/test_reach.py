@@ -32,12 +32,12 @@ def _bits(outcome: Outcome) -> Any:
     return [(name, str(each.dtype), each.shape, each.tobytes()) for name, each in outcome.stages.items()]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize(("dtype", "first"), [("float64", 0), ("float16", 3)])
 def test_whoever_is_said_to_have_the_references_bits_has_them(
-    dtype: str, tasks: Mapping[str, Task], recorder: Recorder
+    dtype: str, first: int, tasks: Mapping[str, Task], recorder: Recorder
 ) -> None:
     decided = same = 0
-    for problem in list(tasks.values())[::3]:
+    for problem in list(tasks.values())[first::6]:
         stored = numpy_dtype(dtype)
         with np.errstate(over="ignore"):
             arrays = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterable
+from itertools import groupby
+from typing import Any
 
-import pandas as pd
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attncheck.mutation.catalogue import SUBJECTS
@@ -47,49 +49,70 @@ def _units(draw: st.DrawFn) -> list[UnitFindings]:
     return units
 
 
-def _flagged_first(frames: MutationFrames) -> pd.DataFrame:
+def _key(row: dict[Hashable, Any]) -> tuple[str, str, str, int]:
+    return row["subject"], row["dtype"], row["case"], row["seed"]
+
+
+def _case_of(row: dict[Hashable, Any]) -> tuple[str, str, str]:
+    return _key(row)[:3]
+
+
+def _is_of(row: dict[Hashable, Any], other: dict[Hashable, Any]) -> bool:
+    return (row["subject"], row["dtype"]) == (other["subject"], other["dtype"])
+
+
+def _flagged_first(rows: Iterable[dict[Hashable, Any]]) -> list[dict[Hashable, Any]]:
     """Keep the first flagged stage that is itself at fault, else the first flagged one, of each evaluation."""
-    keys = ["subject", "dtype", "case", "seed"]
-    flagged = frames.evaluations[frames.evaluations["caught"]]
-    order = [stage_position(stage) if stage else -1 for stage in flagged["stage"]]
-    flagged = flagged.assign(order=order, inherited=[not own for own in flagged["own"]])
-    return flagged.sort_values([*keys, "inherited", "order"]).drop_duplicates(keys)
+
+    def place(row: dict[Hashable, Any]) -> tuple[bool, int]:
+        return not row["own"], stage_position(row["stage"]) if row["stage"] else -1
+
+    flagged = sorted((row for row in rows if row["caught"]), key=_key)
+    return [min(stages, key=place) for _, stages in groupby(flagged, key=_key)]
 
 
+@settings(max_examples=60)
 @given(units=_units())
 def test_counts_are_those_of_the_evaluations(units: list[UnitFindings]) -> None:
     frames = summarise(units, SUBJECTS_OF_TEST, (0, 1, 2), {})
-    rows, first = frames.evaluations, _flagged_first(frames)
+    rows = frames.evaluations.astype(object).to_dict("records")
+    _assert_catches_are_counted(frames, rows)
+    _assert_rules_count_faults_on_complete_cases_and_evaluations_of_controls(frames, rows)
+
+
+def _assert_catches_are_counted(frames: MutationFrames, rows: list[dict[Hashable, Any]]) -> None:
+    first = _flagged_first(rows)
+    by_case = {key: list(of_case) for key, of_case in groupby(first, key=_case_of)}
     counted = {
-        (subject, dtype, case): (of_case["stage"].iloc[0], ", ".join(sorted(set(of_case["tier"]))), len(of_case))
-        for (subject, dtype, case), of_case in first.groupby(["subject", "dtype", "case"])
+        key: (of_case[0]["stage"], ", ".join(sorted({row["tier"] for row in of_case})), len(of_case))
+        for key, of_case in by_case.items()
     }
     found = {row[:3]: row[3:] for row in frames.catches.itertuples(index=False, name=None)}
     assert found == counted
     assert list(found) == sorted(found)
     for row in frames.subjects.to_dict("records"):
-        own = rows[(rows["subject"] == row["subject"]) & (rows["dtype"] == row["dtype"])]
-        caught = first[(first["subject"] == row["subject"]) & (first["dtype"] == row["dtype"])]
-        assert (row["reached_by"], row["caught_by"]) == (own["case"].nunique(), caught["case"].nunique())
-        assert row["caught_in"] == (3 if "a" in set(caught["case"]) else caught["seed"].nunique())
-        assert row["tiers"] == ", ".join(sorted(set(caught["tier"])))
-        assert set(row["stages"].split(", ")) == (set(caught["stage"]) or {""})
-        assert row["first_case"] == min(caught["case"], default="")
-        largest = own["ratio"].astype(float).max()
+        own, caught = ([each for each in every if _is_of(each, row)] for every in (rows, first))
+        cases, caught_cases = ({each["case"] for each in every} for every in (own, caught))
+        assert (row["reached_by"], row["caught_by"]) == (len(cases), len(caught_cases))
+        assert row["caught_in"] == (3 if "a" in caught_cases else len({each["seed"] for each in caught}))
+        assert row["tiers"] == ", ".join(sorted({each["tier"] for each in caught}))
+        assert set(row["stages"].split(", ")) == ({each["stage"] for each in caught} or {""})
+        assert row["first_case"] == min(caught_cases, default="")
+        ratios = [each["ratio"] for each in own if each["ratio"] is not None and not math.isnan(each["ratio"])]
+        largest = max(ratios, default=math.nan)
         assert row["largest_ratio"] == largest or (math.isnan(largest) and math.isnan(row["largest_ratio"]))
-        assert [row[rule] for rule in RULES] == [bool(own[rule].fillna(value=False).any()) for rule in RULES]
+        assert [row[rule] for rule in RULES] == [any(each[rule] is True for each in own) for rule in RULES]
 
 
-@given(units=_units())
-def test_rules_count_faults_on_complete_cases_and_evaluations_of_controls(units: list[UnitFindings]) -> None:
-    frames = summarise(units, SUBJECTS_OF_TEST, (0, 1, 2), {})
+def _assert_rules_count_faults_on_complete_cases_and_evaluations_of_controls(
+    frames: MutationFrames, rows: list[dict[Hashable, Any]]
+) -> None:
     kinds = {subject.name: kind_of(subject) for subject in SUBJECTS_OF_TEST}
     for row in frames.rules.to_dict("records"):
-        rows = frames.evaluations[frames.evaluations["dtype"] == row["dtype"]]
+        of_dtype = [each for each in rows if each["dtype"] == row["dtype"]]
         column = "caught" if row["rule"] == "attncheck" else row["rule"]
-        of_kind = rows["subject"].map(kinds)
-        rejected = rows[rows[column].fillna(value=False).astype(bool)]
-        faults = rejected[(of_kind[rejected.index] == "mutant") & rejected["complete"]]
-        controls = rows[of_kind == "control"].groupby(["subject", "case", "seed"])[column].any()
-        assert row["mutants_caught"] == faults["subject"].nunique()
-        assert (row["controls"], row["controls_rejected"]) == (len(controls), controls.sum())
+        faults = [each for each in of_dtype if kinds[each["subject"]] == "mutant" and each["complete"]]
+        controls = [each for each in of_dtype if kinds[each["subject"]] == "control"]
+        assert row["mutants_caught"] == len({each["subject"] for each in faults if each[column] is True})
+        assert row["controls"] == len({_key(each) for each in controls})
+        assert row["controls_rejected"] == len({_key(each) for each in controls if each[column] is True})

@@ -19,10 +19,10 @@ NAMES = ("scale_missing", "softcap_ignored", "keys_reversed", "tail_dropped_afte
 
 
 def test_several_processes_find_what_one_finds() -> None:
-    cases = [*select_cases(["softcap.yaml"]).cases, *select_cases(["probes/long_rows.yaml"]).cases]
+    cases = [*select_cases(["softcap.yaml"]).cases[:4], *select_cases(["probes/long_rows.yaml"]).cases[:1]]
     subjects = [*(SUBJECTS[name] for name in NAMES), *CONTROLS[:2], *EQUIVALENT[:1]]
     alone = run_mutants(cases, (0, 1), subjects=subjects)
-    with in_processes(3) as scorers:
+    with in_processes(2) as scorers:
         together = run_mutants(cases, (0, 1), scorers=scorers, subjects=subjects)
     pd.testing.assert_frame_equal(alone.evaluations, together.evaluations)
     pd.testing.assert_frame_equal(alone.subjects, together.subjects)

@@ -10,6 +10,8 @@ import pytest
 from attncheck.errors import ExitCode
 from attncheck.properties.rows import PropertyRow, exit_code_of
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 Ask = Callable[..., list[PropertyRow]]
 OF_A_PROMPT = (
     *("repeated", "batch_invariant", "padding", "cached_prefix", "decoding", "heads_permuted", "values_scaled"),

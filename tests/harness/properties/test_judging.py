@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from attncheck.properties.judging import Side, judge_arrays
 from attncheck.properties.rows import PropertyOutcome
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 Real = NDArray[np.float64]
 
 

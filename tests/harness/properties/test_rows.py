@@ -13,6 +13,8 @@ from attncheck.properties.files import read_property_rows, write_property_rows
 from attncheck.properties.rows import PropertyOutcome, PropertyRow, exit_code_of, sentence_of, worst_of
 from attncheck.results.format import PROPERTIES_TABLE
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 ROW = PropertyRow("own.attention", "repeated", "mine/a", "float32", "20 calls", "bitwise", message="all 5, elements")
 
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attncheck.errors import CaseError, Diagnostic, ExitCode
+from attncheck.reading import case_maker
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import MAX_LOOKED_AT
 from attncheck.reading.inputs import make_exact_inputs
@@ -374,11 +375,13 @@ def test_cases_cannot_refer_to_one_large_array_without_end(load_text: Load) -> N
     assert fault.message.startswith(f"the file's cases spell out or refer to more than {MAX_LOOKED_AT} numbers")
 
 
-def test_printed_numbers_count_however_they_are_set_apart(load_text: Load) -> None:
-    row = f"[{','.join(['1'] * 8192)}]"
-    cases = [FUZZ_CASE.format(number, f'{{printed: "{row}"}}') for number in range(MAX_LOOKED_AT // 8192 // 2 + 9)]
+def test_printed_numbers_count_however_they_are_set_apart(load_text: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 2**13
+    monkeypatch.setattr(case_maker, "MAX_LOOKED_AT", most)
+    row = f"[{','.join(['1'] * 512)}]"
+    cases = [FUZZ_CASE.format(number, f'{{printed: "{row}"}}') for number in range(most // 512 // 2 + 9)]
     fault = only_fault(load_text, FUZZ_HEAD + "cases:\n" + "".join(cases))
-    assert fault.message.startswith(f"the file's cases spell out or refer to more than {MAX_LOOKED_AT} numbers")
+    assert fault.message.startswith(f"the file's cases spell out or refer to more than {most} numbers")
 
 
 def test_arrays_that_are_made_to_be_looked_at_count_too(load_text: Load) -> None:

@@ -58,7 +58,7 @@ def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> d
     return {name: tuple(lengths[letter] for letter in spec.axes) for name, spec in inputs_of(operation, kind).items()}
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(of=st.sampled_from(KINDS), lengths=lengths_of_letters)
 def test_every_axis_letter_gets_the_length_that_the_inputs_give_it(
     of: tuple[str, str | None], lengths: dict[str, int]
@@ -82,7 +82,7 @@ def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
     ]
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(
     of=st.sampled_from([(*kind, *axis) for kind in KINDS for axis in _shared_axes(*kind)]), lengths=lengths_of_letters
 )
@@ -231,7 +231,7 @@ def test_multi_head_attention_ends_in_the_width_of_its_output_projection(
     assert stages["value"] == (lengths["B"], lengths["Hkv"], lengths["Lk"], lengths["Dv"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(of=st.sampled_from(KINDS), lengths=lengths_of_letters)
 def test_every_stage_that_an_operation_may_return_has_a_shape(
     of: tuple[str, str | None], lengths: dict[str, int]

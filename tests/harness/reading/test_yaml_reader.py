@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +168,8 @@ def test_json_which_is_yaml_is_read_as_json(read: Reader, data: object, indent: 
         (f"a: 1\nb: {'9' * 5000}\n", 2, f"'{'9' * 37}...' is beyond the range of float64"),
         ("printed: [1, 5.77e-340]\n", 1, "expected text in quotes, got 5.77e-340: a bare number would lose its digits"),
         (f"a: 0x{'f' * 5000}\n", 1, "is beyond the range of float64"),
-        ("a: " + "[" * 5000 + "]" * 5000, 1, f"nested more than {MAX_DEPTH} levels deep"),
+        ("a: " + "[" * 200 + "]" * 200, 1, f"nested more than {MAX_DEPTH} levels deep"),
         ("a:\n" + "".join(" " * depth + "- \n" for depth in range(200)), 101, f"more than {MAX_DEPTH} levels deep"),
-        ("a: 1\nb: [" + "1," * MAX_NODES + "]\n", 2, f"more than {MAX_NODES} values"),
     ],
 )
 def test_what_is_no_plain_yaml_is_refused_with_its_line(read: Reader, text: str | bytes, line: int, words: str) -> None:
@@ -177,6 +178,16 @@ def test_what_is_no_plain_yaml_is_refused_with_its_line(read: Reader, text: str 
     assert words in str(fault.value)
     assert "\n" not in str(fault.value)
     assert fault.value.line == line
+
+
+def test_more_values_than_a_case_may_have_are_refused_with_their_line(
+    read: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yaml_reader, "MAX_NODES", 300)
+    with pytest.raises(YamlFault, match="more than 300 values") as fault:
+        read("a: 1\nb: [" + "1," * 300 + "]\n")
+    assert fault.value.line == 2
+    assert len(read("a: 1\nb: [" + "1," * 290 + "]\n").data["b"]) == 290
 
 
 def test_a_fault_in_a_field_names_the_field(read: Reader) -> None:
@@ -276,9 +287,27 @@ def _by_both(read: Reader, text: str) -> tuple[YamlDocument, YamlDocument] | Non
         yaml_reader.compose_fast = composing
 
 
+def _without_repetition(texts: list[str]) -> Iterator[str]:
+    """Leave out cases that have nothing beside each other, be it letters, digits or any sign, that is new, and no name.
+
+    The slow reader takes half a second for a file, and most cases are written as others are.
+    """
+    seen = set[str]()
+    for text in texts:
+        kept = list[str]()
+        for entry in re.split(r"^(?=  - )", text, flags=re.MULTILINE):
+            plain = re.sub(r"[0-9]+", "0", re.sub(r"[a-zA-Z]+", "a", entry))
+            beside = {"".join(each) for each in pairwise(plain)}
+            if not beside <= seen or len(kept) < 2 or "&" in entry:
+                kept.append(entry)
+            seen |= beside
+        yield "".join(kept)
+
+
 def test_every_bundled_file_is_read_alike_by_both_readers_and_most_by_the_fast_one(read: Reader) -> None:
-    read_by_both = [_by_both(read, path.read_text(encoding="utf-8")) for path in CORPUS]
-    pairs = [pair for pair in read_by_both if pair is not None]
+    texts = [path.read_text(encoding="utf-8") for path in CORPUS]
+    assert sum(compose_fast(text, MAX_NODES, MAX_DEPTH) is not None for text in texts) > 0.9 * len(CORPUS)
+    pairs = [pair for text in _without_repetition(texts) if (pair := _by_both(read, text)) is not None]
     assert len(pairs) > 0.9 * len(CORPUS)
     assert all(fast == slow for fast, slow in pairs)
 

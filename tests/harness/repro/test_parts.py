@@ -24,6 +24,8 @@ from attncheck.repro.code import NotSeparable, copied, inlined, read_module
 from attncheck.repro.expected import expected_of, written
 from attncheck.repro.parts import judge, unpack, wrong_elements
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 Module = Callable[[str, str], None]
 
 RANDOM = np.random.default_rng(3)

@@ -25,6 +25,10 @@ from attncheck.repro.compact import MAX_LINES
 from attncheck.results.format import Row
 from attncheck.searching.search import element_of
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+app.load()  # all commands, whichever another test has loaded
+
 Done = subprocess.CompletedProcess[str]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attncheck.errors import OutputError, ResultsError
@@ -228,7 +228,8 @@ CONTENT = st.recursive(
 )
 
 
-@given(st.dictionaries(TEXTS, CONTENT, max_size=8), st.sampled_from([0, 1, 3000]))
+@settings(max_examples=60)
+@given(st.dictionaries(TEXTS, CONTENT, max_size=8), st.sampled_from([0, 1, 300]))
 def test_what_is_packed_comes_back(contents: dict[str, Any], longer: int) -> None:
     records = {identity: {"id": identity, "content": [content] * longer} for identity, content in contents.items()}
     packed = CaseRecords(records.values())

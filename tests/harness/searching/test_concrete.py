@@ -63,7 +63,7 @@ def test_minus_infinity_counts_as_finite_where_it_forbids() -> None:
 def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
     source = ProblemSource(Draw(7, None), DTYPES)
     written = 0
-    for number in range(60):
+    for number in range(36):
         problem = source.problem(number)
         try:
             case = write_case(problem, tmp_path / f"case-{number}.yaml", "A drawn problem", "a test")
@@ -73,7 +73,7 @@ def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
             raise
         assert holds(case, problem, tmp_path)
         written += 1
-    assert written > 50
+    assert written > 30
     assert list(tmp_path.glob("*.npz"))  # some are large
 
 
@@ -160,7 +160,7 @@ def test_a_sequence_is_left_out_of_a_pack() -> None:
 
 def test_most_cuts_of_drawn_problems_are_cases_again(tmp_path: Path) -> None:
     source, tried, read = ProblemSource(Draw(3, None), DTYPES), 0, 0
-    for number in range(40):
+    for number in range(25):
         problem = source.problem(number)
         for letter in letters_of(problem):
             length = extent(problem, letter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from here import evaluation_here
 from typer.testing import CliRunner
 
 from attncheck.cli import app
@@ -41,19 +43,19 @@ def attention(query, key, value, *, is_causal=False, scale=None):
     return weights / weights.sum(axis=-1, keepdims=True) @ value
 """
 WRONG = RIGHT.replace("AHEAD", "1 if scores.shape[-1] > 3 else 0")
-OUTPUTS = ("one", "other")
-ASKED = ("--operation", "attention", "--dtype", "float32")
+ASKED = ("--operation", "attention", "--dtype", "float32", "--seed", "7")
+PROBLEMS = ("--problems", "7")
 
 Run = Callable[..., Any]
+
+
+def searched(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["search", "kernel.py:attention", *ASKED, "--output", "found", *arguments])
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
-
-    def searched(*arguments: str) -> Any:
-        return CliRunner().invoke(app, ["search", "kernel.py:attention", *ASKED, "--output", "found", *arguments])
-
     return searched
 
 
@@ -65,9 +67,19 @@ def record_of(result: Any) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_fault_is_found_reduced_and_written(run: Run, tmp_path: Path) -> None:
-    write(WRONG)
-    result = run("--problems", "30", "--json")
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Search what is wrong once, and return the folder that was searched from, which holds "found", and the result."""
+    folder = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch, evaluation_here():
+        patch.chdir(folder)
+        write(WRONG)
+        return folder, searched(*PROBLEMS, "--json")
+
+
+def test_a_fault_is_found_reduced_and_written(first: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, result = first
+    monkeypatch.chdir(folder)
     assert result.exit_code == 1, result.output
     [finding] = [each for each in record_of(result)["findings"] if "is_causal" in each["asked"]]
     assert (finding["verdict"], finding["stage"]) in {
@@ -77,10 +89,10 @@ def test_a_fault_is_found_reduced_and_written(run: Run, tmp_path: Path) -> None:
     assert finding["asked"] == ["is_causal"]
     assert finding["lengths"]["Lk"] == 4
     assert finding["is_smallest"]
-    selected = select_cases([str(tmp_path / "found")])
+    selected = select_cases([str(folder / "found")])
     assert not selected.faults
     assert len(selected.cases) == len(record_of(result)["findings"])
-    script = tmp_path / "found" / finding["script"]
+    script = folder / "found" / finding["script"]
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 60
     assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 1
     write(RIGHT.replace("AHEAD", "0"))
@@ -96,35 +108,35 @@ KNOWN = """
 """
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_what_is_known_of_drawn_problems_is_counted_and_not_found(run: Run) -> None:
     write(WRONG)
     Path("pyproject.toml").write_text("[tool.attncheck]\nexpected_failures = ['known.yaml']\n", encoding="utf-8")
     entries = "".join(KNOWN.format(verdict=verdict) for verdict in ("numeric", "semantic"))
     Path("known.yaml").write_text(entries, encoding="utf-8")
-    known = record_of(run("--problems", "30", "--json"))
+    known = record_of(run(*PROBLEMS, "--json"))
     assert not [each for each in known["findings"] if "is_causal" in each["asked"]]
     assert known["known"]["One key too many is seen."] >= 3
-    printed = run("--problems", "30", "--output", "other").stdout
+    printed = run(*PROBLEMS, "--output", "other").stdout
     assert f"Known, in {known['known']['One key too many is seen.']} problems: One key too many is seen." in printed
 
 
-def test_it_goes_on_and_says_what_is_mended(run: Run) -> None:
-    write(WRONG)
-    first = record_of(run("--problems", "30", "--json"))
+@pytest.mark.usefixtures("workers_here")
+def test_it_goes_on_and_says_what_is_mended(run: Run, first: tuple[Path, Any]) -> None:
+    shutil.copytree(first[0] / "found", "found")
     state = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
     write(RIGHT.replace("AHEAD", "0"))
-    result = run("--problems", "5", "--json")
-    again = record_of(result)
-    assert {each["file"] for each in first["findings"] if "is_causal" in each["asked"]} <= set(
-        again["no_longer_failing"]
-    )
+    again = record_of(run("--problems", "2", "--json"))
+    found = record_of(first[1])["findings"]
+    assert {each["file"] for each in found if "is_causal" in each["asked"]} <= set(again["no_longer_failing"])
     after = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
     assert all(after["next"][key] > number for key, number in state["next"].items())
 
 
-def test_the_same_number_of_problems_of_a_seed_is_the_same_search(run: Run) -> None:
+@pytest.mark.usefixtures("workers_here")
+def test_the_same_number_of_problems_of_a_seed_is_the_same_search(run: Run, first: tuple[Path, Any]) -> None:
     write(WRONG)
-    found = [record_of(run("--problems", "20", "--json", "--output", name)) for name in OUTPUTS]
+    found = [record_of(result) for result in (first[1], run(*PROBLEMS, "--json", "--output", "other"))]
     for each in found:
         for name in ("seconds", "folder"):
             each.pop(name)
@@ -135,15 +147,14 @@ def test_the_same_number_of_problems_of_a_seed_is_the_same_search(run: Run) -> N
     assert found[0] == found[1]
     assert found[0]["findings"]
     cases = [
-        sorted(path.read_text(encoding="utf-8") for path in Path(name).glob("*.yaml")) for name in ("one", "other")
+        sorted(path.read_text(encoding="utf-8") for path in folder.glob("*.yaml"))
+        for folder in (first[0] / "found", Path("other"))
     ]
     assert cases[0] == cases[1]
 
 
-def test_another_implementation_does_not_go_on_in_a_folder(run: Run) -> None:
-    write(WRONG)
-    run("--problems", "1")
-    result = CliRunner().invoke(app, ["search", "numpy", "--problems", "1", "--output", "found"])
+def test_another_implementation_does_not_go_on_in_a_folder(first: tuple[Path, Any]) -> None:
+    result = CliRunner().invoke(app, ["search", "numpy", "--problems", "1", "--output", str(first[0] / "found")])
     assert result.exit_code != 0
     assert "holds a search of kernel.attention" in str(result.exception)
 
@@ -158,9 +169,10 @@ def test_what_cannot_be_searched_is_said(run: Run, arguments: list[str], said: s
     assert said in str(result.exception)
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_right_implementation_raises_no_finding(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        app, ["search", "numpy", "--problems", "60", "--seed", "4", "--output", str(tmp_path), "--json"]
+        app, ["search", "numpy", "--problems", "20", "--seed", "4", "--output", str(tmp_path), "--json"]
     )
     assert result.exit_code == 0, result.output
     assert record_of(result)["findings"] == []
@@ -181,14 +193,15 @@ def test_a_failure_of_the_calls_before_is_told_as_one(run: Run) -> None:
                 raise NotImplementedError("not yet")
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
             output = weights / weights.sum(axis=-1, keepdims=True) @ value
-            return output * (2 if len(calls) > 12 else 1)
+            return output * (2 if len(calls) > 3 else 1)
         """
     )
-    result = run("--problems", "40", "--json")
+    result = run("--problems", "6", "--json")
     assert result.exit_code == 1, result.output
     assert any(each["needs_calls"] for each in record_of(result)["findings"])
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_reduce_writes_the_smallest_case(run: Run, tmp_path: Path) -> None:
     write(WRONG)
     case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"

@@ -110,6 +110,7 @@ def test_the_file_of_arrays_is_one_of_safetensors(folder: Path) -> None:
     assert place["offset"] % 8 == 0
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_right_outputs_agree_and_what_is_not_there_is_unsupported(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_right_outputs_agree_and_what_is_not_there_is_unsupported(
     assert (tmp_path / "run" / "report" / "report.html").is_file()
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_wrong_output_is_found_with_its_place(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_wrong_output_is_found_with_its_place(
     assert name.rpartition("/")[0].rpartition("/")[0] in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_outputs_may_be_safetensors_and_are_judged_by_the_model_that_is_named(folder: Path, tmp_path: Path) -> None:
     with VectorsWriter(tmp_path / "mine") as writer:
         writer.add({}, {name: array for name, array in computed(folder) if array.dtype == ml_dtypes.bfloat16})

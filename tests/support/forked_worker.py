@@ -1,0 +1,22 @@
+"""What runs in a worker that was forked (``forked.py``); it imports nothing that a worker does not."""
+
+from __future__ import annotations
+
+import os
+import threading
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+
+from attncheck.execution import call
+from attncheck.execution.process_tree import _end_after
+
+
+def serve(environment: dict[str, str], connection: Connection) -> None:
+    """Serve as a spawned worker does, with the variables of the process that asked for it, and end with that."""
+    os.environ.clear()
+    os.environ.update(environment)
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_after, args=(parent.join,), daemon=True).start()
+    call.end_with_parent = lambda: None  # it is the child of another process, which forks it
+    call._serve(connection)

@@ -1,0 +1,112 @@
+"""Implementations loaded, evaluated and judged in the process of the tests, where others are not the point.
+
+A process that loads a kernel takes half a second, and a test of several commands starts as many.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncheck import cli
+from attncheck.execution import user_call
+from attncheck.execution.call import START_SECONDS
+from attncheck.execution.describing import Declared, DescribedWorkers, Question
+from attncheck.execution.runner import GroupRunner
+from attncheck.execution.signatures import unfit_text
+from attncheck.execution.user_call import declarations
+from attncheck.execution.user_code import LoadError, Target, UnfitError, UserImplementation
+from attncheck.execution.worker import Outcome, Task, clean, evaluate_on
+from attncheck.executors import local
+
+
+@contextmanager
+def evaluation_here() -> Iterator[None]:
+    """Evaluate and judge in this process, all but programs; what tests wrote is forgotten afterwards.
+
+    What an implementation leaves behind is not looked for.
+    """
+    before, backends, elsewhere = {*sys.modules}, dict[tuple[str, str], Any](), GroupRunner._evaluated
+
+    def evaluated(runner: GroupRunner[Any], task: Task) -> Outcome:
+        implementation = runner.group.implementation
+        if isinstance(implementation.entry, UserImplementation) and implementation.entry.target.program:
+            return elsewhere(runner, task)
+        key = (implementation.name, implementation.entry.module)
+        if key not in backends:
+            backends[key] = implementation.entry.load(implementation.mode)
+        runner.description = dict(backends[key].describe())
+        runner._meanwhile()
+        return evaluate_on(backends[key], task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupRunner, "_evaluated", evaluated)
+        patch.setattr(local, "MIN_UNITS", sys.maxsize)
+        patch.setattr(user_call, "nothing_left_behind", nullcontext)  # a run's own threads come and go
+        yield
+    for name in {*sys.modules} - before:
+        if name.endswith("_backend") and "." not in name:  # one that a test has written
+            del sys.modules[name]
+
+
+@contextmanager
+def own_code_here() -> Iterator[None]:
+    """Load, evaluate and judge what own code does in this process, all but programs; what it is made of is forgotten.
+
+    A file that is written anew is loaded anew when this is entered again.
+    """
+    modules, path, hooks = {*sys.modules}, [*sys.path], [*sys.path_hooks]
+    begin_elsewhere, declared_elsewhere = DescribedWorkers.begin, DescribedWorkers.declared
+
+    def begin(workers: DescribedWorkers, question: Question, seconds: float = START_SECONDS) -> None:
+        if question.target.program:
+            begin_elsewhere(workers, question, seconds)
+
+    def declared(workers: DescribedWorkers, question: Question, seconds: float = START_SECONDS) -> Declared:
+        return declared_elsewhere(workers, question, seconds) if question.target.program else _declared(question.target)
+
+    with evaluation_here(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DescribedWorkers, "begin", begin)
+        patch.setattr(DescribedWorkers, "declared", declared)
+        try:
+            yield
+        finally:
+            sys.path[:], sys.path_hooks[:] = path, hooks
+            sys.path_importer_cache.clear()
+            for name in {*sys.modules} - modules:
+                if _is_below(name, Path.cwd()):
+                    del sys.modules[name]
+
+
+def _declared(target: Target) -> Declared:
+    """Answer as a process does that goes on as a worker (``describing.describe``)."""
+    try:
+        loaded = target.load()
+        return declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
+    except UnfitError as error:
+        return unfit_text(error, target, loaded)
+    except LoadError as error:
+        return clean(str(error))
+
+
+def _is_below(name: str, folder: Path) -> bool:
+    """Whether a module lies in a folder, in which somebody wrote it, and belongs to no package that is installed."""
+    file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+    return file.is_relative_to(folder) and name.partition(".")[0] != "attncheck" and "site-packages" not in file.parts
+
+
+def command_here(words: list[str], folder: Path) -> tuple[int, str, str]:
+    """Run a command of attncheck in this process and in a folder; return exit code, standard output and error."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    return int(end.value.code or 0), out.getvalue(), err.getvalue()
