@@ -93,10 +93,11 @@ def _require_same_cases(directory: Path, cases: Records) -> None:
     path = directory / "cases.json"
     if _is_text(path, cases_text(cases())):
         return
-    both = (read_cases(path)[0].values(), cases())
-    before, now = ({case["id"]: {**case, "probes": {}} for case in each} for each in both)
+    before, now = read_cases(path)[0], {case["id"]: case for case in cases()}
     for identity in sorted(before.keys() | now.keys()):
-        _require_same(directory, f"the case {identity}", before.get(identity), now.get(identity))
+        # What tags mean stands with the first case that has them, which may be another one now.
+        pair = ({**each, "probes": {}} if each else None for each in (before.get(identity), now.get(identity)))
+        _require_same(directory, f"the case {identity}", *pair)
 
 
 def _is_text(path: Path, pieces: Iterable[str]) -> bool:

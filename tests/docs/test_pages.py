@@ -44,9 +44,7 @@ def _named(paths: list[Path]) -> list[Any]:
 
 @pytest.mark.parametrize("page", _named(pages()))
 def test_everything_that_a_page_tells_to_do_works(
-    page: Path,
-    tmp_path: Path,
-    machines: Callable[[str], dict[str, str]],
+    page: Path, tmp_path: Path, machines: Callable[[str], dict[str, str]]
 ) -> None:
     text = page.read_text(encoding="utf-8")
     if re.search("^attncheck (ex|im)port onnx", text, re.MULTILINE):

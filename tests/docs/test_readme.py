@@ -61,12 +61,7 @@ def test_the_kernel_agrees(kernel: str, tmp_path: Path) -> None:
     ids=["causality aligned bottom right", "a wrong scale"],
 )
 def test_a_usual_mistake_is_told_by_name(
-    kernel: str,
-    tmp_path: Path,
-    right: str,
-    wrong: str,
-    verdict: str,
-    told: str,
+    kernel: str, tmp_path: Path, right: str, wrong: str, verdict: str, told: str
 ) -> None:
     assert right in kernel
     (tmp_path / "my_kernel.py").write_text(kernel.replace(right, wrong), encoding="utf-8")

@@ -246,10 +246,7 @@ def wrong_for_groups(query, key, value, *, mask=None, is_causal=False, scale=Non
 
 
 @pytest.fixture(scope="module")
-def of_kernels(
-    tmp_path_factory: pytest.TempPathFactory,
-    frames_of: FramesOf,
-) -> Frames:
+def of_kernels(tmp_path_factory: pytest.TempPathFactory, frames_of: FramesOf) -> Frames:
     """Frames of three kernels, really run."""
     folder = tmp_path_factory.mktemp("kernels")
     (folder / "kernels.py").write_text(KERNELS, encoding="utf-8")
