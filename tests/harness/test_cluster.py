@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ class Processes:
         self.address: str = self.client.scheduler.address
 
     def have(self, count: int) -> None:
-        """See to it that so many workers are there."""
+        """See to it that so many workers are there, and answer: the scheduler may still count one that has died."""
         self.workers = [process for process in self.workers if process.poll() is None]
         for _ in range(count - len(self.workers)):
             self.started += 1
@@ -84,9 +84,13 @@ class Processes:
         for _ in range(len(self.workers) - count):
             self.kill(self.workers.pop())
         deadline = time.monotonic() + 60
-        while len(self.client.scheduler_info()["workers"]) != count:
+        while not len(self._answering()) == len(self.client.scheduler_info()["workers"]) == count:
             assert time.monotonic() < deadline, "waited in vain for workers"
             time.sleep(0.05)
+
+    def _answering(self) -> Mapping[str, int]:
+        answers: Mapping[str, int] = self.client.run(os.getpid, on_error="ignore")
+        return answers
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a process with all that belongs to it, at once."""
