@@ -25,7 +25,9 @@ from pathlib import Path
 MAX_SHARE = 0.15
 """Of all processor time, the harness's own."""
 
-ORACLE = re.compile(r"harness/(oracle/(evaluate|blocks|enclosure)|attention/balls)\.py")
+ORACLE = re.compile(
+    r"harness/(oracle/(evaluate|blocks|enclosure)|attention/(balls|double_words|exact_array|scales))\.py"
+)
 BOUNDS = re.compile(r"harness/(attention|oracle)/\w+\.py|harness/judging/scales\.py")
 FRAMEWORK = re.compile(r"\((backends/\w+|torch|tensorflow|keras|jax|jaxlib)[/.]|BackendEntry\.load")
 

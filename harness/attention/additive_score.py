@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from flint import arb
 
-from attncheck.attention.balls import BallArray, from_entries, outer_sum
 from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, split_logits
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.projection import flushed_factors
@@ -28,15 +27,15 @@ from attncheck.attention.softcap import slope_of_tanh
 from attncheck.attention.step import Around, At, Step, stored_logits
 
 
-def _exact(problem: Problem, query: BallArray, key: BallArray) -> BallArray:
-    query_part = query @ problem.balls(problem.array("query_weight"))
-    key_part = key @ problem.balls(problem.array("key_weight"))
+def _exact(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+    query_part = query @ problem.exact(problem.array("query_weight"))
+    key_part = key @ problem.exact(problem.array("key_weight"))
     if "score_bias" in problem.inputs:
-        query_part = query_part + problem.balls(problem.array("score_bias"), query_part.shape)
-    hidden = outer_sum(query_part, key_part)  # (B, H, Lq, Lk, A)
-    vector = problem.balls(problem.array("score_vector")[:, np.newaxis])
-    scores = hidden.mapped(arb.tanh) @ vector  # (B, H, Lq, Lk, 1)
-    return from_entries(scores.shape[:-1], scores.entries())
+        query_part = query_part + problem.exact(problem.array("score_bias"), query_part.shape)
+    each_query = query_part.rearranged(lambda part: part[..., :, np.newaxis, :])
+    hidden = each_query + key_part.rearranged(lambda part: part[..., np.newaxis, :, :])  # (B, H, Lq, Lk, A)
+    scores = hidden.tanh() @ problem.exact(problem.array("score_vector")[:, np.newaxis])  # (B, H, Lq, Lk, 1)
+    return scores.reshaped(scores.shape[:-1])
 
 
 def _hidden_value(problem: Problem, query: Real, key: Real) -> Real:

@@ -5,13 +5,10 @@ D <- D + u_s (|s + b| + D) + eta_s          base 2: + u_c (|s| + |b| + D)
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from flint import arb
 
-from attncheck.attention.balls import BallArray, from_entries
 from attncheck.attention.errors import Ball, Logits, Real
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -19,10 +16,10 @@ from attncheck.attention.step import Around, At, Step, stored_behind_bias
 from attncheck.spec import Shape
 
 
-def _exact(problem: Problem, before: BallArray) -> BallArray:
+def _exact(problem: Problem, before: ExactArray) -> ExactArray:
     if "bias" not in problem.inputs:
         return before
-    return before + problem.balls(problem.on_scores(problem.inputs["bias"], before.shape))
+    return before + problem.exact(problem.on_scores(problem.inputs["bias"], before.shape))
 
 
 def _value(problem: Problem, before: Real) -> Real:
@@ -54,7 +51,7 @@ def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
     return Logits(after, max_error, independent, shared, error.floor + rounding.score_underflow)
 
 
-def exact_grad_bias(problem: Problem, grad_logits: BallArray) -> BallArray:
+def exact_grad_bias(problem: Problem, grad_logits: ExactArray) -> ExactArray:
     """Return the gradient in the shape of the bias, of rank 2 at least."""
     own = slice(None, grad_logits.shape[-1] - problem.added_keys)
     return exact_sum_of_logits(grad_logits, problem.array("bias").shape, own)
@@ -66,14 +63,11 @@ def spread_over(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
     return lifted, tuple(axis for axis, length in enumerate(lifted) if length == 1)
 
 
-def exact_sum_of_logits(grad_logits: BallArray, shape: Shape, columns: slice) -> BallArray:
+def exact_sum_of_logits(grad_logits: ExactArray, shape: Shape, columns: slice) -> ExactArray:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
     _, axes = spread_over(shape, len(grad_logits.shape))
-    entries = np.empty(math.prod(grad_logits.shape), dtype=object)
-    entries[:] = grad_logits.entries()
-    chosen = entries.reshape(grad_logits.shape)[..., columns]
-    summed = np.add.reduce(chosen, axis=axes, keepdims=True, initial=arb(0))
-    return from_entries(np.atleast_2d(np.empty(shape)).shape, summed.ravel().tolist())
+    chosen = grad_logits.rearranged(lambda part: part[..., columns])
+    return chosen.sum(*axes).reshaped(np.atleast_2d(np.empty(shape)).shape)
 
 
 def _reach(known: Reach, before: Flags) -> Flags:

@@ -12,11 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from flint import arb_mat
 from numpy.typing import NDArray
 
-from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.problem import Problem
 from attncheck.attention.step import Around, At, Step
@@ -26,12 +25,8 @@ def joined_of(name: str) -> Step:
     """Return the step that puts what is cached in front of the projected key or value: (B, Hkv, P + Lk, D)."""
     cached = f"cached_{name}"
 
-    def exact(problem: Problem, new: BallArray) -> BallArray:
-        past = problem.balls(problem.array(cached))
-        length, width = past.shape[-2] + new.shape[-2], new.shape[-1]
-        pairs = zip(past.matrices, new.matrices, strict=True)
-        joined = [arb_mat(length, width, before.entries() + own.entries()) for before, own in pairs]
-        return BallArray((*new.shape[:-2], length, width), joined)
+    def exact(problem: Problem, new: ExactArray) -> ExactArray:
+        return joined([problem.exact(problem.array(cached)), new], axis=-2)
 
     def value(problem: Problem, new: Real) -> Real:
         return _joined(problem.array(cached), new)

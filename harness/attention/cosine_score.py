@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attncheck.attention.balls import BallArray, unit_rows
 from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, split_logits, transposed
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -20,10 +20,11 @@ from attncheck.attention.scores import is_power_of_two, scale_of
 from attncheck.attention.step import Around, At, Step, stored_logits
 
 
-def _exact(problem: Problem, query: BallArray, key: BallArray) -> BallArray:
-    cosines = unit_rows(query) @ unit_rows(key).transposed()
+def _exact(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+    query_direction, key_direction = (rows / (rows * rows).sum(-1).sqrt() for rows in (query, key))
+    cosines = query_direction @ key_direction.transposed()
     scale = problem.options.get("scale")
-    return cosines if scale is None else cosines.scaled(problem.number(scale))
+    return cosines if scale is None else cosines * problem.number(scale)
 
 
 def _value(problem: Problem, query: Real, key: Real) -> Real:

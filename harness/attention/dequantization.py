@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attncheck.attention.balls import BallArray, from_entries
 from attncheck.attention.errors import Operand, Real
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.problem import Problem
 from attncheck.attention.step import At, Step
@@ -23,10 +23,8 @@ from attncheck.attention.step import At, Step
 def dequantization_of(name: str) -> Step:
     """Return the product of keys or values with their factors, (B, Hkv, T, 1)."""
 
-    def exact(problem: Problem, codes: BallArray) -> BallArray:
-        factors = problem.balls(problem.array(f"{name}_factor"))
-        rows = zip(codes.rows(), factors.rows(), strict=True)
-        return from_entries(codes.shape, [entry * factor[0] for row, factor in rows for entry in row])
+    def exact(problem: Problem, codes: ExactArray) -> ExactArray:
+        return codes * problem.exact(problem.array(f"{name}_factor"))
 
     def value(problem: Problem, codes: Real) -> Real:
         multiplied: Real = codes * problem.array(f"{name}_factor")

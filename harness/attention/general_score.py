@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, split_logits, transposed
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, reach_of_scores
 from attncheck.attention.problem import Problem, per_head
 from attncheck.attention.projection import flushed_factors
@@ -21,9 +21,9 @@ from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step, stored_logits
 
 
-def _exact(problem: Problem, query: BallArray, key: BallArray) -> BallArray:
-    product = query @ problem.balls(problem.array("weight")) @ key.transposed()
-    return product if "score_bias" not in problem.inputs else product + problem.balls(_bias(problem), product.shape)
+def _exact(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+    product = query @ problem.exact(problem.array("weight")) @ key.transposed()
+    return product if "score_bias" not in problem.inputs else product + problem.exact(_bias(problem), product.shape)
 
 
 def _value(problem: Problem, query: Real, key: Real) -> Real:

@@ -27,8 +27,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real, product_variance, transposed
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.products import PRODUCT, Products, products_of
@@ -42,8 +42,8 @@ from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 def made_of_latents(name: str) -> Step:
     """Return keys or values of every head; what is behind the latent part of a key stays: (B, H, T, D + Dr)."""
 
-    def exact(problem: Problem, latents: BallArray) -> BallArray:
-        return latents @ problem.balls(_with_identity(_projection(problem, name), latents.shape[-1]))
+    def exact(problem: Problem, latents: ExactArray) -> ExactArray:
+        return latents @ problem.exact(_with_identity(_projection(problem, name), latents.shape[-1]))
 
     def value(problem: Problem, latents: Real) -> Real:
         made: Real = latents @ _with_identity(_projection(problem, name), latents.shape[-1])

@@ -13,24 +13,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from flint import arb
 from numpy.typing import NDArray
 
-from attncheck.attention.balls import BallArray, from_entries
 from attncheck.attention.errors import Ball, Logits, Real
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.problem import Problem
 from attncheck.attention.step import Around, At, Step, stored_behind_bias
 from attncheck.spec import Shape
 
 
-def _exact(problem: Problem, before: BallArray) -> BallArray:
+def _exact(problem: Problem, before: ExactArray) -> ExactArray:
     kept = problem.kept(before.shape)
     if problem.fill is None or kept is None:
         return before.restricted_to(kept)
-    fill, flags = problem.number(problem.fill), kept.ravel().tolist()
-    entries = [entry if flag else fill for entry, flag in zip(before.entries(), flags, strict=True)]
-    return from_entries(before.shape, entries, None if before.attended is None else before.attended | ~kept)
+    filled = before.where(kept, problem.number(problem.fill))
+    return filled.attended_again(None if before.attended is None else before.attended | ~kept)
 
 
 def _value(problem: Problem, before: Real) -> Real:
@@ -80,12 +78,10 @@ def through_mask(problem: Problem, array: Real) -> Real:
     return array if replaced is None else np.where(replaced, 0.0, array)
 
 
-def exact_through_mask(problem: Problem, gradients: list[arb], shape: Shape) -> list[arb]:
-    """Do the same with balls, in C order."""
-    replaced, zero = filled(problem, shape), arb(0)
-    if replaced is None:
-        return gradients
-    return [zero if flag else each for each, flag in zip(gradients, replaced.ravel().tolist(), strict=True)]
+def exact_through_mask(problem: Problem, gradients: ExactArray) -> ExactArray:
+    """Do the same with exact numbers."""
+    replaced = filled(problem, gradients.shape)
+    return gradients if replaced is None else gradients.where(~replaced, 0.0)
 
 
 def _reach(known: Reach, before: Flags) -> Flags:

@@ -26,10 +26,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from flint import arb
 
-from attncheck.attention.balls import BallArray, Exponentials, from_entries, log_sum
 from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, exact_logits, finite
+from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
 from attncheck.attention.exponents import Rows
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
@@ -69,6 +68,9 @@ def _mean_rounding(rounding: RoundingModel) -> RoundingModel:
     )
 
 
+_TWO = np.array([[2.0]])
+
+
 def _is_natural(problem: Problem) -> bool:
     return problem.options.get("lse_base") != "2"
 
@@ -76,8 +78,8 @@ def _is_natural(problem: Problem) -> bool:
 # The logits: natural logarithms.
 
 
-def _exact_logits(problem: Problem, scores: BallArray) -> BallArray:
-    return scores if _is_natural(problem) else scores.scaled(arb.const_log2())
+def _exact_logits(problem: Problem, scores: ExactArray) -> ExactArray:
+    return scores if _is_natural(problem) else scores * problem.exact(_TWO).log()
 
 
 def _logits(problem: Problem, scores: Real) -> Real:
@@ -144,9 +146,9 @@ PART_WEIGHTS = replace(WEIGHTS, error=lambda at, rows: _PartWeights(at.value, ro
 # Its log_sum_exp, in the base of those that are given.
 
 
-def _exact_log_sum_exp(problem: Problem, powers: Exponentials) -> BallArray:
+def _exact_log_sum_exp(problem: Problem, powers: Exponentials) -> ExactArray:
     total = log_sum(powers)
-    return total if _is_natural(problem) else total.scaled(1 / arb.const_log2())
+    return total if _is_natural(problem) else total / problem.exact(_TWO).log()
 
 
 def _log_sum_exp(problem: Problem, both: Softmax) -> Real:
@@ -184,10 +186,11 @@ PART_LOG_SUM_EXP = replace(
 # The mean: each query has values of its own, one row of them for each part.
 
 
-def _exact_mean(problem: Problem, weights: BallArray, values: BallArray) -> BallArray:
+def _exact_mean(problem: Problem, weights: ExactArray, values: ExactArray) -> ExactArray:
     *leading, queries, parts = weights.shape
-    alone = from_entries((*leading, queries, 1, parts), weights.entries())
-    return from_entries((*leading, queries, values.shape[-1]), WEIGHTED_MEAN.exact(problem, alone, values).entries())
+    alone = weights.reshaped((*leading, queries, 1, parts))
+    mean: ExactArray = WEIGHTED_MEAN.exact(problem, alone, values)
+    return mean.reshaped((*leading, queries, values.shape[-1]))
 
 
 def _mean(problem: Problem, weights: Real, values: Real) -> Real:

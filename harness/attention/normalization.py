@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flint import arb
 
-from attncheck.attention.balls import BallArray, from_entries
 from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -91,7 +90,7 @@ class _Norm:
         """The least that N can be."""
         return float(np.sqrt(self.epsilon)) if self.epsilon_at in {"inside", "square"} else self.epsilon
 
-    def exact_divisor(self, squares: arb, count: int, epsilon: arb) -> arb:
+    def exact_divisor(self, squares: ExactArray, count: int, epsilon: float) -> ExactArray:
         """Return N from a sum of squares."""
         mean = squares / count
         match self.epsilon_at:
@@ -100,17 +99,17 @@ class _Norm:
             case "outside":
                 return mean.sqrt() + epsilon
             case "maximum":
-                return mean.sqrt().max(epsilon)
-        return mean.max(epsilon).sqrt()
+                return mean.sqrt().maximum(epsilon)
+        return mean.maximum(epsilon).sqrt()
 
 
 def normalization_of(name: str) -> Step:
     """Return the norm of queries or keys; what another reading leaves as it is stays."""
 
-    def exact(problem: Problem, balls: BallArray) -> BallArray:
+    def exact(problem: Problem, array: ExactArray) -> ExactArray:
         if is_left_out(problem, name):
-            return balls
-        return _exact(problem, balls, problem.balls(problem.array(f"{name}_norm")))
+            return array
+        return _exact(problem, array, problem.exact(problem.array(f"{name}_norm")))
 
     def value(problem: Problem, array: Real) -> Real:
         if is_left_out(problem, name):
@@ -167,20 +166,12 @@ def _directions(array: Real, norm: _Norm) -> Real:
     return divided
 
 
-def _exact(problem: Problem, balls: BallArray, weight: BallArray) -> BallArray:
+def _exact(problem: Problem, array: ExactArray, weight: ExactArray) -> ExactArray:
     norm, epsilon = _Norm.of(problem.options), problem.number(_Norm.of(problem.options).epsilon)
-    *_, heads, length, _ = balls.shape
-    count, rows, weights = norm.count(balls.shape), list(balls.rows()), list(weight.rows())
-    squares = [sum((entry * entry for entry in row), arb(0)) for row in rows]
-    if norm.is_full:
-        totals = np.array(squares, dtype=object).reshape(-1, heads, length).sum(axis=1)
-        squares = [totals[number // (heads * length), number % length] for number in range(len(rows))]
-    entries: list[arb] = []
-    for number, (row, square) in enumerate(zip(rows, squares, strict=True)):
-        divisor = norm.exact_divisor(square, count, epsilon)
-        own = weights[number // length % heads]
-        entries += row if divisor.is_zero() else [x * w / divisor for x, w in zip(row, own, strict=True)]
-    return from_entries(balls.shape, entries)
+    squares = (array * array).sum(*((-1, -3) if norm.is_full else (-1,)))
+    divisor = norm.exact_divisor(squares, norm.count(array.shape), epsilon)
+    weighted = array * weight.rearranged(lambda part: part[:, np.newaxis, :])
+    return weighted / divisor.where(~divisor.is_zero(), 1.0)  # a row of zeros stays what it is
 
 
 def _error(at: At, operand: Operand, weight: Real) -> Operand:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from flint import arb
 from numpy.typing import NDArray
 
-from attncheck.attention.balls import BallArray, from_numpy
+from attncheck.attention.double_words import DoubleWords
+from attncheck.attention.exact_array import ExactArray
 from attncheck.spec import (
     FOLDED_INPUTS,
     OPERATIONS,
@@ -70,6 +70,7 @@ class Problem:
     absolute: bool = False
     first_key: int = 0
     added_keys: int = 0
+    arithmetic: type[ExactArray] = DoubleWords
 
     @classmethod
     def of(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:
@@ -128,12 +129,12 @@ class Problem:
             raise ValueError(f"{self.operation} has no {name}, from which the stage asked for follows")
         return self.inputs[name]
 
-    def balls(self, array: NDArray[Any], shape: Shape | None = None) -> BallArray:
+    def exact(self, array: NDArray[Any], shape: Shape | None = None) -> ExactArray:
         """Take an array as exact, broadcast to a shape."""
         array = array if shape is None else np.broadcast_to(array, shape)
         if self.absolute:
             array = np.where(array == -np.inf, array, np.abs(array))
-        return from_numpy(np.atleast_2d(array))
+        return self.arithmetic.of(np.atleast_2d(array))
 
     def in_float64(self) -> Problem:
         """Widen all numbers, exactly."""
@@ -150,9 +151,9 @@ class Problem:
         inputs = {name: array for name, array in self.inputs.items() if name != "mask"}
         return replace(self, inputs=inputs, options={**self.options, "is_causal": False})
 
-    def number(self, value: float) -> arb:
-        """Take an option as exact."""
-        return arb(abs(float(value)) if self.absolute else float(value))
+    def number(self, value: float) -> float:
+        """Return an option, or its magnitude."""
+        return abs(float(value)) if self.absolute else float(value)
 
     def allowed(self, shape: Shape) -> NDArray[np.bool_] | None:
         """Return which keys may be attended to, in the scores' shape; None for all: behind a fill each has a weight."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.balls import BallArray, summed_in_groups
 from attncheck.attention.errors import Ball, Operand, Real, for_query_heads, heads_of, transposed
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -24,7 +24,7 @@ _ZERO_EXPONENT = 5000
 """Stands for the lowest bit of 0: above that of every number."""
 
 
-def _exact(_: Problem, query: BallArray, key: BallArray) -> BallArray:
+def _exact(_: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
     return query @ key.for_heads_of(query).transposed()
 
 
@@ -138,14 +138,14 @@ def _lowest_bit(array: Real) -> NDArray[np.int64]:
     return least
 
 
-def exact_grad_query(_: Problem, grad_products: BallArray, key: BallArray) -> BallArray:
+def exact_grad_query(_: Problem, grad_products: ExactArray, key: ExactArray) -> ExactArray:
     """Return (B, H, Lq, D)."""
     return grad_products @ key.for_heads_of(grad_products)
 
 
-def exact_grad_key(_: Problem, grad_products: BallArray, query: BallArray, key: BallArray) -> BallArray:
+def exact_grad_key(_: Problem, grad_products: ExactArray, query: ExactArray, key: ExactArray) -> ExactArray:
     """Return (B, Hkv, Lk, D)."""
-    return summed_in_groups(grad_products.transposed() @ query, key.shape[-3])
+    return (grad_products.transposed() @ query).summed_in_groups(key.shape[-3])
 
 
 def reach_of_grad_key(_: Reach, grad_products: Flags, __: Flags, key: Flags) -> Flags:

@@ -15,9 +15,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention import balls
-from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import ORDER_FACTOR, Ball, Bound, Finished, Operand, Real, product_variance
+from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -29,19 +28,22 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 def projection_of(name: str) -> Step:
     """Return the projection of query, key or value into heads: (B, L, E) -> (B, H, L, D), and the key that is added."""
 
-    def exact(problem: Problem) -> BallArray:
-        balls = own_exact(problem)
-        return balls if name == "query" else balls.with_zero_rows(problem.added_keys)
+    def exact(problem: Problem) -> ExactArray:
+        own = own_exact(problem)
+        if name == "query" or not problem.added_keys:
+            return own
+        zeros = np.zeros((*own.shape[:-2], problem.added_keys, own.shape[-1]))
+        return joined([own, own.of_numbers(zeros)], axis=-2)
 
-    def own_exact(problem: Problem) -> BallArray:
+    def own_exact(problem: Problem) -> ExactArray:
         inputs, weight = problem.array(name), problem.array(f"{name}_weight")
         heads = problem.heads_of(name)
         per_head = weight.reshape(weight.shape[0], heads, -1).swapaxes(0, 1)  # (E, H*D) -> (H, E, D)
-        projected = problem.balls(inputs[:, np.newaxis]) @ problem.balls(per_head)  # (B, H, L, D)
+        projected = problem.exact(inputs[:, np.newaxis]) @ problem.exact(per_head)  # (B, H, L, D)
         if f"{name}_bias" not in problem.inputs:
             return projected
         bias = problem.array(f"{name}_bias").reshape(heads, 1, -1)  # (H*D,) -> (H, 1, D)
-        return projected + problem.balls(bias, projected.shape)
+        return projected + problem.exact(bias, projected.shape)
 
     def value(problem: Problem) -> Real:
         return problem.with_added(
@@ -70,14 +72,14 @@ def projection_of(name: str) -> Step:
     return Step(exact, value, error, radius, reach=reach)
 
 
-def _exact_output(problem: Problem, context: BallArray) -> BallArray:
-    merged = balls.merge_heads(context)
+def _exact_output(problem: Problem, context: ExactArray) -> ExactArray:
+    merged = context.with_heads_merged()
     if "output_weight" not in problem.inputs:
         return merged
-    output = merged @ problem.balls(problem.array("output_weight"))
+    output = merged @ problem.exact(problem.array("output_weight"))
     if "output_bias" not in problem.inputs:
         return output
-    return output + problem.balls(problem.array("output_bias"), output.shape)
+    return output + problem.exact(problem.array("output_bias"), output.shape)
 
 
 def _value_of_output(problem: Problem, context: Real) -> Real:

@@ -12,14 +12,14 @@ which elements are pairs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from flint import arb
 from numpy.typing import NDArray
 
-from attncheck.attention.balls import BallArray, from_entries
 from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.step import Around, At, Step
@@ -30,11 +30,14 @@ Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 def rotation_of(name: str, sign: int = 1) -> Step:
     """Return the rotation of query or key; backwards with a sign of -1."""
 
-    def exact(problem: Problem, balls: BallArray) -> BallArray:
-        cos, sin = (problem.balls(problem.array(f"{name}_{part}")) for part in ("cos", "sin"))
+    def exact(problem: Problem, array: ExactArray) -> ExactArray:
+        cos, sin = (problem.exact(problem.array(f"{name}_{part}")) for part in ("cos", "sin"))
+        first, second = pairs_of(problem, name)
+        x, y = (array.rearranged(partial(np.take, indices=own, axis=-1)) for own in (first, second))
         # In an absolute problem a difference is a sum.
         signs = (1, 1) if problem.absolute else (-sign, sign)
-        return _exact(balls, cos, sin, pairs_of(problem, name), signs)
+        turned = array.with_part((..., first), x * cos + y * sin * signs[0])
+        return turned.with_part((..., second), y * cos + x * sin * signs[1])
 
     def value(problem: Problem, array: Real) -> Real:
         cos, sin = tables_of(problem, name)
@@ -96,23 +99,6 @@ def rotated(array: Real, cos: Real, sin: Real, pairs: Pairs) -> Real:
     turned = array.copy()
     turned[..., pairs[0]], turned[..., pairs[1]] = first * cos - second * sin, second * cos + first * sin
     return turned
-
-
-def _exact(balls: BallArray, cos: BallArray, sin: BallArray, pairs: Pairs, signs: tuple[int, int]) -> BallArray:
-    tables, length = list(zip(cos.rows(), sin.rows(), strict=True)), balls.shape[-2]
-    indices = list(zip(*(each.tolist() for each in pairs), strict=True))
-    # One table for all, or one for each batch entry, (B, 1, L, R), whose heads share it.
-    of_entry = length * balls.shape[-3] if len(cos.shape) > 2 else 0
-    entries: list[arb] = []
-    for number, row in enumerate(balls.rows()):
-        turned = list(row)
-        first_row = number // of_entry * length if of_entry else 0
-        for (first, second), c, s in zip(indices, *tables[first_row + number % length], strict=True):
-            x, y = row[first], row[second]
-            turned[first] = x * c + signs[0] * (y * s)
-            turned[second] = y * c + signs[1] * (x * s)
-        entries += turned
-    return from_entries(balls.shape, entries)
 
 
 def _sum(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Real:

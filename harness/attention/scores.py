@@ -17,10 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from flint import arb
 
-from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Logits, Real, summation_variance
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
 from attncheck.attention.products import Products, representable
@@ -40,12 +39,12 @@ def scale_from(options: Mapping[str, Any], score: str, head_width: Callable[[], 
     return 1 / math.sqrt(head_width()) if score == "scaled_dot" else 1.0
 
 
-def exact_scaled(problem: Problem, product: BallArray) -> BallArray:
+def exact_scaled(problem: Problem, product: ExactArray) -> ExactArray:
     """Multiply by the scale, forwards or, as its own transpose, backwards."""
     scale = problem.options.get("scale")
     if scale is not None:
-        return product.scaled(problem.number(scale))
-    return product if problem.score == "dot" else product.scaled(1 / arb(problem.head_width).sqrt())
+        return product * problem.number(scale)
+    return product if problem.score == "dot" else product / problem.exact(np.array([[problem.head_width]])).sqrt()
 
 
 def scaled_value(problem: Problem, product: Real) -> Real:
@@ -54,7 +53,7 @@ def scaled_value(problem: Problem, product: Real) -> Real:
     return scaled
 
 
-def _handed_on(_: object, node: BallArray) -> BallArray:
+def _handed_on(_: object, node: ExactArray) -> ExactArray:
     return node
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from attncheck.attention.backward_products import bound_of_summed_logits, value_of_summed_logits
 from attncheck.attention.backward_softmax import GradLogits
-from attncheck.attention.balls import BallArray
 from attncheck.attention.bias import exact_sum_of_logits
 from attncheck.attention.errors import Ball, Finished, Logits, Real, finite
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem, per_head
 from attncheck.attention.step import Around, At, Step
@@ -30,9 +30,9 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 _ADDED = slice(-1, None)
 
 
-def _exact(problem: Problem, before: BallArray) -> BallArray:
+def _exact(problem: Problem, before: ExactArray) -> ExactArray:
     column = per_head(problem.array("sinks"))
-    return before.with_last_column(problem.balls(column, (*before.shape[:-1], 1)))
+    return before.with_part((..., _ADDED), problem.exact(column, (*before.shape[:-1], 1)))
 
 
 def _value(problem: Problem, before: Real) -> Real:
@@ -67,7 +67,7 @@ def _reach(known: Reach, before: Flags) -> Flags:
 SINKS = Step(_exact, _value, _error, _radius, reach=_reach)
 
 
-def _exact_gradient(problem: Problem, grad_logits: BallArray) -> BallArray:
+def _exact_gradient(problem: Problem, grad_logits: ExactArray) -> ExactArray:
     return exact_sum_of_logits(grad_logits, (*problem.array("sinks").shape, 1, 1), _ADDED)
 
 

@@ -9,10 +9,9 @@
 from __future__ import annotations
 
 import numpy as np
-from flint import arb
 
-from attncheck.attention.balls import BallArray, from_entries
 from attncheck.attention.errors import Ball, Logits, Real
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -25,15 +24,14 @@ def cap_of(problem: Problem) -> float | None:
     return None if softcap is None else float(softcap)
 
 
-def _exact(problem: Problem, scores: BallArray) -> BallArray:
+def _exact(problem: Problem, scores: ExactArray) -> ExactArray:
     if cap_of(problem) is None:
         return scores
     cap = problem.number(problem.options["softcap"])
-    capped = scores.scaled(1 / cap).mapped(arb.tanh).scaled(cap)
+    capped = (scores / cap).tanh() * cap
     if capped.attended is None:
         return capped
-    flags = zip(capped.entries(), capped.attended.ravel().tolist(), strict=True)  # the tanh of -inf is -1
-    return from_entries(capped.shape, [entry if attended else -cap for entry, attended in flags])
+    return capped.where(capped.attended, -cap).attended_again()  # the tanh of -inf is -1
 
 
 def _value(problem: Problem, scores: Real) -> Real:
@@ -82,20 +80,19 @@ def slope_of_tanh(argument: Real) -> Real:
     return slope
 
 
-def exact_slope(problem: Problem, scores: BallArray) -> BallArray:
+def exact_slope(problem: Problem, scores: ExactArray) -> ExactArray:
     """Return the derivative of the softcap: 1 without one."""
     if cap_of(problem) is None:
-        return scores.mapped(lambda _: arb(1))
-    cap = problem.number(problem.options["softcap"])
-    return scores.mapped(lambda score: (score / cap).sech() ** 2)
+        return scores.of_numbers(np.ones(scores.shape))
+    decay = (abs(scores / problem.number(problem.options["softcap"])) * -2).exp()  # sech(x) = 2 e^-|x| / (1 + e^-2|x|)
+    return decay * 4 / ((decay + 1) * (decay + 1))
 
 
-def exact_grad_scores(problem: Problem, grad_logits: BallArray, slope: BallArray) -> BallArray:
+def exact_grad_scores(problem: Problem, grad_logits: ExactArray, slope: ExactArray) -> ExactArray:
     """Go back through the softcap."""
     if cap_of(problem) is None:
         return grad_logits
-    pairs = zip(grad_logits.entries(), slope.entries(), strict=True)
-    return from_entries(grad_logits.shape, [gradient * steep for gradient, steep in pairs])
+    return grad_logits * slope
 
 
 SOFTCAP = Step(_exact, _value, _error, _radius, stored_logits, handed_on)

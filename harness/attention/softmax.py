@@ -30,10 +30,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from flint import arb
 
-from attncheck.attention.balls import BallArray, Exponentials, exponentials, from_entries, log_sum, normalised
 from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, finite
+from attncheck.attention.exact_array import ExactArray, Exponentials, exponentials, log_sum, normalised
 from attncheck.attention.exponents import LARGEST_EXPONENT, Rows, is_linear, rows_of
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
 from attncheck.attention.mask import exact_through_mask
@@ -85,7 +84,7 @@ def _exponentials(logits: Real) -> tuple[Real, Real, Real, Real]:
     return shifted, powers, np.where(empty, 1.0, powers.sum(axis=-1, keepdims=True)), highest
 
 
-def _exact(problem: Problem, logits: BallArray) -> Exponentials:
+def _exact(problem: Problem, logits: ExactArray) -> Exponentials:
     return exponentials(logits, uniform=_own_keys(problem, logits.shape) if problem.has_uniform_rows else 0)
 
 
@@ -141,20 +140,18 @@ LOG_SUM_EXP = Step(
 )
 
 
-def exact_grad_logits(problem: Problem, weights: BallArray, grad_weights: BallArray, masked: BallArray) -> BallArray:
+def exact_grad_logits(
+    problem: Problem, weights: ExactArray, grad_weights: ExactArray, masked: ExactArray
+) -> ExactArray:
     """Return p (dp - sum p dp), of magnitudes p (|dp| + sum p |dp|); 0 at masked keys, were a row of them uniform.
 
     The Jacobian of a softmax is diag(p) - p p^T.
     """
-    zero, gradients = arb(0), list[arb]()
-    for p, dp in zip(weights.rows(), grad_weights.rows(), strict=True):
-        delta = sum((weight * gradient for weight, gradient in zip(p, dp, strict=True)), zero)
-        delta = -delta if problem.absolute else delta
-        gradients += [weight * (gradient - delta) for weight, gradient in zip(p, dp, strict=True)]
+    mean = (weights * grad_weights).sum(-1)
+    gradients = weights * (grad_weights + mean if problem.absolute else grad_weights - mean)
     if masked.attended is not None:
-        flags = zip(gradients, masked.attended.ravel().tolist(), strict=True)
-        gradients = [gradient if attended else zero for gradient, attended in flags]
-    return from_entries(weights.shape, exact_through_mask(problem, gradients, weights.shape))
+        gradients = gradients.where(masked.attended, 0.0)
+    return exact_through_mask(problem, gradients)
 
 
 def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:

@@ -2,7 +2,7 @@
 
 Each rule gets what the steps before gave by the same rule, in the order of the graph:
 
-    exact(problem, *balls)         the proven value, an array of balls
+    exact(problem, *arrays)        the proven value, an array of exact numbers
     value(problem, *arrays)        the value in float64
     error(at, *states)             the largest error and its statistical scale, from those of the operands
     stored(at, array)              the same of a returned stage: it may have been stored after it was used
@@ -10,7 +10,7 @@ Each rule gets what the steps before gave by the same rule, in the order of the 
     reach(known, *flags)           which elements follow from which: flags, of what has no value
     transpose                      a step of its own: ``exact`` in the same file, ``error`` in ``backward_*``
 
-``magnitude`` says what the radius of a ball is small or large beside, where that is not the sum of absolute terms.
+``magnitude`` says what the radius of an exact number is small beside, where that is not the sum of absolute terms.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
-from flint import arb
 
 from attncheck.attention.errors import Ball, Logits, Operand, Real, exact_logits
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -116,7 +116,7 @@ class Step:
     radius: Callable[..., Any] = _not_stated
     stored: Callable[[At, Real], Any] = stored_operand
     reach: Callable[..., Flags] = _not_stated
-    magnitude: Callable[[arb], arb] | None = None
+    magnitude: Callable[[ExactArray], ExactArray] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The one walk over a graph of steps, which serves every analysis: what is known, where it starts, and a rule.
 
-    exact_walk     in balls: from the inputs, or from the stages that an implementation returned, taken as exact
+    exact_walk     in exact numbers: from the inputs, or from the stages that an implementation returned, taken as exact
     value_walk     in float64
     error_walk     largest errors and their scales: from the inputs (accumulated), or from returned stages (introduced)
     radius_walk    how far everything moves when every input moves by its radius
@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.balls import BallArray
+from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Ball, Operand, Real, exact_logits
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.scales import Scales
 from attncheck.attention.step import Around, At, Node
 
 
@@ -46,24 +48,28 @@ class Walk:
 
 
 def exact_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk:
-    """Evaluate in balls, at FLINT's current precision, from the inputs and the problem's ``returned`` stages."""
-    nodes = {name: problem.balls(array) for name, array in problem.returned.items()}
+    """Evaluate in the problem's exact arithmetic from the inputs and the problem's ``returned`` stages."""
+    nodes = {name: problem.exact(array) for name, array in problem.returned.items()}
     return Walk(
         graph_of(problem),
-        lambda name: problem.balls(problem.array(name)),
+        lambda name: problem.exact(problem.array(name)),
         lambda _, node, operands: node.step.exact(problem, *operands),
         nodes | dict(known or {}),
     )
 
 
-def magnitude(problem: Problem, walk: Walk, name: str) -> BallArray:
+def magnitude(problem: Problem, walk: Walk, name: str) -> ExactArray:
     """Return the sum of the absolute terms of a stage that a walk evaluated, or what else its step says."""
-    own = {
-        each: walk.nodes[each].mapped(node.step.magnitude)
+    own: dict[str, ExactArray] = {
+        each: node.step.magnitude(walk.nodes[each])
         for each, node in walk.graph.items()
         if node.step.magnitude is not None and each in walk.nodes
     }
-    sums: BallArray = exact_walk(replace(problem, absolute=True), own).node(name)
+    arithmetic = problem.arithmetic
+    if arithmetic is DoubleWords:
+        arithmetic = Scales
+        own = {each: Scales((array.split()[0],), array.attended) for each, array in own.items()}
+    sums: ExactArray = exact_walk(replace(problem, absolute=True, arithmetic=arithmetic), own).node(name)
     return sums
 
 

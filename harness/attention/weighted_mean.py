@@ -35,7 +35,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.attention.balls import BallArray, summed_in_groups
 from attncheck.attention.errors import (
     Ball,
     Bound,
@@ -49,6 +48,7 @@ from attncheck.attention.errors import (
     product_variance,
     transposed,
 )
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.exponents import Rows, second_order
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
 from attncheck.attention.problem import Problem
@@ -75,7 +75,7 @@ class _Scaled:
     signed_output: Real
 
 
-def _exact(_: Problem, weights: BallArray, value: BallArray) -> BallArray:
+def _exact(_: Problem, weights: ExactArray, value: ExactArray) -> ExactArray:
     return weights @ value.for_heads_of(weights)
 
 
@@ -111,14 +111,14 @@ def _reach(known: Reach, weights: Flags, value: Flags) -> Flags:
 WEIGHTED_MEAN = Step(_exact, _value, _error, _radius, reach=_reach)
 
 
-def exact_grad_weights(_: Problem, grad_output: BallArray, value: BallArray) -> BallArray:
+def exact_grad_weights(_: Problem, grad_output: ExactArray, value: ExactArray) -> ExactArray:
     """Return g v^T, (B, H, Lq, Lk)."""
     return grad_output @ value.for_heads_of(grad_output).transposed()
 
 
-def exact_grad_value(_: Problem, weights: BallArray, grad_output: BallArray, value: BallArray) -> BallArray:
+def exact_grad_value(_: Problem, weights: ExactArray, grad_output: ExactArray, value: ExactArray) -> ExactArray:
     """Return p^T g, (B, Hkv, Lk, Dv)."""
-    return summed_in_groups(weights.transposed() @ grad_output, value.shape[-3])
+    return (weights.transposed() @ grad_output).summed_in_groups(value.shape[-3])
 
 
 def reach_of_grad_weights(known: Reach, grad_output: Flags, value: Flags) -> Flags:

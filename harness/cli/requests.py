@@ -168,7 +168,14 @@ def _run(
 
             write_scripts(narrowed.cases, chosen.implementations, summary.failures, request.output, settings.limits)
         if request.verbose:
+            from attncheck.oracle.evaluate import SETTLED
+
+            settled = store.counts + SETTLED
             typer.echo(f"attncheck: cache: {store.summary}", err=True)
+            typer.echo(
+                f"attncheck: exact answers: {settled['double words']:,} in double words, {settled['balls']:,} in balls",
+                err=True,
+            )
         return summary
     except KeyboardInterrupt:
         typer.echo(

@@ -48,7 +48,7 @@ class JudgingProcesses:
         outcomes: Mapping[str, Outcome],
         found: Remembered | None = None,
     ) -> Future[tuple[UnitResult, Counter[str]]]:
-        """Have a unit judged; what comes is its result, and what the store did for it.
+        """Have a unit judged; what comes is its result, and what the store and the oracle did for it.
 
         ``found`` is what the store was seen to have, if somebody has looked.
         """
@@ -112,7 +112,10 @@ def _judge_here(
     case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
+    from attncheck.oracle.evaluate import SETTLED
+
     assert _judge is not None
     counts = _judge.store.counts
     counts.clear()
-    return _judge.judge(case, dtype, inputs, outcomes, found), Counter(counts)
+    SETTLED.clear()
+    return _judge.judge(case, dtype, inputs, outcomes, found), counts + SETTLED

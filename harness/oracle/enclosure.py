@@ -1,24 +1,15 @@
-"""A true value as two float64 numbers and a proven radius: what the oracle hands to whoever judges.
-
-A ball of FLINT's arb (Johansson 2017, "Arb: efficient arbitrary-precision midpoint-radius interval arithmetic") becomes
-
-    high = x to nearest,  low = (x - high) to nearest,  radius = |x - high - low| rounded up
-
-all in ball arithmetic, so that the radius holds whatever ``high`` and ``low`` lost: the bits of a 128-bit midpoint that
-do not fit in 106, and everything below 2^-1074.
-"""
+"""A true value as two float64 numbers and a proven radius: what the oracle hands to whoever judges."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 import numpy as np
-from flint import arb
 from numpy.typing import NDArray
 
+from attncheck.attention.exact_array import ExactArray
 from attncheck.spec import Shape
 
 Real = NDArray[np.float64]
@@ -100,18 +91,16 @@ def last_place(high: Real) -> Real:
     return np.where(np.isfinite(place), place, 1.0)
 
 
-def enclose(balls: Sequence[arb], shape: Shape, attended: NDArray[np.bool_] | None = None) -> Enclosure:
-    """Convert balls, in C order; where ``attended`` is false the exact value is -inf, whatever the ball says.
-
-    A ball that contains everything (NaN, or an infinite radius) gives an infinite radius.
-    """
-    if attended is None:
-        return Enclosure(*_split(balls)).reshaped(shape)
-    positions = attended.ravel()
-    high = np.full(positions.size, -np.inf)
-    low, radius = np.zeros_like(high), np.zeros_like(high)
-    high[positions], low[positions], radius[positions] = _split(list(compress(balls, positions.tolist())))
-    return Enclosure(high, low, radius).reshaped(shape)
+def enclose(array: ExactArray) -> Enclosure:
+    """Return what is known of exact numbers; where they are not attended, -inf."""
+    high, low, radius = array.split()
+    if array.attended is None:
+        return Enclosure(high, low, radius)
+    return Enclosure(
+        np.where(array.attended, high, -np.inf),
+        np.where(array.attended, low, 0.0),
+        np.where(array.attended, radius, 0.0),
+    )
 
 
 def join(parts: Sequence[Enclosure], axis: int) -> Enclosure:
@@ -123,18 +112,3 @@ def join(parts: Sequence[Enclosure], axis: int) -> Enclosure:
         np.concatenate([part.low for part in parts], axis),
         np.concatenate([part.radius for part in parts], axis),
     )
-
-
-def _split(balls: Sequence[arb]) -> tuple[Real, Real, Real]:
-    highs = [float(ball) for ball in balls]
-    rests = [ball - high for ball, high in zip(balls, highs, strict=True)]
-    lows = [float(rest) for rest in rests]
-    uppers = [(rest - low).abs_upper() for rest, low in zip(rests, lows, strict=True)]
-    high, low = np.array(highs, dtype=np.float64), np.array(lows, dtype=np.float64)
-    # float() rounds to nearest and underflows to 0: the next number up bounds it again, unless it was 0 exactly.
-    rounded_up = np.nextafter(np.array([float(upper) for upper in uppers], dtype=np.float64), np.inf)
-    # bool(arb(0)) is True, hence is_zero.
-    radius = np.where(np.array([upper.is_zero() for upper in uppers], dtype=np.bool_), 0.0, rounded_up)
-    lost = ~(np.isfinite(high) & np.isfinite(low))
-    low[lost], radius[lost] = 0, np.inf
-    return high, low, radius

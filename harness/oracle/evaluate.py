@@ -1,8 +1,10 @@
 """The truth: every stage of an operation as a proven enclosure, from the numbers as stored.
 
-Everything is evaluated in ball arithmetic (python-flint) at 128 bits, and again at twice as many while some radius
-exceeds 2^-80 of its element's scale. The scale is the sum of the absolute terms of a score, context, output or
-projection; the weight itself; and max(1, |L|) of a log_sum_exp. Below 2^-1072, where float64 ends, no radius matters.
+Everything is evaluated in double words, of 106 bits. Where some radius exceeds 2^-90 of its element's scale, it is
+evaluated in ball arithmetic (python-flint; Johansson 2017, "Arb: efficient arbitrary-precision midpoint-radius interval
+arithmetic") at 128 bits, and again at twice as many while one exceeds 2^-80. The scale is the sum of the absolute terms
+of a score, context, output or projection; the weight itself; and 1 + |L| of a log_sum_exp. Below 2^-1072, where float64
+ends, no radius matters.
 
 Query rows are independent of each other given key and value, so they are taken 64 at a time, and on a large shape some
 rows can stand for all. Gradients add the rows up: they are evaluated whole.
@@ -10,16 +12,19 @@ rows can stand for all. Gradients add the rows up: they are evaluated whole.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from flint import arb, ctx
+from flint import ctx
 from numpy.typing import NDArray
 
-from attncheck.attention.balls import BallArray
+from attncheck.attention.balls import Balls
+from attncheck.attention.double_words import DoubleWords
+from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.graph import graph_of, nearest
 from attncheck.attention.problem import OutsideDomain, Problem, check_domain
 from attncheck.attention.walk import Walk, exact_walk, magnitude
@@ -45,7 +50,7 @@ than 8,192."""
 
 ADDS_QUERIES_UP = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
-_ROWS_AT_A_TIME = 64  # FLINT's fast matrix product starts when every dimension is large
+_ROWS_AT_A_TIME = 64
 _OF_KEYS = tuple(
     name
     for part in ("projections", "normalizations", "rotations")
@@ -53,7 +58,10 @@ _OF_KEYS = tuple(
     if query_axis(name) is None
 )
 """Stages that are the same for every part of the queries."""
-TOLERANCE = 2.0**-80
+SETTLED: Counter[str] = Counter()
+"""How many questions double words settled in this process, and how many went on to balls."""
+TOLERANCES: Mapping[type[ExactArray], float] = {DoubleWords: 2.0**-90, Balls: 2.0**-80}
+"""Of its scale, the largest radius in each arithmetic: a double word has room for no more."""
 MIN_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
 
 
@@ -135,18 +143,26 @@ def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[in
     starts = range(0, max(len(rows), 1), _ROWS_AT_A_TIME)
     whole = query_rows is None and (len(starts) == 1 or problem.operation in ADDS_QUERIES_UP)
     parts = [problem] if whole else [problem.of_rows(rows[start : start + _ROWS_AT_A_TIME]) for start in starts]
-    return with_enough_precision(lambda: _attempt(parts, stages), f"{problem.operation}: {', '.join(stages)}")
+    return with_enough_precision(
+        lambda arithmetic: _attempt([replace(part, arithmetic=arithmetic) for part in parts], stages),
+        f"{problem.operation}: {', '.join(stages)}",
+    )
 
 
-def with_enough_precision(attempt: Callable[[], Found | None], what: str) -> Found:
-    """Return what an attempt finds at the lowest precision that suffices; it returns None where that does not.
+def with_enough_precision(attempt: Callable[[type[ExactArray]], Found | None], what: str) -> Found:
+    """Return what an attempt finds in the first arithmetic that suffices; it returns None where one does not.
 
     Raises ``PrecisionExhausted`` where none does.
     """
+    with np.errstate(all="ignore"):
+        found = attempt(DoubleWords)
+    SETTLED["double words" if found is not None else "balls"] += 1
+    if found is not None:
+        return found
     precision = MIN_PRECISION
     while precision <= MAX_PRECISION:
-        with ctx.workprec(precision):
-            found = attempt()
+        with ctx.workprec(precision), np.errstate(all="ignore"):
+            found = attempt(Balls)
         if found is not None:
             return found
         precision *= 2
@@ -154,28 +170,27 @@ def with_enough_precision(attempt: Callable[[], Found | None], what: str) -> Fou
 
 
 def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclosure] | None:
-    """Evaluate at FLINT's current precision; None where it does not suffice."""
+    """Evaluate in the arithmetic of the parts; None where it does not suffice."""
     pieces: dict[str, list[Enclosure]] = {stage: [] for stage in stages}
     shared: dict[str, Any] = {}
     for part in parts:
         walk = exact_walk(part, shared)
         for stage in stages:
-            balls: BallArray = walk.node(stage)
-            enclosure = enclose(balls.entries(), balls.shape, balls.attended)
-            if not _suffices(enclosure, balls, part, walk, stage):
+            array: ExactArray = walk.node(stage)
+            if not _suffices(array, part, walk, stage):
                 return None
-            own = enclosure.reshaped(_shape_of(stage, balls, part))
+            own = enclose(array).reshaped(_shape_of(stage, array, part))
             pieces[stage].append(own.mapped(partial(part.without_added, stage)))
         shared = {name: walk.nodes[name] for name in _OF_KEYS if name in walk.nodes}
     return {stage: _joined(stage, found) for stage, found in pieces.items()}
 
 
-def _shape_of(stage: str, balls: BallArray, part: Problem) -> Shape:
-    """Return a stage's own shape, that of the input of a gradient; balls have at least two axes."""
+def _shape_of(stage: str, array: ExactArray, part: Problem) -> Shape:
+    """Return a stage's own shape, that of the input of a gradient; exact arrays have at least two axes."""
     of_input = stage.removeprefix("grad_")
     if of_input != stage:
         return part.array(of_input).shape
-    return balls.shape[:-1] if stage == "log_sum_exp" else balls.shape
+    return array.shape[:-1] if stage == "log_sum_exp" else array.shape
 
 
 def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
@@ -184,13 +199,12 @@ def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
     return join(pieces, axis=-1 if stage == "log_sum_exp" else -2)
 
 
-def _suffices(enclosure: Enclosure, balls: BallArray, part: Problem, walk: Walk, stage: str) -> bool:
+def _suffices(array: ExactArray, part: Problem, walk: Walk, stage: str) -> bool:
     """Whether every radius is small; only where it is large beside the value itself is its scale worked out."""
-    # Values beyond float64 have an infinite radius and are looked at below, where balls have no largest number.
-    small = np.clip(TOLERANCE * np.abs(enclosure.high), MIN_RADIUS, np.finfo(np.float64).max)
-    doubtful = np.flatnonzero(~(enclosure.radius <= small))
-    if not len(doubtful):
-        return True
-    entries, scales = balls.entries(), magnitude(part, walk, stage).entries()
-    tolerance = arb(TOLERANCE)
-    return all(bool(entries[index].rad() <= scales[index] * tolerance) for index in doubtful)
+    tolerance = TOLERANCES[part.arithmetic]
+    high, _, radius = array.split()
+    # A ball beyond float64 has an infinite radius here, and is looked at below, where balls have no largest number.
+    small = radius <= np.clip(tolerance * np.abs(high), MIN_RADIUS, np.finfo(np.float64).max)
+    if array.attended is not None:
+        small |= ~array.attended
+    return bool(small.all() or (small | array.is_small_beside(magnitude(part, walk, stage), tolerance)).all())

@@ -9,8 +9,9 @@ each in three of its rounding models, drawn from the case's name. Hold every lin
 
 Every line is a case in a dtype, then what is known of it: the fingerprint of its exact stages, and for each rounding
 model that of what its bounds hold exactly (shapes, zeros, infinities, the exact values of the introduced steps), with
-the level of all its bounds, accumulated and introduced, the largest error and sigma. Exact values are integers of ball
-arithmetic, the same on every machine, and every bit of them counts. Bounds are evaluated in float64, by functions that
+the level of all its bounds, accumulated and introduced, the largest error and sigma. Of an exact value the float64
+number nearest to it counts, which is the same on every machine and in every arithmetic that is exact enough; where its
+radius leaves that open, it does not count. Bounds are evaluated in float64, by functions that
 differ in the last bits from processor to processor, so that no fingerprint of them is the same everywhere. Their level
 is a number: the mean of their logarithms to base 2, each with a weight of its own between 1 and 2. It moves by as much
 as the bounds do, whichever of them they are, and levels are compared within ``LEVEL_TOLERANCE``.
@@ -166,8 +167,16 @@ def _fingerprints_of(truth: Truth, models: Iterable[str], *, every_bit: bool) ->
 def _bytes_of_exact(stages: Mapping[str, Enclosure]) -> Iterator[bytes]:
     for stage in sorted(stages):
         yield stage.encode()
-        for array in (stages[stage].high, stages[stage].low, stages[stage].radius):
-            yield _bytes_of(array)
+        yield _bytes_of(np.where(is_certain(stages[stage]), stages[stage].high, np.nan))
+
+
+def is_certain(exact: Enclosure) -> NDArray[np.bool_]:
+    """Whether no other float64 number can be the nearest to the truth."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        reached = np.abs(exact.low) + exact.radius
+        half = np.spacing(np.abs(exact.high)) / 2
+    certain: NDArray[np.bool_] = (reached < half) | ((exact.radius == 0) & (exact.low == 0))
+    return certain
 
 
 def _arrays_of(bounds: Mapping[str, Bound]) -> Iterator[NDArray[np.float64]]:

@@ -1,0 +1,261 @@
+"""Arrays of real numbers that are known to within a radius: what the exact rule of a step is written in.
+
+A rule is stated once and runs in two arithmetics. ``DoubleWords`` (``double_words``) is fast and has 106 bits;
+``Balls`` (``balls``) has as many as are asked for. Every operation gives an enclosure of the result for any numbers
+within the operands' radii. ``Scales`` (``scales``) has no radii, and says what those of double words are small beside.
+Shapes broadcast as NumPy's do.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.spec import Shape
+
+Real = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Array = TypeVar("Array", bound="ExactArray")
+Rearrangement = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class ExactArray(ABC):
+    """An array of rank 2 or more. ``parts`` are arrays of its shape that say together what each number is.
+
+    ``attended``, of the whole shape, is false where the exact value is -inf; the number there is a placeholder.
+    """
+
+    parts: tuple[NDArray[Any], ...]
+    attended: Flags | None = None
+
+    @classmethod
+    @abstractmethod
+    def of_numbers(cls, numbers: Real) -> Self:
+        """Take finite numbers as exact."""
+
+    @classmethod
+    def of(cls, stored: NDArray[Any]) -> Self:
+        """Take stored numbers as exact; -inf becomes a place that is not attended."""
+        numbers = stored.astype(np.float64)
+        if np.isfinite(numbers).all():
+            return cls.of_numbers(numbers)
+        attended = numbers != -np.inf
+        return cls.of_numbers(np.where(attended, numbers, 0.0)).restricted_to(attended)
+
+    @abstractmethod
+    def split(self) -> tuple[Real, Real, Real]:
+        """Return high, low and radius with |x - (high + low)| <= radius; an infinite radius where nothing is known."""
+
+    @abstractmethod
+    def is_zero(self) -> Flags:
+        """Whether numbers are exactly 0."""
+
+    @abstractmethod
+    def is_small_beside(self, scale: ExactArray, tolerance: float) -> Flags:
+        """Whether radii are at most so much of other numbers, none of them negative, in an arithmetic for scales."""
+
+    @abstractmethod
+    def largest_of_rows(self) -> Self:
+        """Return some exact number near the largest attended one of each row, 0 where there is none: (..., 1)."""
+
+    @abstractmethod
+    def __neg__(self) -> Self: ...
+
+    @abstractmethod
+    def __abs__(self) -> Self: ...
+
+    @abstractmethod
+    def _plus(self, other: Self) -> Self: ...
+
+    @abstractmethod
+    def _times(self, other: Self) -> Self: ...
+
+    @abstractmethod
+    def _by(self, other: Self) -> Self:
+        """Divide by numbers of which none is 0."""
+
+    @abstractmethod
+    def __matmul__(self, other: Self) -> Self: ...
+
+    @abstractmethod
+    def _row_sums(self) -> Self:
+        """Add up along the last axis, which stays with length 1."""
+
+    @abstractmethod
+    def _maximum(self, other: Self) -> Self: ...
+
+    @abstractmethod
+    def exp(self) -> Self:
+        """Return e^x."""
+
+    @abstractmethod
+    def log(self) -> Self:
+        """Return the natural logarithm of positive numbers."""
+
+    @abstractmethod
+    def sqrt(self) -> Self:
+        """Return the square root of numbers that are not negative."""
+
+    @abstractmethod
+    def tanh(self) -> Self:
+        """Return the hyperbolic tangent, as exact relative to itself as the number is."""
+
+    @property
+    def shape(self) -> Shape:
+        """The shape."""
+        return self.parts[0].shape
+
+    def __add__(self, other: Self | float) -> Self:
+        return self._plus(self._taken(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Self | float) -> Self:
+        return self + -other
+
+    def __rsub__(self, other: float) -> Self:
+        return -self + other
+
+    def __mul__(self, other: Self | float) -> Self:
+        return self._times(self._taken(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Self | float) -> Self:
+        return self._by(self._taken(other))
+
+    def __rtruediv__(self, other: float) -> Self:
+        return self._taken(other) / self
+
+    def maximum(self, other: Self | float) -> Self:
+        """Return the larger number of two, place by place."""
+        return self._maximum(self._taken(other))
+
+    def _taken(self, other: Self | float) -> Self:
+        return self.of_numbers(np.full((1, 1), float(other))) if isinstance(other, int | float) else other
+
+    def sum(self, *axes: int) -> Self:
+        """Add up over axes, which stay with length 1."""
+        total = self
+        for axis in axes:
+            last = total.rearranged(partial(np.moveaxis, source=axis, destination=-1))
+            total = last._row_sums().rearranged(partial(np.moveaxis, source=-1, destination=axis))
+        return total
+
+    def rearranged(self, function: Rearrangement) -> Self:
+        """Rearrange, repeat or leave out elements."""
+        attended = None if self.attended is None else function(self.attended)
+        return type(self)(tuple(map(function, self.parts)), attended)
+
+    def reshaped(self, shape: Shape) -> Self:
+        """Return the same elements in another shape."""
+        return self.rearranged(lambda part: part.reshape(shape))
+
+    def transposed(self) -> Self:
+        """Swap the last two axes."""
+        return self.rearranged(lambda part: part.swapaxes(-1, -2))
+
+    def for_heads_of(self, query: Self) -> Self:
+        """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
+        own, heads = (array.shape[-3] if len(array.shape) > 2 else 1 for array in (self, query))
+        return self if own == 1 or own >= heads else self.rearranged(lambda part: part.repeat(heads // own, axis=-3))
+
+    def summed_in_groups(self, heads: int) -> Self:
+        """Add the heads of each group up: (B, H, L, D) -> (B, Hkv, L, D)."""
+        *batch, own, length, width = self.shape
+        if own == heads:
+            return self
+        return (
+            self.reshaped((*batch, heads, own // heads, length, width)).sum(-3).reshaped((*batch, heads, length, width))
+        )
+
+    def with_heads_merged(self) -> Self:
+        """Lay the heads side by side: (B, H, L, D) -> (B, L, H*D)."""
+        batch, heads, length, width = self.shape
+        return self.rearranged(lambda part: part.swapaxes(1, 2).reshape(batch, length, heads * width))
+
+    def where(self, flags: Flags, other: Self | float) -> Self:
+        """Keep what is flagged and take the rest from another array; what is attended stays."""
+        pairs = zip(self.parts, self._taken(other).parts, strict=True)
+        parts = (np.where(flags, own, rest) for own, rest in pairs)
+        return type(self)(tuple(parts), self.attended)
+
+    def with_part(self, index: Any, other: Self) -> Self:
+        """Put other numbers in the place of those at an index."""
+
+        def replaced(own: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+            changed = own.copy()
+            changed[index] = new
+            return changed
+
+        parts = tuple(replaced(own, new) for own, new in zip(self.parts, other.parts, strict=True))
+        if self.attended is None and other.attended is None:
+            return type(self)(parts)
+        mine, theirs = (np.True_ if array.attended is None else array.attended for array in (self, other))
+        return type(self)(parts, replaced(np.broadcast_to(mine, self.shape), np.asarray(theirs)))
+
+    def restricted_to(self, allowed: Flags | None) -> Self:
+        """Set to -inf what is not allowed."""
+        return type(self)(self.parts, both(self.attended, allowed))
+
+    def attended_again(self, attended: Flags | None = None) -> Self:
+        """Take other flags, or none, for what is attended."""
+        return type(self)(self.parts, attended)
+
+
+def joined(arrays: Sequence[Array], axis: int) -> Array:
+    """Lay arrays without -inf one behind the other."""
+    parts = zip(*(array.parts for array in arrays), strict=True)
+    return type(arrays[0])(tuple(np.concatenate(each, axis) for each in parts))
+
+
+def both(one: Flags | None, other: Flags | None) -> Flags | None:
+    """Return what is attended in both; None is everything."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+@dataclass(frozen=True, eq=False)
+class Exponentials:
+    """e^(x - shift) per score x, exactly 0 where it is -inf; per row, (..., 1), the shift, any number, and the sum."""
+
+    terms: ExactArray
+    shift: ExactArray
+    total: ExactArray
+
+
+def exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponentials:
+    """Take exponentials relative to each row's largest score.
+
+    Softmax does not depend on the shift, so any number will do, exactly. In a row without a key there is none, or the
+    first ``uniform`` ones count alike.
+    """
+    shift, attended = logits.largest_of_rows(), logits.attended
+    terms = (logits - shift).attended_again().exp()
+    if attended is not None:
+        terms = terms.where(attended, 0.0)
+    if uniform and attended is not None:
+        some = np.asarray(attended.any(axis=-1, keepdims=True))
+        ones = (np.arange(logits.shape[-1]) < uniform).astype(np.float64)[np.newaxis]
+        terms = terms.where(some, logits.of_numbers(ones))
+    return Exponentials(terms, shift, terms.sum(-1))
+
+
+def normalised(powers: Exponentials) -> ExactArray:
+    """Divide each row by its sum: the weights; a row without a term stays 0."""
+    return powers.terms * (1 / powers.total.where(~powers.total.is_zero(), 1.0))
+
+
+def log_sum(powers: Exponentials) -> ExactArray:
+    """Return the logarithm of each row's sum of e^x, -inf for a row without a term: (..., Lq, Lk) -> (..., Lq, 1)."""
+    full = ~powers.total.is_zero()
+    sums = powers.total.where(full, 1.0).log() + powers.shift
+    return sums.restricted_to(None if full.all() else full)

@@ -1,0 +1,226 @@
+"""Double words against balls of 300 bits: the truth lies within every radius, and every radius is what was derived."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flint import arb, ctx
+from numpy.typing import NDArray
+
+from attncheck.attention.balls import Balls
+from attncheck.attention.double_words import DoubleWords
+from attncheck.attention.exact_array import ExactArray
+
+Array = NDArray[np.float64]
+Operation = Callable[..., Any]
+
+SIZES = (1e-290, 1e-30, 1.0, 1e30, 1e290)
+"""Regimes that operands are drawn in: the middle one, and those where something over- or underflows."""
+UNARY: dict[str, Operation] = {
+    "exp": lambda x: x.exp(),
+    "log": lambda x: abs(x).log(),
+    "sqrt": lambda x: abs(x).sqrt(),
+    "tanh": lambda x: x.tanh(),
+    "negative": lambda x: -x,
+}
+BINARY: dict[str, Operation] = {
+    "sum": lambda x, y: x + y,
+    "difference": lambda x, y: x - y,
+    "product": lambda x, y: x * y,
+    "quotient": lambda x, y: x / y,
+    "larger": lambda x, y: x.maximum(y),
+}
+U2 = 2.0**-106
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with np.errstate(all="ignore"), ctx.workprec(300):
+        yield
+
+
+def drawn(rng: np.random.Generator, *shape: int, spread: float = 1.0) -> Array:
+    """Draw numbers, a few of which are much smaller than the others, or 0."""
+    numbers = rng.standard_normal(shape) * np.exp2(-np.floor(spread * rng.exponential(10, shape)))
+    return np.where(rng.random(shape) < 0.05, 0.0, numbers)
+
+
+def both_of(high: Array, low: Array | None = None, radius: Array | None = None, side: float = 0.0) -> Any:
+    """Return double words, and what they stand for as balls: ``side`` times the radius away from the middle."""
+    low, radius = (np.zeros(high.shape) if part is None else part for part in (low, radius))
+    exact = Balls.of_numbers(high) + Balls.of_numbers(low)
+    return DoubleWords((high, low, radius)), exact + Balls.of_numbers(radius) * side
+
+
+def computed(rng: np.random.Generator, *shape: int, size: float = 1.0, side: float = 0.0) -> Any:
+    """Return operands as steps have them: two numbers, with a radius, and a truth at ``side`` of it."""
+    high = drawn(rng, *shape) * size
+    low = high * 2.0**-54 * rng.uniform(-1, 1, shape)
+    return both_of(high, low, np.abs(high) * 2.0 ** -rng.integers(70, 106, shape), side)
+
+
+def outside(found: ExactArray, truth: Balls) -> int:
+    """Count the truths that an enclosure leaves out."""
+    high, low, radius = (part.ravel().tolist() for part in found.split())
+    truths = np.broadcast_to(truth.balls, found.shape).ravel()
+    return sum(
+        not (abs(ball - first - second) - rest <= arb(0, ball.rad()) + ball.rad() * 2)
+        for first, second, rest, ball in zip(high, low, radius, truths, strict=True)
+        if np.isfinite(rest) and ball.is_finite()
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_truth_is_enclosed_by_every_operation(size: float) -> None:
+    rng, offenders = np.random.default_rng(1), []
+    for side in (-1.0, 0.0, 1.0):
+        x, exact_x = computed(rng, 40, 25, size=size, side=side)
+        y, exact_y = computed(rng, 40, 25, side=-side)
+        offenders += [name for name, of in UNARY.items() if outside(of(x), of(exact_x))]
+        offenders += [name for name, of in BINARY.items() if outside(of(x, y), of(exact_x, exact_y))]
+        offenders += ["product of matrices"] * outside(x @ y.transposed(), exact_x @ exact_y.transposed())
+        offenders += ["sum of rows"] * outside(x.sum(-1), exact_x.sum(-1))
+    assert not offenders
+
+
+def test_exponents_and_logarithms_are_enclosed_over_their_whole_range() -> None:
+    rng = np.random.default_rng(2)
+    for scale in (1e-12, 1e-3, 1.0, 30.0, 800.0):
+        x, exact = both_of(rng.uniform(-scale, scale, (50, 20)))
+        assert not outside(x.exp(), exact.exp()), scale
+        assert not outside(x.tanh(), exact.tanh()), scale
+        size, exact_size = both_of(np.exp(rng.uniform(-min(scale, 600), min(scale, 600), (50, 20))))
+        assert not outside(size.log(), exact_size.log()), scale
+    ends, exact = both_of(np.array([[0.0, -708.0, -740.0, -745.2, -746.0, -1e300, 1e-300, -1e-300]]))
+    assert not outside(ends.exp(), exact.exp())
+    assert ends.exp().radius.max() <= 2.0**-102
+    wide, exact = both_of(np.array([[-800.0, -800.0]]), radius=np.array([[100.0, 801.0]]), side=1.0)
+    assert not outside(wide.exp(), exact.exp())
+
+
+def test_radii_of_exact_operands_are_as_small_as_derived() -> None:
+    rng = np.random.default_rng(3)
+    x, y = (both_of(drawn(rng, 40, 25, spread=0.1))[0] for _ in range(2))
+    relative = {
+        **{name: (of(x, y), 16 * U2) for name, of in BINARY.items()},
+        "sqrt": (abs(x).sqrt(), 4 * U2),
+        "exp": (x.exp(), 8.5 * U2),
+        "tanh": (x.tanh(), 2.0**-89),  # what the reduction of the argument leaves of numbers near 2^-11
+    }
+    for name, (found, limit) in relative.items():
+        high, _, radius = found.split()
+        is_known = np.isfinite(radius)
+        assert is_known.mean() > 0.9, name
+        assert (radius[is_known] <= limit * np.abs(high[is_known]) * (1 + 2.0**-30)).all(), name
+    terms = np.abs(x.parts[0]) @ np.abs(y.parts[0].T)
+    assert ((x @ y.transposed()).radius <= 2.0**-100 * terms).all()
+    assert (x.sum(-1).radius <= 2.0**-100 * np.abs(x.parts[0]).sum(-1, keepdims=True)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("sum", lambda x, y, z, r, s: r + s + 3 * U2 * abs(z)),
+        ("product", lambda x, y, z, r, s: abs(x) * s + r * (abs(y) + s) + 7 * U2 * abs(z)),
+        ("quotient", lambda x, y, z, r, s: (r + abs(z) * s) / (abs(y) - s) + 15 * U2 * abs(z)),
+        ("larger", lambda x, y, z, r, s: np.maximum(r, s)),
+        ("exp", lambda x, y, z, r, s: z * (np.expm1(r) + 4.7 * U2)),
+        ("sqrt", lambda x, y, z, r, s: r / z + 25 / 8 * U2 * z),
+        ("log", lambda x, y, z, r, s: r / (abs(x) - r) + 16 * U2),
+    ],
+)
+def test_no_radius_is_below_what_was_derived(name: str, least: Operation) -> None:
+    """A bound that is halved, or has lost a term, encloses random truths all the same: docs/numerics.md, section 2."""
+    rng = np.random.default_rng(4)
+    operands = [both_of(np.abs(rng.standard_normal((20, 20))) + 0.1) for _ in range(2)]
+    for radii in ((0.0, 0.0), (1e-25, 0.0), (0.0, 1e-25), (1e-25, 1e-25), (1e-4, 1e-4)):
+        pairs = zip(operands, radii, strict=True)
+        x, y = (DoubleWords((one.parts[0], one.parts[1], np.full((20, 20), radius))) for (one, _), radius in pairs)
+        found = UNARY[name](x) if name in UNARY else BINARY[name](x, y)
+        bound = least(x.parts[0], y.parts[0], found.parts[0], *radii)
+        assert (found.radius >= bound * (1 - 2.0**-30)).all(), radii
+        assert (found.radius <= np.maximum(bound * 4, 2.0**-99)).all(), radii
+
+
+def test_products_of_matrices_do_not_depend_on_the_order_of_their_sums() -> None:
+    """Every bit of an operand set, and magnitudes that cancel: whatever a BLAS adds up first, it loses nothing."""
+    rng = np.random.default_rng(5)
+    full = np.nextafter(2.0, 1.0)
+    for inner in (1, 2, 3, 63, 64, 65, 1000):
+        x = np.where(rng.random((6, inner)) < 0.5, full, -full) * np.exp2(rng.integers(-30, 30, (6, inner)))
+        y = np.where(rng.random((inner, 5)) < 0.5, full, -full) * np.exp2(rng.integers(-30, 30, (inner, 5)))
+        left, right = both_of(x), both_of(y)
+        found = left[0] @ right[0]
+        assert not outside(found, left[1] @ right[1]), inner
+        order = rng.permutation(inner)
+        turned = both_of(x[:, order])[0] @ both_of(y[order])[0]
+        for one, other in zip(found.split(), turned.split(), strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-12, atol=0)
+        assert np.array_equal(turned.parts[0], found.parts[0])
+        assert np.array_equal(turned.parts[1], found.parts[1])
+
+
+def test_products_of_matrices_do_not_depend_on_threads() -> None:
+    code = (
+        "from hashlib import sha256; import numpy as np; from attncheck.attention.double_words import DoubleWords\n"
+        "rng = np.random.default_rng(6)\n"
+        "x, y = (DoubleWords.of_numbers(rng.standard_normal((300, 300))) for _ in range(2))\n"
+        "print(sha256(b''.join(part.tobytes() for part in (x / 3 @ y).pair)).hexdigest())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for count in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+def test_every_slice_that_a_number_needs_is_taken() -> None:
+    """Numbers far smaller than others of their row are known as well: a slice too few would leave them out."""
+    small = np.exp2(-np.arange(0.0, 60.0, 4.0))
+    x = np.where(np.arange(15) % 2 == 0, 1.0, 0.0)[np.newaxis] + small
+    left, right = both_of(x / 3, x * 2.0**-56 / 3), both_of(np.diag(small) / 7)
+    found = left[0] @ right[0]
+    assert not outside(found, left[1] @ right[1])
+    assert (found.radius <= 2.0**-100 * np.abs(found.parts[0])).all()
+    assert (found.radius[found.parts[0] != 0] > 0).all()
+
+
+def test_what_is_exactly_zero_stays_so_and_what_is_not_finite_is_unknown() -> None:
+    zero, number = both_of(np.zeros((2, 3)))[0], both_of(np.full((2, 3), 1.5))[0]
+    for found in (zero * number, zero / number, zero @ number.transposed(), zero.sum(-1), zero.tanh(), zero.sqrt()):
+        assert found.is_zero().all()
+    huge = both_of(np.full((2, 3), 1e200))[0]
+    for found in (
+        huge * huge,
+        huge.exp(),
+        huge @ (huge * number).transposed(),
+        number / zero,
+        -number.sqrt() * huge * huge,
+    ):
+        assert np.isinf(found.radius).all()
+        assert np.isfinite(found.parts[0] + found.parts[1]).all()
+    tiny = both_of(np.full((2, 3), 1e-200))[0]
+    assert ((tiny * tiny).radius > 0).all()
+    assert ((tiny * tiny).radius <= 2.0**-1070).all()
+
+
+def test_what_is_small_is_small_beside_a_scale_alone() -> None:
+    number = both_of(np.full((1, 2), 3.0), radius=np.array([[2.0**-92, 2.0**-80]]))[0]
+    ones = DoubleWords.of_numbers(np.ones((1, 1)))
+    assert number.is_small_beside(ones, 2.0**-90).tolist() == [[True, False]]
+    assert number.is_small_beside(ones * 2.0**20, 2.0**-90).all()
+    assert not DoubleWords((np.ones((1, 1)), np.zeros((1, 1)), np.full((1, 1), np.inf))).is_small_beside(
+        DoubleWords((np.full((1, 1), np.inf), np.zeros((1, 1)), np.zeros((1, 1)))), 2.0**-90
+    )
