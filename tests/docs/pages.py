@@ -29,7 +29,9 @@ from typing import Any, cast
 
 import pytest
 
-from attncheck import cli
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from here import run_here
+
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, numpy_backend
 from attncheck.reading import selection
 from attncheck.reading.model import TAG_FILE
@@ -48,8 +50,6 @@ _IMPORTED = re.compile(
     r"|keras)\b",
     re.MULTILINE,
 )
-_PROGRESS = re.compile(r"^attncheck: [\d,]+ of [\d,]+ evaluations, .*\n", re.MULTILINE)
-"""A slow machine prints some."""
 _VERSION = re.compile(r"(?<=[a-z] )\d+\.\d+\.\d+\S*")
 
 
@@ -183,19 +183,13 @@ class Reader:
 def attncheck(command: str, folder: Path) -> tuple[int, str]:
     """Run a command of attncheck in this process; return its exit code and what it printed."""
     words, _, target = command.partition(" > ")
-    before, printed = sys.argv, io.StringIO()
+    printed = io.StringIO()
     with _inside(folder), redirect_stdout(printed), redirect_stderr(printed):
-        sys.argv = shlex.split(words)
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            sys.argv = before
+        code = run_here(shlex.split(words)[1:])
     if target:
         (folder / target).write_text(printed.getvalue(), encoding="utf-8")
         return code, ""
-    return code, without_versions(_PROGRESS.sub("", printed.getvalue()))
+    return code, without_versions(printed.getvalue())
 
 
 def without_versions(text: str) -> str:

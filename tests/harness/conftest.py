@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from here import run_here
 
-from attncheck import cli, progress
-from attncheck.cli import requests
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
 
@@ -33,20 +32,12 @@ def load_text(scratch_file: Path) -> Callable[[str | bytes], list[Case]]:
 def invoke(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process, in the test's folder; return exit code, standard output and standard error.
-
-    How slow the machine is does not show: nothing is said because time has passed.
-    """
+    """Run the command in this process, in the test's folder; return exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 3600.0)
-    monkeypatch.setattr(requests, "_MOMENT", 3600.0)
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attncheck", *map(str, arguments)])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0), *capfd.readouterr()
+        return run_here(arguments), *capfd.readouterr()
 
     return run
 

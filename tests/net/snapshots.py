@@ -25,15 +25,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from by_hand import write_after, write_before
+from here import run_here
 
-from attncheck import cli
 from attncheck.cli.shared import frames_of
 
 FOLDER = Path(__file__).resolve().parent
-_PROGRESS = re.compile(r"^attncheck: [\d,]+ of [\d,]+ evaluations, .*\n", re.MULTILINE)
 _NUMBER = re.compile(
     r"-?(?:0x[0-9a-f]+\.[0-9a-f]*p[+-]\d+|\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+)|(?<![\w-])-?(?:inf|nan)\b"
 )
@@ -99,16 +99,10 @@ def inside(folder: Path) -> Iterator[Path]:
 
 def command(line: str) -> str:
     """Run a command in this process: its exit code, and what it printed without what differs between machines."""
-    argv, printed, code = sys.argv, io.StringIO(), 0
-    sys.argv = shlex.split(f"attncheck {line}")
-    try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            cli.main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.argv = argv
-    text = _PROGRESS.sub("", printed.getvalue()).replace(str(Path.cwd()), "FOLDER")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = run_here(shlex.split(line))
+    text = printed.getvalue().replace(str(Path.cwd()), "FOLDER")
     return f"$ attncheck {line}\n{text.rstrip()}\n(exit code {code})\n"
 
 

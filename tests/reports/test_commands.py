@@ -56,7 +56,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True)
         path.write_text(HEAD + "".join(map(CASE.format, names)), encoding="utf-8")
     (project / "my $kernel's.py").write_text(KERNEL, encoding="utf-8")
-    asked = ["attncheck", "check", FOLDER, "cases/mine.yaml", "../out side", BUNDLED]
+    asked = ["check", FOLDER, "cases/mine.yaml", "../out side", BUNDLED]
     asked += ["--implementation", "my $kernel's.py:attention", "--framework", "numpy", "--dtype", "float64"]
     with own_code_here():
         options = ["--output", "my results", "--ci-summary", "summary.md", "--time-limit", "30"]
@@ -143,7 +143,7 @@ def test_the_ids_and_names_in_a_report_are_taken_too(project: Path) -> None:
 
     def ends_with(*arguments: str) -> tuple[int, str, str]:
         with own_code_here():
-            return command_here(["attncheck", *arguments], project)
+            return command_here(arguments, project)
 
     named = ["my $kernel's.attention", "--results", "my results"]
     code, out, err = ends_with("explain", "out side/o/outside", *named)

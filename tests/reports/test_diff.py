@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from here import command_here
 
-from attncheck.cli import main
 from attncheck.errors import UsageError
 from attncheck.judging.tiers import noise_limit, threshold
 from attncheck.merge import merge_runs
@@ -307,17 +307,9 @@ Said = tuple[int, str, str]
 
 
 @pytest.fixture
-def attncheck_diff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def attncheck_diff() -> Callable[..., Said]:
     """Run `attncheck diff`; return its exit code, and what it prints to both streams."""
-
-    def run(*arguments: str | Path) -> Said:
-        monkeypatch.setattr("sys.argv", ["attncheck", "diff", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        printed = capsys.readouterr()
-        return int(end.value.code or 0), printed.out, printed.err
-
-    return run
+    return lambda *arguments: command_here(["diff", *arguments])
 
 
 def test_the_command_ends_with_one_where_something_got_worse_and_only_then(
