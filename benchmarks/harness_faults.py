@@ -46,6 +46,123 @@ def _fault(name: str, file: str, old: str, new: str, breaks: str, tests: str) ->
     return Fault(name, file, old, new, breaks, tuple(tests.split()))
 
 
+_DOUBLE_WORDS = (
+    (
+        "double_sum_half",
+        "SUM_ERROR, PRODUCT_ERROR, QUOTIENT_ERROR, ROOT_ERROR = 3 * U2,",
+        "SUM_ERROR, PRODUCT_ERROR, QUOTIENT_ERROR, ROOT_ERROR = 1.5 * U2,",
+        "half the error of a sum",
+    ),
+    ("double_product_half", "3 * U2, 7 * U2,", "3 * U2, 3.5 * U2,", "half the error of a product"),
+    ("double_quotient_half", "7 * U2, 16 * U2,", "7 * U2, 8 * U2,", "half the error of a quotient"),
+    ("double_root_half", "16 * U2, 4 * U2", "16 * U2, 2 * U2", "half the error of a square root"),
+    ("double_exp_half", "EXP_ERROR = 2.0**-103", "EXP_ERROR = 2.0**-104", "half the error of an exponential"),
+    ("double_log_half", "LOG_ERROR = 2.0**-101", "LOG_ERROR = 2.0**-103", "a quarter of the error of a logarithm"),
+    (
+        "double_one_sum_half",
+        "ONE_SUM_ERROR = 2 * U2",
+        "ONE_SUM_ERROR = 1 * U2",
+        "half the error of a sum with one number",
+    ),
+    (
+        "double_product_term",
+        "size * theirs + own * (others + theirs) + PROD",
+        "size * theirs + own * others + PROD",
+        "no product of the radii",
+    ),
+    (
+        "double_product_operand",
+        "size * theirs + own * (others + theirs) + PROD",
+        "own * (others + theirs) + PROD",
+        "the radius of one factor moves nothing",
+    ),
+    (
+        "double_quotient_operand",
+        "(self.radius + np.abs(high) * other.radius)",
+        "(self.radius)",
+        "the radius of the divisor moves nothing",
+    ),
+    (
+        "double_exp_operand",
+        "EXP_ERROR * size + (size + _LEAST) * np.expm1(self.radius) * _ROOM",
+        "EXP_ERROR * size + (size + _LEAST) * self.radius",
+        "an exponential moves as its argument does",
+    ),
+    (
+        "double_log_operand",
+        "LOG_ERROR + self.radius / np.where(least > 0, least, 0.0)",
+        "LOG_ERROR + self.radius / self.parts[0]",
+        "the radius of a logarithm's operand is not taken from it",
+    ),
+    (
+        "double_tanh_operand",
+        "EXP_ERROR * size + np.expm1(self.radius)",
+        "EXP_ERROR * size + 0 * np.expm1(self.radius)",
+        "the radius of a tangent's operand moves nothing",
+    ),
+    ("double_sums_levels", "levels * SUM_ERROR * size", "SUM_ERROR * size", "one rounding for a whole row"),
+    (
+        "double_sums_operand",
+        "self.radius.sum(axis=-1, keepdims=True) + levels",
+        "levels",
+        "radii of a row are not added up",
+    ),
+    (
+        "double_matrix_cut",
+        "ONE_SUM_ERROR * size + cut",
+        "ONE_SUM_ERROR * size",
+        "products of slices that are left out are not bounded",
+    ),
+    ("double_matrix_slice_fewer", "MAX_SLICES = 8\n", "MAX_SLICES = 5\n", "fewer slices than a number may need"),
+    (
+        "double_matrix_keeps_fewer",
+        "kept = math.ceil((KEPT_BITS +",
+        "kept = math.ceil((KEPT_BITS - 20 +",
+        "more products of slices are left out than said",
+    ),
+    ("double_matrix_bits", "max(inner, 1) * MAX_SLICES))) // 2", "1))) // 2", "slices so wide that their sums round"),
+    (
+        "double_matrix_rest",
+        "radius = radius + _moved(left.whole, left.rest, right.whole, right.rest)",
+        "pass",
+        "what slices leave is not bounded",
+    ),
+    (
+        "double_matrix_operand",
+        "moved: Real = own @ right + (left + own) @ theirs",
+        "moved: Real = own @ right + left @ theirs",
+        "no product of the radii of matrices",
+    ),
+    (
+        "double_matrix_operand2",
+        "moved: Real = own @ right + (left + own) @ theirs",
+        "moved: Real = own @ right",
+        "the radius of the right matrix moves nothing",
+    ),
+    ("double_product_underflow", "_LOST * tiny + _LEAST", "_LEAST", "nothing is lost to underflow in products"),
+    (
+        "double_matrix_underflow",
+        "radius = radius + _LOST * near",
+        "pass",
+        "nothing is lost to underflow in products of matrices",
+    ),
+    (
+        "double_reduction",
+        "s = _one_more(_one_more(rest, pair[1]), -steps * parts[2])",
+        "s = _one_more(rest, pair[1])",
+        "the third part of log 2 is left out",
+    ),
+    ("double_series", "tail = s[0] * (1 / 120", "tail = s[0] * (1 / 121", "a wrong coefficient"),
+    (
+        "double_exp_tiny",
+        "(radius + _LEAST * (size < _NEAR_UNDERFLOW))",
+        "(radius)",
+        "nothing is lost to underflow in exponentials",
+    ),
+)
+"""Faults in the bounds of double words: the name, the text, what replaces it, and what that breaks."""
+_TESTS_OF_DOUBLE_WORDS = "harness/attention/test_double_words.py"
+
 FAULTS: tuple[Fault, ...] = (
     # Judging
     _fault(
@@ -216,6 +333,10 @@ FAULTS: tuple[Fault, ...] = (
         "used = np.asarray(lengths[1], np.int64)",
         "keys beyond a packed sequence's length are attended to",
         "harness/reading/test_lowered.py harness/reading/test_lowering.py",
+    ),
+    *(
+        _fault(name, "harness/attention/double_words.py", old, new, breaks, _TESTS_OF_DOUBLE_WORDS)
+        for name, old, new, breaks in _DOUBLE_WORDS
     ),
     # Reading
     _fault(

@@ -37,8 +37,9 @@ EXP_ERROR = 2.0**-103
 LOG_ERROR = 2.0**-101
 """Absolute: that of the exponential, the product with it, and the logarithm of 1 + d up to d^3 < 2^-135."""
 MAX_SLICES = 8
-KEPT = 2.0**-103
-"""Of a number, what the slices of it may leave: numbers far smaller than others of their row take more slices."""
+KEPT_BITS = 104
+"""Slices leave less than this of a number, so that numbers far smaller than others of their row take more slices; and
+products of slices that are left out are less of every sum of absolute terms."""
 _ROOM = 1 + 2.0**-40
 _NEAR_UNDERFLOW = 2.0**-900
 _LEAST = 2.0**-1074
@@ -227,12 +228,12 @@ class DoubleWords(ExactArray):
 def _kept(left: _Slices, right: _Slices, bits: int) -> tuple[int, Real]:
     """Return how many sums of products of slices to make, by size, and what the others amount to at most.
 
-    The others, up to eight products of slices in each, are below 2^-103 of every sum of absolute terms.
+    The others, up to eight products of slices in each, are below 2^-KEPT_BITS of every sum of absolute terms.
     """
     inner, count = left.whole.shape[-1], len(left.pieces) + len(right.pieces) - 1
     terms = left.whole @ right.whole
     least = terms.min(initial=1.0, where=terms > 0)
-    kept = math.ceil((104 + math.log2(MAX_SLICES * max(inner, 1)) - math.log2(least)) / bits)
+    kept = math.ceil((KEPT_BITS + math.log2(MAX_SLICES * max(inner, 1)) - math.log2(least)) / bits)
     if kept >= count:
         return count, _NOTHING[0]
     return kept, MAX_SLICES * inner * 2.0 ** (1 - bits * kept) * (terms > 0)
@@ -285,7 +286,7 @@ def _sliced(pair: Pair, axis: int, bits: int) -> _Slices:
         if is_double:
             first, second = _two_sum(first, second * 2.0**bits)
         rest = np.abs(first) * unit
-        if len(pieces) == MAX_SLICES or bool((rest <= KEPT * whole).all()):
+        if len(pieces) == MAX_SLICES or bool((rest <= 2.0**-KEPT_BITS * whole).all()):
             break
     is_cut = bool(rest.any() or np.any(lost))
     return _Slices(pieces, exponent, whole, rest * (1 + 2.0**-50) + 2.0**-1070 * lost if is_cut else None)

@@ -13,6 +13,7 @@ import pytest
 from flint import arb, ctx
 from numpy.typing import NDArray
 
+from attncheck.attention import double_words
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.exact_array import ExactArray
@@ -184,6 +185,26 @@ def test_products_of_matrices_do_not_depend_on_threads() -> None:
         for count in ("1", "2")
     }
     assert len(found) == 1
+
+
+def test_what_slices_leave_and_what_operands_move_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    positive = [np.abs(rng.standard_normal(shape)) for shape in ((9, 30), (30, 7))]
+    moved = [both_of(each, radius=each / 2, side=1.0) for each in positive]
+    assert not outside(moved[0][0] @ moved[1][0], moved[0][1] @ moved[1][1])
+    # Near the smallest numbers, products of slices are rounded when they are put in their place.
+    small = [both_of(each * size) for each, size in zip(positive, (1e-160, 1e-155), strict=True)]
+    assert not outside(small[0][0] @ small[1][0], small[0][1] @ small[1][1])
+    sums = [both_of(each.astype(np.float32).astype(np.float64))[0] for each in positive]
+    product = sums[0] @ sums[1]  # of two slices each: three sums, added to each other
+    assert (product.radius >= 2 * 2 * U2 * product.parts[0]).all()
+    assert (sums[0].sum(-1).radius >= 4 * 3 * U2 * sums[0].sum(-1).parts[0]).all()
+    long = [both_of(each, each * 2.0**-54) for each in positive]
+    for bits in range(30, 90, 2):  # as many as are left out for want of time are too few to show beside the rest
+        monkeypatch.setattr(double_words, "KEPT_BITS", bits)
+        cut = long[0][0] @ long[1][0]
+        assert cut.radius.max() > 2.0 ** (-bits - 40)
+        assert not outside(cut, long[0][1] @ long[1][1]), bits
 
 
 def test_every_slice_that_a_number_needs_is_taken() -> None:
