@@ -36,19 +36,24 @@ survey: .venv/installed
 	.venv/bin/attncheck check --implementation all --no-report --output results/survey || test $$? -eq 1
 	.venv/bin/attncheck survey results/survey --findings docs/findings.md --output reports/published/survey
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt .tools/runner
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	if grep -q uv .tools/runner; then install='.tools/bin/uv pip install --python .venv/bin/python'; \
+	else install='.venv/bin/python -m pip install --disable-pip-version-check'; fi; \
+	$$install --quiet --constraint constraints.txt --editable '.[all]'
+	touch $@
+
+.tools/installed: .tools/runner constraints.txt
+	.tools/bin/python -m pip install --quiet --constraint constraints.txt tox tox-uv
 	touch $@
 
 # uv sets environments up in a tenth of pip's time, but reads no configuration of pip. Where it finds another torch than
 # the CPU's, which may bring gigabytes along, or nothing at all, pip goes on.
-.tools/installed: constraints.txt
+.tools/runner: constraints.txt
 	$(PYTHON) -m venv .tools
-	.tools/bin/python -m pip install --quiet --constraint constraints.txt tox tox-uv
+	.tools/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	if .tools/bin/uv pip install --dry-run --python .tools/bin/python --constraint constraints.txt torch 2>&1 \
-	| grep -q '+ torch==.*+cpu'; then echo uv-venv-runner; else echo virtualenv; fi > .tools/runner
-	touch $@
+	| grep -q '+ torch==.*+cpu'; then echo uv-venv-runner; else echo virtualenv; fi > $@
 
 clean:
 	rm -rf .venv .tools .tox build dist results *.egg-info
