@@ -57,6 +57,12 @@ _DOUBLE_WORDS = (
     ("double_quotient_half", "7 * U2, 16 * U2,", "7 * U2, 8 * U2,", "half the error of a quotient"),
     ("double_root_half", "16 * U2, 4 * U2", "16 * U2, 2 * U2", "half the error of a square root"),
     ("double_exp_half", "EXP_ERROR = 2.0**-103", "EXP_ERROR = 2.0**-104", "half the error of an exponential"),
+    (
+        "double_polynomial_half",
+        "POLYNOMIAL_ERROR = 2.0**-102",
+        "POLYNOMIAL_ERROR = 2.0**-103",
+        "half the error of e^x - 1 near 0",
+    ),
     ("double_log_half", "LOG_ERROR = 2.0**-101", "LOG_ERROR = 2.0**-103", "a quarter of the error of a logarithm"),
     (
         "double_one_sum_half",
@@ -96,8 +102,8 @@ _DOUBLE_WORDS = (
     ),
     (
         "double_tanh_operand",
-        "EXP_ERROR * size + np.expm1(self.radius)",
-        "EXP_ERROR * size + 0 * np.expm1(self.radius)",
+        "error + np.expm1(self.radius)",
+        "error + 0 * np.expm1(self.radius)",
         "the radius of a tangent's operand moves nothing",
     ),
     ("double_sums_levels", "levels * SUM_ERROR * size", "SUM_ERROR * size", "one rounding for a whole row"),
@@ -148,8 +154,8 @@ _DOUBLE_WORDS = (
     ),
     (
         "double_reduction",
-        "s = _one_more(_one_more(rest, pair[1]), -steps * parts[2])",
-        "s = _one_more(rest, pair[1])",
+        "s = _plus_number(_plus_number(rest, pair[1]), -steps * parts[2])",
+        "s = _plus_number(rest, pair[1])",
         "the third part of log 2 is left out",
     ),
     ("double_series", "tail = s[0] * (1 / 120", "tail = s[0] * (1 / 121", "a wrong coefficient"),

@@ -25,7 +25,7 @@ class Balls(ExactArray):
     """``parts`` are one array of balls."""
 
     @classmethod
-    def of_numbers(cls, numbers: Real) -> Self:  # noqa: D102
+    def of_numbers(cls, numbers: Real) -> Self:
         return cls((_each(arb)(numbers),))
 
     @property
@@ -48,10 +48,10 @@ class Balls(ExactArray):
         lost = ~(np.isfinite(high) & np.isfinite(low))
         return high, np.where(lost, 0.0, low), np.where(lost, np.inf, radius)
 
-    def is_zero(self) -> Flags:  # noqa: D102
+    def is_zero(self) -> Flags:
         return _flags(arb.is_zero, self.balls)
 
-    def is_small_beside(self, scale: ExactArray, tolerance: float) -> Flags:  # noqa: D102
+    def is_small_beside(self, scale: ExactArray, tolerance: float) -> Flags:
         limits = np.broadcast_to(scale.parts[0] * arb(tolerance), self.shape)
         return _flags(lambda ball, limit: ball.rad() <= limit, self.balls, limits)
 
@@ -93,16 +93,16 @@ class Balls(ExactArray):
     def _maximum(self, other: Self) -> Self:
         return self._made(_each(arb.max, 2)(self.balls, other.balls))
 
-    def exp(self) -> Self:  # noqa: D102
+    def exp(self) -> Self:
         return self._made(_each(arb.exp)(self.balls))
 
-    def log(self) -> Self:  # noqa: D102
+    def log(self) -> Self:
         return self._made(_each(arb.log)(self.balls))
 
-    def sqrt(self) -> Self:  # noqa: D102
+    def sqrt(self) -> Self:
         return self._made(_each(arb.sqrt)(self.balls))
 
-    def tanh(self) -> Self:  # noqa: D102
+    def tanh(self) -> Self:
         return self._made(_each(arb.tanh)(self.balls))
 
     def _made(self, balls: Objects) -> Self:

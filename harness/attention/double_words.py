@@ -34,6 +34,8 @@ SUM_ERROR, PRODUCT_ERROR, QUOTIENT_ERROR, ROOT_ERROR = 3 * U2, 7 * U2, 16 * U2, 
 ONE_SUM_ERROR = 2 * U2
 EXP_ERROR = 2.0**-103
 """Relative: 2^-106 from reducing the argument, 2^-107 from the table, 3u^2 from the last sum, less from the rest."""
+POLYNOMIAL_ERROR = 2.0**-102
+"""Relative, of e^x - 1 where x is not reduced: 7u^2 from the last product, 2u^2 from the sum in it, and little more."""
 LOG_ERROR = 2.0**-101
 """Absolute: that of the exponential, the product with it, and the logarithm of 1 + d up to d^3 < 2^-135."""
 MAX_SLICES = 8
@@ -56,7 +58,7 @@ class DoubleWords(ExactArray):
     """``parts`` are high, low and radius."""
 
     @classmethod
-    def of_numbers(cls, numbers: Real) -> Self:  # noqa: D102
+    def of_numbers(cls, numbers: Real) -> Self:
         zero = np.zeros(numbers.shape)
         return cls((numbers, zero, zero))
 
@@ -71,22 +73,13 @@ class DoubleWords(ExactArray):
         radius: Real = self.parts[2]
         return radius
 
-    def split(self) -> tuple[Real, Real, Real]:  # noqa: D102
+    def split(self) -> tuple[Real, Real, Real]:
         high, low, radius = self.parts
         return high, low, radius
 
-    def is_zero(self) -> Flags:  # noqa: D102
+    def is_zero(self) -> Flags:
         zero: Flags = (self.parts[0] == 0) & (self.radius == 0)
         return zero
-
-    def is_small_beside(self, scale: ExactArray, tolerance: float) -> Flags:  # noqa: D102
-        small: Flags = (self.radius <= tolerance * scale.split()[0]) & np.isfinite(self.radius)
-        return small
-
-    def largest_of_rows(self) -> Self:  # noqa: D102
-        high = self.parts[0] if self.attended is None else np.where(self.attended, self.parts[0], -np.inf)
-        largest = high.max(axis=-1, keepdims=True, initial=-np.inf)
-        return self.of_numbers(np.where(np.isfinite(largest), largest, 0.0))
 
     def _made(self, pair: Pair, radius: Real, attended: Flags | None) -> Self:
         """Return a result; where it is not finite, nothing is known of it."""
@@ -130,18 +123,17 @@ class DoubleWords(ExactArray):
         return type(self)((sign * self.parts[0], sign * self.parts[1], self.radius), self.attended)
 
     def _maximum(self, other: Self) -> Self:
-        difference = _sum(self.pair, _negative(other.pair))[0]
-        larger = self.where(difference >= 0, other)
+        larger = self.where((self - other).parts[0] >= 0, other)
         return type(self)((*larger.pair, np.maximum(self.radius, other.radius)), self.attended)
 
-    def sqrt(self) -> Self:  # noqa: D102
+    def sqrt(self) -> Self:
         high = self.parts[0]
         pair = _root(self.pair)
         radius = self.radius / pair[0] * (1 + 2.0**-50) + ROOT_ERROR * pair[0]
         radius = np.where(high > _NEAR_UNDERFLOW, radius * _ROOM, np.where(self.is_zero(), 0.0, np.inf))
         return self._made((np.where(high > 0, pair[0], 0.0), np.where(high > 0, pair[1], 0.0)), radius, self.attended)
 
-    def exp(self) -> Self:  # noqa: D102
+    def exp(self) -> Self:
         power = _reduced(self.pair)
         head = power.head
         pair = _scaled(_sum(head, _product(head, power.rest)), power.exponent)
@@ -149,18 +141,18 @@ class DoubleWords(ExactArray):
         radius = EXP_ERROR * size + (size + _LEAST) * np.expm1(self.radius) * _ROOM
         return self._made(pair, (radius + _LEAST * (size < _NEAR_UNDERFLOW)) * _ROOM, self.attended)
 
-    def log(self) -> Self:  # noqa: D102
+    def log(self) -> Self:
         near = np.log(self.parts[0])
         inverse = self.of_numbers(-near).exp()
-        rest = _one_more(_product(self.pair, inverse.pair), -np.ones_like(near))
-        pair = _one_more(_one_more(rest, near), -0.5 * rest[0] * rest[0])
+        rest = _plus_number(_product(self.pair, inverse.pair), -np.ones_like(near))
+        pair = _plus_number(_plus_number(rest, near), -0.5 * rest[0] * rest[0])
         least = self.parts[0] * (1 - 2.0**-50) - self.radius
         radius = LOG_ERROR + self.radius / np.where(least > 0, least, 0.0) + SUM_ERROR * np.abs(pair[0])
         unproven = (np.abs(rest[0]) > 2.0**-45) | ~(least > _NEAR_UNDERFLOW) | ~(near < 600)
         return self._made(pair, np.where(unproven, np.inf, radius * _ROOM), self.attended)
 
     def tanh(self) -> Self:
-        """Return e / (2 + e) with the sign of x, where e = 1 - e^(-2|x|)."""
+        """Return w / (2 - w) with the sign of x, where w = 1 - e^(-2|x|)."""
         size = abs(self)
         lost = -type(self)((-2 * size.parts[0], -2 * size.parts[1], 2 * size.radius))._exponential_less_one()
         tangent = lost / (2 - lost)
@@ -174,10 +166,10 @@ class DoubleWords(ExactArray):
         """Return e^x - 1 for numbers that are not positive, as exact relative to itself as the number is."""
         power = _reduced(self.pair)
         head = _scaled(power.head, power.exponent)
-        pair = _sum(_one_more(head, -np.ones_like(head[0])), _product(head, power.rest))
-        # Where no multiple of log 2 was taken away, head - 1 is 0 and what is left is the polynomial.
-        size = np.where((power.exponent == 0) & (head[0] == 1), np.abs(pair[0]), np.maximum(head[0], np.abs(pair[0])))
-        radius = EXP_ERROR * size + np.expm1(self.radius) + _LOST * (self.parts[0] != 0)
+        pair = _sum(_plus_number(head, -np.ones_like(head[0])), _product(head, power.rest))
+        size, is_polynomial = np.abs(pair[0]), head[0] == 1  # where no multiple of log 2 was taken away
+        error = np.where(is_polynomial, POLYNOMIAL_ERROR * size, EXP_ERROR * np.maximum(head[0], size))
+        radius = error + np.expm1(self.radius) + _LOST * (self.parts[0] != 0)
         return self._made(pair, radius * _ROOM, self.attended)
 
     def _row_sums(self) -> Self:
@@ -210,7 +202,7 @@ class DoubleWords(ExactArray):
             start = others - 1 - diagonal + first
             columns, rows = side[..., first * inner : stop * inner], turned[..., start * inner :, :]
             product = (columns @ rows[..., : (stop - first) * inner, :]) * 2.0 ** (-bits * (diagonal + 2))
-            pair, size = _one_more(pair, product), size + np.abs(product)
+            pair, size = _plus_number(pair, product), size + np.abs(product)
         radius = (kept - 1) * ONE_SUM_ERROR * size + cut
         if left.rest is not None or right.rest is not None:
             radius = radius + _moved(left.whole, left.rest, right.whole, right.rest)
@@ -330,13 +322,13 @@ def _reduced(pair: Pair) -> _Power:
     if beyond.any():
         pair = np.clip(pair[0], -_LARGEST_EXPONENT, _LARGEST_EXPONENT), np.where(beyond, 0.0, pair[1])
     steps = np.rint(pair[0] * (1 / (parts[0] + parts[1])))
-    rest = _one_more(_two_sum(pair[0], -steps * parts[0]), -steps * parts[1])
-    s = _one_more(_one_more(rest, pair[1]), -steps * parts[2])
+    rest = _plus_number(_two_sum(pair[0], -steps * parts[0]), -steps * parts[1])
+    s = _plus_number(_plus_number(rest, pair[1]), -steps * parts[2])
     tail = s[0] * (1 / 120 + s[0] * (1 / 720 + s[0] * (1 / 5040 + s[0] / 40320)))
-    series = _product(s, _one_more(small, tail))
+    series = _product(s, _plus_number(small, tail))
     series = _product(s, _sum(sixth, series))
-    series = _product(s, _one_more(series, np.full((1, 1), 0.5)))
-    series = _product(s, _one_more(series, np.ones((1, 1))))
+    series = _product(s, _plus_number(series, np.full((1, 1), 0.5)))
+    series = _product(s, _plus_number(series, np.ones((1, 1))))
     number = steps.astype(np.int32)
     index = number & ((1 << _TABLE_BITS) - 1)
     return _Power(number >> _TABLE_BITS, (table[0][index], table[1][index]), series)
@@ -344,10 +336,6 @@ def _reduced(pair: Pair) -> _Power:
 
 def _scaled(pair: Pair, exponent: Exponents) -> Pair:
     return np.ldexp(pair[0], exponent), np.ldexp(pair[1], exponent)
-
-
-def _negative(pair: Pair) -> Pair:
-    return -pair[0], -pair[1]
 
 
 def _two_sum(x: Real, y: Real) -> Pair:
@@ -384,7 +372,7 @@ def _sum(x: Pair, y: Pair) -> Pair:
     return _fast_two_sum(high, least + rest)
 
 
-def _one_more(x: Pair, y: Real) -> Pair:
+def _plus_number(x: Pair, y: Real) -> Pair:
     """Add one float64 number."""
     high, rest = _two_sum(x[0], y)
     return _fast_two_sum(high, x[1] + rest)

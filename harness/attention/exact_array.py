@@ -57,13 +57,19 @@ class ExactArray(ABC):
     def is_zero(self) -> Flags:
         """Whether numbers are exactly 0."""
 
-    @abstractmethod
     def is_small_beside(self, scale: ExactArray, tolerance: float) -> Flags:
         """Whether radii are at most so much of other numbers, none of them negative, in an arithmetic for scales."""
+        radius = self.split()[2]
+        largest = np.minimum(scale.split()[0], np.finfo(np.float64).max)
+        small: Flags = (radius <= tolerance * largest) & np.isfinite(radius)
+        return small
 
-    @abstractmethod
     def largest_of_rows(self) -> Self:
         """Return some exact number near the largest attended one of each row, 0 where there is none: (..., 1)."""
+        high = self.split()[0]
+        attended = high if self.attended is None else np.where(self.attended, high, -np.inf)
+        largest = attended.max(axis=-1, keepdims=True, initial=-np.inf)
+        return self.of_numbers(np.where(np.isfinite(largest), largest, 0.0))
 
     @abstractmethod
     def __neg__(self) -> Self: ...
@@ -205,7 +211,7 @@ class ExactArray(ABC):
         """Set to -inf what is not allowed."""
         return type(self)(self.parts, both(self.attended, allowed))
 
-    def attended_again(self, attended: Flags | None = None) -> Self:
+    def with_attended(self, attended: Flags | None = None) -> Self:
         """Take other flags, or none, for what is attended."""
         return type(self)(self.parts, attended)
 
@@ -239,7 +245,7 @@ def exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponentials:
     first ``uniform`` ones count alike.
     """
     shift, attended = logits.largest_of_rows(), logits.attended
-    terms = (logits - shift).attended_again().exp()
+    terms = (logits - shift).with_attended().exp()
     if attended is not None:
         terms = terms.where(attended, 0.0)
     if uniform and attended is not None:

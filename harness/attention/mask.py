@@ -28,7 +28,7 @@ def _exact(problem: Problem, before: ExactArray) -> ExactArray:
     if problem.fill is None or kept is None:
         return before.restricted_to(kept)
     filled = before.where(kept, problem.number(problem.fill))
-    return filled.attended_again(None if before.attended is None else before.attended | ~kept)
+    return filled.with_attended(None if before.attended is None else before.attended | ~kept)
 
 
 def _value(problem: Problem, before: Real) -> Real:

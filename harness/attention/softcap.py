@@ -31,7 +31,7 @@ def _exact(problem: Problem, scores: ExactArray) -> ExactArray:
     capped = (scores / cap).tanh() * cap
     if capped.attended is None:
         return capped
-    return capped.where(capped.attended, -cap).attended_again()  # the tanh of -inf is -1
+    return capped.where(capped.attended, -cap).with_attended()  # the tanh of -inf is -1
 
 
 def _value(problem: Problem, scores: Real) -> Real:

@@ -134,9 +134,11 @@ def _run(
 ) -> RunSummary:
     from attncheck.commands import joined
     from attncheck.execution.implementation_selection import select_implementations
+    from attncheck.oracle import SETTLED
     from attncheck.progress import show_progress
     from attncheck.run import run_cases
 
+    SETTLED.clear()
     own = (split(request.backend) or None, split(request.implementation), request.framework)
     chosen = select_implementations(*own, request.limits, described, request.signature)
     chosen = chosen.with_standard(request.iteration.standard)
@@ -168,8 +170,6 @@ def _run(
 
             write_scripts(narrowed.cases, chosen.implementations, summary.failures, request.output, settings.limits)
         if request.verbose:
-            from attncheck.oracle.evaluate import SETTLED
-
             settled = store.counts + SETTLED
             typer.echo(f"attncheck: cache: {store.summary}", err=True)
             typer.echo(

@@ -16,6 +16,7 @@ from threading import Lock, local
 from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.worker import Outcome, limit_threads
 from attncheck.judging.units import Judge, Remembered, UnitResult
+from attncheck.oracle import SETTLED
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
@@ -112,8 +113,6 @@ def _judge_here(
     case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
-    from attncheck.oracle.evaluate import SETTLED
-
     assert _judge is not None
     counts = _judge.store.counts
     counts.clear()

@@ -139,7 +139,7 @@ class _Sums:
         is_known = logits.is_small_beside(logits.of_numbers(np.ones((1, 1))), _MAX_RADIUS)
         if not is_known[attended].all():
             return False
-        self._add_terms(rows, logits.attended_again(attended), walk.node("value"))
+        self._add_terms(rows, logits.with_attended(attended), walk.node("value"))
         for stage, kept in self.logits.items():
             kept[..., rows, keys] = walk.node(stage).split()[0]
         self.low[..., rows, keys] = logits.split()[1]
@@ -158,7 +158,7 @@ class _Sums:
         top = logits.largest_of_rows().where(some, shift)
         new_shift = shift.maximum(top).where(~is_first, top)
         factor = (shift - new_shift).exp().where(~is_first, 1.0)
-        terms = (logits.attended_again() - new_shift).exp().where(attended, 0.0).where(~self.even[where], 1.0)
+        terms = (logits.with_attended() - new_shift).exp().where(attended, 0.0).where(~self.even[where], 1.0)
         total, numerators = total * factor + terms.sum(-1), before * factor + terms @ value.for_heads_of(terms)
         shifts, totals = self.powers.shift.with_part(where, new_shift), self.powers.total.with_part(where, total)
         self.numerators = self.numerators.with_part(where, numerators)

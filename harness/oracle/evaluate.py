@@ -12,7 +12,6 @@ rows can stand for all. Gradients add the rows up: they are evaluated whole.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.graph import graph_of, nearest
 from attncheck.attention.problem import OutsideDomain, Problem, check_domain
 from attncheck.attention.walk import Walk, exact_walk, magnitude
+from attncheck.oracle import SETTLED
 from attncheck.oracle.enclosure import Enclosure, enclose, join
 from attncheck.spec import STAGES, Shape, computed_stages, query_axis, stages_of
 
@@ -58,8 +58,6 @@ _OF_KEYS = tuple(
     if query_axis(name) is None
 )
 """Stages that are the same for every part of the queries."""
-SETTLED: Counter[str] = Counter()
-"""How many questions double words settled in this process, and how many went on to balls."""
 TOLERANCES: Mapping[type[ExactArray], float] = {DoubleWords: 2.0**-90, Balls: 2.0**-80}
 """Of its scale, the largest radius in each arithmetic: a double word has room for no more."""
 MIN_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
@@ -177,9 +175,10 @@ def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclo
         walk = exact_walk(part, shared)
         for stage in stages:
             array: ExactArray = walk.node(stage)
-            if not _suffices(array, part, walk, stage):
+            enclosure = enclose(array)
+            if not _suffices(enclosure, array, part, walk, stage):
                 return None
-            own = enclose(array).reshaped(_shape_of(stage, array, part))
+            own = enclosure.reshaped(_shape_of(stage, array, part))
             pieces[stage].append(own.mapped(partial(part.without_added, stage)))
         shared = {name: walk.nodes[name] for name in _OF_KEYS if name in walk.nodes}
     return {stage: _joined(stage, found) for stage, found in pieces.items()}
@@ -199,12 +198,9 @@ def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
     return join(pieces, axis=-1 if stage == "log_sum_exp" else -2)
 
 
-def _suffices(array: ExactArray, part: Problem, walk: Walk, stage: str) -> bool:
+def _suffices(enclosure: Enclosure, array: ExactArray, part: Problem, walk: Walk, stage: str) -> bool:
     """Whether every radius is small; only where it is large beside the value itself is its scale worked out."""
     tolerance = TOLERANCES[part.arithmetic]
-    high, _, radius = array.split()
     # A ball beyond float64 has an infinite radius here, and is looked at below, where balls have no largest number.
-    small = radius <= np.clip(tolerance * np.abs(high), MIN_RADIUS, np.finfo(np.float64).max)
-    if array.attended is not None:
-        small |= ~array.attended
+    small = enclosure.radius <= np.clip(tolerance * np.abs(enclosure.high), MIN_RADIUS, np.finfo(np.float64).max)
     return bool(small.all() or (small | array.is_small_beside(magnitude(part, walk, stage), tolerance)).all())

@@ -120,6 +120,18 @@ def test_json_is_all_that_is_printed_and_a_name_that_is_no_text_is_reported_read
 
 
 @pytest.mark.usefixtures("workers_here")
+def test_what_took_the_time_and_how_exact_answers_were_found_is_said_on_request(
+    case_folder: Path, invoke: Invoke, table: Table, honest: Honest
+) -> None:
+    table(*honest)
+    code, _, err = invoke("check", "small", "--no-cache", "--no-report", "-v")
+    assert code == 0
+    (counted,) = re.findall(r"^attncheck: exact answers: (\d+) in double words, 0 in balls$", err, re.MULTILINE)
+    assert int(counted) > 0
+    assert "attncheck: time, of processes side by side added up: " in err
+
+
+@pytest.mark.usefixtures("workers_here")
 def test_a_disagreement_gives_1_and_is_named_also_by_what_reads_the_results(
     case_folder: Path, invoke: Invoke, table: Table, honest: Honest, make_backend: Callable[..., Any]
 ) -> None:

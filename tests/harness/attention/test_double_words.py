@@ -105,6 +105,13 @@ def test_exponents_and_logarithms_are_enclosed_over_their_whole_range() -> None:
     assert not outside(wide.exp(), exact.exp())
 
 
+def test_e_to_a_small_number_less_one_is_as_exact_as_its_polynomial() -> None:
+    x, exact = both_of(-np.abs(np.random.default_rng(8).uniform(2.0**-20, 2.0**-12, (20, 20))))
+    found = x._exponential_less_one()
+    assert not outside(found, Balls((np.frompyfunc(arb.expm1, 1, 1)(exact.balls),)))
+    assert (found.radius >= 9 * U2 * np.abs(found.parts[0])).all()  # a product and a sum with one number
+
+
 def test_radii_of_exact_operands_are_as_small_as_derived() -> None:
     rng = np.random.default_rng(3)
     x, y = (both_of(drawn(rng, 40, 25, spread=0.1))[0] for _ in range(2))
