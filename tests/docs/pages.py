@@ -30,7 +30,7 @@ from typing import Any, cast
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from here import run_here
+from here import INSIDE, run_here
 
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, numpy_backend
 from attncheck.reading import selection
@@ -208,7 +208,7 @@ def pytest_here(words: Sequence[str], folder: Path) -> tuple[int, str]:
     """Run pytest in this process; what it imports from the folder is forgotten."""
     printed, before = io.StringIO(), {*sys.modules}
     with _inside(folder), redirect_stdout(printed), redirect_stderr(printed):
-        code = pytest.main(["-p", "no:cacheprovider", "-p", "no:faulthandler", *words])
+        code = pytest.main([*INSIDE, "-p", "no:cacheprovider", *words])
     for name in {*sys.modules} - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
             del sys.modules[name]

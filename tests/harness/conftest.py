@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from here import run_here
+from here import INSIDE, run_here
 
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
@@ -54,7 +54,7 @@ def run_pytest(
         sys.path.insert(0, str(tmp_path))
         capfd.readouterr()
         try:
-            code = pytest.main(["-q", "-p", "no:faulthandler", *arguments])
+            code = pytest.main([*INSIDE, "-q", *arguments])
         finally:
             sys.path[:] = path
             for name in {*sys.modules} - before:
