@@ -107,6 +107,12 @@ def isas_of_this_processor() -> tuple[str, ...]:
     return tuple(name for name in INSTRUCTION_SETS if not _missing(name))
 
 
+def is_this_processor(isa: str) -> bool:
+    """Return whether an instruction set is all that this processor has, so that emulating it takes nothing away."""
+    flags = _own_flags()
+    return flags is not None and not _missing(isa) and _kept(flags, isa) == flags
+
+
 def limit_to_isa(isa: str, environment: MutableMapping[str, str]) -> None:
     """Set the variables by which libraries use no more than an instruction set, beside the user's own flags for XLA.
 

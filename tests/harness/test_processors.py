@@ -21,6 +21,7 @@ from attncheck.processors import (
     _flags_of,
     available_processors,
     emulation_variables,
+    is_this_processor,
     limit_to_isa,
     processor_flags,
 )
@@ -85,6 +86,12 @@ def test_an_emulated_processor_has_the_flags_of_its_instruction_set_and_no_newer
     assert processor_flags() == CASCADE_LAKE
     on(monkeypatch, SAPPHIRE_RAPIDS)
     assert processor_flags() == SAPPHIRE_RAPIDS
+
+
+def test_a_processor_is_the_set_of_which_it_has_all_and_nothing_newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, found in ((HASWELL, ["avx2"]), (HASWELL | {"avx_vnni"}, []), (SAPPHIRE_RAPIDS - {"avx_vnni"}, ["amx"])):
+        on(monkeypatch, flags)
+        assert [isa for isa in processors.INSTRUCTION_SETS if is_this_processor(isa)] == found
 
 
 def test_variables_of_an_instruction_set_leave_other_flags_for_xla(monkeypatch: pytest.MonkeyPatch) -> None:
