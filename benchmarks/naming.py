@@ -2,16 +2,17 @@
 
     python benchmarks/naming.py [PATTERNS]
 
-One plain kernel with a switch for each fault, written apart from ``harness/mutation``. Each is judged on small cases in
-float64 and float32, and named from all that it fails. Prints a line for each, and how many are named rightly, wrongly
-and not at all; exits 1 where one is named wrongly, or the right kernel fails.
+One plain kernel with a switch for each fault, written apart from ``harness/mutation``, and kernels with two of them.
+Each is judged on small cases in float64 and float32, and named from all that it fails. Prints a line for each, and how
+many are named rightly, in part (one fault of two), wrongly and not at all; exits 1 where one is named wrongly, or the
+right kernel fails.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,9 +89,28 @@ FAULTS: dict[str, str] = {
 }
 """Each fault with what may rightly be said of it, or nothing."""
 
+PAIRS = [
+    ("mask from the end", other)
+    for other in (
+        *("no scale", "scale 1/d", "bias twice", "no bias", "mask as drop", "softcap off", "tiled groups"),
+        *("window wider", "no lengths", "lengths inclusive", "next value head", "one element", "last key dropped"),
+    )
+] + [
+    *(("mask off by one", "bias minus"), ("mask off by one", "lengths inclusive"), ("mask strict", "tiled groups")),
+    *(("no causality", "bias scaled"), ("no causality", "no mask"), ("no mask", "no bias"), ("no mask", "softcap off")),
+    *(("mask as drop", "window narrower"), ("mask of batch entry 0", "tiled groups"), ("no scale", "no bias")),
+    *(("scale 1/d", "no mask"), ("scale 0.3", "softcap off"), ("scale with log2e", "no causality")),
+    *(("bias twice", "softcap off"), ("bias minus", "tiled groups"), ("bias scaled", "window wider")),
+    *(("no bias", "no window"), ("no window", "no lengths"), ("window wider", "tiled groups")),
+    *(("lengths inclusive", "softcap off"), ("no lengths", "no bias"), ("softcap off", "tiled groups")),
+    *(("key as value", "no mask"), ("next value head", "no bias"), ("in float32", "no causality")),
+    *(("output times 1.001", "no bias"), ("relu for exp", "no mask")),
+]
+"""Kernels with two faults."""
 
-def attention(fault: str) -> Callable[..., Array]:
-    """Return a kernel with one fault."""
+
+def attention(*faults: str) -> Callable[..., Array]:
+    """Return a kernel with some faults."""
 
     def run(
         query: Array, key: Array, value: Array, *, mask: Array | None = None, bias: Array | None = None,
@@ -98,162 +118,174 @@ def attention(fault: str) -> Callable[..., Array]:
         window: tuple[int | None, int | None] | None = None, key_lengths: Array | None = None,
     ) -> Array:  # fmt: skip
         dtype, (_, heads, queries, width) = query.dtype, query.shape
-        if fault == "in float32":
+        if "in float32" in faults:
             query, key, value = (each.astype(np.float32) for each in (query, key, value))
         group = heads // key.shape[1]
-        spread = np.tile if fault == "tiled groups" else np.repeat
+        spread = np.tile if "tiled groups" in faults else np.repeat
         key, value = (spread(each, (1, group, 1, 1)) if spread is np.tile else np.repeat(each, group, 1)
                       for each in (key, value))  # fmt: skip
-        value = _values(fault, key, value)
-        if fault == "keys shifted by one":
+        value = _values(faults, key, value)
+        if "keys shifted by one" in faults:
             key = np.roll(key, 1, -2)
-        factor = {"no scale": 1.0, "scale 1/d": 1 / width, "scale 0.3": 0.3}.get(fault) if scale is None else scale
-        factor = width**-0.5 if factor is None else factor
-        factor *= {"scale times 1.01": 1.01, "scale with log2e": 1 / np.log(2)}.get(fault, 1.0)
+        default = _of(faults, {"no scale": 1.0, "scale 1/d": 1 / width, "scale 0.3": 0.3}, width**-0.5)
+        factor = default if scale is None else scale
+        factor *= _of(faults, {"scale times 1.01": 1.01, "scale with log2e": 1 / np.log(2)}, 1.0)
         scores = (query @ key.swapaxes(-1, -2)) * query.dtype.type(factor)
-        if fault == "squares":
+        if "squares" in faults:
             scores = scores * scores
-        if fault == "temperature by row":
+        if "temperature by row" in faults:
             scores = scores * np.linspace(1, 2, queries, dtype=query.dtype)[:, None]
-        if softcap is not None and fault != "softcap off":
+        if softcap is not None and "softcap off" not in faults:
             scores = query.dtype.type(softcap) * np.tanh(scores / query.dtype.type(softcap))
-        if fault == "scores clipped at 1":
+        if "scores clipped at 1" in faults:
             scores = np.minimum(scores, 1)
-        if bias is not None and fault != "no bias":
-            change = {"bias scaled": factor, "bias twice": 2, "bias minus": -1, "bias times 0.7": 0.7}.get(fault, 1)
+        if bias is not None and "no bias" not in faults:
+            changes = {"bias scaled": factor, "bias twice": 2, "bias minus": -1, "bias times 0.7": 0.7}
+            change = _of(faults, changes, 1)
             scores = scores + np.where(np.isfinite(bias), bias, 0).astype(query.dtype) * query.dtype.type(change)
             scores = np.where(np.isfinite(bias), scores, -np.inf)
-        allowed = _allowed(fault, scores, mask, is_causal, window, key_lengths)
-        weights = _weights(fault, scores, allowed)
-        if fault == "weights in float16":
+        allowed = _allowed(faults, scores, mask, is_causal, window, key_lengths)
+        weights = _weights(faults, scores, allowed)
+        if "weights in float16" in faults:
             weights = weights.astype(np.float16).astype(query.dtype)
-        return _output(fault, weights @ value).astype(dtype)
+        return _output(faults, weights @ value).astype(dtype)
 
     return run
 
 
-def _values(fault: str, key: Array, value: Array) -> Array:
+def _of(faults: Collection[str], table: Mapping[str, Any], default: Any) -> Any:
+    return next((table[fault] for fault in faults if fault in table), default)
+
+
+def _values(faults: Collection[str], key: Array, value: Array) -> Array:
     value = value.copy()
-    if fault == "key as value" and key.shape == value.shape:
+    if "key as value" in faults and key.shape == value.shape:
         return key
-    if fault == "next value head":
+    if "next value head" in faults:
         return np.roll(value, -1, 1)
-    if fault == "first value zero":
+    if "first value zero" in faults:
         value[..., 0, :] = 0
-    if fault == "second key twice" and value.shape[-2] > 2:
+    if "second key twice" in faults and value.shape[-2] > 2:
         value[..., 2, :] = value[..., 1, :]
-    if fault == "values of the first batch entry":
+    if "values of the first batch entry" in faults:
         return np.broadcast_to(value[:1], value.shape)
     return value
 
 
 def _allowed(
-    fault: str, scores: Array, mask: Array | None, is_causal: bool, window: Any, key_lengths: Array | None
+    faults: Collection[str], scores: Array, mask: Array | None, is_causal: bool, window: Any, key_lengths: Array | None
 ) -> Array:
     queries, keys = scores.shape[-2:]
     i, j = np.arange(queries)[:, None], np.arange(keys)
     allowed = np.ones(scores.shape, dtype=bool)
-    if is_causal and fault != "no causality":
-        moved = {"mask off by one": 1, "mask strict": -1, "mask from the end": keys - queries}.get(fault, 0)
-        allowed &= j >= i if fault == "causal upside down" else j <= i + moved
-    if mask is not None and fault != "no mask":
-        mask = ~mask if fault == "mask as drop" else mask
-        allowed &= mask[:1] if fault == "mask of batch entry 0" else mask
-    if window is not None and fault != "no window":
+    if is_causal and "no causality" not in faults:
+        moved = _of(faults, {"mask off by one": 1, "mask strict": -1, "mask from the end": keys - queries}, 0)
+        allowed &= j >= i if "causal upside down" in faults else j <= i + moved
+    if mask is not None and "no mask" not in faults:
+        mask = ~mask if "mask as drop" in faults else mask
+        allowed &= mask[:1] if "mask of batch entry 0" in faults else mask
+    if window is not None and "no window" not in faults:
         left, right = window
-        more = {"window wider": 1, "window narrower": -1}.get(fault, 0)
+        more = _of(faults, {"window wider": 1, "window narrower": -1}, 0)
         allowed &= True if left is None else j >= i - left - more
         allowed &= True if right is None else j <= i + right
-    if key_lengths is not None and fault != "no lengths":
-        allowed &= j < key_lengths[:, None, None, None] + (fault == "lengths inclusive")
-    if fault == "last row unmasked":
+    if key_lengths is not None and "no lengths" not in faults:
+        allowed &= j < key_lengths[:, None, None, None] + ("lengths inclusive" in faults)
+    if "last row unmasked" in faults:
         allowed[..., -1, :] = True
-    if fault == "last key dropped" and keys > 1:
+    if "last key dropped" in faults and keys > 1:
         allowed[..., -1] = False
-    if fault == "diagonal left out" and keys > 1:
+    if "diagonal left out" in faults and keys > 1:
         allowed = allowed & (i != j)
-    if fault == "top two keys":
+    if "top two keys" in faults:
         kept = np.sort(np.where(allowed, scores, -np.inf), -1)[..., -2:][..., :1]
         allowed &= scores >= kept
     return allowed
 
 
-def _weights(fault: str, scores: Array, allowed: Array) -> Array:
-    axis = {"softmax dim -2": -2, "softmax dim 1": 1}.get(fault, -1)
-    logits = scores if fault == "mask behind softmax" else np.where(allowed, scores, -np.inf)
+def _weights(faults: Collection[str], scores: Array, allowed: Array) -> Array:
+    axis = _of(faults, {"softmax dim -2": -2, "softmax dim 1": 1}, -1)
+    logits = scores if "mask behind softmax" in faults else np.where(allowed, scores, -np.inf)
     highest = logits.max(axis=axis, keepdims=True, initial=-np.inf)
     shifted = logits - np.where(np.isfinite(highest), highest, 0)
     powers = (
-        np.maximum(np.where(np.isfinite(shifted), shifted, -9) + 2, 0) if fault == "relu for exp" else np.exp(shifted)
+        np.maximum(np.where(np.isfinite(shifted), shifted, -9) + 2, 0) if "relu for exp" in faults else np.exp(shifted)
     )
-    total = powers.sum(axis=axis, keepdims=True) + (0.01 if fault == "denominator plus 0.01" else 0)
+    total = powers.sum(axis=axis, keepdims=True) + (0.01 if "denominator plus 0.01" in faults else 0)
     weights = (powers / np.where(total == 0, 1, total)).astype(scores.dtype)
-    return np.where(allowed, weights, 0) if fault == "mask behind softmax" else weights
+    return np.where(allowed, weights, 0) if "mask behind softmax" in faults else weights
 
 
-def _output(fault: str, output: Array) -> Array:
+def _output(faults: Collection[str], output: Array) -> Array:
     output = output.copy()
-    match fault:
-        case "output times 1.001":
-            output *= output.dtype.type(1.001)
-        case "query rows reversed":
-            output = output[..., ::-1, :]
-        case "heads reversed":
-            output = output[:, ::-1]
-        case "batch entries swapped":
-            output = output[::-1]
-        case "one element":
-            output.flat[0] += 1
-        case "noise of a tenth":
-            output *= (1 + 0.1 * np.random.default_rng(1).standard_normal(output.shape)).astype(output.dtype)
-        case "every second column":
-            output[..., 1::2] = 0
+    if "output times 1.001" in faults:
+        output *= output.dtype.type(1.001)
+    if "query rows reversed" in faults:
+        output = output[..., ::-1, :]
+    if "heads reversed" in faults:
+        output = output[:, ::-1]
+    if "batch entries swapped" in faults:
+        output = output[::-1]
+    if "one element" in faults:
+        output.flat[0] += 1
+    if "noise of a tenth" in faults:
+        output *= (1 + 0.1 * np.random.default_rng(1).standard_normal(output.shape)).astype(output.dtype)
+    if "every second column" in faults:
+        output[..., 1::2] = 0
     return output
 
 
-def evidence(patterns: Sequence[str]) -> dict[str, dict[Any, Evidence]]:
-    """Return what every failing case says of each fault; those that a kernel cannot take are left out."""
-    found: dict[str, dict[Any, Evidence]] = {fault: {} for fault in FAULTS}
+def evidence(patterns: Sequence[str]) -> dict[tuple[str, ...], dict[Any, Evidence]]:
+    """Return what every failing case says of each kernel; cases that a kernel cannot take are left out."""
+    found: dict[tuple[str, ...], dict[Any, Evidence]] = {
+        **{(fault,): {} for fault in FAULTS},
+        **{tuple(pair): {} for pair in PAIRS},
+    }
     for case in select_cases(patterns).cases:
         if case.operation != "attention":
             continue
         exact = make_exact_inputs(case)
         for dtype in (dtype for dtype in case.dtypes if dtype in ("float64", "float32")):
             inputs = convert_inputs(case, exact, dtype)
-            if score_elements(case.operation, case.options, inputs.arrays) > MAX_SCORES:
+            if not 0 < score_elements(case.operation, case.options, inputs.arrays) <= MAX_SCORES:
                 continue
             task = task_of(case, inputs)
             if {"past_key", "empty_rows"} & {*task.inputs, *task.options}:
                 continue
             truth = truth_of_case(case, dtype, inputs, ["output"])
-            for fault, cases in found.items():
+            for faults, cases in found.items():
                 with np.errstate(all="ignore"):
-                    stages = {"output": attention(fault)(**task.inputs, **task.options)}
+                    stages = {"output": attention(*faults)(**task.inputs, **task.options)}
                 judged = judge_and_diagnose(truth, stages, case.stage_shapes, "native")
                 if judged.judgements[0].verdict in DIAGNOSABLE:
                     cases[case.id, dtype] = evidence_of(judged.findings, "output", case.operation)
     return found
 
 
+def outcome_of(faults: Sequence[str], cases: Mapping[Any, Evidence], names: Sequence[str]) -> str:
+    """Return how a kernel was named: rightly where every name is that of one of its faults."""
+    wanted = {name for fault in faults if (name := FAULTS[fault])}
+    if faults == ("right",):
+        return "wrongly" if cases else "right"
+    if not names:
+        return "not named"
+    if not all(wanted & {*each.split(" or ")} for each in names):
+        return "wrongly"
+    found = {name for each in names for name in each.split(" or ")}
+    return "rightly" if wanted <= found else "in part"
+
+
 def main(patterns: Sequence[str]) -> int:
     """Print what is named of each fault."""
-    counts: Counter[str] = Counter()
-    for fault, cases in evidence(patterns or PATTERNS).items():
+    counts = {1: Counter[str](), 2: Counter[str]()}
+    for faults, cases in evidence(patterns or PATTERNS).items():
         names = names_of(decide(cases).values())
-        wanted = FAULTS[fault]
-        outcome = (
-            "not named"
-            if not names
-            else "rightly"
-            if all(wanted in each.split(" or ") for each in names)
-            else "wrongly"
-        )
-        if fault == "right":
-            outcome = "wrongly" if cases else "right"
-        counts[outcome] += 1
-        print(f"{outcome:10} {fault:32} {len(cases):4} failing cases: {', '.join(names) or '-'}")
-    print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    return int(counts["wrongly"] > 0)
+        outcome = outcome_of(faults, cases, names)
+        counts[len(faults)][outcome] += 1
+        print(f"{outcome:10} {' and '.join(faults):48} {len(cases):4} failing cases: {', '.join(names) or '-'}")
+    for number, of in counts.items():
+        print(f"{number} faults: {', '.join(f'{count} {outcome}' for outcome, count in of.items())}")
+    return int(any(of["wrongly"] for of in counts.values()))
 
 
 if __name__ == "__main__":

@@ -26,10 +26,11 @@ _OF_SCORES = frozenset({"scoring", *BY_SCORE})
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of failing cases, and their number; the text is empty where no cause was found."""
+    """A cause of failing cases, their number, and the first; the text is empty where no cause was found."""
 
     text: str
     cases: int
+    first: str
 
 
 @once_for_frames
@@ -53,8 +54,13 @@ def cause_line(found: Sequence[Cause]) -> str:
     if len(found) == 1:
         return named[0].text
     texts = [f"{each.text} ({counted(each.cases, 'case')})" for each in named[:_MAX_CAUSES]]
-    rest = sum(each.cases for each in found if not each.text or each not in named[:_MAX_CAUSES])
-    return "; ".join([*texts, *([f"no cause found ({counted(rest, 'case')})"] if rest else [])])
+    more = sum(each.cases for each in named[_MAX_CAUSES:])
+    texts += [f"other causes ({counted(more, 'case')})"] if more else []
+    for each in found:
+        if not each.text:
+            where = f": {each.first}" if each.cases == 1 else f", the first {each.first}"
+            texts.append(f"no cause found ({counted(each.cases, 'case')}{where})")
+    return "; ".join(texts)
 
 
 def _causes_of(frames: Frames, rows: Sequence[Mapping[str, Any]]) -> list[Cause]:
@@ -65,7 +71,7 @@ def _causes_of(frames: Frames, rows: Sequence[Mapping[str, Any]]) -> list[Cause]
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in by_case.values():
         groups.setdefault(_name(row), []).append(row)
-    found = [Cause(_text(frames, of) if name else "", len(of)) for name, of in groups.items()]
+    found = [Cause(_text(frames, of) if name else "", len(of), str(of[0]["case"])) for name, of in groups.items()]
     return sorted(found, key=lambda each: (not each.text, -each.cases))
 
 

@@ -26,7 +26,7 @@ _SPREAD = {"B": "the batch", "H": "heads", "Lq": "queries", "T": "keys"}
 _MAX_BORDERS = 64
 """Of one axis; of many different lengths some are taken."""
 _MAX_VALUES = 12
-"""Different values of one option that are told apart."""
+"""Different values of one option, or of one width, that are told apart."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def case_features(cases: Sequence[Record]) -> Iterator[Feature]:
             yield Feature(f"{letter} is {number}", values == number)
     yield from _past_tiles(axes)
     yield from _multiples(axes)
+    yield from _widths(axes)
     yield from _borders(axes)
     yield from _values(cases)
     yield from _spread(cases, lengths)
@@ -93,7 +94,7 @@ def _pairs(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
             yield Feature(f"{one} is larger than {other}", known & (first > second))
 
 
-def past_last_full(lengths: NDArray[Any], tile: int) -> Holds:
+def past_last_full(lengths: NDArray[Any], tile: int | NDArray[Any]) -> Holds:
     """Whether there are full tiles, and some elements past the last of them."""
     past: Holds = (lengths > tile) & (lengths % tile != 0)
     return past
@@ -105,6 +106,9 @@ def _past_tiles(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
         for tile in TILES if letter in axes else ():
             text = f"{what} lie past the last full tile of {tile}"
             yield Feature(text, past_last_full(axes[letter], tile), tile)
+        if {letter, "D"} <= axes.keys():
+            width = np.maximum(axes["D"], 1)
+            yield Feature(f"{what} lie past the last full tile of D", past_last_full(axes[letter], width))
 
 
 def _multiples(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
@@ -115,6 +119,13 @@ def _multiples(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
             said, other = ("is even", "is odd") if divisor == 2 else (f"is a multiple of {divisor}", "")
             yield Feature(f"{letter} {other or f'is no multiple of {divisor}'}", known & ~whole)
             yield Feature(f"{letter} {said}", known & whole)
+
+
+def _widths(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+    """Yield what kernels are compiled for: a width."""
+    for letter in ("D", "Dv", "Dk"):
+        for width in np.unique(axes.get(letter, np.zeros(0)))[-_MAX_VALUES:]:
+            yield Feature(f"{letter} is {width}", axes[letter] == width)
 
 
 def _borders(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:

@@ -4,16 +4,17 @@ One case is seldom enough. Weights of zero are those of every large scale, and o
 causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes
 (``case_diagnosis.py``), and over a run, for each implementation:
 
-- a reading is out where any failing case of the same operation refutes it: it would have shown there, and what was
-  returned is not that. A case may have two faults, though: where each of two readings explains cases of its own, more
-  than refute it, a case that refutes both refutes none;
+- a reading is out where failing cases of the same operation refute it: it would have shown there, and what was
+  returned is not that. A case may have two faults, though. So what explains ``MOST`` times as many cases as refute it
+  stays; and where each of two readings explains cases of its own, more than refute it, a case that refutes both
+  refutes none;
 - so is one that explains fewer cases than nothing explains, of those that fail first at the same stage;
 - of the others, those that fit a case are its candidates, but for what explains only a part of what another one does,
   and for numbers that were fitted beside a cause of the same stage;
 - where candidates of several answers are left, the case is not named, and so it is where none is left. A convention
   that fits is said even beside others;
 - an accuracy is no cause: it is asked for where nothing else fits, and a failure in a dtype of that accuracy, or by
-  more than its roundings, refutes it, whatever the operation.
+  more than its roundings, refutes it, whatever the operation. So does a reading that explains more cases.
 
 Cases that agree refute nothing: what was right is not computed again.
 """
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 Unit = TypeVar("Unit")
 ACCURACY = "accuracy-of-"
 """What names begin with that say how large errors are, and not why."""
+MOST = 2
+"""So many times as many cases as refute a reading it has to explain, until these count as having another fault, too."""
 OR = " or "
 """Between names of which no case tells which it is."""
 
@@ -157,12 +160,15 @@ def _reading(name: str, evidence: Evidence) -> _Reading:
 
 
 def _leave_out_refuted(explained: dict[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]]) -> None:
-    """Leave out what a case refutes, unless the case has two faults, each of which explains more cases elsewhere."""
+    """Leave out what cases refute, but for what explains most, and where a case has two faults with a name each."""
     for reading in list(explained):
         allowed = 0 if reading[1].startswith(ACCURACY) else len(explained[reading]) - 1
         if len(refuting.get(reading, ())) > allowed:
             del explained[reading]
-    while out := [reading for reading in explained if not _is_beside_others(reading, explained, refuting)]:
+    most = {reading for reading, units in explained.items() if MOST * len(refuting.get(reading, ())) <= len(units)}
+    while out := [
+        reading for reading in explained.keys() - most if not _is_beside_others(reading, explained, refuting)
+    ]:
         for reading in out:
             del explained[reading]
 
@@ -178,9 +184,12 @@ def _is_beside_others(
 def _leave_out_rare(explained: dict[_Reading, set[Unit]], cases: Mapping[Unit, Evidence]) -> None:
     """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one."""
     nameless = [each.failing for unit, each in cases.items() if not any(unit in units for units in explained.values())]
+    most = max((len(units) for (_, name), units in explained.items() if not name.startswith(ACCURACY)), default=0)
     for reading, units in list(explained.items()):
-        if reading[1].startswith(ACCURACY):
-            continue  # which one error that is larger would have refuted
+        if reading[1].startswith(ACCURACY):  # which one error that is larger would have refuted
+            if len(units) < most:
+                del explained[reading]
+            continue
         stages = {cases[unit].failing for unit in units}
         if sum(failing in stages for failing in nameless) > len(units):
             del explained[reading]

@@ -77,6 +77,6 @@ def _in_common(found: Found) -> InCommon:
         where=found.where,
         failing=found.failing,
         of=found.holding,
-        passing_elsewhere=found.others,
+        passing_elsewhere=found.passing_elsewhere,
         counted=f"{found.noun}s",
     )

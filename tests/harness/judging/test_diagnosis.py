@@ -111,9 +111,17 @@ def test_a_case_of_two_faults_refutes_neither_where_each_explains_more() -> None
     assert set(decide(both(3)).values()) == {NAMELESS}
 
 
-def test_a_case_that_refutes_one_of_two_faults_alone_refutes_it() -> None:
+def test_cases_that_refute_one_of_two_faults_alone_refute_it() -> None:
     decisions = decide(both(1) | {"not a": case(refuted=("a",))})
     assert set(decisions.values()) == {NAMELESS}
+
+
+def test_what_explains_most_is_named_beside_the_exceptions() -> None:
+    """A second fault may meet the first in a few cases, and have no name itself."""
+    for exceptions, names in ((1, {A, None}), (2, {None})):
+        cases = {f"a {place}": case(A) for place in range(3)}
+        decisions = decide(cases | {f"both {place}": case(refuted=("a",)) for place in range(exceptions)})
+        assert {decision.fit for decision in decisions.values()} == names
 
 
 def test_a_fitted_number_is_not_named_beside_a_cause_of_its_stage() -> None:
