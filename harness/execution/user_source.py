@@ -59,7 +59,7 @@ def _import_from_source(folder: Path) -> None:
     sys.path.insert(0, str(folder))
     top = folder.resolve()
     sys.path_hooks.insert(0, lambda path: _finder_of(path, top))
-    for path in [each for each in sys.path_importer_cache if _is_users(each, top)]:
+    for path in [each for each in list(sys.path_importer_cache) if _is_users(each, top)]:
         del sys.path_importer_cache[path]
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Unit = TypeVar("Unit")
 ACCURACY = "accuracy-of-"
 """What names begin with that say how large errors are, and not why."""
-MOST = 2
+MOST = 3
 """So many times as many cases as refute a reading it has to explain, until these count as having another fault, too."""
 OR = " or "
 """Between names of which no case tells which it is."""
