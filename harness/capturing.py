@@ -3,7 +3,8 @@
     attention = attncheck.capture(torch.nn.functional.scaled_dot_product_attention, "captured/")
 
 ``attention`` is called as the function is, and returns what it returns. Its first call leaves ``captured/`` with a case
-file and an .npz file of arrays, which ``attncheck check captured/`` runs on every implementation.
+file and an .npz file of arrays, with what the function returned, which ``attncheck check captured/`` runs on every
+implementation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
 from attncheck.reading.loader import load_case_file
+from attncheck.reading.printed import MAX_NUMBERS
 from attncheck.reading.slugs import slug
 from attncheck.spec import DTYPES, inputs_of
 
@@ -84,20 +86,38 @@ class Capture:
         """Write the call down if it is one of the first, and return what the function returns."""
         with self._lock:
             is_taken, self._left = self._left > 0, max(0, self._left - 1)
-            if is_taken:
-                self._write(arguments, named)
-        return self.__wrapped__(*arguments, **named)
-
-    def _write(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            call = self._taken(arguments, named) if is_taken else None
+        result = None
         try:
-            call = _Call(_bound(self.__wrapped__, self.__name__, arguments, named), self._layout, self._alignment)
+            result = self.__wrapped__(*arguments, **named)
+        finally:
+            if call is not None:
+                with self._lock:
+                    self._write(call, result)
+        return result
+
+    def _taken(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> _Call | None:
+        """Copy what the function is given, before it can change it."""
+        try:
+            return _Call(_bound(self.__wrapped__, self.__name__, arguments, named), self._layout, self._alignment)
+        except Exception as error:  # whatever a tensor under tracing raises: the model is not to stop here
+            self._refuse(error)
+            return None
+
+    def _write(self, call: _Call, result: Any) -> None:
+        try:
+            if result is not None:
+                call.take_result(result, self._layout)
             self._folder.mkdir(parents=True, exist_ok=True)
             self.files.append(_write_case(call, self._folder, self.__name__))
-        except Exception as error:  # whatever a tensor under tracing raises: the model is not to stop here
-            _warn(f"a call of {self.__name__} was not captured: {type(error).__name__}: {error}")
+        except Exception as error:  # the model is not to stop here either
+            self._refuse(error)
             return
         for reason in call.left_out:
             _warn(f"{self.files[-1].name} is not the whole call: {reason}")
+
+    def _refuse(self, error: Exception) -> None:
+        _warn(f"a call of {self.__name__} was not captured: {type(error).__name__}: {error}")
 
 
 def capture(
@@ -113,6 +133,7 @@ def capture(
     ``attncheck check FOLDER`` then runs them. The arrays are those of NumPy, torch, TensorFlow or JAX; a call inside of
     a compiled function has none, and is not written down. What a case cannot say is left out, and a ``CaptureWarning``
     and a note in the case say so. An error in writing is a warning as well: the model goes on.
+    What the function returns, or the first of several, is what the case expects of the output.
 
     Args:
         function: A function of query, key and value. Its arguments may be called as torch, JAX and flash-attention call
@@ -127,10 +148,15 @@ def capture(
         The function, with an attribute ``files``.
 
     Raises:
-        UsageError: If ``function`` cannot be called, or ``layout`` or ``calls`` is none.
+        UsageError: If ``function`` cannot be called or is a module with weights, or ``layout`` or ``calls`` is none.
     """
     if not callable(function):
         raise UsageError(f"expected a function, got {type(function).__name__}")
+    if callable(getattr(owner := getattr(function, "__self__", function), "state_dict", None)):
+        raise UsageError(
+            f"expected a function of query, key and value, got a {type(owner).__name__}, which has weights of "
+            "its own; capture the function that it calls, or write its weights into a case of multi_head_attention"
+        )
     if layout not in ("heads_first", "length_first") or calls < 1:
         raise UsageError(f"expected layout heads_first or length_first, and calls >= 1, got {layout!r} and {calls}")
     return Capture(function, Path(folder), calls, layout, alignment)
@@ -141,6 +167,7 @@ class _Call:
 
     def __init__(self, arguments: Mapping[str, Any], layout: Layout, alignment: str | None) -> None:
         self.inputs: dict[str, Array] = {}
+        self.output: Array | None = None
         self.options: dict[str, Any] = {}
         self.left_out: list[str] = []
         for name, value in arguments.items():
@@ -159,10 +186,21 @@ class _Call:
                 how = "widened" if array.dtype.itemsize < self.inputs["query"].dtype.itemsize else "rounded"
                 self.left_out.append(f"{name} is of {array.dtype.name}, and {how} to {self.dtype} in the case")
 
+    def take_result(self, result: Any, layout: Layout) -> None:
+        """Take what the function returned. Raises ``ValueError`` where attention returns nothing of that shape."""
+        array = _as_numpy(result[0] if isinstance(result, tuple | list) else result)
+        array = array.swapaxes(-2, -3) if layout == "length_first" and array.ndim > 2 else array
+        expected = (*self.inputs["query"].shape[:-1], self.inputs["value"].shape[-1])
+        if array.shape != expected:
+            raise ValueError(f"it returned {array.shape}, and attention of these inputs returns {expected}")
+        if array.dtype.name != self.dtype or not 0 < array.size <= MAX_NUMBERS or not _is_finite(array):
+            return
+        self.output = array.copy()
+
     def _take(self, name: str, value: Any, layout: Layout) -> None:
         """Take one argument, or say why not."""
         if name in _INPUTS:
-            self._take_input(_INPUTS[name], _as_numpy(value), layout)
+            self._take_input(_INPUTS[name], _as_numpy(value).copy(), layout)
         elif name in _OPTIONS:
             self._take_option(_OPTIONS[name], value)
         elif value is not False and (name not in _SAYS_NOTHING or (name.startswith("dropout") and value)):
@@ -223,6 +261,8 @@ def _write_case(call: _Call, folder: Path, function: str) -> Path:
         number += 1
     arrays = path.with_suffix(".npz")
     stored = {each: _storable(array) for each, array in call.inputs.items()}
+    if call.output is not None:
+        stored["output"] = _storable(call.output)
     try:
         with arrays.open("xb") as file:
             np.savez(file, **stored)  # type: ignore[arg-type] # whose stubs know no mapping of arrays
@@ -254,10 +294,17 @@ def _text(call: _Call, function: str, number: int, arrays: str, checksum: str) -
         *(f"      {name}: {{file: {arrays}, name: {name}, sha256: '{checksum}'}}" for name in call.inputs),
         *([f"    options: {json.dumps(call.options)}"] if call.options else []),
         f"    dtypes: [{call.dtype}]",
+        *(_expectation(call.dtype, arrays, checksum) if call.output is not None else ()),
         *(["    allow_nonfinite: true"] if any(not _is_finite(array) for array in numbers) else []),
         *([f"    notes: {json.dumps(call.left_out)}"] if call.left_out else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _expectation(dtype: str, arrays: str, checksum: str) -> tuple[str, str]:
+    """Return what a case says of the output that the function returned in its own dtype."""
+    stored = f"{{file: {arrays}, name: output, sha256: '{checksum}'}}"
+    return f"    computed_in: {dtype}", f"    expect: [{{stage: output, printed: {stored}}}]"
 
 
 def _is_finite(array: Array) -> bool:

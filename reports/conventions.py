@@ -54,7 +54,8 @@ def _table(measured: Conventions) -> Table:
         table.add_column(column, overflow="fold")
     for answers in zip(*measured.values(), strict=True):
         question = answers[0].question
-        table.add_row(f"{question.name}: {question.asks}", question.expected or "-", *map(_cell, answers))
+        expected = " or ".join(dict.fromkeys(answer.question.expected for answer in answers)) or "-"
+        table.add_row(f"{question.name}: {question.asks}", expected, *map(_cell, answers))
     return table
 
 

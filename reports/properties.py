@@ -13,7 +13,8 @@ from attncheck.spec.properties import PROPERTIES
 
 OUTCOMES_NOTE = (
     "Bitwise: every bit is the same. Within bounds: some bits differ, and each call is within the error bound of its "
-    "own exact answer. Broken: one is not. What an implementation claims beyond that has to hold."
+    "own exact answer. NaN: NaN that no query may read makes the output NaN, a convention. "
+    "Broken: one is not. What an implementation claims beyond that has to hold."
 )
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from attncheck.conventions.questions import QUESTIONS, Meaning, Question
 from attncheck.errors import UsageError
+from attncheck.execution.families import FAMILIES
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import GroupRunner, group_by_process
@@ -94,6 +95,9 @@ def ask_all(
     Raises:
         UsageError: It declares no such dtype.
     """
+    family = FAMILIES.get(getattr(implementation.entry, "signature", ""))
+    if family is not None and family.corner == "bottom right":
+        questions = [each.counted_from_the_end(family.says_causal) for each in questions]
     declared = [name for name in DTYPES if implementation.rounding_model(name)]
     chosen = dtype or next(iter(declared), "")
     if chosen not in declared:

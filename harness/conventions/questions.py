@@ -9,13 +9,13 @@ one, add it to ``QUESTIONS``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec import EMPTY_ROWS
+from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS
 
 Array = NDArray[Any]
 
@@ -58,6 +58,7 @@ class Question:
     """A call, and its meanings, of which the first is what attncheck's cases mean, unless they never ask it.
 
     ``declaration`` maps words to the value of ``empty_rows`` that declares this, where it can be declared.
+    ``from_the_end`` is the call of a function whose own words count from the last query and key: its second meaning.
     """
 
     name: str
@@ -67,6 +68,18 @@ class Question:
     stage: str = "output"
     declaration: Mapping[str, str] = field(default_factory=dict)
     is_in_cases: bool = True
+    from_the_end: Call | None = None
+
+    def counted_from_the_end(self, causal: str) -> Question:
+        """Return the question for a function whose word for causality, and windows, count from the last query and key.
+
+        The contract's words count from the first. What such a function is asked by its own word is then never called.
+        """
+        asked = replace(self, asks=self.asks.replace("is_causal", causal))
+        if self.from_the_end is None:
+            return asked
+        first, second, *others = self.meanings
+        return replace(asked, call=self.from_the_end, meanings=(second, first, *others))
 
     @property
     def expected(self) -> str:
@@ -111,6 +124,7 @@ def _causality() -> list[Question]:
                 Meaning(bottom, few.but(mask=_causal(3, 5, 2))),
                 Meaning(ignored, few),
             ),
+            from_the_end=few.but(mask=_causal(3, 5, 2)),
         ),
         Question(
             "causal, more queries than keys",
@@ -120,10 +134,11 @@ def _causality() -> list[Question]:
                 Meaning(top, many.but(mask=_causal(5, 3, 0))),
                 *(
                     Meaning(f"{bottom}, without a key: {value}", later.but({"empty_rows": value}))
-                    for value in EMPTY_ROWS
+                    for value in sorted(EMPTY_ROWS, key=DEFAULT_EMPTY_ROWS.__ne__)
                 ),
                 Meaning(ignored, many),
             ),
+            from_the_end=later,
         ),
         Question(
             "causal, behind a past",
@@ -277,6 +292,7 @@ def _options() -> list[Question]:
                 ),
                 Meaning("the window is left out", across),
             ),
+            from_the_end=across.but(mask=_causal(3, 6, 4) & ~_causal(3, 6, 1)),
         ),
         Question(
             "grouped heads",

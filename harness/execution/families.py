@@ -81,6 +81,11 @@ class Family:
     module: bool = False
     neutral: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def says_causal(self) -> str:
+        """What makes a call causal, as a call has it."""
+        return f"{self.causal}=True" if self.causal else f'{self.mask}="{self.causal_mask}"'
+
 
 _NO_DROPOUT: Mapping[str, Any] = {"dropout_p": 0.0, "p": 0.0, "dropout": 0.0, "deterministic": False}
 

@@ -68,7 +68,7 @@ def _no_longer(rows: Sequence[PropertyRow], expected: Sequence[ExpectedFailure])
     return found
 
 
-_JUDGED = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.BROKEN)
+_JUDGED = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.NAN, PropertyOutcome.BROKEN)
 
 
 def described_call(question: Question) -> str:

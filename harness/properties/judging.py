@@ -134,7 +134,9 @@ def judge_variant(
             one = side_of("the first call", truths.of(problem), stage, first[stage], rounding_model)
             return one, _combined_side(variant, stage, arrays, rounding_model, truths)
 
-        found.append(judge_arrays(stage, first[stage], combined, variant.what, sides, variant.compared.get(stage)))
+        compared, may_spread = variant.compared.get(stage), variant.nan_may_spread
+        judged = judge_arrays(stage, first[stage], combined, variant.what, sides, compared, nan_may_spread=may_spread)
+        found.append(judged)
     return max(found, key=lambda each: each.outcome.severity)
 
 
@@ -173,6 +175,8 @@ def judge_arrays(
     what: str,
     sides: Callable[[], tuple[Side, Side]],
     compared: Flags | None = None,
+    *,
+    nan_may_spread: bool = False,
 ) -> Finding:
     """Hold two results of one shape against each other, where they are ``compared``; ``sides`` are made if need be."""
     if first.shape != second.shape or first.dtype != second.dtype:
@@ -184,7 +188,8 @@ def judge_arrays(
     if not differing:
         return Finding(PropertyOutcome.BITWISE, f"all {elements} elements: {what}", stage, elements=elements)
     one, other = (each.mapped(np.asarray) for each in sides())
-    return replace(_judged(stage, one, other, differs, chosen), differing=differing, elements=elements)
+    judged = _judged(stage, one, other, differs, chosen, nan_may_spread=nan_may_spread)
+    return replace(judged, differing=differing, elements=elements)
 
 
 def _is_nan(array: Array) -> Flags:
@@ -194,16 +199,19 @@ def _is_nan(array: Array) -> Flags:
     return found
 
 
-def _judged(stage: str, one: Side, other: Side, differs: Flags, chosen: Flags) -> Finding:
-    """Judge two sides some bits of which differ."""
+def _judged(stage: str, one: Side, other: Side, differs: Flags, chosen: Flags, *, nan_may_spread: bool) -> Finding:
+    """Judge two sides some bits of which differ; where ``nan_may_spread``, NaN on the other alone is a convention."""
     if (apart := _exact_answers_apart(one, other, chosen)) is not None:
         return replace(_named(stage, one, other, apart, PropertyOutcome.NOT_JUDGED), message=_OTHER_ANSWER)
-    wrong = chosen & (one.wrong | other.wrong)
+    spread = chosen & ~one.wrong & ~_is_nan(one.given) & _is_nan(other.given) & nan_may_spread
+    wrong = chosen & (one.wrong | other.wrong) & ~spread
     if wrong.any():
         return _named(stage, one, other, _worst(one, other, wrong), PropertyOutcome.BROKEN)
-    odd = differs & (_is_nan(one.given) != _is_nan(other.given))
+    odd = differs & (_is_nan(one.given) != _is_nan(other.given)) & ~spread
     if odd.any():
         return _named(stage, one, other, _first(odd), PropertyOutcome.BROKEN)
+    if spread.any():
+        return _named(stage, one, other, _first(spread), PropertyOutcome.NAN)
     unknown = differs & (one.is_open | other.is_open)
     if unknown.any():
         return _named(stage, one, other, _first(unknown), PropertyOutcome.NOT_JUDGED)
@@ -248,6 +256,8 @@ def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: 
     message = f"{at} is {first:.9g}, and {second:.9g} with {other.what}{differ}"
     if outcome is PropertyOutcome.NOT_JUDGED:
         message += "; there is no exact answer to hold them against"
+    elif outcome is PropertyOutcome.NAN:
+        message += "; what NaN does that no query may read is a convention"
     else:
         message += f"; exactly {exact:.9g}, where {bounds[0] + bounds[1]:.3g} is allowed for both together"
         message += _blame(one, other, index) if outcome is PropertyOutcome.BROKEN else ""

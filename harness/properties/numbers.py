@@ -90,7 +90,7 @@ def _poison(problem: Problem, kind: str) -> Sequence[AnyVariant]:
 def _of_pages(problem: Problem, kind: str) -> Variant:
     inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
     call = Call("with unused slots of pages poisoned", problem.replaced({**inputs}), problem)
-    return Variant("unused slots of pages", (call,))
+    return Variant("unused slots of pages", (call,), nan_may_spread=kind == "nan")
 
 
 def _of_keys(problem: Problem, value: float, word: str) -> Iterator[Variant]:
@@ -136,4 +136,4 @@ def _with(
             inputs[name] = array
     rows = _rows_without(allowed, places)[..., np.newaxis]
     call = Call(f"with {what}", problem.replaced(inputs), problem)
-    return Variant(what, (call,), compared={"output": rows})
+    return Variant(what, (call,), compared={"output": rows}, nan_may_spread=bool(np.isnan(value)))

@@ -22,6 +22,8 @@ class PropertyOutcome(StrEnum):
     """Some bits differ, and each call is within the error bound of its own exact answer."""
     NOT_JUDGED = "not judged"
     """Some bits differ, and there is no exact answer to hold them against."""
+    NAN = "nan"
+    """NaN where a query may not read makes its output NaN: a convention, which the mathematics leaves open."""
     FAILED = "failed"
     """A call raised, crashed or ran out of time."""
     BROKEN = "broken"
@@ -37,7 +39,7 @@ class PropertyOutcome(StrEnum):
 _MEETS = {"": frozenset(PropertyOutcome) - {PropertyOutcome.BROKEN, PropertyOutcome.XPASS}}
 _MEETS |= {
     "bitwise": frozenset({PropertyOutcome.BITWISE, PropertyOutcome.UNSUPPORTED, PropertyOutcome.FAILED}),
-    "within bounds": _MEETS[""],
+    "within bounds": _MEETS[""] - {PropertyOutcome.NAN},
 }
 """By claim: the outcomes that it allows. What could not be run says nothing of a claim."""
 

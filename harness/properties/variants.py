@@ -43,7 +43,8 @@ class Variant:
 
     What is combined times ``factor``, a power of two, is held against what the ``first`` call gave (by default the
     case's own), where ``compared`` says so. Where it ``is_merged``, every call is of a part of the keys, and the
-    outputs are merged by their log-sum-exps. The calls are made ``where`` it says, with so many ``threads``.
+    outputs are merged by their log-sum-exps. Where ``nan_may_spread``, NaN from the further calls is a convention. The
+    calls are made ``where`` it says, with so many ``threads``.
     """
 
     what: str
@@ -53,6 +54,7 @@ class Variant:
     compared: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     stages: tuple[str, ...] | None = None
     is_merged: bool = False
+    nan_may_spread: bool = False
     where: Literal["here", "fresh process", "threads"] = "here"
     threads: int = 1
     first: Problem | None = None

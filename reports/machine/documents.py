@@ -211,7 +211,7 @@ class PropertyRecord(Record):
     variant: str
     """Which further calls were made."""
     outcome: str
-    """bitwise, within bounds, broken, failed, not judged, unsupported or xpass."""
+    """bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass."""
     claim: str
     """What the implementation claims of the property; empty where it claims nothing."""
     xfail: bool

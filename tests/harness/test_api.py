@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -163,7 +163,14 @@ Invoke = Callable[..., tuple[int, str, str]]
 
 def attend(query: Array, key: Array, value: Array, mask: Array | None = None, **more: Any) -> Array:
     """Stand for a model's own attention: what it computes does not matter here."""
-    return np.asarray(query[..., :1] * 2)
+    width = getattr(value, "shape", (1,))[-1]
+    return np.resize(query * 2, (*query.shape[:-1], width)).astype(query.dtype)
+
+
+def honest(query: Array, key: Array, value: Array) -> Array:
+    key, value = np.repeat(key, 2, 1), np.repeat(value, 2, 1)
+    weights = np.exp(query @ key.swapaxes(-1, -2) * query.dtype.type(8**-0.5))
+    return np.asarray(weights / weights.sum(-1, keepdims=True) @ value)
 
 
 def arrays(dtype: Any = np.float32, queries: int = 3, keys: int = 5) -> tuple[Array, Array, Array]:
@@ -196,7 +203,7 @@ def test_a_call_becomes_a_case_with_the_same_bits(tmp_path: Path) -> None:
     query, key, value = arrays()
     attention = attncheck.capture(attend, tmp_path / "captured")
     output = attention(query, key, value=value, is_causal=True, scale=0.5, softcap=3.0)
-    np.testing.assert_array_equal(output, 2 * query[..., :1])
+    np.testing.assert_array_equal(output, attend(query, key, value))
     assert attention.files == [tmp_path / "captured" / "attend-1.yaml"]
     case = only_case(tmp_path / "captured")
     assert case.name == "Call 1 of attend"
@@ -206,6 +213,22 @@ def test_a_call_becomes_a_case_with_the_same_bits(tmp_path: Path) -> None:
     for name, array in (("query", query), ("key", key), ("value", value)):
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
+    (expected,) = case.expected
+    assert (expected.of, expected.stored, case.computed_in) == ("output", True, "float32")
+    assert expected.numbers is not None
+    np.testing.assert_array_equal(np.asarray(expected.numbers.value, np.float32), output)
+
+
+def test_what_is_not_attention_of_its_shapes_is_refused_in_words(tmp_path: Path) -> None:
+    def projected(query: Array, key: Array, value: Array) -> Array:
+        return query @ np.ones((8, 3), np.float32)
+
+    with pytest.warns(attncheck.CaptureWarning, match=r"returned \(2, 4, 3, 3\), and attention .* \(2, 4, 3, 6\)"):
+        attncheck.capture(projected, tmp_path / "x")(*arrays())
+    module = SimpleNamespace(state_dict=dict)
+    with pytest.raises(UsageError, match=r"capture the function that it calls"):
+        attncheck.capture(MethodType(attend, module), tmp_path / "x")
+    assert not list(tmp_path.glob("x/*"))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
@@ -223,7 +246,7 @@ def test_masks_lengths_windows_and_other_names_are_understood(tmp_path: Path) ->
     allowed, lengths = np.tri(3, 5, dtype=bool), np.array([5, 2])
 
     def flash(q: Array, k: Array, v: Array, **more: Any) -> Array:
-        return q
+        return q[..., :6]
 
     more = {"attn_mask": allowed, "attn_bias": np.ones((3, 5), np.float32), "key_lengths": lengths}
     layout = [each.swapaxes(1, 2) for each in (query, key, value)]
@@ -277,7 +300,7 @@ def test_what_is_no_case_is_told_and_the_model_goes_on(tmp_path: Path, call: Any
     arguments, named = call(*arrays())
     attention = attncheck.capture(attend, tmp_path / "x")
     with pytest.warns(attncheck.CaptureWarning, match="a call of attend was not captured") as told:
-        assert attention(*arguments, **named).shape == (2, 4, 3, 1)
+        assert attention(*arguments, **named).shape[:3] == (2, 4, 3)
     assert reason in str(told[0].message)
     assert attention.files == []
     assert list((tmp_path / "x").glob("*")) == []
@@ -316,10 +339,10 @@ def test_what_cannot_be_captured_is_refused_at_once(tmp_path: Path, function: An
 
 
 def test_a_captured_call_is_checked(tmp_path: Path, invoke: Invoke) -> None:
-    model = SimpleNamespace(attention=attend)
+    model = SimpleNamespace(attention=honest)
     with mock.patch.object(model, "attention", attncheck.capture(model.attention, tmp_path / "captured")):
-        model.attention(*arrays(), is_causal=True)
-    assert model.attention is attend
+        model.attention(*arrays())
+    assert model.attention is honest
     code, out, _ = invoke("check", "captured/", "--backend", "numpy")
     assert code == 0
     assert "numpy agrees with the exact answer. Judged 1 of 1 case" in out

@@ -254,3 +254,54 @@ def test_a_function_is_asked_by_the_api() -> None:
 def takes_no_mask(query: Any, key: Any, value: Any) -> Any:
     weights = np.exp(query @ np.swapaxes(key, -1, -2))
     return weights / weights.sum(-1, keepdims=True) @ value
+
+
+FLASH = """\
+import numpy as np
+
+
+def attention(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):
+    q, k, v = (np.swapaxes(each, 1, 2) for each in (q, k, v))
+    scores = q @ np.swapaxes(k, -1, -2) * q.dtype.type(softmax_scale or q.shape[-1] ** -0.5)
+    distance = np.arange(k.shape[2]) - np.arange(q.shape[2])[:, None] - (CORNER)
+    left, right = window_size[0], 0 if causal else window_size[1]
+    allowed = ((left < 0) | (distance >= -left)) & ((right < 0) | (distance <= right))
+    top = np.where(allowed, scores, -np.inf).max(-1, keepdims=True)
+    weights = np.where(allowed, np.exp(scores - np.where(np.isfinite(top), top, 0)), 0)
+    total = weights.sum(-1, keepdims=True)
+    return np.swapaxes(weights / np.where(total == 0, 1, total) @ v, 1, 2)
+
+
+attention.signature = "flash_attn"
+"""
+
+
+@pytest.mark.parametrize(
+    ("corner", "few", "many", "window", "departs"),
+    [
+        (
+            "k.shape[2] - q.shape[2]",
+            "the corner is bottom right",
+            "the corner is bottom right, without a key: zero",
+            "so that the last query stands at the last key",
+            False,
+        ),
+        ("0", "the corner is top left", "the corner is top left", "at the first key", True),
+    ],
+)
+def test_a_function_called_like_flash_attention_is_asked_by_its_own_words(
+    corner: str, few: str, many: str, window: str, departs: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "flash.py").write_text(FLASH.replace("CORNER", corner), encoding="utf-8")
+    found = measured(f"{tmp_path / 'flash.py'}:attention")
+    answers = [
+        found[name]
+        for name in (
+            "causal, more keys than queries",
+            "causal, more queries than keys",
+            "window (1, 1), more keys than queries",
+        )
+    ]
+    assert [each.means for each in answers] == [few, many, window]
+    assert {each.departs for each in answers} == {departs}
+    assert answers[0].question.asks == "which keys a query sees with causal=True"

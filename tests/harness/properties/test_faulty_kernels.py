@@ -28,14 +28,6 @@ FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
         "batch_invariant",
         ("    (batch, heads", "    if len(query) > 2:\n        key = key.astype(np.float16)\n    (batch, heads"),
     ),
-    "it reads a masked NaN": (
-        "poison_nan",
-        (
-            "            output[place] = (weights[:, None] * value[entry, head][own]).sum(0) / total\n",
-            "            full = np.zeros(keys, query.dtype)\n            full[own] = weights / total\n"
-            "            output[place] = full @ value[entry, head]\n",
-        ),
-    ),
     "it keeps state between shapes": (
         "after_other_shapes",
         (
@@ -64,7 +56,6 @@ def test_a_kernel_that_computes_row_by_row_is_bitwise_the_same_in_all(ask: Ask) 
 SOUND = {
     "it is nondeterministic once in 20 calls": ["batch_invariant", "poison_nan", "inputs_unchanged"],
     "a row depends on the batch": ["repeated", "poison_nan", "inputs_unchanged", "after_other_shapes"],
-    "it reads a masked NaN": ["repeated", "batch_invariant", "inputs_unchanged", "after_other_shapes"],
     "it keeps state between shapes": ["inputs_unchanged", "poison_nan"],
     "it writes its inputs": [],
 }
@@ -84,6 +75,36 @@ def test_a_fault_is_named_for_what_it_is_and_for_nothing_else(fault: str, ask: A
         assert row.first is not None
         assert row.second == pytest.approx(row.first * 1.5)
         assert "query[0, 0, 0, 0]" in row.message
+
+
+READS_MASKED = (
+    "            output[place] = (weights[:, None] * value[entry, head][own]).sum(0) / total\n",
+    "            full = np.zeros(keys, query.dtype)\n            full[own] = weights / total\n"
+    "            output[place] = full @ value[entry, head]\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("claim", "number", "outcome", "fails"),
+    [
+        ("", "np.nan", "nan", False),
+        ("within bounds", "np.nan", "nan", True),
+        ("bitwise", "np.nan", "nan", True),
+        ("", "7", "broken", True),
+    ],
+)
+def test_a_masked_nan_that_makes_the_output_nan_is_a_convention_and_a_wrong_number_is_not(
+    claim: str, number: str, outcome: str, fails: bool, ask: Ask
+) -> None:
+    before, after = READS_MASKED
+    change = before, f"{after}            output[np.isnan(output)] = {number}\n"
+    below = f'attention.properties = {{"poison_nan": "{claim}"}}' if claim else ""
+    rows = ask(["poison_nan", "poison_large", "repeated"], change, below=below)
+    assert {row.outcome for row in rows if row.property_name == "poison_nan" and "in values" in row.variant} == {
+        outcome
+    }
+    assert {row.outcome for row in rows if "in keys" in row.variant or row.property_name != "poison_nan"} == {"bitwise"}
+    assert exit_code_of(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)
 
 
 def test_an_output_that_the_next_call_overwrites_is_broken(ask: Ask) -> None:

@@ -32,6 +32,8 @@ ROW = PropertyRow("own.attention", "repeated", "mine/a", "float32", "20 calls", 
         ("failed", "bitwise", False),
         ("within bounds", "within bounds", False),
         ("broken", "within bounds", True),
+        ("nan", "", False),
+        ("nan", "within bounds", True),
     ],
 )
 def test_what_fails_follows_from_the_outcome_and_the_claim(outcome: str, claim: str, fails: bool) -> None:
