@@ -22,6 +22,7 @@ from attncheck.wording import expected, listed_or
 
 _WILD = re.compile(r"[*?[]")
 _MOST_MEANT = 3
+_SUFFIXES = (".yaml", ".yml")
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
 PROPERTIES_FILE = "properties"
@@ -145,18 +146,21 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
     path, tags, faults = base / pattern, reading.tags, reading.faults
     if _is_kernel(pattern, path):
         raise UsageError(f"{pattern!r} is no case file; name a kernel of your own with --implementation {pattern}")
-    if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
+    glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
+    root = bundled_root()
+    bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
+    # A program may be called as bundled cases are, which are meant: check attention -i ./attention.
+    is_program = path.suffix not in _SUFFIXES and any(_matches(file.id_prefix, glob) for file in bundled)
+    is_here = exists(path) and not (is_program and path.is_file())
+    if several and is_here and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
         # The shell spreads cases/* over everything that is there.
         return
-    if exists(path):
+    if is_here:
         own = _own_files(path, base, lists)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
             tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), reading)
         yield from _read(own, reading)
         return
-    glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
-    root = bundled_root()
-    bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
     if glob == "*" and not reading.properties:
         bundled = [file for file in bundled if file.id_prefix != PROPERTIES_FILE]  # which holds no other cases
     # A whole file, a folder or single cases can be meant; only files that may match are read.
@@ -228,14 +232,14 @@ def _case_files(folder: Path, lists: _Lists = frozenset()) -> list[Path]:
     """Return the case files below a folder, in a fixed order; hidden folders, tags.yaml and the lists are none."""
     return sorted(
         path
-        for suffix in ("yaml", "yml")
-        for path in folder.rglob(f"*.{suffix}")
+        for suffix in _SUFFIXES
+        for path in folder.rglob(f"*{suffix}")
         if _is_case_file(path, lists) and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
 
 
 def _is_case_file(path: Path, lists: _Lists = frozenset()) -> bool:
-    return path.suffix in (".yaml", ".yml") and path.name != TAG_FILE and not (lists and path.resolve() in lists)
+    return path.suffix in _SUFFIXES and path.name != TAG_FILE and not (lists and path.resolve() in lists)
 
 
 def _shown(path: Path, base: Path) -> str:
