@@ -119,9 +119,9 @@ def repro(
 ) -> None:
     """Write a script that reproduces one case.
 
-    The script needs nothing but NumPy and the implementation's framework. A failing case is first reduced to the
-    smallest that fails in the same way. If a check found the case wrong and a fresh process does not, the script first
-    makes the calls that it takes.
+    The script needs nothing but NumPy and the implementation's framework, and attncheck where --signature says
+    how to call it. A failing case is first reduced to the smallest that fails in the same way. If a check found the
+    case wrong and a fresh process does not, the script first makes the calls that it takes.
     """
     from attncheck.commands import joined
 
