@@ -146,7 +146,9 @@ class Target:
         found: Any = module
         for part in filter(None, self.attribute.split(".")):
             if not hasattr(found, part):
-                raise LoadError(f"{self.module} has no {self.attribute}")
+                functions = [name for name, each in vars(module).items() if inspect.isroutine(each) and name[0] != "_"]
+                near = f"; {expected(self.attribute, functions, one_of=False)}" if functions else ""
+                raise LoadError(f"{self.module} has no {self.attribute}{near}")
             found = getattr(found, part)
         return found
 

@@ -18,7 +18,7 @@ from attncheck.reading.kept_cases import load_kept_case_file, load_kept_tags
 from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
 from attncheck.store import Store, user_store
-from attncheck.wording import expected, listed_or
+from attncheck.wording import NEAR, expected, listed_or
 
 _WILD = re.compile(r"[*?[]")
 _MOST_MEANT = 3
@@ -128,10 +128,20 @@ def select_cases(
     if origins:
         _check_tags(tags, known_tags)
     if not chosen and not faults:
-        also = f", and the expression {expression.text!r}" if expression else ""
+        also = _said_of(expression, origins, known_tags) if expression else ""
         raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}{_HINT[others > 0]}")
     chosen.arrange(sorted(range(len(ids)), key=ids.__getitem__))
     return Selection(chosen, tuple(dict.fromkeys(faults)), known_tags)
+
+
+def _said_of(expression: Expression, ids: Iterable[str], tags: Iterable[str]) -> str:
+    """Name an expression that matches nothing, and what its words may mean of those in ids and tags."""
+    import difflib
+
+    known = {*tags, *(word for identity in ids for word in re.split("[-/]", identity))}
+    words = [word.lower() for word in re.findall(r"[\w-]+", expression.text)]
+    meant = [near for word in words if word not in known for near in difflib.get_close_matches(word, known, 1, NEAR)]
+    return f", and the expression {expression.text!r}" + (f"; did you mean {listed_or(meant)}?" if meant else "")
 
 
 _HINT = {False: "", True: "; cases with properties are run by `attncheck properties` and `check --properties`"}

@@ -253,6 +253,7 @@ def test_a_capability_that_is_denied_is_unsupported(write: Write) -> None:
     ("text", "target", "message"),
     [
         ("", "attention", "has no attention"),
+        (ATTENTION, "attn", "has no attn; did you mean attention?"),
         ("import no_such_module", "attention", "cannot be loaded: ModuleNotFoundError: No module named"),
         ("raise SystemExit(3)", "attention", "cannot be loaded: SystemExit: 3"),
         (
