@@ -7,7 +7,7 @@ from typing import Final
 
 _LONGEST: Final = 100
 _MOST_MEANT: Final = 2
-_NEAR: Final = 0.7
+NEAR: Final = 0.61
 
 
 def counted(number: int, noun: str) -> str:
@@ -36,7 +36,7 @@ def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bo
 
     names = list(known)
     lower = {each.lower(): each for each in reversed(names)}
-    close = [lower[each] for each in difflib.get_close_matches(name[:_LONGEST].lower(), lower, _MOST_MEANT, _NEAR)]
+    close = [lower[each] for each in difflib.get_close_matches(name[:_LONGEST].lower(), lower, _MOST_MEANT, NEAR)]
     everything = f"expected {'one of ' if one_of else ''}{', '.join(names)}"
     if not close:
         return everything

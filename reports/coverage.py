@@ -260,7 +260,7 @@ def judged_counts(frames: Frames) -> dict[Column, Mapping[str, object]]:
             "unverified": each.unverified,
             "stopped": each.stopped,
             "not_run": each.not_run,
-            "padded": padded.get(each.column, (0, {}))[0],
+            "padded": padded[each.column].cases if each.column in padded else 0,
         }
         for each in coverage(frames)
     }

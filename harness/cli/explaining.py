@@ -119,9 +119,9 @@ def repro(
 ) -> None:
     """Write a script that reproduces one case.
 
-    The script needs nothing but NumPy and the implementation's framework. A failing case is first reduced to the
-    smallest that fails in the same way. If a check found the case wrong and a fresh process does not, the script first
-    makes the calls that it takes.
+    The script needs nothing but NumPy and the implementation's framework, and attncheck where --signature says
+    how to call it. A failing case is first reduced to the smallest that fails in the same way. If a check found the
+    case wrong and a fresh process does not, the script first makes the calls that it takes.
     """
     from attncheck.commands import joined
 
@@ -252,7 +252,12 @@ def _asked(
     from attncheck.explain import find_implementation
 
     checked = checked_in(results)
-    found, selection = select_one(case, checked)
+    try:
+        found, selection = select_one(case, checked)
+    except UsageError:
+        if not _is_implementation(case):
+            raise
+        raise UsageError(f"{case!r} is an implementation: the case comes first, {implementation} {case}") from None
     chosen_dtype = dtype_of(found, dtype)
     named = checked.again.get(implementation) if checked else None
     if named and implementation != named[0]:  # as the report calls it
@@ -260,6 +265,13 @@ def _asked(
         framework, implementation = framework or options.get("--framework"), named[0]
         signature = signature or options.get("--signature")
     return _Asked(found, selection, find_implementation(implementation, framework, signature), chosen_dtype, checked)
+
+
+def _is_implementation(text: str) -> bool:
+    """Whether a text that is no case names an implementation: one of the table, or a file of Python."""
+    from attncheck.backends import EVERYTHING
+
+    return text.partition(".")[0] in EVERYTHING or text.partition(":")[0].endswith(".py")
 
 
 def _explanation_of(asked: _Asked, limits: Limits) -> RepeatedExplanation:

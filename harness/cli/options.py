@@ -104,7 +104,8 @@ Framework = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The framework whose arrays your own implementation takes and returns. Default: numpy.",
+        help="The framework whose arrays your own implementation takes and returns. Default: the one "
+        "that its file imports without NumPy, or numpy.",
         show_default=False,
         autocompletion=completion.complete_frameworks,
     ),

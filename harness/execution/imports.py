@@ -43,6 +43,11 @@ class Imports:
         found = {_FRAMEWORK_OF[package] for package in self.packages if package in _FRAMEWORK_OF}
         return found.pop() if len(found) == 1 else None
 
+    @property
+    def framework_alone(self) -> str | None:
+        """The framework, where NumPy is not imported: whoever imports it alone takes its arrays."""
+        return None if "numpy" in self.packages else self.framework
+
 
 class InstalledPackages:
     """Which distributions have a top-level package, as ``importlib.metadata.packages_distributions`` says of all.

@@ -62,9 +62,9 @@ class Program:
 
     def _ask(self, request: Iterable[bytes], read: Callable[[IO[bytes]], Found]) -> Found:
         pieces = list(request)
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        process = self._process
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None
+        process = self._started()
         assert process.stdin is not None, "a pipe"
         assert process.stdout is not None, "a pipe"
         # It may answer before it has read everything: neither waits for the other.
@@ -77,6 +77,12 @@ class Program:
             raise
         finally:
             writer.join()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Return its process, which is started where it has none."""
+        if self._process is None:
+            self._process = subprocess.Popen(self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return self._process
 
     def _end_like_it(self) -> NoReturn:
         assert self._process is not None, "it was asked"
@@ -98,13 +104,16 @@ class Program:
         return f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
 
     def end_input(self, seconds: float) -> int | None:
-        """Close its input and return the code that it ends with; None where it does not within so many seconds."""
-        assert self._process is not None, "it was asked before"
-        assert self._process.stdin is not None, "a pipe"
+        """Close its input and return the code that it ends with; None where it does not within so many seconds.
+
+        It is started for that where it was ended because its last answer was none.
+        """
+        process = self._started()
+        assert process.stdin is not None, "a pipe"
         with suppress(OSError):
-            self._process.stdin.close()
+            process.stdin.close()
         try:
-            return self._process.wait(seconds)
+            return process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 

@@ -23,6 +23,7 @@ MAX_HEADER = 2**16
 """Bytes of a line. Whoever sends no line end sends no message."""
 MAX_ARRAY = 2**31
 """Bytes of one array of an answer."""
+_ADVICE = "write debugging output to standard error"
 WIRE: Mapping[str, np.dtype[Any]] = {
     "float64": np.dtype("<f8"),
     "float32": np.dtype("<f4"),
@@ -103,7 +104,7 @@ def read_header(stream: IO[bytes]) -> dict[str, Any]:
     try:
         header = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"expected a line of JSON; got {_shown(line)}: {error}") from None
+        raise ProtocolError(f"expected a line of JSON; got {_shown(line)}: {error}; {_ADVICE}") from None
     if not isinstance(header, dict):
         raise ProtocolError(f"expected a JSON object; got {_shown(line)}")
     return header

@@ -219,6 +219,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         raise LoadError(f"conventions: expected empty_rows, one of {', '.join(get_args(EmptyRows))}; got {conventions}")
     return {
         "framework": framework,
+        "framework_alone": imports.framework_alone,
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
         "conventions": conventions,
         "properties": _claims(getattr(target, "properties", None)),

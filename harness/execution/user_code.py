@@ -75,8 +75,10 @@ class UnfitError(LoadError):
         self.name, self.function, self.misfits = name, function, misfits
 
 
-def advice_on_framework(name: str, function: str) -> str:
-    """Say how a function is declared to take a framework's arrays."""
+def advice_on_framework(name: str, function: str, *, is_given: bool = False) -> str:
+    """Say how a function is declared to take a framework's arrays, or where it ``is_given`` them, NumPy's."""
+    if is_given:
+        return f"it imports {name} alone and is given {name}'s arrays; --framework numpy gives it NumPy's"
     return (
         f"it imports {name} and is given NumPy's arrays; if it takes {name}'s, declare that: "
         f'{function}.framework = "{name}" below it, or --framework {name}'
@@ -144,7 +146,9 @@ class Target:
         found: Any = module
         for part in filter(None, self.attribute.split(".")):
             if not hasattr(found, part):
-                raise LoadError(f"{self.module} has no {self.attribute}")
+                functions = [name for name, each in vars(module).items() if inspect.isroutine(each) and name[0] != "_"]
+                near = f"; {expected(self.attribute, functions, one_of=False)}" if functions else ""
+                raise LoadError(f"{self.module} has no {self.attribute}{near}")
             found = getattr(found, part)
         return found
 
@@ -288,7 +292,8 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
 
     Raises ``UsageError`` for an unknown framework, and for a device that its arrays do not lie on.
     """
-    name = framework or declared.get("framework") or "numpy"
+    said = framework or declared.get("framework")
+    name = said or declared.get("framework_alone") or "numpy"
     if name not in BACKENDS:
         raise UsageError(f"unknown framework {name!r}; {expected(name, BACKENDS, one_of=False)}")
     if (device := declared.get("device") or "") and name not in HAVE_DEVICES:
@@ -296,8 +301,11 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {known}")
     backend = BACKENDS[name]
     imported = declared.get("imported_framework")
-    is_said = framework is not None or declared.get("framework")
-    advice = [] if is_said or not imported else [advice_on_framework(imported, target.attribute or "attention")]
+    advice = (
+        []
+        if said or not imported
+        else [advice_on_framework(imported, target.attribute or "attention", is_given=name == imported)]
+    )
     return UserImplementation(
         name=declared.get("name") or target.name,
         module=target.module,

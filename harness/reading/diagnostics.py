@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
 from attncheck.reading.yaml_reader import YamlDocument
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault
+from attncheck.wording import NEAR
 
 MAX_DIAGNOSTICS = 5
 
@@ -22,6 +24,7 @@ MAX_DIAGNOSTICS = 5
 _KIND_LABEL = "tagged-union["
 _NAME_LABEL = "constrained-str"
 
+_QUOTED = re.compile("'([^']*)'")
 _WANTED = {
     "string_type": "text",
     "string_unicode": "text",
@@ -173,7 +176,7 @@ def _say(detail: ErrorDetails) -> str:
         case "array_kind":
             return f"{detail['msg']}, got {got}"
         case "literal_error":
-            wanted = context["expected"]
+            wanted, because = context["expected"], _near(detail["input"], _QUOTED.findall(context["expected"]))
         case "string_type" if isinstance(detail["input"], int | float):
             wanted = "text in quotes"
             because = ": a bare number would lose its last digits" if {"printed", "known"} & set(detail["loc"]) else ""
@@ -194,11 +197,18 @@ def _counted(number: int, detail: ErrorDetails) -> str:
 
 
 def _suggest(name: str) -> str:
-    close = difflib.get_close_matches(name[:60], _all_fields(), n=1)
-    return f"; did you mean {close[0]}?" if close else "; see `attncheck schema` for the fields that exist"
+    known = _all_fields()
+    if name in known:
+        return " here; see `attncheck schema` for the fields that exist"
+    return _near(name, known) or "; see `attncheck schema` for the fields that exist"
 
 
-def _all_fields() -> Iterable[str]:
+def _near(name: Any, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name[:60], known, n=1, cutoff=NEAR) if isinstance(name, str) else []
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _all_fields() -> Collection[str]:
     known = [*vars(case_model).values(), *vars(array_kinds).values()]
     models = [item for item in known if isinstance(item, type) and issubclass(item, BaseModel)]
     return sorted({field for model in models for field in model.model_fields})

@@ -42,17 +42,17 @@ def load_case_file(
     name in lower case.
     ``for_each`` are rows to be used in the place of the file's own.
     """
-    document, file = _read_file(path, display_name, for_each)
+    document, file, numbers, misread = _read_file(path, display_name, for_each)
     reader = _CaseReader(file, document, display_name, id_prefix, frozenset(known_tags), _shared_arrays(file))
     faults: list[CaseFileError] = []
     cases: list[Case] = []
-    for number, entry in enumerate(file.cases):
+    for number, entry in zip(numbers, file.cases, strict=True):
         try:
             cases.append(reader.read(entry, ("cases", number)))
         except CaseFileError as fault:
             faults.append(fault)
-    if faults:
-        raise CaseError(told_once(faults, display_name, document))
+    if faults or misread:
+        raise CaseError([*misread, *told_once(faults, display_name, document)])
     return cases
 
 
@@ -76,8 +76,11 @@ def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
 
 def _read_file(
     path: Path, display_name: str, for_each: Sequence[Mapping[str, Any]]
-) -> tuple[YamlDocument, model.CaseFile]:
-    """Return what a file says, its repeated cases written out, and the same as checked fields."""
+) -> tuple[YamlDocument, model.CaseFile, Sequence[int], list[Diagnostic]]:
+    """Return what a file says, its repeated cases written out, and the same as checked fields.
+
+    Of a file in which only cases are at fault, the others, with their numbers, and what is wrong with those.
+    """
     document = _read(path, display_name)
     if for_each:
         document = replace(document, data={**document.data, FOR_EACH: [dict(row) for row in for_each]})
@@ -86,10 +89,24 @@ def _read_file(
     document, misused = write_out(document)
     if misused:
         raise CaseError([diagnostic_at(fault.path, str(fault), display_name, document) for fault in misused])
+    context = {FOLDER: str(path.parent.resolve())}
     try:
-        return document, model.CaseFile.model_validate(document.data, context={FOLDER: str(path.parent.resolve())})
+        file = model.CaseFile.model_validate(document.data, context=context)
+        return document, file, range(len(file.cases)), []
     except ValidationError as error:
-        raise CaseError(diagnostics_of(error, display_name, document)) from None
+        misread, numbers = diagnostics_of(error, display_name, document), _cases_without(error, document.data)
+    try:
+        others = numbers and {**document.data, "cases": [document.data["cases"][number] for number in numbers]}
+        return document, model.CaseFile.model_validate(others, context=context), numbers, misread
+    except ValidationError:  # more than cases
+        raise CaseError(misread) from None
+
+
+def _cases_without(error: ValidationError, data: Any) -> list[int]:
+    """Return the numbers of a file's cases in which there is no error."""
+    cases = data.get("cases") if isinstance(data, dict) else None
+    wrong = {detail["loc"][:2] for detail in error.errors(include_url=False)}
+    return [number for number in range(len(cases)) if ("cases", number) not in wrong] if isinstance(cases, list) else []
 
 
 def load_tags(folder: Path, display_name: str) -> dict[str, model.TagEntry]:

@@ -18,10 +18,11 @@ from attncheck.reading.kept_cases import load_kept_case_file, load_kept_tags
 from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
 from attncheck.store import Store, user_store
-from attncheck.wording import expected, listed_or
+from attncheck.wording import NEAR, expected, listed_or
 
 _WILD = re.compile(r"[*?[]")
 _MOST_MEANT = 3
+_SUFFIXES = (".yaml", ".yml")
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
 PROPERTIES_FILE = "properties"
@@ -127,10 +128,20 @@ def select_cases(
     if origins:
         _check_tags(tags, known_tags)
     if not chosen and not faults:
-        also = f", and the expression {expression.text!r}" if expression else ""
+        also = _said_of(expression, origins, known_tags) if expression else ""
         raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}{_HINT[others > 0]}")
     chosen.arrange(sorted(range(len(ids)), key=ids.__getitem__))
     return Selection(chosen, tuple(dict.fromkeys(faults)), known_tags)
+
+
+def _said_of(expression: Expression, ids: Iterable[str], tags: Iterable[str]) -> str:
+    """Name an expression that matches nothing, and what its words may mean of those in ids and tags."""
+    import difflib
+
+    known = {*tags, *(word for identity in ids for word in re.split("[-/]", identity))}
+    words = [word.lower() for word in re.findall(r"[\w-]+", expression.text)]
+    meant = [near for word in words if word not in known for near in difflib.get_close_matches(word, known, 1, NEAR)]
+    return f", and the expression {expression.text!r}" + (f"; did you mean {listed_or(meant)}?" if meant else "")
 
 
 _HINT = {False: "", True: "; cases with properties are run by `attncheck properties` and `check --properties`"}
@@ -145,18 +156,21 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
     path, tags, faults = base / pattern, reading.tags, reading.faults
     if _is_kernel(pattern, path):
         raise UsageError(f"{pattern!r} is no case file; name a kernel of your own with --implementation {pattern}")
-    if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
+    glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
+    root = bundled_root()
+    bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
+    # A program may be called as bundled cases are, which are meant: check attention -i ./attention.
+    is_program = path.suffix not in _SUFFIXES and any(_matches(file.id_prefix, glob) for file in bundled)
+    is_here = exists(path) and not (is_program and path.is_file())
+    if several and is_here and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
         # The shell spreads cases/* over everything that is there.
         return
-    if exists(path):
+    if is_here:
         own = _own_files(path, base, lists)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
             tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), reading)
         yield from _read(own, reading)
         return
-    glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
-    root = bundled_root()
-    bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
     if glob == "*" and not reading.properties:
         bundled = [file for file in bundled if file.id_prefix != PROPERTIES_FILE]  # which holds no other cases
     # A whole file, a folder or single cases can be meant; only files that may match are read.
@@ -228,14 +242,14 @@ def _case_files(folder: Path, lists: _Lists = frozenset()) -> list[Path]:
     """Return the case files below a folder, in a fixed order; hidden folders, tags.yaml and the lists are none."""
     return sorted(
         path
-        for suffix in ("yaml", "yml")
-        for path in folder.rglob(f"*.{suffix}")
+        for suffix in _SUFFIXES
+        for path in folder.rglob(f"*{suffix}")
         if _is_case_file(path, lists) and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
 
 
 def _is_case_file(path: Path, lists: _Lists = frozenset()) -> bool:
-    return path.suffix in (".yaml", ".yml") and path.name != TAG_FILE and not (lists and path.resolve() in lists)
+    return path.suffix in _SUFFIXES and path.name != TAG_FILE and not (lists and path.resolve() in lists)
 
 
 def _shown(path: Path, base: Path) -> str:

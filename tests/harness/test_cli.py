@@ -245,6 +245,10 @@ def test_what_could_not_be_run_and_what_takes_too_long_gives_3(
             ["check", "small", "-b", "nump"],
             "unknown backend 'nump'; did you mean numpy? (expected numpy, torch, tensorflow, jax",
         ),
+        (["check", "small", "-b", "pytroch"], "unknown backend 'pytroch'; did you mean torch?"),
+        (["check", "small", "-b", "numpy", "-k", "wieghts"], "the expression 'wieghts'; did you mean weights?"),
+        (["explain", "numpy", "small"], "'numpy' is an implementation: the case comes first, small numpy"),
+        (["explain", "k.py:attention", "small"], "'k.py:attention' is an implementation: the case comes first, "),
         (["check", "small", "-b", "numpy,Torch"], "unknown backend 'Torch'"),
         (
             ["check", "small", "-b", "numpy", "-d", "float8"],

@@ -64,11 +64,11 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write the program with a line of its own before it answers; return the command."""
+    """Write the program with a line of its own before it answers, or in place of another; return the command."""
 
-    def written(line: str = "pass") -> str:
+    def written(line: str = "pass", hook: str = "pass  # HOOK") -> str:
         path = tmp_path / "kernel.txt"
-        path.write_text(PROGRAM.replace("pass  # HOOK", line), encoding="utf-8")
+        path.write_text(PROGRAM.replace(hook, line), encoding="utf-8")
         return f"{sys.executable} {path}"
 
     return written
@@ -197,6 +197,14 @@ def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str
     seconds = 5.0 if "sleep" in line else 60.0
     found = [each for each in try_rules(words_of_program(write(line)), seconds=seconds) if each.wrong]
     assert any(each.says.startswith(rule) and says in each.wrong for each in found), found
+
+
+def test_a_program_that_prints_at_every_call_is_told_where_to(write: Write) -> None:
+    command = write("calls += 1; print('called', flush=True)", "calls += 1")
+    broken = {rule.says: rule.wrong for rule in try_rules(words_of_program(command)) if rule.wrong}
+    assert "an unknown function is refused, and the program goes on" in broken
+    assert "it ends when its input ends" not in broken, "it is started for that"
+    assert all("write debugging output to standard error" in wrong for wrong in broken.values())
 
 
 def test_the_command_tells_an_author(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,7 +237,7 @@ def test_one_that_cannot_use_numpy_s_arrays_is_told_to_declare_its_framework(
     tmp_path: Path, name: str, body: str
 ) -> None:
     (tmp_path / f"{name}.py").write_text(FAKE, encoding="utf-8")
-    text = f"import {name}\ndef attention(query, key, value):\n    {body}\n"
+    text = f"import {name}, numpy\ndef attention(query, key, value):\n    {body}\n"
     (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
     outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path)
     assert isinstance(outcome, Failure)
@@ -248,7 +248,7 @@ def test_one_that_cannot_use_numpy_s_arrays_is_told_to_declare_its_framework(
 
 def test_an_error_of_its_own_is_told_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(FAKE, encoding="utf-8")
-    text = "import torch\ndef attention(query, key, value):\n    raise ValueError('heads do not divide')\n"
+    text = "import torch, numpy\ndef attention(query, key, value):\n    raise ValueError('heads do not divide')\n"
     (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
     outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path)
     assert outcome == Failure("error", "ValueError: heads do not divide")

@@ -40,6 +40,7 @@ def attention(query, key, value, *, mask=None):
 """
 
 
+PLAIN = "\ndef attention(query, key, value, *, is_causal=False, scale=None): ...\n"
 Write = Callable[[str], str]
 
 
@@ -180,6 +181,26 @@ def test_what_a_function_declares_is_read_before_it_runs(write: Write) -> None:
     assert found.needs == {"numpy": 1, "GPU": 1}
 
 
+@pytest.mark.parametrize(
+    ("imported", "framework", "told"),
+    [
+        ("torch", "torch", "imports torch alone and is given torch's arrays; --framework numpy gives it NumPy's"),
+        ("torch, numpy", "numpy", "imports torch and is given NumPy's arrays"),
+        ("torch, jax", "numpy", ""),
+        ("math", "numpy", ""),
+    ],
+)
+def test_who_imports_one_framework_alone_is_given_its_arrays(
+    write: Write, tmp_path: Path, imported: str, framework: str, told: str
+) -> None:
+    for name in ("torch", "jax"):
+        (tmp_path / f"{name}.py").touch()
+    entry = here(f"{write(f'import {imported}' + PLAIN)}:attention").entry
+    assert isinstance(entry, UserImplementation)
+    assert (entry.framework, len(entry.hints)) == (framework, int(bool(told)))
+    assert told in "".join(entry.hints)
+
+
 def test_what_a_function_requires_is_padded_in_the_run(write: Write, tmp_path: Path) -> None:
     asserting = "    assert query.shape[-1] == value.shape[-1]\n    scores ="
     text = ATTENTION.replace("    scores =", asserting, 1).replace("mask=None", "scale=None, mask=None")
@@ -232,6 +253,7 @@ def test_a_capability_that_is_denied_is_unsupported(write: Write) -> None:
     ("text", "target", "message"),
     [
         ("", "attention", "has no attention"),
+        (ATTENTION, "attn", "has no attn; did you mean attention?"),
         ("import no_such_module", "attention", "cannot be loaded: ModuleNotFoundError: No module named"),
         ("raise SystemExit(3)", "attention", "cannot be loaded: SystemExit: 3"),
         (

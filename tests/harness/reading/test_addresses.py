@@ -308,3 +308,5 @@ def test_it_selects_beside_patterns_tags_and_dtypes_and_nothing_is_the_same_erro
     assert 0 < len(causal.cases) < len(whole.cases) == len(causal.cases) + len(rest.cases)
     with pytest.raises(UsageError, match="no case matches the paths, globs, tags and dtypes that were given, and the "):
         select_cases(["attention"], expression=read_expression("Lk>99999", "-k"))
+    with pytest.raises(UsageError, match="'causl and not mask'; did you mean causal\\?"):
+        select_cases(["attention"], expression=read_expression("causl and not mask", "-k"))

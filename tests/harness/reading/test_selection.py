@@ -263,6 +263,12 @@ def test_a_path_that_holds_no_cases_is_refused(name: str, message: str, own: Pat
         select_cases([f"mine/{name}"], base=tmp_path)
 
 
+@pytest.mark.parametrize("others", [[], ["scoring"]], ids=["alone", "beside others"])
+def test_a_program_that_is_called_as_bundled_cases_are_hides_none(others: list[str], tmp_path: Path) -> None:
+    (tmp_path / "softmax").write_bytes(b"ELF")
+    assert "softmax" in files_of(ids(select_cases(["softmax", *others], base=tmp_path)))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names have to be text")
 def test_a_file_whose_name_is_no_text_is_named_readably(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.yaml"))
