@@ -18,6 +18,7 @@ import pytest
 import typer.main
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from here import own_code_here
 from pages import DOCS, Block, attncheck, blocks_of, commands_of, pages, small_corpus, without_versions
 

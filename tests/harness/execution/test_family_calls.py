@@ -465,9 +465,9 @@ def test_a_family_can_be_declared_and_an_unknown_one_is_refused() -> None:
     assert declared["signature"] == "flash_attn"
     assert declared["hints"] == ["its alibi_slopes is never given"]
     f.signature = "flash"  # type: ignore[attr-defined]
-    with pytest.raises(LoadError, match="unknown signature 'flash'; expected sdpa, flash_attn"):
+    with pytest.raises(LoadError, match="unknown signature 'flash'; did you mean flashinfer or flash_attn"):
         declarations(f, "f")
-    with pytest.raises(attncheck.UsageError, match="unknown signature 'flash'; expected sdpa, flash_attn"):
+    with pytest.raises(attncheck.UsageError, match="unknown signature 'flash'; did you mean flashinfer or flash_attn"):
         family_named("flash")
     with pytest.raises(LoadError, match="expected a function"):
         declarations(SimpleNamespace(attention=f), "f", "sdpa")
