@@ -382,7 +382,7 @@ def test_calls_of_jax_are_captured_but_under_tracing(tmp_path: Path) -> None:
 def test_calls_with_tensors_of_tensorflow_are_captured(tmp_path: Path) -> None:
     tensorflow = pytest.importorskip("tensorflow")
     query, key, value = (tensorflow.cast(tensorflow.constant(each), tensorflow.bfloat16) for each in arrays())
-    attncheck.capture(lambda query, key, value: query, tmp_path / "x")(query, key, value)
+    attncheck.capture(lambda query, key, value: query[..., :6], tmp_path / "x")(query, key, value)
     case = only_case(tmp_path / "x")
     assert case.dtypes == ("bfloat16",)
     assert numbers(case)["value"].tobytes() == value.numpy().tobytes()
