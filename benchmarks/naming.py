@@ -11,7 +11,7 @@ right kernel fails.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +26,7 @@ from attncheck.mutation.naming import names_of
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
+from attncheck.wording import counted
 
 Array = NDArray[Any]
 
@@ -277,14 +278,14 @@ def outcome_of(faults: Sequence[str], cases: Mapping[Any, Evidence], names: Sequ
 
 def main(patterns: Sequence[str]) -> int:
     """Print what is named of each fault."""
-    counts = {1: Counter[str](), 2: Counter[str]()}
+    counts: dict[int, Counter[str]] = defaultdict(Counter)
     for faults, cases in evidence(patterns or PATTERNS).items():
         names = names_of(decide(cases).values())
         outcome = outcome_of(faults, cases, names)
         counts[len(faults)][outcome] += 1
         print(f"{outcome:10} {' and '.join(faults):48} {len(cases):4} failing cases: {', '.join(names) or '-'}")
     for number, of in counts.items():
-        print(f"{number} faults: {', '.join(f'{count} {outcome}' for outcome, count in of.items())}")
+        print(f"{counted(number, 'fault')}: {', '.join(f'{count} {outcome}' for outcome, count in of.items())}")
     return int(any(of["wrongly"] for of in counts.values()))
 
 

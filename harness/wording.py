@@ -8,6 +8,7 @@ from typing import Final
 _LONGEST: Final = 100
 _MOST_MEANT: Final = 2
 NEAR: Final = 0.61
+_AS_NEAR: Final = 0.1
 
 
 def counted(number: int, noun: str) -> str:
@@ -36,7 +37,12 @@ def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bo
 
     names = list(known)
     lower = {each.lower(): each for each in reversed(names)}
-    close = [lower[each] for each in difflib.get_close_matches(name[:_LONGEST].lower(), lower, _MOST_MEANT, NEAR)]
+    asked = name[:_LONGEST].lower()
+    likeness = {
+        each: difflib.SequenceMatcher(None, each, asked).ratio()
+        for each in difflib.get_close_matches(asked, lower, _MOST_MEANT, NEAR)
+    }
+    close = [lower[each] for each, alike in likeness.items() if alike >= max(likeness.values()) - _AS_NEAR]
     everything = f"expected {'one of ' if one_of else ''}{', '.join(names)}"
     if not close:
         return everything

@@ -93,12 +93,14 @@ def test_faults_of_another_hand_are_named_rightly_or_not_at_all_and_a_wrong_name
 ) -> None:
     naming = load("naming")
     monkeypatch.setattr(naming, "FAULTS", {fault: naming.FAULTS[fault] for fault in SOME})
+    monkeypatch.setattr(naming, "PAIRS", [("no scale", "bias twice")])
     assert naming.main(CASES) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "1 right, 4 rightly, 2 not named"
+    assert lines[-2:] == ["1 fault: 1 right, 4 rightly, 2 not named", "2 faults: 1 not named"]
     monkeypatch.setattr(naming, "FAULTS", {"no scale": "scale-twice"})
+    monkeypatch.setattr(naming, "PAIRS", [])
     assert naming.main(CASES[:2]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "1 wrongly"
+    assert capsys.readouterr().out.splitlines()[-1] == "1 fault: 1 wrongly"
 
 
 def test_what_a_few_problems_find_is_counted(

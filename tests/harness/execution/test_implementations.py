@@ -166,7 +166,7 @@ EVERY_NAME = "expected one of here, here.eager, here.jit, here.own, gone, gone.e
     ("pattern", "meant"),
     [
         ("here.xla", "did you mean here.eager or here? (`attncheck list implementations` lists all)"),
-        ("her", "did you mean here or other? (`attncheck list implementations` lists all)"),
+        ("her", "did you mean here? (`attncheck list implementations` lists all)"),
         ("nope.*", EVERY_NAME),
         ("ALL", EVERY_NAME),
         ("", EVERY_NAME),
