@@ -208,7 +208,8 @@ def check(
     if failed and output is not None:
         names = [item.name for item in chosen.implementations]
         narrowed = failed_alone(selection.cases, dtypes, names, Path(output))
-        selection, only = replace(selection, cases=narrowed.cases), narrowed.only
+        if narrowed.cases:
+            selection, only = replace(selection, cases=narrowed.cases), narrowed.only
     picked = {
         "cases": list(cases),
         "tags": list(tags),

@@ -49,6 +49,12 @@ class CaseError(AttncheckError):
         self.faults = faults
 
 
+class NothingFailed(AttncheckError):
+    """Nothing is left of what is to be run because it failed last time."""
+
+    exit_code = ExitCode.AGREE
+
+
 class UsageError(AttncheckError):
     """The command or call asks for something that does not exist or does not make sense."""
 

@@ -161,7 +161,7 @@ Failed = Annotated[
     bool,
     typer.Option(
         "--failed",
-        help="Run only what failed last time in the output folder; everything if nothing did.",
+        help="Run only what failed last time in the output folder; nothing if nothing did.",
     ),
 ]
 FailedFirst = Annotated[

@@ -16,7 +16,7 @@ import typer
 from attncheck.cli.iterating import Iteration, narrow
 from attncheck.cli.options import Keep
 from attncheck.cli.shared import limits_of, print_faults, select, split, store_of
-from attncheck.errors import ExitCode, UsageError
+from attncheck.errors import CaseError, ExitCode, NothingFailed, UsageError
 from attncheck.timing import Times
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ def _run(
             *(request.patterns, request.tag, request.dtype, request.expected_failures),
             *(request.tile, request.iteration.match, store),
         )
+    if selection.faults and not selection.cases:  # the last results stay as they are
+        raise CaseError(list(selection.faults))
     narrowed = _narrowed(request, chosen, selection)
     settings = replace(_settings(request, chosen, selection, narrowed), store=store, times=request.times)
     Thread(target=_load_what_shows, args=(request,)).start()  # while the first worker imports its framework
@@ -234,6 +236,8 @@ def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: S
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
     names = [item.name for item in chosen.implementations]
     narrowed = narrow(selection, request.iteration, split(request.dtype), names, request.output, resume=request.resume)
+    if narrowed.only is not None and not narrowed.only:
+        raise NothingFailed(narrowed.note)
     if not (request.quiet or request.is_announced):
         for hint in filter(None, (*chosen.hints, left_out(_tiles(request)), narrowed.note)):
             typer.echo(f"attncheck: {hint}", err=True)

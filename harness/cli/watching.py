@@ -15,7 +15,7 @@ from attncheck.cli.requests import RunRequest, run_request
 from attncheck.cli.shared import split
 from attncheck.cli.watched_files import WatchedFiles
 from attncheck.config import read_config
-from attncheck.errors import AttncheckError, ExitCode, UsageError
+from attncheck.errors import AttncheckError, ExitCode, NothingFailed, UsageError
 from attncheck.execution.user_code import Target, is_own
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import exists
@@ -100,6 +100,9 @@ class _Runs:
                 self._end_first(run_request(self.request))
             else:
                 self._end_next(run_request(self._again(), self._show_failure), self.failing, saved)
+        except NothingFailed:
+            self.request = replace(self.request, iteration=replace(self.request.iteration, failed=False))
+            self.run(saved)
         except AttncheckError as error:
             typer.echo(f"attncheck: {error}", err=True)
             self.code = error.exit_code

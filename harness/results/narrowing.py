@@ -10,6 +10,8 @@ from attncheck.errors import ResultsError
 from attncheck.reading.case import Case
 from attncheck.reading.compressed_cases import PackedCases
 from attncheck.results.failed import CaseInDtype, Failed, read_failed
+from attncheck.results.records import read_json
+from attncheck.wording import listed
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def failed_alone(
     *,
     resume: bool = False,
 ) -> Narrowed:
-    """Keep what failed last time on one of these implementations; everything where that is nothing.
+    """Keep what failed last time on one of these implementations; everything where that is not known.
 
     Args:
         cases: The selected cases.
@@ -47,12 +49,13 @@ def failed_alone(
     wanted = failed.selected if resume else failed.units(implementations)
     if wanted is None:
         return Narrowed(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
-    if not wanted:
-        return Narrowed(cases, None, f"nothing failed last time in {directory}: every selected case runs")
     only = _among(wanted, cases, dtypes)
     kept = {case for case, _ in only}
+    if not kept and (unknown := sorted(set(implementations) - _judged_in(directory))):
+        return Narrowed(cases, None, f"{directory} has no whole run of {listed(unknown)}: every selected case runs")
     if not kept:
-        return Narrowed(cases, None, f"nothing selected failed last time in {directory}: every selected case runs")
+        note = f"nothing {'selected ' if wanted else ''}failed last time in {directory}: nothing runs"
+        return Narrowed(PackedCases(()), only, note)
     count = f"{len(kept):,} of {len(cases):,} cases"
     note = f"{count} failed last time in {directory} and {'runs' if len(kept) == 1 else 'run'} alone"
     return Narrowed(PackedCases(case for case in cases if case.id in kept), only, note)
@@ -81,6 +84,12 @@ def _read(directory: Path) -> tuple[Failed | None, str]:
     except ResultsError as error:
         return None, f"what failed last time is not known: {error}"
     return failed, "" if failed else f"there are no earlier results in {directory}"
+
+
+def _judged_in(directory: Path) -> frozenset[str]:
+    """Return the implementations of a folder's run; none where it did not come to its end."""
+    summary = read_json(directory / "summary.json")
+    return frozenset(summary["implementations"] if summary else ())
 
 
 def _among(units: Collection[CaseInDtype], cases: Sequence[Case], dtypes: Collection[str]) -> frozenset[CaseInDtype]:

@@ -119,6 +119,12 @@ def test_json_is_all_that_is_printed_and_a_name_that_is_no_text_is_reported_read
     assert "caf?" in (tmp_path / "results/latest/report/report.md").read_text()
 
 
+def test_where_no_case_can_be_read_the_last_results_stay(case_folder: Path, invoke: Invoke) -> None:
+    (case_folder / "bad.yaml").write_text("title: A bad file\noperation: dreaming\n")
+    assert invoke("check", "small/bad.yaml", "-b", "numpy")[:2] == (2, "")
+    assert not Path("results").exists()
+
+
 @pytest.mark.usefixtures("workers_here")
 def test_what_took_the_time_and_how_exact_answers_were_found_is_said_on_request(
     case_folder: Path, invoke: Invoke, table: Table, honest: Honest

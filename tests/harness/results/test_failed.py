@@ -181,21 +181,24 @@ def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed(cases: list[Cas
     assert ids(failed_alone(cases, (), ["n", "t"], folder).cases) == [A, B, D]
 
 
-@pytest.mark.parametrize("names", [["other"], []])
-def test_where_nothing_failed_everything_runs_and_that_is_said(
-    cases: list[Case], tmp_path: Path, names: list[str]
-) -> None:
-    found = failed_alone(cases, (), names, write(tmp_path, (A, "float64", "n")))
-    assert (ids(found.cases), found.only) == ([A, B, C, D], None)
-    assert found.note == f"nothing failed last time in {tmp_path}: every selected case runs"
-
-
-def test_where_nothing_that_failed_is_selected_everything_runs(cases: list[Case], tmp_path: Path) -> None:
+def test_where_nothing_failed_nothing_runs_and_that_is_said(cases: list[Case], tmp_path: Path) -> None:
     folder = write(tmp_path, (A, "float64", "n"))
-    note = f"nothing selected failed last time in {tmp_path}: every selected case runs"
+    found = failed_alone(cases, (), ["other"], folder)  # whose run did not come to its end
+    assert (ids(found.cases), found.only) == ([A, B, C, D], None)
+    assert found.note == f"{tmp_path} has no whole run of other: every selected case runs"
+    (folder / "summary.json").write_text('{"implementations": ["n", "other"]}')
+    found = failed_alone(cases, (), ["other"], folder)
+    assert (ids(found.cases), found.only) == ([], frozenset())
+    assert found.note == f"nothing failed last time in {tmp_path}: nothing runs"
+
+
+def test_where_nothing_that_failed_is_selected_nothing_runs(cases: list[Case], tmp_path: Path) -> None:
+    folder = write(tmp_path, (A, "float64", "n"))
+    (folder / "summary.json").write_text('{"implementations": ["n"]}')
+    note = f"nothing selected failed last time in {tmp_path}: nothing runs"
     assert failed_alone(cases[1:], (), ["n"], folder).note == note
     assert failed_alone(cases, ["float32"], ["n"], folder).note == note
-    assert ids(failed_alone(cases[1:], (), ["n"], folder).cases) == [B, C, D]
+    assert ids(failed_alone(cases[1:], (), ["n"], folder).cases) == []
 
 
 def test_without_earlier_results_or_with_damaged_ones_everything_runs(cases: list[Case], tmp_path: Path) -> None:
