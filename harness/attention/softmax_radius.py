@@ -49,7 +49,7 @@ def log_sum_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
 def _grown(weights: Real, log_weights: Real, radius: Real) -> Real:
     """Return p (e^d - 1), where p itself may be too small for float64, and e^d too large."""
     most = np.exp(np.minimum(log_weights + radius, _LARGEST_EXPONENT))
-    return np.where(radius < 1, weights * np.expm1(radius), most - weights)
+    return np.where(radius < 1, weights * np.expm1(np.minimum(radius, 1)), most - weights)
 
 
 def _sum_of_others(terms: Real) -> Real:

@@ -22,6 +22,8 @@ from attncheck.spec import OPERATIONS, SCORE_SPECS
 Array = NDArray[Any]
 _BLOCKS = 40
 """Blocks of each size that are filled with NaN and freed: an allocator may hand out the last, or any."""
+_ROUNDS = 2
+"""What the first round frees can join stale memory beside it; the second fills what is handed out then."""
 _FENCE = 24
 """Numbers of the blocks between them, which are kept: freed neighbours would become one larger block."""
 _OTHER_WORK = 96
@@ -188,18 +190,19 @@ def _free_nan(backend: Backend, task: Task) -> list[Array]:
         query, key = task.inputs["query"], task.inputs["key"]
         sizes.add(query.size // max(query.shape[-1], 1) * key.shape[-2])  # the scores
     dtypes: set[np.dtype[Any]] = {array.dtype for array in queries} | {np.dtype(np.float32), np.dtype(np.float64)}
-    blocks: list[Any] = []
     fences: list[Array] = []
-    for size in sorted(sizes):
-        for dtype in sorted(dtypes, key=str):
-            for _ in range(_BLOCKS):
-                array = np.full(size, np.nan, dtype)
-                blocks.append(array)
-                fences.append(np.ones(_FENCE))
-                with suppress(Exception):  # a dtype that the framework has not, or not without being asked
-                    tensor = backend.from_numpy(array)
-                    blocks.append(tensor + tensor)
-    blocks.clear()
+    for _ in range(_ROUNDS):
+        blocks: list[Any] = []
+        for size in sorted(sizes):
+            for dtype in sorted(dtypes, key=str):
+                for _ in range(_BLOCKS):
+                    array = np.full(size, np.nan, dtype)
+                    blocks.append(array)
+                    fences.append(np.ones(_FENCE))
+                    with suppress(Exception):  # a dtype that the framework has not, or not without being asked
+                        tensor = backend.from_numpy(array)
+                        blocks.append(tensor + tensor)
+        blocks.clear()
     return fences
 
 

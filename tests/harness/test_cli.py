@@ -474,9 +474,16 @@ def test_results_of_several_environments_are_compared_from_one_folder(
 # Interrupted
 INTERRUPTIBLE = """\
 import signal
+from pathlib import Path
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.cli import main
+from attncheck.results.writer import ResultsWriter
 
+add_rows = ResultsWriter.add_rows
+def add_and_note(writer, rows):
+    add_rows(writer, rows)
+    Path("judged").touch()
+ResultsWriter.add_rows = add_and_note
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 BACKENDS.clear()
 for name in ("first", "second", "slow"):
@@ -505,8 +512,7 @@ def test_what_was_judged_before_ctrl_c_is_on_disk_and_can_be_reported(
         text=True,
         start_new_session=True,
     ) as process:
-        wait_until(lambda: all((tmp_path / name).exists() for name in ("first", "second", "slow")))
-        time.sleep(0.5)  # the answers to the first case are on their way to the judge
+        wait_until(lambda: all((tmp_path / name).exists() for name in ("first", "second", "slow", "judged")))
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
