@@ -1,4 +1,4 @@
-"""How an element of an array is written, everywhere: ``output[0, 2, 8, 4]``.
+"""How an element of an array is written, everywhere: ``output[0, 2, 8, 4]``, and a wrong one beside the right one.
 
 Results keep an index as ``0,2,8,4``. Of a document's case an element is written as the document counts it: without
 leading axes of length 1, and transposed back where the document writes its vectors in columns.
@@ -6,8 +6,11 @@ leading axes of length 1, and transposed back where the document writes its vect
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+_MIN_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -51,3 +54,13 @@ def written_element(index: Sequence[int] | str, name: str = "", layout: Document
     found = index_from(index) if isinstance(index, str) else tuple(index)
     found = found if layout is None else layout.index_of(found)
     return f"{name}[{', '.join(map(str, found))}]" if found or not name else name
+
+
+def told_apart(computed: float, exact: float) -> tuple[str, str]:
+    """Write two numbers with as many digits as tell them apart, and no fewer than four."""
+    for digits in range(_MIN_DIGITS, 18):
+        texts = f"{computed:.{digits}g}", f"{exact:.{digits}g}"
+        apart = abs(float(texts[0]) - float(texts[1]))
+        if not math.isfinite(apart) or apart >= 0.5 * abs(computed - exact) > 0:
+            break
+    return texts

@@ -13,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.elements import written_element
+from attncheck.elements import told_apart, written_element
 from attncheck.reports.alike import AlikeRows, group_alike, group_by_case
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.causes import cause_line, causes
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _MAX_LISTED = 3
 """Failures that are shown, the simplest first."""
 _MAX_PROPERTIES = 20
-_MIN_DIGITS = 4
 _UNBOUNDED = 10_000
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
@@ -151,16 +150,6 @@ def how_wrong(failure: Failure, *, of_several: bool) -> str:
     if failure.ratio is None or not math.isfinite(failure.ratio):
         return text
     return f"{text}: off by {failure.ratio:.3g} times the error bound"
-
-
-def told_apart(computed: float, exact: float) -> tuple[str, str]:
-    """Write two numbers with as many digits as tell them apart, and no fewer than four."""
-    for digits in range(_MIN_DIGITS, 18):
-        texts = f"{computed:.{digits}g}", f"{exact:.{digits}g}"
-        apart = abs(float(texts[0]) - float(texts[1]))
-        if not math.isfinite(apart) or apart >= 0.5 * abs(computed - exact) > 0:
-            break
-    return texts
 
 
 def _line(alike: AlikeRows, *, many: bool) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.elements import stored_index, written_element
+from attncheck.elements import stored_index, told_apart, written_element
 from attncheck.errors import ExitCode
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, compare_arrays, compare_forms
@@ -347,13 +347,14 @@ def _of(measured: Measured) -> dict[str, Any]:
 
 
 def _explain(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
-    """Add the element to a failing stage's message: computed, in decimal and hex, and exact."""
-    if judgement.verdict is not Verdict.NUMERIC or judgement.index is None or judgement.value is None:
+    """Add the element to a failing stage's message: computed and exact; its row has all digits."""
+    if judgement.verdict is not Verdict.NUMERIC or judgement.index is None:
         return judgement.message
-    digits = 9 if array.dtype.itemsize <= 4 else 17
+    if judgement.value is None or judgement.exact is None:
+        return judgement.message
+    computed, exact = told_apart(judgement.value, judgement.exact)
     at = written_element(judgement.index, layout=case.layout_of(judgement.stage, array.shape))
     return (
-        f"{judgement.message}; at {at} computed {judgement.value:.{digits}g} "
-        f"({judgement.value.hex()}), exact {judgement.exact:.17g}, off by {judgement.error:.3g}, "
+        f"{judgement.message}; at {at} computed {computed}, exact {exact}, off by {judgement.error:.3g}, "
         f"bound {judgement.bound:.3g}"
     )

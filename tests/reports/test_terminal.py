@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from attncheck.elements import told_apart
 from attncheck.reports.frames import Frames
-from attncheck.reports.terminal import print_summary, told_apart
+from attncheck.reports.terminal import print_summary
 from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]

@@ -459,9 +459,8 @@ def test_a_row_says_which_element_what_was_computed_and_what_is_exact(
     assert 0 < row.allowed < 100 * eps
     assert row.introduced_ratio == pytest.approx(row.difference / row.allowed)
     assert (row.tier, row.introduced_tier, row.begins_at, row.elements) == ("proven", "proven", "output", 84)
-    where = "; at [0, 1, 2, 3] computed 9 (0x1.2000000000000p+3)"
+    where = f"; at [0, 1, 2, 3] computed 9, exact {row.reference:.4g}, off by "
     assert f" times the largest error that is possible in this step{where}" in row.message
-    assert f", exact {row.reference:.17g}, off by " in row.message
 
 
 def test_every_stage_says_where_the_implementation_goes_wrong(judge_all: JudgeAll, right: Stages) -> None:
