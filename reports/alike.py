@@ -24,6 +24,8 @@ class AlikeRows:
     evaluations: int
     rows: int
     """How many comparisons fail in all of them."""
+    cause: str = ""
+    """What is wrong, where all of them were diagnosed alike."""
 
     @property
     def others(self) -> int:
@@ -36,6 +38,7 @@ class _Group:
     row: Mapping[str, Any]
     evaluations: list[tuple[str, str]] = field(default_factory=list)
     rows: int = 0
+    cause: str = ""
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.evaluations.append((row["case"], row["dtype"]))
@@ -43,9 +46,8 @@ class _Group:
 
     def summarised(self) -> AlikeRows:
         cases, dtypes = (dict.fromkeys(of) for of in zip(*self.evaluations, strict=True))
-        return AlikeRows(
-            self.row, tuple(cases), tuple(sorted(dtypes, key=_dtype_order)), len(self.evaluations), self.rows
-        )
+        ordered = tuple(sorted(dtypes, key=_dtype_order))
+        return AlikeRows(self.row, tuple(cases), ordered, len(self.evaluations), self.rows, self.cause)
 
 
 def group_alike(wrong: pd.DataFrame) -> list[AlikeRows]:
@@ -55,6 +57,16 @@ def group_alike(wrong: pd.DataFrame) -> list[AlikeRows]:
         alike = tuple(row[name] for name in ("environment", "implementation", "verdict", "message"))
         key = alike if _could_not_run(row) else (number,)
         groups.setdefault(key, _Group(row)).add(row)
+    return [group.summarised() for group in groups.values()]
+
+
+def group_faults(wrong: pd.DataFrame, causes: Iterable[str]) -> list[AlikeRows]:
+    """Put rows together that have one cause, or none and one verdict and stage, or reason why nothing could be run."""
+    groups: dict[tuple[object, ...], _Group] = {}
+    for number, (row, cause) in enumerate(zip(records(wrong), causes, strict=True)):
+        kind = (cause,) if cause else (row["verdict"], row["stage"] or row["message"])
+        key = (row["environment"], row["implementation"], *kind) if row["dtype"] else (number,)
+        groups.setdefault(key, _Group(row, cause=cause)).add(row)
     return [group.summarised() for group in groups.values()]
 
 

@@ -6,12 +6,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from attncheck.reports.alike import AlikeRows, group_faults
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
 from attncheck.spec import BY_SCORE
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MAX_CAUSES = 3
 """Causes that are named for one implementation."""
@@ -26,11 +30,23 @@ _OF_SCORES = frozenset({"scoring", *BY_SCORE})
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of failing cases, their number, and the first; the text is empty where no cause was found."""
+    """A cause and its failing cases; the text is empty where no cause was found."""
 
     text: str
-    cases: int
-    first: str
+    of: tuple[str, ...]
+
+    @property
+    def cases(self) -> int:
+        """How many cases there are."""
+        return len(self.of)
+
+    @property
+    def first(self) -> str:
+        """The first case."""
+        return self.of[0]
+
+
+_DIAGNOSED = (Verdict.NUMERIC, Verdict.NONFINITE, Verdict.SEMANTIC)
 
 
 @once_for_frames
@@ -40,10 +56,31 @@ def causes(frames: Frames) -> dict[Column, list[Cause]]:
     found: dict[Column, list[Cause]] = {}
     for column in frames.columns:
         own = rows[rows["environment"].eq(column.environment) & rows["implementation"].eq(column.implementation)]
-        own = own[own["verdict"].isin([Verdict.NUMERIC, Verdict.NONFINITE, Verdict.SEMANTIC])]
+        own = own[own["verdict"].isin(_DIAGNOSED)]
         if len(own):
             found[column] = _causes_of(frames, records(own))
     return found
+
+
+def faults(frames: Frames, wrong: pd.DataFrame) -> list[AlikeRows]:
+    """Put rows of ``findings`` together by their cause, the fault of most cases first.
+
+    Without a cause, those are together that an implementation gets wrong in one way at one stage, and what could not be
+    run for one reason. What a document or a record says wrongly comes last, each thing alone.
+    """
+    cause_of = {
+        (column.environment, column.implementation, case): cause.text
+        for column, found in causes(frames).items()
+        for cause in found
+        for case in cause.of
+    }
+    texts = [
+        cause_of.get((environment, implementation, case), "") if dtype and verdict in _DIAGNOSED else ""
+        for environment, implementation, case, dtype, verdict in zip(
+            *(wrong[name] for name in ("environment", "implementation", "case", "dtype", "verdict")), strict=True
+        )
+    ]
+    return sorted(group_faults(wrong, texts), key=lambda each: (not each.row["dtype"], -len(each.cases)))
 
 
 def cause_line(found: Sequence[Cause]) -> str:
@@ -71,7 +108,9 @@ def _causes_of(frames: Frames, rows: Sequence[Mapping[str, Any]]) -> list[Cause]
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in by_case.values():
         groups.setdefault(_name(row), []).append(row)
-    found = [Cause(_text(frames, of) if name else "", len(of), str(of[0]["case"])) for name, of in groups.items()]
+    found = [
+        Cause(_text(frames, of) if name else "", tuple(str(row["case"]) for row in of)) for name, of in groups.items()
+    ]
     return sorted(found, key=lambda each: (not each.text, -each.cases))
 
 

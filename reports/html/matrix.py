@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from attncheck.reports.cells import Cell, CellRow, State, worst_cell
@@ -68,7 +68,7 @@ def verdict_matrix(
     frames: Frames,
     table: Mapping[str, CellRow],
     anchors: Anchors,
-    detailed: set[str],
+    detailed: Collection[str],
     budget: Budget,
 ) -> tuple[FileRows, ...]:
     """Return the files in order; above the budget, cases in which everything agrees are only counted."""

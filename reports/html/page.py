@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attncheck.errors import ExitCode
-from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
+from attncheck.reports.alike import AlikeRows, count_evaluations
 from attncheck.reports.answer import Summary, exit_code_of, findings, make_summary
-from attncheck.reports.cells import CellRow, State, cell_table
-from attncheck.reports.coverage import coverage
+from attncheck.reports.causes import faults
+from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported
+from attncheck.reports.commands import commands_again
+from attncheck.reports.coverage import Coverage, coverage
 from attncheck.reports.expected_failures import (
     EXPECTED_FAILURES_NOTE,
     EmptyRows,
@@ -24,7 +26,15 @@ from attncheck.reports.expected_failures import (
 )
 from attncheck.reports.frames import Column, Frames, documents_of, environment_facts, failing
 from attncheck.reports.html.agreement import PairTable, pair_table
-from attncheck.reports.html.contents import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
+from attncheck.reports.html.contents import (
+    LETTERS_PER_CASE,
+    LETTERS_PER_CELL,
+    LETTERS_PER_ROW,
+    LETTERS_PER_STAGE,
+    Budget,
+    urgent_first,
+    within,
+)
 from attncheck.reports.html.details import CaseDetails, case_details
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
 from attncheck.reports.html.text import SYMBOLS, Anchors, make_anchors
@@ -50,22 +60,27 @@ _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a pa
 
 
 @dataclass(frozen=True)
-class Wrong:
-    """One failing cell: where it begins, and what happens there."""
+class FaultCard:
+    """One fault: what is wrong, the simplest case with a wrong element, and all cases where they are several."""
 
-    case: str
-    implementation: str
-    dtype: str
-    verdict: str
     state: str
-    stage: str
+    implementation: str
+    fault: AlikeRows
     message: str
-    rows: int
-    anchor: str
-    others: int
-    """Further cases of which the same is to be said."""
     described: str
-    """The shape of the case, and what it probes."""
+    """The shape of the simplest case, and what it probes."""
+    command: str
+    anchor: str
+    cases: tuple[tuple[str, str], ...]
+    """Cases that are listed, each with its anchor."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """An implementation that lacks what some cases need."""
+
+    title: str
+    coverage: Coverage
 
 
 @dataclass(frozen=True)
@@ -99,8 +114,8 @@ class Page:
     notes: tuple[str, ...]
     states: tuple[tuple[str, str, str], ...]
     counts: tuple[ColumnCounts, ...]
-    wrong: tuple[Wrong, ...]
-    wrong_left_out: int
+    faults: tuple[FaultCard, ...]
+    faults_left_out: int
     in_common: tuple[str, ...]
     """What the failing cases have in common and the passing ones have not."""
     lengths: tuple[DrawnLengths, ...]
@@ -109,6 +124,7 @@ class Page:
     many_environments: bool
     files: tuple[FileRows, ...]
     cases: int
+    unsupported: tuple[Unsupported, ...]
     dtypes: tuple[str, ...]
     tags: tuple[str, ...]
     words: tuple[str, ...]
@@ -117,6 +133,7 @@ class Page:
     details: tuple[CaseDetails, ...]
     details_left_out: int
     evidence_left_out: int
+    has_maps: bool
     documents: tuple[DrawnDocument, ...]
     documents_late: bool
     """Whether they are so many that a computation is laid out only when it comes into view."""
@@ -143,16 +160,17 @@ class Page:
 
 def make_page(frames: Frames, budget: Budget) -> Page:
     """Work out every section."""
-    table = cell_table(frames)
+    whole_table = cell_table(frames)
+    table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     anchors = make_anchors(sorted(table), frames.columns)
-    detailed = _detailed(frames, table, budget)
+    wrong = findings(frames)
+    found = faults(frames, wrong)[: budget.wrong]
+    detailed = _detailed(frames, table, {fault.row["case"] for fault in found}, budget)
     evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
     files = verdict_matrix(frames, table, anchors, detailed, budget)
-    linked = frozenset(detailed | {row.case for file in files for row in file.rows})
-    wrong = findings(frames)
-    alike = group_alike(wrong)[: budget.wrong]
+    linked = frozenset({*detailed, *(row.case for file in files for row in file.rows)})
     tone, symbol = _tone(frames, table)
-    occurring = {cell.state for row in table.values() for cells in row.values() for cell in cells.values()}
+    occurring = {cell.state for row in whole_table.values() for cells in row.values() for cell in cells.values()}
     shown = tuple(state for state in State if state in occurring or state in _ALWAYS_SHOWN)
     many = len(frames.environments) > 1
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
@@ -163,15 +181,16 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         symbol=symbol,
         notes=frames.notes,
         states=tuple((state.value, SYMBOLS[state], state.value) for state in shown),
-        counts=tuple(_counts(column, table, many, shown) for column in frames.columns),
-        wrong=tuple(_wrong(frames, each, anchors, linked) for each in alike),
-        wrong_left_out=len(wrong) - count_evaluations(alike),
+        counts=tuple(_counts(column, whole_table, many, shown) for column in frames.columns),
+        faults=_fault_cards(frames, found, _links(frames, anchors, linked), budget.listed),
+        faults_left_out=len(wrong) - count_evaluations(found),
         in_common=tuple(in_common_lines(frames)),
         lengths=_lengths(frames, wrong),
         columns=tuple(_column(column, many) for column in frames.columns),
         many_environments=many,
         files=files,
         cases=len(table),
+        unsupported=_unsupported(frames),
         dtypes=tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
         tags=tags,
         words=tuple(sorted(words)),
@@ -179,8 +198,9 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         details=tuple(case_details(frames, table, anchors, detailed, evidence)),
         details_left_out=len(table) - len(detailed),
         evidence_left_out=evidence_left_out,
+        has_maps=any(item.maps for items in evidence.values() for item in items),
         documents=(documents := _documents(frames, anchors, budget)),
-        documents_late=sum(len(document.page.cases) for document in documents) > budget.computations,
+        documents_late=sum(document.shown for document in documents) > budget.computations,
         pairs=pair_table(frames, anchors),
         expected_failures=tuple(expected_failure_groups(frames)),
         following=count_following(frames),
@@ -197,7 +217,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
 
 
 def _evidence(
-    frames: Frames, table: Mapping[str, CellRow], anchors: Anchors, detailed: set[str], budget: Budget
+    frames: Frames, table: Mapping[str, CellRow], anchors: Anchors, detailed: Collection[str], budget: Budget
 ) -> tuple[Mapping[str, list[Evidence]], int]:
     """Return the evidence by case, and how many cells had to go without; what makes it is imported where any is."""
     cells = (cell for row in table.values() for cells in row.values() for cell in cells.values())
@@ -221,7 +241,7 @@ def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnD
         return ()
     from attncheck.reports.html.documents import drawn_documents
 
-    return drawn_documents(frames, anchors, budget.pictures)
+    return drawn_documents(frames, anchors, budget)
 
 
 def _properties(frames: Frames, budget: Budget) -> dict[str, Any]:
@@ -245,10 +265,16 @@ def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]
     return {tag: found[tag] for tag in tags if tag in found and _TAG.fullmatch(tag)}
 
 
-def _detailed(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> set[str]:
-    """Return the cases whose stages are shown: all of them, or as many as the budget allows, the urgent ones first."""
+def _detailed(frames: Frames, table: Mapping[str, CellRow], first: set[str], budget: Budget) -> Collection[str]:
+    """Return the cases whose stages are shown, as many as the page has room for, in the order in which they matter.
+
+    Those come first that stand for a fault. What the matrix does not take up is theirs.
+    """
     letters = LETTERS_PER_CASE + LETTERS_PER_STAGE * frames.results.groupby("case").size()
-    return within(urgent_first(table), lambda case: int(letters.get(case, 0)), budget.detail_letters)
+    rows = len(table) * (LETTERS_PER_ROW + LETTERS_PER_CELL * len(frames.columns))
+    most = budget.detail_letters + max(0, budget.matrix_letters - rows)
+    order = sorted(urgent_first(table), key=lambda case: case not in first)
+    return within(order, lambda case: int(letters.get(case, 0)), most)
 
 
 def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
@@ -280,29 +306,68 @@ def _counts(column: Column, table: Mapping[str, CellRow], many: bool, shown: Ite
     )
 
 
-def _wrong(frames: Frames, alike: AlikeRows, anchors: Anchors, linked: frozenset[str]) -> Wrong:
-    row = alike.row
-    many = len(frames.environments) > 1
-    implementation, case = str(row["implementation"]), str(row["case"])
-    column = next(
-        (c for c in frames.columns if (c.environment, c.implementation) == (row["environment"], implementation)), None
-    )
-    return Wrong(
-        case=case,
-        implementation=f"{implementation} ({row['environment']})" if many and implementation else implementation,
-        dtype=", ".join(filter(None, alike.dtypes)),
-        verdict=str(row["verdict"]),
-        state=_STATE_OF.get(str(row["verdict"]), State.FAILING).value,
-        stage=str(row["stage"]),
-        message=str(row["message"]),
-        rows=alike.rows,
-        anchor="" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column),
-        others=alike.others,
-        described=described(frames.cases[case]) if implementation else "",
-    )
-
-
 _STATE_OF = {State.MISPRINT.value: State.MISPRINT, State.XPASS.value: State.XPASS}
+
+
+def _fault_cards(frames: Frames, found: list[AlikeRows], link: Callable[..., str], most: int) -> tuple[FaultCard, ...]:
+    """Return a card for each fault; all cards together list so many cases."""
+    if not found:
+        return ()
+    import pandas as pd
+
+    from attncheck.reports.machine.failures import failures_of
+    from attncheck.reports.terminal import how_wrong
+
+    cards = []
+    failures = failures_of(frames, pd.DataFrame([each.row for each in found]))
+    for fault, failure in zip(found, failures, strict=True):
+        message = str(fault.row["message"])
+        if fault.cause:
+            message = how_wrong(failure, of_several=len(fault.dtypes) > 1)
+        listed = fault.cases[:most] if fault.others else ()
+        most -= len(listed)
+        anchor, cases = link(fault.row, str(fault.row["case"])), [(case, link(fault.row, case)) for case in listed]
+        cards.append(_fault_card(frames, fault, message, anchor, cases))
+    return tuple(cards)
+
+
+def _fault_card(
+    frames: Frames, fault: AlikeRows, message: str, anchor: str, cases: Iterable[tuple[str, str]]
+) -> FaultCard:
+    row = fault.row
+    implementation, verdict = str(row["implementation"]), str(row["verdict"])
+    is_known = bool(implementation and row["dtype"])
+    many = len(frames.environments) > 1
+    return FaultCard(
+        state=_STATE_OF.get(verdict, State.FAILING).value,
+        implementation=f"{implementation} ({row['environment']})" if many and implementation else implementation,
+        fault=fault,
+        message=message,
+        described=described(frames.cases[row["case"]]) if implementation else "",
+        command=next(iter(commands_again(frames, row)), "") if is_known else "",
+        anchor=anchor,
+        cases=tuple(cases),
+    )
+
+
+def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Callable[[Mapping[str, Any], str], str]:
+    """Return what gives the anchor of a case as a row's implementation computes it; none where the page has it not."""
+    columns = {(column.environment, column.implementation): column for column in frames.columns}
+
+    def link(row: Mapping[str, Any], case: str) -> str:
+        column = columns.get((row["environment"], row["implementation"]))
+        return "" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column)
+
+    return link
+
+
+def _unsupported(frames: Frames) -> tuple[Unsupported, ...]:
+    many = len(frames.environments) > 1
+    return tuple(
+        Unsupported(each.column.title(with_environment=many, with_version=False), each)
+        for each in coverage(frames)
+        if each.unsupported
+    )
 
 
 def _column(column: Column, many: bool) -> HtmlColumn:

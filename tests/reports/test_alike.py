@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from attncheck.reports.alike import count_evaluations, group_alike
-from attncheck.reports.answer import what_is_wrong
+from attncheck.reports.answer import findings, what_is_wrong
+from attncheck.reports.causes import faults
 from attncheck.reports.ci import render_ci_summary
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
@@ -87,7 +88,38 @@ def test_markdown_and_the_summary_of_ci_tell_it_so_too(frames: Frames) -> None:
 def test_the_page_tells_it_so_too(frames: Frames) -> None:
     page = render_html(frames).partition('id="wrong"')[2].partition("</section>")[0]
     assert page.count('class="message">TypeError: not | today') == 2
-    assert "and 24 more cases" in page
+    assert "numpy.eager: 25 cases, in float64, float32" in page
+    assert "All 25 cases" in page
+
+
+def test_a_fault_is_its_cause_or_its_verdict_and_stage(
+    make_row: MakeRow, write_run: Callable[..., Path], frames_of: Callable[..., Frames]
+) -> None:
+    rows = [
+        make_row(
+            case=f"file/{number}",
+            dtype=dtype,
+            verdict="semantic",
+            message=f"a scale; {number}",
+            diagnosis="x",
+        )
+        for number in range(3)
+        for dtype in ("float32", "float64")
+    ]
+    rows += [make_row(case=f"file/{number}", verdict="numeric", message=f"off by {number}") for number in range(3, 8)]
+    rows += [make_row(case="file/8", verdict="numeric", stage="output"), make_row(case="file/9", **FAILED)]
+    rows += [make_row(case="file/0", dtype="float16", **FAILED)]
+    frames = frames_of(write_run(rows))
+    found = faults(frames, findings(frames))
+    assert [(each.cause, each.row["stage"], each.row["verdict"], len(each.cases), each.dtypes) for each in found] == [
+        ("", "weights", "numeric", 5, ("float64",)),
+        ("a scale", "weights", "semantic", 3, ("float64", "float32")),
+        ("", "", "error", 2, ("float64", "float16")),
+        ("", "output", "numeric", 1, ("float64",)),
+    ]
+    page = render_html(frames).partition('id="wrong"')[2].partition("</section>")[0]
+    assert "<strong>a scale</strong>" in page
+    assert [page.count(f">file/{number}</a>") for number in range(10)] == [4, 1, 1, 2, 1, 1, 1, 1, 1, 1]
 
 
 def test_what_is_not_listed_is_counted_whole(
