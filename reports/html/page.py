@@ -12,7 +12,7 @@ from attncheck.errors import ExitCode
 from attncheck.reports.alike import AlikeRows, count_evaluations
 from attncheck.reports.answer import Summary, exit_code_of, findings, make_summary
 from attncheck.reports.causes import faults
-from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported
+from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, is_unsupported
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage
 from attncheck.reports.expected_failures import (
@@ -167,11 +167,15 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     found = faults(frames, wrong)[: budget.wrong]
     detailed = _detailed(frames, table, {fault.row["case"] for fault in found}, budget)
     evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
-    files = verdict_matrix(frames, table, anchors, detailed, budget)
+    columns = _failing_first(frames, table)
+    files = verdict_matrix(frames, columns, table, anchors, detailed, budget)
     linked = frozenset({*detailed, *(row.case for file in files for row in file.rows)})
     tone, symbol = _tone(frames, table)
     occurring = {cell.state for row in whole_table.values() for cells in row.values() for cell in cells.values()}
-    shown = tuple(state for state in State if state in occurring or state in _ALWAYS_SHOWN)
+    # What fails is the first column: a phone shows no more than that.
+    shown = tuple(
+        sorted((s for s in State if s in occurring or s in _ALWAYS_SHOWN), key=lambda state: state not in FAILS_A_RUN)
+    )
     many = len(frames.environments) > 1
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
@@ -186,7 +190,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         faults_left_out=len(wrong) - count_evaluations(found),
         in_common=tuple(in_common_lines(frames)),
         lengths=_lengths(frames, wrong),
-        columns=tuple(_column(column, many) for column in frames.columns),
+        columns=tuple(_column(column, many) for column in columns),
         many_environments=many,
         files=files,
         cases=len(table),
@@ -290,6 +294,17 @@ def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
     if frames.numbers["verdict"].eq(Verdict.UNVERIFIED).any():
         return _UNVERIFIED
     return _AGREE if all(each.is_whole for each in coverage(frames)) else _IN_PART
+
+
+def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]:
+    """Return the columns of the matrix, that of most failing cases first, so that a narrow screen shows it."""
+    failing_in = Counter(
+        column
+        for row in table.values()
+        for column, cells in row.items()
+        if any(cell.state is State.FAILING for cell in cells.values())
+    )
+    return sorted(frames.columns, key=lambda column: -failing_in[column])
 
 
 def _counts(column: Column, table: Mapping[str, CellRow], many: bool, shown: Iterable[State]) -> ColumnCounts:

@@ -230,6 +230,20 @@ def test_environments_are_told_apart(page_of: PageOf, hand: Any) -> None:
     assert page.one("ol", of_class="wrong").one("a").attributes["href"] == "#cell-file-one--numpy.eager--new"
 
 
+def test_the_implementation_that_fails_most_has_the_first_column(page_of: PageOf, hand: Any) -> None:
+    rows = [
+        hand.row(case=f"file/{case}", implementation=f"{name}.eager", verdict="numeric" if case < failing else "agree")
+        for name, failing in (("a", 0), ("b", 1), ("c", 2))
+        for case in range(3)
+    ]
+    page = page_of(hand.frames(rows))
+    headings = [cell.text for cell in page.one("table", of_class="matrix").all("th", scope="col")]
+    assert headings == ["case", "c.eager 1.0", "b.eager 1.0", "a.eager 1.0"]
+    first = page.one("table", of_class="matrix").one("tbody").all("tr")[1]
+    assert [cell.attributes["class"] for cell in first.all("td")] == ["failing", "agree", "agree"]
+    assert [option.text for option in page.one("select", id="f-column").all("option")][1:] == headings[1:]
+
+
 def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(page_of: PageOf, hand: Any) -> None:
     rows = [hand.row(case=f"file/{n:03}", verdict="numeric" if n == 57 else "agree", message="bad") for n in range(60)]
     small = Budget(matrix_letters=3_000, detail_letters=4_000, wrong=0)
@@ -260,7 +274,7 @@ def test_unsupported_cases_are_a_number(page_of: PageOf, hand: Any) -> None:
     assert [row.one("th", scope="row").text for row in listed] == ["one"]
     assert [case.one("summary").one("code").text for case in page.all("details", of_class="case")] == ["file/one"]
     counts = page.one("section", id="counts")
-    assert [cell.text for cell in counts.one("tbody").all("td")[:-1]] == ["1", NOTHING, "41", NOTHING, "42"]
+    assert [cell.text for cell in counts.one("tbody").all("td")[:-1]] == [NOTHING, "1", NOTHING, "41", "42"]
     assert counts.one("summary").text == "numpy.eager: 40 unsupported: 40 need window"
 
 
