@@ -61,6 +61,6 @@ def told_apart(computed: float, exact: float) -> tuple[str, str]:
     for digits in range(_MIN_DIGITS, 18):
         texts = f"{computed:.{digits}g}", f"{exact:.{digits}g}"
         apart = abs(float(texts[0]) - float(texts[1]))
-        if not math.isfinite(apart) or apart >= 0.5 * abs(computed - exact) > 0:
+        if not math.isfinite(apart) or apart >= 0.5 * abs(computed - exact):
             break
     return texts

@@ -107,6 +107,12 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
     return table
 
 
+def is_unsupported(row: CellRow) -> bool:
+    """Whether a case ran, and no implementation supports it: it is counted, and shown nowhere."""
+    states = {cell.state for cells in row.values() for cell in cells.values()}
+    return states == {State.UNSUPPORTED}
+
+
 def _in_order(frames: Frames) -> list[str]:
     """Return the cases of which there are results, documents first, then file by file."""
     files: dict[tuple[bool, str], list[tuple[int, str]]] = {}

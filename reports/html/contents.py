@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
@@ -22,6 +22,8 @@ LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 150
 """Markup of the matrix: of a case's row, and of each cell in it."""
 LETTERS_PER_CASE, LETTERS_PER_STAGE = 1_600, 70
 """Markup of a case's details: of what it is, and of each stage on one implementation in one dtype."""
+LETTERS_PER_NUMBER, LETTERS_PER_INPUT = 60, 25
+"""Markup of a document's number as it is printed, exact, or computed, and of one of an input."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +31,55 @@ class Budget:
     """The most of each that one page holds. Sizes are of the markup, measured on the bundled corpus.
 
     The bundled corpus on twenty implementations is far below all of them; together they keep the page of a million
-    results under 20 MB, which a phone still opens.
+    results under 20 MB, which a phone still opens, and that of one implementation under 1.5 MB.
     """
 
     matrix_letters: int = 5_000_000
     detail_letters: int = 6_000_000
     evidence: int = 400
     """What is said of a cell that fails or is expected to takes 4 KB: 1.6 MB."""
-    maps: int = 400
-    """A map of errors takes 1 to 10 KB, mostly 2: 1 MB."""
+    map_letters: int = 1_000_000
+    """A map of errors takes 1 to 10 KB, mostly 2; the numbers of a small array 5."""
     pictures: int = 300
-    """A matrix of a document takes 2 KB, a large one 10: 1 MB. What fails is drawn beyond it."""
+    """A matrix of a document takes 2 KB, a large one 10: 1 MB."""
+    failing_pictures: int = 1_000
+    """Those of computations that fail, beyond it."""
+    number_letters: int = 3_000_000
+    """Markup of documents' numbers; what fails has the first."""
     computations: int = 60
     """Of more computations of documents each is laid out only when it comes into view."""
     script_letters: int = 1_000_000
     """A script that reproduces a cell takes 5 to 100 KB."""
     wrong: int = 200
-    """Nobody reads a longer list of failures; the table of all is in results.csv."""
+    """Nobody reads a longer list of defects; the table of all failures is in results.csv."""
+    listed: int = 2_000
+    """A case that a defect lists takes 200 letters."""
+
+
+_OF_ONE = {
+    "matrix_letters": 380_000,
+    "detail_letters": 220_000,
+    "evidence": 50,
+    "map_letters": 90_000,
+    "pictures": 60,
+    "failing_pictures": 60,
+    "number_letters": 200_000,
+    "script_letters": 60_000,
+    "wrong": 60,
+    "listed": 500,
+}
+"""What the page of one implementation holds, which is read on a phone, attached to an issue, and kept by CI."""
+_MANY = 10
+"""From so many implementations on, a page may hold as much as any."""
+
+
+def budget_of(columns: int) -> Budget:
+    """Return what the page of so many implementations may hold."""
+    part = (min(max(columns, 1), _MANY) - 1) / (_MANY - 1)
+    whole = Budget()
+    return replace(
+        whole, **{name: int(least + part * (getattr(whole, name) - least)) for name, least in _OF_ONE.items()}
+    )
 
 
 def urgent_first(table: Mapping[str, CellRow]) -> list[str]:
@@ -53,14 +87,15 @@ def urgent_first(table: Mapping[str, CellRow]) -> list[str]:
     return sorted(table, key=lambda case: _urgency(table[case]))
 
 
-def within(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> set[str]:
-    """Return the first cases whose sizes together stay within a budget."""
-    kept, spent = set(), 0
+def within(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> dict[str, None]:
+    """Return the first cases whose sizes together stay within a budget, in their order."""
+    kept: dict[str, None] = {}
+    spent = 0
     for case in cases:
         spent += size_of(case)
         if spent > most:
             break
-        kept.add(case)
+        kept[case] = None
     return kept
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ def case_details(
     frames: Frames,
     table: Mapping[str, CellRow],
     anchors: Anchors,
-    detailed: set[str],
+    detailed: Collection[str],
     evidence: Mapping[str, Sequence[Evidence]],
 ) -> Iterator[CaseDetails]:
     """Return the details of some cases, in the order of the matrix."""

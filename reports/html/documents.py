@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from attncheck.reports.cells import FAILS_A_RUN, cell_table
+from attncheck.reports.cells import FAILS_A_RUN, cell_table, is_unsupported
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, document_pages
 from attncheck.reports.frames import Frames
+from attncheck.reports.html.contents import LETTERS_PER_INPUT, LETTERS_PER_NUMBER, Budget, within
 from attncheck.reports.html.pictures import Heat, heat_of
 from attncheck.reports.html.text import Anchors, unique_slugs
 from attncheck.reports.printed_numbers import NumberCounts, number_counts_of
@@ -28,6 +29,8 @@ class DrawnCase:
     stages: tuple[Heat, ...]
     left_out: int
     """Pictures that the page has no room for."""
+    has_numbers: bool
+    """Whether it has room for the numbers."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +52,48 @@ class DrawnDocument:
     parts: tuple[DrawnPart, ...]
 
     @property
+    def shown(self) -> int:
+        """How many of its computations are laid out."""
+        return sum(len(part.cases) for part in self.parts)
+
+    @property
+    def unsupported(self) -> int:
+        """How many of its computations no implementation supports."""
+        return len(self.page.cases) - self.shown
+
+    @property
     def failing(self) -> int:
         """How many of its computations fail."""
         return sum(part.failing for part in self.parts)
 
 
-def drawn_documents(frames: Frames, anchors: Anchors, most_pictures: int) -> tuple[DrawnDocument, ...]:
-    """Return every document. What fails has all of its pictures, the rest as many as the budget has room for."""
+def drawn_documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnDocument, ...]:
+    """Return every document with the computations that anybody supports.
+
+    Numbers and pictures of what fails come first, of the rest as many as the budget has room for.
+    """
     pages = document_pages(frames)
-    failing = _failing(frames)
-    artist = _Artist(most_pictures)
+    failing, table = _failing(frames), cell_table(frames)
+    artist = _Artist(budget)
+    shown = [
+        case
+        for page in pages
+        for case in page.cases
+        if case.id in failing or not is_unsupported(table.get(case.id, {}))
+    ]
+    sizes = {case.id: _letters(case) for case in sorted(shown, key=lambda case: case.id not in failing)}
+    with_numbers = within(sizes, sizes.__getitem__, budget.number_letters)
     names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
-    return tuple(
-        DrawnDocument(
-            page,
-            f"document-{name}",
-            number_counts_of(frames, [case.id for case in page.cases]),
-            tuple(_parts([_drawn(case, anchors, artist, fails=case.id in failing) for case in page.cases])),
-        )
-        for page, name in zip(pages, names, strict=True)
-    )
+    found = []
+    for page, name in zip(pages, names, strict=True):
+        drawn = [
+            _drawn(case, anchors, artist, fails=case.id in failing, has_numbers=case.id in with_numbers)
+            for case in page.cases
+            if case.id in sizes
+        ]
+        counts = number_counts_of(frames, [case.id for case in page.cases])
+        found.append(DrawnDocument(page, f"document-{name}", counts, tuple(_parts(drawn))))
+    return tuple(found)
 
 
 def _failing(frames: Frames) -> frozenset[str]:
@@ -87,6 +112,14 @@ def _failing(frames: Frames) -> frozenset[str]:
     return frozenset(of_stages | of_numbers)
 
 
+def _letters(case: DocumentCase) -> int:
+    """Return how much markup a computation's numbers take."""
+    inputs = sum(len(row) for given in case.given for row in given.rows)
+    tables = [table for expected in case.expectations for table in expected.tables]
+    numbers = sum(len(table.lines) * (3 + len(table.columns)) for table in tables)
+    return LETTERS_PER_INPUT * inputs + LETTERS_PER_NUMBER * numbers
+
+
 def _parts(cases: list[DrawnCase]) -> Iterator[DrawnPart]:
     starts = range(0, len(cases), _MAX_IN_PART)
     for start in starts:
@@ -96,21 +129,20 @@ def _parts(cases: list[DrawnCase]) -> Iterator[DrawnPart]:
 
 
 class _Artist:
-    """Draws what fails, and of the rest as much as the page has room for."""
+    """Draws what fails, and of the rest, as much as the page has room for."""
 
-    def __init__(self, most: int) -> None:
-        self._left = most
+    def __init__(self, budget: Budget) -> None:
+        self._left = {True: budget.failing_pictures, False: budget.pictures}
         self._numbers = count()  # keeps the parts of one picture apart from those of another
 
     def draw(self, case: DocumentCase, *, fails: bool) -> list[tuple[bool, Heat]]:
         panels = [(drawing.is_input, panel) for drawing in case.drawings for panel in drawing.panels]
-        chosen = panels if fails else panels[: self._left]
-        if not fails:
-            self._left -= len(chosen)
+        chosen = panels[: self._left[fails]]
+        self._left[fails] -= len(chosen)
         return [(is_input, heat_of(panel, next(self._numbers))) for is_input, panel in chosen]
 
 
-def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool) -> DrawnCase:
+def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool, has_numbers: bool) -> DrawnCase:
     heats = artist.draw(case, fails=fails)
     return DrawnCase(
         case,
@@ -119,4 +151,5 @@ def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool
         tuple(heat for is_input, heat in heats if is_input),
         tuple(heat for is_input, heat in heats if not is_input),
         sum(len(drawing.panels) for drawing in case.drawings) - len(heats),
+        has_numbers,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
+from attncheck.elements import told_apart
 from attncheck.errors import ResultsError
 from attncheck.reading.shapes import show
 from attncheck.reports.arrays import error_ratio
@@ -18,8 +19,8 @@ from attncheck.reports.expected_failures import address_of
 from attncheck.reports.figures.error_matrices import describe_errors
 from attncheck.reports.frames import Column, Frames, element_in, expected_failures, failing, layout_in, records
 from attncheck.reports.html.contents import Budget, Script, Scripts
-from attncheck.reports.html.pictures import error_pictures
-from attncheck.reports.html.text import SYMBOLS, long, short
+from attncheck.reports.html.pictures import ComparedMatrix, compared_matrices, error_pictures
+from attncheck.reports.html.text import SYMBOLS, short
 from attncheck.reports.printed_numbers import OF_DOCUMENTS
 from attncheck.results.format import EXACT, bound_name
 
@@ -43,11 +44,12 @@ class Worst:
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """The errors of one stage over their bounds, in words and as pictures."""
+    """The errors of one stage over their bounds, in words and as pictures; of a small one its numbers instead."""
 
     stage: str
     words: str
     pictures: tuple[tuple[str, Markup], ...]
+    compared: tuple[ComparedMatrix, ...]
 
 
 @dataclass(frozen=True)
@@ -72,20 +74,24 @@ class Evidence:
 
 
 def make_evidence(
-    frames: Frames, table: Mapping[str, CellRow], anchor: Any, detailed: set[str], budget: Budget
+    frames: Frames, table: Mapping[str, CellRow], anchor: Any, detailed: Collection[str], budget: Budget
 ) -> tuple[dict[str, list[Evidence]], int]:
-    """Return the evidence by case, failures first, and how many cells had to go without."""
+    """Return the evidence by case, and how many cells had to go without.
+
+    Failures come first, of these one dtype of every case, and of those the cases as ``detailed`` has them.
+    """
+    order = {case: number for number, case in enumerate(detailed)}
     wanted = [
-        (cell.state is not State.FAILING, case, column, dtype)
+        ((cell.state is not State.FAILING, number, order.get(case, len(order))), case, column, dtype)
         for case, row in table.items()
         for column, cells in row.items()
-        for dtype, cell in cells.items()
+        for number, (dtype, cell) in enumerate(cells.items())
         if cell.state in (State.FAILING, State.XFAIL)
     ]
-    wanted.sort(key=lambda item: item[0])  # stable: the order of the matrix within each
-    chosen = [item for item in wanted if item[1] in detailed][: budget.evidence]
+    wanted.sort(key=lambda item: item[0])
+    chosen = [item for item in wanted if item[1] in order][: budget.evidence]
     rows = _rows(frames, {item[1] for item in chosen})
-    maps, scripts = _Maps(frames, budget.maps), Scripts(frames.arrays.directories, budget.script_letters)
+    maps, scripts = _Maps(frames, budget.map_letters), Scripts(frames.arrays.directories, budget.script_letters)
     found: dict[str, list[Evidence]] = {}
     for _, case, column, dtype in chosen:
         rows_of_cell = rows.get((case, dtype, column.environment, column.implementation), [])
@@ -99,9 +105,9 @@ def make_evidence(
             cell_anchor=anchor(case, column),
             messages=_messages(rows_of_cell),
             **_reason(rows_of_cell),
-            worst=tuple(
-                _worst(row, dtype, frames.cases[case]) for row in rows_of_cell if isinstance(row["index"], str)
-            )[:_MAX_ROWS],
+            worst=tuple(_worst(row, frames.cases[case]) for row in rows_of_cell if isinstance(row["index"], str))[
+                :_MAX_ROWS
+            ],
             left_out=max(0, len(rows_of_cell) - _MAX_ROWS),
             maps=maps.of(case, dtype, column, [str(row["stage"]) for row in rows_of_cell]),
             commands=commands_again(frames, _evaluation(case, column, dtype), ("explain", "repro")),
@@ -156,13 +162,14 @@ _AGAINST = {
 }
 
 
-def _worst(row: Mapping[str, Any], dtype: str, case: Mapping[str, Any]) -> Worst:
+def _worst(row: Mapping[str, Any], case: Mapping[str, Any]) -> Worst:
+    computed, reference = told_apart(float(row["value"]), _should_be(row))
     return Worst(
         what=str(row["stage"]),
         verdict=str(row["verdict"]),
         index=element_in(case, row),
-        computed=long(row["value"], dtype),
-        reference=long(_should_be(row), "float64"),
+        computed=computed,
+        reference=reference,
         difference=short(row["difference"]),
         allowed=short(row["allowed"]),
         against=f"the printed {row['printed']}" if _is_printed(row) else _AGAINST.get(row["against"], ""),
@@ -209,7 +216,8 @@ class _Maps:
             errors = error_ratio(computed, exact, bound)
             layout = layout_in(self._frames.cases[case], {"stage": stage, "shape": show(errors.shape)})
             words = describe_errors(errors, "error over bound", layout)
-            pictures = error_pictures(errors, f"Map of {stage}", is_document=layout is not None)
-            maps.append(ErrorMap(stage, words, tuple(pictures)))
-            self._left -= len(pictures)
+            compared = compared_matrices(computed, exact, errors, is_document=layout is not None)
+            pictures = [] if compared else error_pictures(errors, f"Map of {stage}", is_document=layout is not None)
+            maps.append(ErrorMap(stage, words, tuple(pictures), tuple(compared)))
+            self._left -= sum(len(picture) for _, picture in pictures) + sum(each.letters for each in compared)
         return tuple(maps)

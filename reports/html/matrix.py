@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from attncheck.reports.cells import Cell, CellRow, State, worst_cell
-from attncheck.reports.frames import Frames, rows_judged
+from attncheck.reports.frames import Column, Frames, rows_judged
 from attncheck.reports.html.contents import LETTERS_PER_CELL, LETTERS_PER_ROW, Budget, urgent_first, within
 from attncheck.reports.html.text import SHORT_DTYPES, SYMBOLS, Anchors
 from attncheck.spec import DTYPES
@@ -66,9 +66,10 @@ class FileRows:
 
 def verdict_matrix(
     frames: Frames,
+    columns: Sequence[Column],
     table: Mapping[str, CellRow],
     anchors: Anchors,
-    detailed: set[str],
+    detailed: Collection[str],
     budget: Budget,
 ) -> tuple[FileRows, ...]:
     """Return the files in order; above the budget, cases in which everything agrees are only counted."""
@@ -84,7 +85,7 @@ def verdict_matrix(
             title=frames.cases[cases[0]]["title"],
             anchor=f"file-{number}",
             rows=tuple(
-                _row(frames, case, table[case], anchors, notes.get(case, ""), is_detailed=case in detailed)
+                _row(frames, columns, case, table[case], anchors, notes.get(case, ""), is_detailed=case in detailed)
                 for case in cases
                 if case in kept
             ),
@@ -95,7 +96,16 @@ def verdict_matrix(
     )
 
 
-def _row(frames: Frames, case: str, row: CellRow, anchors: Anchors, note: str, *, is_detailed: bool) -> MatrixRow:
+def _row(
+    frames: Frames,
+    columns: Sequence[Column],
+    case: str,
+    row: CellRow,
+    anchors: Anchors,
+    note: str,
+    *,
+    is_detailed: bool,
+) -> MatrixRow:
     record = frames.cases[case]
     present = {dtype for cells in row.values() for dtype in cells}
     return MatrixRow(
@@ -106,7 +116,7 @@ def _row(frames: Frames, case: str, row: CellRow, anchors: Anchors, note: str, *
         tags=" ".join(record["tags"]),
         dtypes=" ".join(dtype for dtype in DTYPES if dtype in present),
         note=note,
-        cells=tuple(_cell(row.get(column), anchors.cell(case, column)) for column in frames.columns),
+        cells=tuple(_cell(row.get(column), anchors.cell(case, column)) for column in columns),
     )
 
 

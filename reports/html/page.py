@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attncheck.errors import ExitCode
-from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
 from attncheck.reports.answer import Summary, exit_code_of, findings, make_summary
-from attncheck.reports.cells import CellRow, State, cell_table
-from attncheck.reports.coverage import coverage
+from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, is_unsupported
+from attncheck.reports.commands import commands_again
+from attncheck.reports.coverage import Coverage, coverage
+from attncheck.reports.defects import Defect, count_evaluations, defects
 from attncheck.reports.expected_failures import (
     EXPECTED_FAILURES_NOTE,
     EmptyRows,
@@ -24,7 +25,15 @@ from attncheck.reports.expected_failures import (
 )
 from attncheck.reports.frames import Column, Frames, documents_of, environment_facts, failing
 from attncheck.reports.html.agreement import PairTable, pair_table
-from attncheck.reports.html.contents import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
+from attncheck.reports.html.contents import (
+    LETTERS_PER_CASE,
+    LETTERS_PER_CELL,
+    LETTERS_PER_ROW,
+    LETTERS_PER_STAGE,
+    Budget,
+    urgent_first,
+    within,
+)
 from attncheck.reports.html.details import CaseDetails, case_details
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
 from attncheck.reports.html.text import SYMBOLS, Anchors, make_anchors
@@ -50,22 +59,27 @@ _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a pa
 
 
 @dataclass(frozen=True)
-class Wrong:
-    """One failing cell: where it begins, and what happens there."""
+class DefectCard:
+    """One defect: what is wrong, the simplest case with a wrong element, and all cases where they are several."""
 
-    case: str
-    implementation: str
-    dtype: str
-    verdict: str
     state: str
-    stage: str
+    implementation: str
+    defect: Defect
     message: str
-    rows: int
-    anchor: str
-    others: int
-    """Further cases of which the same is to be said."""
     described: str
-    """The shape of the case, and what it probes."""
+    """The shape of the simplest case, and what it probes."""
+    command: str
+    anchor: str
+    cases: tuple[tuple[str, str], ...]
+    """Cases that are listed, each with its anchor."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """An implementation that lacks what some cases need."""
+
+    title: str
+    coverage: Coverage
 
 
 @dataclass(frozen=True)
@@ -99,8 +113,8 @@ class Page:
     notes: tuple[str, ...]
     states: tuple[tuple[str, str, str], ...]
     counts: tuple[ColumnCounts, ...]
-    wrong: tuple[Wrong, ...]
-    wrong_left_out: int
+    defects: tuple[DefectCard, ...]
+    failures_left_out: int
     in_common: tuple[str, ...]
     """What the failing cases have in common and the passing ones have not."""
     lengths: tuple[DrawnLengths, ...]
@@ -109,6 +123,7 @@ class Page:
     many_environments: bool
     files: tuple[FileRows, ...]
     cases: int
+    unsupported: tuple[Unsupported, ...]
     dtypes: tuple[str, ...]
     tags: tuple[str, ...]
     words: tuple[str, ...]
@@ -117,6 +132,7 @@ class Page:
     details: tuple[CaseDetails, ...]
     details_left_out: int
     evidence_left_out: int
+    has_maps: bool
     documents: tuple[DrawnDocument, ...]
     documents_late: bool
     """Whether they are so many that a computation is laid out only when it comes into view."""
@@ -143,17 +159,22 @@ class Page:
 
 def make_page(frames: Frames, budget: Budget) -> Page:
     """Work out every section."""
-    table = cell_table(frames)
+    whole_table = cell_table(frames)
+    table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     anchors = make_anchors(sorted(table), frames.columns)
-    detailed = _detailed(frames, table, budget)
-    evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
-    files = verdict_matrix(frames, table, anchors, detailed, budget)
-    linked = frozenset(detailed | {row.case for file in files for row in file.rows})
     wrong = findings(frames)
-    alike = group_alike(wrong)[: budget.wrong]
+    found = defects(frames)[: budget.wrong]
+    detailed = _detailed(frames, table, {each.row["case"] for each in found}, budget)
+    evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
+    columns = _failing_first(frames, table)
+    files = verdict_matrix(frames, columns, table, anchors, detailed, budget)
+    linked = frozenset({*detailed, *(row.case for file in files for row in file.rows)})
     tone, symbol = _tone(frames, table)
-    occurring = {cell.state for row in table.values() for cells in row.values() for cell in cells.values()}
-    shown = tuple(state for state in State if state in occurring or state in _ALWAYS_SHOWN)
+    occurring = {cell.state for row in whole_table.values() for cells in row.values() for cell in cells.values()}
+    # What fails is the first column: a phone shows no more than that.
+    shown = tuple(
+        sorted((s for s in State if s in occurring or s in _ALWAYS_SHOWN), key=lambda state: state not in FAILS_A_RUN)
+    )
     many = len(frames.environments) > 1
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
@@ -163,15 +184,16 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         symbol=symbol,
         notes=frames.notes,
         states=tuple((state.value, SYMBOLS[state], state.value) for state in shown),
-        counts=tuple(_counts(column, table, many, shown) for column in frames.columns),
-        wrong=tuple(_wrong(frames, each, anchors, linked) for each in alike),
-        wrong_left_out=len(wrong) - count_evaluations(alike),
+        counts=tuple(_counts(column, whole_table, many, shown) for column in frames.columns),
+        defects=_defect_cards(frames, found, _links(frames, anchors, linked), budget.listed),
+        failures_left_out=len(wrong) - count_evaluations(found),
         in_common=tuple(in_common_lines(frames)),
         lengths=_lengths(frames, wrong),
-        columns=tuple(_column(column, many) for column in frames.columns),
+        columns=tuple(_column(column, many) for column in columns),
         many_environments=many,
         files=files,
         cases=len(table),
+        unsupported=_unsupported(frames),
         dtypes=tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
         tags=tags,
         words=tuple(sorted(words)),
@@ -179,8 +201,9 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         details=tuple(case_details(frames, table, anchors, detailed, evidence)),
         details_left_out=len(table) - len(detailed),
         evidence_left_out=evidence_left_out,
+        has_maps=any(item.maps for items in evidence.values() for item in items),
         documents=(documents := _documents(frames, anchors, budget)),
-        documents_late=sum(len(document.page.cases) for document in documents) > budget.computations,
+        documents_late=sum(document.shown for document in documents) > budget.computations,
         pairs=pair_table(frames, anchors),
         expected_failures=tuple(expected_failure_groups(frames)),
         following=count_following(frames),
@@ -197,7 +220,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
 
 
 def _evidence(
-    frames: Frames, table: Mapping[str, CellRow], anchors: Anchors, detailed: set[str], budget: Budget
+    frames: Frames, table: Mapping[str, CellRow], anchors: Anchors, detailed: Collection[str], budget: Budget
 ) -> tuple[Mapping[str, list[Evidence]], int]:
     """Return the evidence by case, and how many cells had to go without; what makes it is imported where any is."""
     cells = (cell for row in table.values() for cells in row.values() for cell in cells.values())
@@ -221,7 +244,7 @@ def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnD
         return ()
     from attncheck.reports.html.documents import drawn_documents
 
-    return drawn_documents(frames, anchors, budget.pictures)
+    return drawn_documents(frames, anchors, budget)
 
 
 def _properties(frames: Frames, budget: Budget) -> dict[str, Any]:
@@ -245,10 +268,16 @@ def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]
     return {tag: found[tag] for tag in tags if tag in found and _TAG.fullmatch(tag)}
 
 
-def _detailed(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> set[str]:
-    """Return the cases whose stages are shown: all of them, or as many as the budget allows, the urgent ones first."""
+def _detailed(frames: Frames, table: Mapping[str, CellRow], first: set[str], budget: Budget) -> Collection[str]:
+    """Return the cases whose stages are shown, as many as the page has room for, in the order in which they matter.
+
+    Those come first that stand for a defect. What the matrix does not take up is theirs.
+    """
     letters = LETTERS_PER_CASE + LETTERS_PER_STAGE * frames.results.groupby("case").size()
-    return within(urgent_first(table), lambda case: int(letters.get(case, 0)), budget.detail_letters)
+    rows = len(table) * (LETTERS_PER_ROW + LETTERS_PER_CELL * len(frames.columns))
+    most = budget.detail_letters + max(0, budget.matrix_letters - rows)
+    order = sorted(urgent_first(table), key=lambda case: case not in first)
+    return within(order, lambda case: int(letters.get(case, 0)), most)
 
 
 def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
@@ -266,6 +295,17 @@ def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
     return _AGREE if all(each.is_whole for each in coverage(frames)) else _IN_PART
 
 
+def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]:
+    """Return the columns of the matrix, that of most failing cases first, so that a narrow screen shows it."""
+    failing_in = Counter(
+        column
+        for row in table.values()
+        for column, cells in row.items()
+        if any(cell.state is State.FAILING for cell in cells.values())
+    )
+    return sorted(frames.columns, key=lambda column: -failing_in[column])
+
+
 def _counts(column: Column, table: Mapping[str, CellRow], many: bool, shown: Iterable[State]) -> ColumnCounts:
     """Count evaluations, that is cases in dtypes, by state."""
     states = Counter(cell.state for row in table.values() for cell in row.get(column, {}).values())
@@ -280,29 +320,70 @@ def _counts(column: Column, table: Mapping[str, CellRow], many: bool, shown: Ite
     )
 
 
-def _wrong(frames: Frames, alike: AlikeRows, anchors: Anchors, linked: frozenset[str]) -> Wrong:
-    row = alike.row
-    many = len(frames.environments) > 1
-    implementation, case = str(row["implementation"]), str(row["case"])
-    column = next(
-        (c for c in frames.columns if (c.environment, c.implementation) == (row["environment"], implementation)), None
-    )
-    return Wrong(
-        case=case,
-        implementation=f"{implementation} ({row['environment']})" if many and implementation else implementation,
-        dtype=", ".join(filter(None, alike.dtypes)),
-        verdict=str(row["verdict"]),
-        state=_STATE_OF.get(str(row["verdict"]), State.FAILING).value,
-        stage=str(row["stage"]),
-        message=str(row["message"]),
-        rows=alike.rows,
-        anchor="" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column),
-        others=alike.others,
-        described=described(frames.cases[case]) if implementation else "",
-    )
-
-
 _STATE_OF = {State.MISPRINT.value: State.MISPRINT, State.XPASS.value: State.XPASS}
+
+
+def _defect_cards(
+    frames: Frames, found: Sequence[Defect], link: Callable[..., str], most: int
+) -> tuple[DefectCard, ...]:
+    """Return a card for each defect; all cards together list so many cases."""
+    if not found:
+        return ()
+    import pandas as pd
+
+    from attncheck.reports.machine.failures import failures_of
+    from attncheck.reports.terminal import how_wrong
+
+    cards = []
+    failures = failures_of(frames, pd.DataFrame([each.row for each in found]))
+    for defect, failure in zip(found, failures, strict=True):
+        message = str(defect.row["message"])
+        if defect.diagnosis:
+            message = how_wrong(failure, of_several=len(defect.dtypes) > 1)
+        listed = defect.cases[:most] if defect.others else ()
+        most -= len(listed)
+        anchor, cases = link(defect.row, str(defect.row["case"])), [(case, link(defect.row, case)) for case in listed]
+        cards.append(_defect_card(frames, defect, message, anchor, cases))
+    return tuple(cards)
+
+
+def _defect_card(
+    frames: Frames, defect: Defect, message: str, anchor: str, cases: Iterable[tuple[str, str]]
+) -> DefectCard:
+    row = defect.row
+    implementation, verdict = str(row["implementation"]), str(row["verdict"])
+    is_known = defect.is_shown_by_calls
+    many = len(frames.environments) > 1
+    return DefectCard(
+        state=_STATE_OF.get(verdict, State.FAILING).value,
+        implementation=f"{implementation} ({row['environment']})" if many and implementation else implementation,
+        defect=defect,
+        message=message,
+        described=described(frames.cases[row["case"]]) if implementation else "",
+        command=next(iter(commands_again(frames, row)), "") if is_known else "",
+        anchor=anchor,
+        cases=tuple(cases),
+    )
+
+
+def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Callable[[Mapping[str, Any], str], str]:
+    """Return what gives the anchor of a case as a row's implementation computes it; none where the page has it not."""
+    columns = {(column.environment, column.implementation): column for column in frames.columns}
+
+    def link(row: Mapping[str, Any], case: str) -> str:
+        column = columns.get((row["environment"], row["implementation"]))
+        return "" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column)
+
+    return link
+
+
+def _unsupported(frames: Frames) -> tuple[Unsupported, ...]:
+    many = len(frames.environments) > 1
+    return tuple(
+        Unsupported(each.column.title(with_environment=many, with_version=False), each)
+        for each in coverage(frames)
+        if each.unsupported
+    )
 
 
 def _column(column: Column, many: bool) -> HtmlColumn:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from attncheck.elements import told_apart, written_element
 from attncheck.reports.figures.error_matrices import ErrorMatrix, error_matrices
 from attncheck.reports.figures.panels import MAX_ANNOTATED, Panel, ink_on, shades, short_number
 from attncheck.reports.html.text import BEYOND, LEVELS, NOT_JUDGED
@@ -83,6 +85,60 @@ def error_pictures(errors: Real, title: str, *, is_document: bool = False) -> li
         (matrix.title, _picture(matrix, title))
         for matrix in error_matrices(errors, _MAX_CELLS, is_document=is_document)
     ]
+
+
+_MOST_COMPARED = 64
+"""Elements of an array that is small enough to be read."""
+
+
+@dataclass(frozen=True)
+class ComparedMatrix:
+    """A small matrix as computed, as it should be, and the difference: a text for each element, and what is wrong."""
+
+    title: str
+    columns: range
+    tables: tuple[tuple[str, tuple[tuple[tuple[str, bool], ...], ...]], ...]
+    """each table's name, and of each row the texts, each with whether that element is wrong"""
+
+    @property
+    def letters(self) -> int:
+        """How much markup it takes."""
+        return sum(60 + sum(20 + len(text) for row in rows for text, _ in row) for _, rows in self.tables)
+
+
+def compared_matrices(
+    computed: NDArray[Any], exact: NDArray[Any], errors: Real, *, is_document: bool = False
+) -> list[ComparedMatrix]:
+    """Return the numbers of a small array, a matrix for each index of its leading axes; nothing of a larger one."""
+    if not 0 < errors.size <= _MOST_COMPARED:
+        return []
+    arrays = [np.atleast_2d(np.asarray(each, dtype=np.float64)) for each in (computed, exact, errors)]
+    leading = arrays[0].shape[:-2]
+    several = [axis for axis, length in enumerate(leading) if length > 1]
+    among = several if is_document or not several else range(len(leading))
+    return [
+        _compared(
+            written_element([index[axis] for axis in among]) if among else "", *(array[index] for array in arrays)
+        )
+        for index in np.ndindex(leading)
+    ]
+
+
+def _compared(title: str, computed: Real, exact: Real, errors: Real) -> ComparedMatrix:
+    texts: list[list[list[tuple[str, bool]]]] = [[], [], []]
+    for row in zip(computed.tolist(), exact.tolist(), (errors > 1).tolist(), strict=True):
+        cells = [(_beside(*of, wrong=wrong), wrong) for *of, wrong in zip(*row, strict=True)]
+        for place, rows in enumerate(texts):
+            rows.append([(texts_of[place], wrong) for texts_of, wrong in cells])
+    names = ("computed", "exact", "difference")
+    tables = tuple((name, tuple(map(tuple, rows))) for name, rows in zip(names, texts, strict=True))
+    return ComparedMatrix(title, range(computed.shape[1]), tables)
+
+
+def _beside(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, str]:
+    """Write two numbers and their difference, with all digits that tell a wrong one from the right one."""
+    texts = told_apart(computed, exact) if wrong else (f"{computed:.4g}", f"{exact:.4g}")
+    return (*texts, f"{computed - exact:.2g}")
 
 
 def _picture(matrix: ErrorMatrix, title: str) -> Markup:

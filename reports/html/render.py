@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.compiled import CompiledTemplates
-from attncheck.reports.html.contents import Budget
+from attncheck.reports.html.contents import Budget, budget_of
 from attncheck.reports.html.page import make_page
 from attncheck.reports.html.text import BEYOND, LEVELS, NOT_JUDGED, failing_words
 
@@ -41,7 +41,7 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
         environment()
         .get_template("page.html")
         .stream(
-            page=make_page(frames, budget or Budget()),
+            page=make_page(frames, budget or budget_of(len(frames.columns))),
             script=Markup(script),
             style=Markup(style),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),

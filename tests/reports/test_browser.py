@@ -77,7 +77,7 @@ def test_the_script_runs_without_an_error_and_opens_what_is_linked_to(
     assert '<form id="filters" class="filters" aria-label' in dom  # no longer hidden
     assert "1 of 1 cases, 3 of 3 implementations shown" in dom
     assert '<details class="case failing" id="case-file-one" open="">' in dom
-    assert dom.count(">Copy</button>") == 4
+    assert dom.count(">Copy</button>") == 5
 
 
 def test_nothing_opens_by_itself_and_the_page_asks_nobody_anything(

@@ -114,7 +114,23 @@ def test_markdown_and_the_summary_of_ci_tell_it_so_too(frames: Frames) -> None:
 def test_the_page_tells_it_so_too(frames: Frames) -> None:
     page = render_html(frames).partition('id="wrong"')[2].partition("</section>")[0]
     assert page.count('class="message">TypeError: not | today') == 2
-    assert "and 24 more cases" in page
+    assert "numpy.eager: 25 cases, in float64, float32" in page
+    assert "All 25 cases" in page
+
+
+def test_a_card_of_the_page_has_the_cause_and_lists_the_cases_of_all(
+    make_row: MakeRow, write_run: Callable[..., Path], frames_of: Callable[..., Frames]
+) -> None:
+    scale = {"verdict": "semantic", "message": "a scale", "diagnosis": "x"}
+    rows = [
+        make_row(case=f"file/{number}", dtype=dtype, **scale) for number in range(3) for dtype in ("float32", "float64")
+    ]
+    rows += [make_row(case=f"file/{number}", verdict="numeric", message=f"off by {number}") for number in range(3, 8)]
+    rows += [make_row(case="file/8", verdict="numeric", stage="output"), make_row(case="file/9", **FAILED)]
+    rows += [make_row(case="file/0", dtype="float16", **FAILED)]
+    page = render_html(frames_of(write_run(rows))).partition('id="wrong"')[2].partition("</section>")[0]
+    assert "<strong>a scale</strong>" in page
+    assert [page.count(f">file/{number}</a>") for number in range(10)] == [4, 1, 1, 2, 1, 1, 1, 1, 1, 1]
 
 
 def test_what_is_not_listed_is_counted_whole(

@@ -280,6 +280,32 @@ def test_a_forgotten_tail_is_said_in_words_and_its_tile_is_drawn(
     assert tile == 64 or found.words().endswith(" more")
 
 
+def test_a_map_shows_causal_cases_and_ranges_of_widths_and_where_both_lengths_are_equal(
+    records: list[dict[str, Any]], judged_where: JudgedWhere
+) -> None:
+    frames = judged_where(past(16))
+    (found,) = length_maps(frames)
+    (drawn,) = drawn_lengths(frames)
+    causal = [bool(case["options"].get("is_causal")) for case in records]
+    wide = [lengths_of(case)["D"] > 128 for case in records]
+    assert 0 < sum(causal) < len(causal)
+    counts = {(view.causality, view.widths): int(view.cases.sum()) for view in found.views}
+    assert counts[0, 0] == len(records)
+    assert (counts[1, 0], counts[2, 0]) == (sum(causal), len(causal) - sum(causal))
+    assert counts.get((0, 5), 0) == sum(wide)
+    widths = [count for (causality, width), count in counts.items() if width and not causality]
+    assert sum(widths) == len(records)
+    kinds, ranges = (dict(choices) for _, choices in drawn.switches)
+    failing = sum(past(16)(lengths_of(case)) for case, is_causal in zip(records, causal, strict=True) if is_causal)
+    assert kinds["c1"] == f"causal ({failing:,} of {sum(causal):,})"
+    assert len(ranges) == len(widths) + 1
+    assert drawn.picture.count('<g class="v v') == len(found.views) == 3 * len(ranges)
+    # The diagonal goes through the middle of every square of equal lengths.
+    points = drawn.picture.partition('class="ld" points="')[2].partition('"')[0].split()
+    equal = set(found.queries) & set(found.keys)
+    assert {f"{52 + 14 * found.keys.index(n) + 7},{44 + 14 * found.queries.index(n) + 7}" for n in equal} <= set(points)
+
+
 def test_where_no_tile_explains_anything_none_is_drawn(judged_where: JudgedWhere) -> None:
     (drawn,) = drawn_lengths(judged_where(lambda lengths: lengths["D"] % 3 == 0))
     assert drawn.grid == "No tile of 16, 32, 64, 128 or 256 tells what fails from what passes."

@@ -26,7 +26,8 @@ from attncheck.reports.html.compiled import CompiledTemplates
 from attncheck.reports.html.contents import Budget, urgent_first, within
 from attncheck.reports.html.pictures import error_pictures, heat_of
 from attncheck.reports.html.render import render_html
-from attncheck.reports.html.text import failing_words, make_anchors, shape_text, short, slug, unique_slugs
+from attncheck.reports.html.text import NOTHING, failing_words, make_anchors, shape_text, short, slug, unique_slugs
+from attncheck.results.format import EXACT, StoredArray, bound_name
 
 PageOf = Callable[..., Any]
 
@@ -112,7 +113,10 @@ def test_what_is_wrong_leads_to_its_cell(failing_frames: Frames, page_of: PageOf
     page = page_of(failing_frames)
     assert page.one("h1").text.startswith("✗ bad is wrong in the only case that it was judged in; ")
     (item,) = page.one("ol", of_class="wrong").all("li")
-    assert item.text == "✗ numeric at weights bad.eager float64 file/one B=1 H=1 Lq=1 Lk=3 20 times the bound"
+    assert item.text == (
+        "✗ numeric at weights bad.eager: 1 case, in float64 file/one B=1 H=1 Lq=1 Lk=3 20 times the bound "
+        "attncheck explain file/one bad.eager --dtype float64"
+    )
     assert item.one("a").attributes["href"] == "#cell-file-one--bad.eager"
     assert page.one("tbody", id="cell-file-one--bad.eager").all("td", of_class="failing")
 
@@ -126,23 +130,39 @@ def test_a_failing_cell_shows_why_and_how_to_see_it_again(failing_frames: Frames
     assert bad.all("p", of_class="message")[0].text == "20 times the bound"
     (row,) = bad.one("table", of_class="worst").one("tbody").all("tr")
     assert [cell.text for cell in row.all("td")] == [
-        "numeric", "[0, 0, 0, 2]", "0.90000000000000002", "0.69999999999999996", "0.2", "0.01", "the exact answer",
+        "numeric", "[0, 0, 0, 2]", "0.9", "0.7", "0.2", "0.01", "the exact answer",
     ]  # fmt: skip
     figure = bad.one("figure")
     assert "largest 20 at [0, 0, 0, 2]; 1 of 3 elements exceed the limit 1." in figure.text
-    levels = {path.attributes["class"]: path.attributes["d"] for path in figure.one("svg").all("path")}
-    assert levels == {
-        "e0": "M0 0h1v1h-1z",
-        "e1": "M1 0h1v1h-1z",
-        "e3": "M2 0h1v1h-1z",
-        "ex": "M2.2 0.2l.6 .6m0-.6l-.6 .6",
+    tables = {table.one("caption").text: table.all("td")[1:] for table in figure.all("table", of_class="small")}
+    assert {name: [cell.text for cell in cells] for name, cells in tables.items()} == {
+        "computed": ["0.1", "0.205", "0.9"],
+        "exact": ["0.1", "0.2", "0.7"],
+        "difference": ["0", "0.005", "0.2"],
     }
+    assert all([cell.classes for cell in cells] == [[], [], ["w"]] for cells in tables.values())
     assert [block.text for block in bad.all("pre", of_class="command")] == [
         "attncheck explain file/one bad.eager --dtype float64",
         "attncheck repro file/one bad.eager --dtype float64",
     ]
     assert "Expected failure: It always was ( numpy/numpy#12 )" in old.text
     assert old.one("a").attributes["href"] == "https://github.com/numpy/numpy/issues/12"
+
+
+def test_a_failing_array_that_is_too_large_to_read_is_a_map(hand: Any, page_of: PageOf) -> None:
+    exact = np.zeros((1, 1, 9, 9))
+    wrong = exact.copy()
+    wrong[0, 0, 4, 5] = 3.0
+    arrays = [
+        StoredArray("file/one", "float64", name, "weights", array)
+        for name, array in [("numpy.eager", wrong), (EXACT, exact), (bound_name("native"), exact + 1)]
+    ]
+    page = page_of(hand.frames([hand.row(verdict="numeric", index="0,0,4,5")], arrays=arrays))
+    figure = page.one("figure")
+    assert figure.all("table") == []
+    levels = {path.attributes["class"]: path.attributes["d"] for path in figure.one("svg").all("path")}
+    assert levels["e2"] == "M5 4h1v1h-1z"
+    assert levels["ex"] == "M5.2 4.2l.6 .6m0-.6l-.6 .6"
 
 
 def test_pairs_are_counted_both_ways_and_lead_to_the_worst_case(failing_frames: Frames, page_of: PageOf) -> None:
@@ -210,6 +230,20 @@ def test_environments_are_told_apart(page_of: PageOf, hand: Any) -> None:
     assert page.one("ol", of_class="wrong").one("a").attributes["href"] == "#cell-file-one--numpy.eager--new"
 
 
+def test_the_implementation_that_fails_most_has_the_first_column(page_of: PageOf, hand: Any) -> None:
+    rows = [
+        hand.row(case=f"file/{case}", implementation=f"{name}.eager", verdict="numeric" if case < failing else "agree")
+        for name, failing in (("a", 0), ("b", 1), ("c", 2))
+        for case in range(3)
+    ]
+    page = page_of(hand.frames(rows))
+    headings = [cell.text for cell in page.one("table", of_class="matrix").all("th", scope="col")]
+    assert headings == ["case", "c.eager 1.0", "b.eager 1.0", "a.eager 1.0"]
+    first = page.one("table", of_class="matrix").one("tbody").all("tr")[1]
+    assert [cell.attributes["class"] for cell in first.all("td")] == ["failing", "agree", "agree"]
+    assert [option.text for option in page.one("select", id="f-column").all("option")][1:] == headings[1:]
+
+
 def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(page_of: PageOf, hand: Any) -> None:
     rows = [hand.row(case=f"file/{n:03}", verdict="numeric" if n == 57 else "agree", message="bad") for n in range(60)]
     small = Budget(matrix_letters=3_000, detail_letters=4_000, wrong=0)
@@ -230,6 +264,36 @@ def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(page_of: Page
     ids = {element.attributes["id"] for element in page.walk() if "id" in element.attributes}
     assert {href.removeprefix("#") for href in links(page)} <= ids
     assert "cell-file-001--numpy.eager" in ids
+
+
+def test_unsupported_cases_are_a_number(page_of: PageOf, hand: Any) -> None:
+    lacking = {"stage": "", "verdict": "unsupported", "message": "NotImplementedError: no window"}
+    rows = [hand.row(case=f"file/{number}", **lacking, lacks="window") for number in range(40)]
+    page = page_of(hand.frames([*rows, hand.row(), hand.row(dtype="float32", **lacking)]))
+    listed = page.one("table", of_class="matrix").one("tbody").all("tr")
+    assert [row.one("th", scope="row").text for row in listed] == ["one"]
+    assert [case.one("summary").one("code").text for case in page.all("details", of_class="case")] == ["file/one"]
+    counts = page.one("section", id="counts")
+    assert [cell.text for cell in counts.one("tbody").all("td")[:-1]] == [NOTHING, "1", NOTHING, "41", "42"]
+    assert counts.one("summary").text == "numpy.eager: 40 unsupported: 40 need window"
+
+
+def test_the_page_of_one_kernel_that_fails_everywhere_is_small(hand: Any) -> None:
+    rows = [
+        hand.row(
+            case=f"probes/of/{number:04}-{'a-name-of-a-common-length-' * 3}",
+            dtype=dtype,
+            stage=stage,
+            verdict="numeric",
+            message=f"{number} times the largest error that is possible in this step; at [0, 0] computed 1, exact 2",
+            **dict.fromkeys(("value", "reference", "difference", "allowed", "ratio"), 1.2345678901234567 + number),
+            index="0,0,1,2",
+        )
+        for number in range(2_000)
+        for dtype in ("float64", "float32", "float16")
+        for stage in ("scores", "weights", "output")
+    ]
+    assert len(render_html(hand.frames(rows)).encode()) < 1_500_000
 
 
 def test_every_tag_leads_to_what_it_probes_and_answers(page_of: PageOf, hand: Any) -> None:
@@ -363,7 +427,7 @@ def test_what_fails_comes_first_then_what_is_known_and_a_budget_ends_the_list() 
     states = {"a": State.AGREE, "b": State.XFAIL, "c": State.UNSUPPORTED, "d": State.FAILING}
     table = {case: {ONE: {"float64": Cell(state, "agree", "")}} for case, state in states.items()}
     assert urgent_first(table) == ["d", "b", "a", "c"]
-    assert within(["d", "b", "a"], {"d": 5, "b": 4, "a": 1}.__getitem__, 9) == {"d", "b"}
+    assert list(within(["d", "b", "a"], {"d": 5, "b": 4, "a": 1}.__getitem__, 9)) == ["d", "b"]
 
 
 TEMPLATE = "{% for each in range(3) %}<{{ each }}>{% endfor %}"
