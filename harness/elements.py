@@ -56,6 +56,12 @@ def written_element(index: Sequence[int] | str, name: str = "", layout: Document
     return f"{name}[{', '.join(map(str, found))}]" if found or not name else name
 
 
+def written_ratio(ratio: float) -> str:
+    """Write an error over its bound with three digits, or as many as show that it is more than 1."""
+    texts = (f"{ratio:.{digits}g}" for digits in range(3, 18))
+    return next((text for text in texts if not float(text) <= 1 < ratio), f"{ratio:.17g}")
+
+
 def told_apart(computed: float, exact: float) -> tuple[str, str]:
     """Write two numbers with as many digits as tell them apart, and no fewer than four."""
     for digits in range(_MIN_DIGITS, 18):

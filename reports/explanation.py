@@ -8,7 +8,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.elements import written_element
+from attncheck.elements import written_element, written_ratio
 from attncheck.explain import Explanation
 from attncheck.judging.conditioning import Conditioning
 from attncheck.judging.judge_stages import StageJudgement
@@ -171,7 +171,7 @@ def _sampled(explanation: Explanation) -> str:
 
 
 def _numbers(measured: Measured | None) -> tuple[str, str]:
-    return ("-", "-") if measured is None else (f"{measured.ratio:.3g}", f"{measured.largest_z:.3g}")
+    return ("-", "-") if measured is None else (written_ratio(measured.ratio), f"{measured.largest_z:.3g}")
 
 
 def _story(explanation: Explanation) -> list[str]:

@@ -13,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.elements import told_apart, written_element
+from attncheck.elements import told_apart, written_element, written_ratio
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
@@ -142,7 +142,7 @@ def how_wrong(failure: Failure, *, of_several: bool) -> str:
     text = f"{element} is {computed}{where}, should be {exact}"
     if failure.ratio is None or not math.isfinite(failure.ratio):
         return text
-    return f"{text}: off by {failure.ratio:.3g} times the error bound"
+    return f"{text}: off by {written_ratio(failure.ratio)} times the error bound"
 
 
 def _line(defect: Defect, *, many: bool) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.elements import told_apart
+from attncheck.elements import told_apart, written_ratio
 from attncheck.reports.frames import Frames
 from attncheck.reports.terminal import print_summary
 from attncheck.results.format import Row
@@ -158,3 +158,8 @@ def test_notes_are_printed_and_nothing_crashes_without_results(
     assert lines[0] == "Nothing was run."
     assert "jax was left out: not installed." in lines
     assert "this run was interrupted, or is still going on: its results are not complete." in lines
+
+
+def test_a_ratio_above_1_is_never_written_as_1() -> None:
+    ratios = (12.34, 1.0, 1.0004, 1.005, 0.999)
+    assert [written_ratio(each) for each in ratios] == ["12.3", "1", "1.0004", "1.005", "0.999"]
