@@ -11,6 +11,7 @@ import typer
 from typer.models import CommandInfo
 
 from attncheck.cli.output import print_error, print_no_outcome, wants_json
+from attncheck.cli.panels import Commands, PanelGroup
 from attncheck.errors import AttncheckError, ExitCode
 
 
@@ -20,7 +21,7 @@ def examples(*commands: str) -> str:
 
 
 MODULES = {
-    **dict.fromkeys(("check", "run"), "running"),
+    "check": "running",
     "report": "reporting",
     "diff": "comparing",
     "bisect": "bisecting",
@@ -38,7 +39,7 @@ MODULES = {
 """Commands, in the order in which help lists them, and the module of each."""
 
 
-class _CommandLine(typer.Typer):
+class _CommandLine(Commands):
     """The commands; modules are imported when somebody wants to know which there are, or by the one that runs."""
 
     _is_loaded = False
@@ -68,6 +69,7 @@ def _position(command: CommandInfo) -> int:
 
 app = _CommandLine(
     name="attncheck",
+    cls=PanelGroup,
     help="Check implementations of attention against the exact answer, number by number.",
     epilog="Exit codes: 0 everything agrees; 1 something disagrees; 2 a case file or the command line is wrong; 3 "
     "something could not be run, or too little was judged.\n\n"
@@ -97,9 +99,15 @@ _ALLOCATED = 100_000
 """Objects, after which Python looks for garbage in cycles. By default it does so 700 times in a run, for little."""
 
 
+_RUN = ["check", "--no-report", "--keep-arrays", "all"]
+"""What `run` is short for: to judge now, and to report or compare later."""
+
+
 def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
     gc.set_threshold(_ALLOCATED)
+    if sys.argv[1:2] == ["run"]:
+        sys.argv[1:2] = _RUN
     app.load(next(iter(sys.argv[1:]), ""))
     try:
         if wants_json(sys.argv[1:]):

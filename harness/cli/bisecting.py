@@ -54,7 +54,7 @@ def bisect(
     framework: Framework = None,
     signature: Signature = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the results, one below it a release.")
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Results folder, with one subfolder per release.")
     ] = Path("results/bisect"),
     as_json: AsJson = False,
 ) -> None:

@@ -113,7 +113,9 @@ def repro(
     ] = None,
     reduced: Annotated[
         bool,
-        typer.Option("--reduce/--no-reduce", help="First reduce a failing case to the smallest that fails alike."),
+        typer.Option(
+            "--reduce/--no-reduce", help="First reduce a failing case to the smallest that fails the same way."
+        ),
     ] = True,
     as_json: AsJson = False,
 ) -> None:

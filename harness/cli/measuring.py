@@ -46,7 +46,7 @@ def conventions(
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Ask implementations what they mean.
+    """Measure which conventions an implementation follows.
 
     Which corner causality starts from, what a query without a key gives, where a softcap stands: each question is a
     call whose exact answer is another one for each meaning. The exit code is 1 if an implementation declares

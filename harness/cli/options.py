@@ -213,8 +213,8 @@ AllCases = Annotated[
     bool,
     typer.Option(
         "--all-cases",
-        help="Ask implementations that compile each case anew (jax.jit, torch.compile, tf.function) for every case. "
-        "Default: for the standard cases, in which every two options meet, every size occurs, and every known fault "
+        help="Also run every case on implementations that compile each case (jax.jit, torch.compile, tf.function). "
+        "Default: only the standard cases, in which every two options meet, every size occurs, and every known fault "
         "shows. With --resume, add the rest.",
     ),
 ]
@@ -222,7 +222,7 @@ Standard = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Run the standard cases alone on these implementations too: a backend, a name or a glob. About one "
+        help="Run only the standard cases on these implementations, too: a backend, a name or a glob. About one "
         "case in four.",
         show_default=False,
     ),

@@ -25,7 +25,7 @@ def protocol(
     ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Try whether a program in any language speaks the protocol.
+    """Check that a program in any language speaks the protocol.
 
     Every rule is tried, and what is malformed is said. Numbers are not judged: attncheck check -i COMMAND does that.
     The exit code is 1 where a rule is broken.

@@ -74,7 +74,7 @@ def properties(
     signature: Signature = None,
     expected_failures: ExpectedFailures = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Tell of each call that is not bitwise the same what it gave.")
+        bool, typer.Option("--explain", help="For each call that is not bitwise identical, show its result.")
     ] = False,
     output: Annotated[
         Path | None,
@@ -89,7 +89,7 @@ def properties(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Ask what holds between two calls.
+    """Test properties across calls, such as determinism.
 
     The same call twice, in a batch of one or of many, padded or packed, prefilled or decoded, with other threads,
     layouts and memory: bitwise the same, within the error bounds of both, or broken. The exit code is 1 if a property

@@ -41,7 +41,7 @@ def publish(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a comparison to keep, or check a run by the one kept."""
+    """Save a comparison as a baseline, or check a run against it."""
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
@@ -109,7 +109,7 @@ def survey(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Put implementations into one table that is kept.
+    """Add implementations to a saved comparison table.
 
     It says what each can do, how exact it is, and what it means. What the folder holds of other implementations, and of
     other versions, stays.

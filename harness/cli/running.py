@@ -60,7 +60,6 @@ from attncheck.cli.shared import (
     ReportPlace,
     frames_of,
     show_answer,
-    show_results,
     split,
     write_ci_outputs,
     write_frames,
@@ -78,7 +77,8 @@ if TYPE_CHECKING:
         "attncheck check 'documents/*' --backend numpy --dtype float32",
         "attncheck check --implementation my_kernel.py:attention",
         "attncheck check --implementation my_kernel.py:attention --failed -x",
-        "attncheck check --implementation my_kernel.py:attention --no-report",
+        "attncheck check --no-report -b numpy --label before -o results/before",
+        "attncheck check --no-report -b numpy --label after -o results/after",
         "attncheck check --implementation my_kernel.py:attention -k 'Lk>64'",
         "attncheck check --implementation my_kernel.py:attention --tile 48",
         "attncheck check my_cases/ --tag uniform",
@@ -215,83 +215,3 @@ def _show_times(request: RunRequest) -> None:
     """Say what took the time, where that is asked for."""
     if request.verbose:
         typer.echo(f"attncheck: time, of processes side by side added up: {request.times}", err=True)
-
-
-@app.command(
-    epilog=examples(
-        "attncheck run --backend numpy --label before --output results/before",
-        "attncheck run --backend numpy --label after --output results/after",
-    )
-)
-def run(
-    cases: Patterns = None,
-    backend: BackendNames = None,
-    implementation: ImplementationNames = None,
-    framework: Framework = None,
-    signature: Signature = None,
-    expected_failures: ExpectedFailures = None,
-    dtype: DtypeNames = None,
-    tag: TagNames = None,
-    match: Match = None,
-    tile: Tiles = None,
-    failed: Failed = False,
-    failed_first: FailedFirst = False,
-    exitfirst: ExitFirst = False,
-    maxfail: MaxFail = None,
-    output: Output = DEFAULT_RESULTS,
-    label: Label = "local",
-    keep_arrays: KeepArrays = Keep.ALL,
-    time_limit: TimeLimit = 60.0,
-    memory_limit: MemoryLimit = None,
-    threads: Threads = 1,
-    isa: Isa = None,
-    compilation_cache: CompilationCache = True,
-    cache: UseCache = True,
-    cache_size: CacheSize = DEFAULT_CACHE_SIZE,
-    keep_going: KeepGoing = False,
-    all_cases: AllCases = False,
-    standard: Standard = None,
-    resume: Resume = False,
-    cluster: Cluster = None,
-    min_judged: MinJudged = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: VerboseRun = False,
-) -> None:
-    """Run cases, judge them and store the results without a report."""
-    request = RunRequest(
-        report=False,
-        patterns=cases,
-        backend=backend,
-        implementation=implementation,
-        framework=framework,
-        signature=signature,
-        expected_failures=expected_failures,
-        dtype=dtype,
-        tag=tag,
-        tile=tile,
-        iteration=Iteration(match, failed, failed_first, exitfirst, maxfail, all_cases, split(standard)),
-        output=output,
-        label=label,
-        keep_arrays=keep_arrays,
-        time_limit=time_limit,
-        memory_limit=memory_limit,
-        threads=threads,
-        compilation_cache=compilation_cache,
-        keep_going=keep_going,
-        resume=resume,
-        cluster=cluster,
-        min_judged=min_judged,
-        quiet=quiet,
-        cache=cache,
-        cache_size=cache_size,
-        verbose=verbose,
-    )
-    summary = run_request(request)
-    if as_json:
-        place = ReportPlace(output, None)
-        show_answer(frames_of([output]), place, summary.exit_code, as_json="run", quiet=quiet)
-    else:
-        show_results(output, quiet=quiet)
-    _show_times(request)
-    raise typer.Exit(summary.exit_code)

@@ -186,7 +186,7 @@ def reduce(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reduce a failing case to the smallest that fails alike.
+    """Find the smallest case that fails the same way.
 
     Options, elements and digits are left out as long as the verdict and its first stage stay. The exit code is 1 if the
     case fails, and 0 if there is nothing to reduce.

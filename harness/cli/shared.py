@@ -180,14 +180,6 @@ def show_answer(
             typer.echo(f"Report: not written; {joined(['attncheck', 'report', str(place.results)])} writes it")
 
 
-def show_results(directory: Path, *, quiet: bool) -> None:
-    """Print what a run came to that writes no report."""
-    from attncheck.reports.terminal import print_summary
-
-    frames = frames_of([directory])
-    print_summary(frames, directory, quiet=quiet, announced=frames.announced, ending="Results")
-
-
 _BADGES = (".svg", ".json")
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 """Names the file that GitHub shows on a job's page."""

@@ -120,7 +120,7 @@ def _whole(path: Path) -> list[Any]:
     content = read_json(path)
     listed = None if content is None else content.get("cases")
     if not isinstance(listed, list):
-        raise ResultsError(f"{path} is not what `attncheck run` writes: it has no cases")
+        raise ResultsError(f"{path} is not what `attncheck check` writes: it has no cases")
     return listed
 
 
@@ -134,7 +134,7 @@ def _usable(listed: Iterable[Any], path: Path) -> tuple[CaseRecords, tuple[str, 
             cases.add(record)
     if not bad:
         return cases, ()
-    return cases, (f"{path}: {len(bad)} of {count} cases are not what `attncheck run` writes: {bad[0]}",)
+    return cases, (f"{path}: {len(bad)} of {count} cases are not what `attncheck check` writes: {bad[0]}",)
 
 
 def _unnamed(identity: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def read_run(directory: Path) -> Run:
 def read_environment(directory: Path) -> dict[str, Any]:
     """Read what a results directory says of its run. Raises ``ResultsError`` for anything else."""
     if not directory.is_dir():
-        raise ResultsError(f"{directory} is not a folder; expected a results directory that `attncheck run` wrote")
+        raise ResultsError(f"{directory} is not a folder; expected a results directory that `attncheck check` wrote")
     environment = read_json(directory / "environment.json")
     if environment is None:
         raise ResultsError(f"{directory} is not a results directory: it has no environment.json")

@@ -168,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise ResultsError(f"{path} is not what `attncheck run` writes")
+        raise ResultsError(f"{path} is not what `attncheck check` writes")
     require_shallow(content, path)
     return content
 
@@ -195,7 +195,7 @@ def require_shallow(content: object, path: Path) -> None:
 def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:
     """Raise ``ResultsError`` where a record has not what reports take from it."""
     if fault := fault_in(content, model):
-        raise ResultsError(f"{path} is not what `attncheck run` writes: {fault}")
+        raise ResultsError(f"{path} is not what `attncheck check` writes: {fault}")
 
 
 def fault_in(content: object, model: type[_Record]) -> str:

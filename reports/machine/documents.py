@@ -272,7 +272,7 @@ class PropertyRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Document):
-    """What cases came to: check, run, report and vectors verify."""
+    """What cases came to: check, report and vectors verify."""
 
     judged: str
     """How much was judged of what was asked."""

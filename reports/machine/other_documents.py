@@ -279,7 +279,6 @@ class PublishedDocument(Document):
 
 DOCUMENTS: Mapping[str, type[Document]] = {
     "check": Outcome,
-    "run": Outcome,
     "report": Outcome,
     "diff": DifferenceDocument,
     "bisect": BisectionDocument,

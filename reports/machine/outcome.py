@@ -1,4 +1,4 @@
-"""The document of a report: what check, run, report and vectors verify print."""
+"""The document of a report: what check, report and vectors verify print."""
 
 from __future__ import annotations
 

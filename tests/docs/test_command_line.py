@@ -24,7 +24,7 @@ from pages import DOCS, Block, attncheck, blocks_of, commands_of, pages, small_c
 
 from attncheck import releases
 from attncheck.backends import LIBRARIES
-from attncheck.cli import app, listing
+from attncheck.cli import app, listing, panels
 from attncheck.errors import ExitCode
 
 PAGE = DOCS / "reference" / "command-line.md"
@@ -73,6 +73,23 @@ def test_the_reference_is_made_of_the_help_texts() -> None:
     assert with_reference(text) == text, "python tests/docs/test_command_line.py writes it anew"
 
 
+def test_every_command_and_every_option_of_check_stands_in_one_panel() -> None:
+    grouped = [name for names in panels.COMMANDS.values() for name in names]
+    assert sorted(grouped) == sorted(GROUP.commands)
+    listed = [name for names in panels.OPTIONS.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert {each.name for each in GROUP.commands["check"].params} - {*listed, "cases"} == set()
+
+
+def test_help_shows_no_types_and_says_ranges_in_words() -> None:
+    texts = {
+        name: command.get_help(command.make_context(name, [], resilient_parsing=True))
+        for name, command in GROUP.commands.items()
+    }
+    assert [name for name, text in texts.items() if re.search(r"<(str|int|Path|list|float)|[<>]=|None", text)] == []
+    assert "[default: 60.0; at least 0.1]" in " ".join(texts["check"].split())
+
+
 def with_reference(text: str) -> str:
     """Return the page with its commands made anew."""
     return MARKED.sub(lambda _: f"<!-- commands -->\n{reference()}<!-- end -->\n", text)
@@ -109,8 +126,8 @@ def _checked(release: releases.Release, arguments: Sequence[str], output: Path) 
 
 NEEDED = (
     "attncheck check",
-    "attncheck run --backend numpy --label before --output results/before",
-    "attncheck run --backend numpy --label after --output results/after",
+    "attncheck check --no-report -b numpy --label before -o results/before",
+    "attncheck check --no-report -b numpy --label after -o results/after",
 )
 """What leaves results that other examples read."""
 

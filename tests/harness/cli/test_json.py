@@ -64,7 +64,7 @@ def test_a_check_and_what_reads_its_results(read: Read) -> None:
     assert failure["next"][0].startswith(f"attncheck explain {CASE} kernel.py:attention")
     assert read("report", "results/a")["failures"] == checked["failures"]
     ran = read("run", CASE, "-i", *WHO, "--output", "results/b")
-    assert (ran["attncheck"]["command"], len(ran["failures"]), ran["report"]) == ("run", 1, None)
+    assert (ran["attncheck"]["command"], len(ran["failures"]), ran["report"]) == ("check", 1, None)
     assert read("diff", "results/a", "results/b")["verdicts"] == []
     assert read("publish", "results/b", "--published", "kept")["checked"] is False
     assert read("publish", "results/b", "--published", "kept", "--check")["differences"] == []

@@ -110,11 +110,11 @@ def two_parts(make_row: MakeRow, write_run: WriteRun, monkeypatch: pytest.Monkey
         (replaced("environment.json", b"{"), "environment.json cannot be read"),
         (replaced("environment.json", b"\xff\xfe"), "environment.json cannot be read"),
         (replaced("environment.json", b"[" * 100_000), "environment.json cannot be read"),
-        (replaced("environment.json", b"[1]"), "is not what `attncheck run` writes"),
+        (replaced("environment.json", b"[1]"), "is not what `attncheck check` writes"),
         (replaced("environment.json", THIS_FORMAT), "it has no label"),
         (replaced("environment.json", b"{}"), "results format None"),
         (with_fields("environment.json", format=True), "results format True"),
-        (with_fields("environment.json", label=7), "environment.json is not what `attncheck run` writes: label: "),
+        (with_fields("environment.json", label=7), "environment.json is not what `attncheck check` writes: label: "),
         (with_fields("environment.json", versions=["1.0"]), "versions: "),
         (with_fields("environment.json", classes={"numpy.eager": "native"}), "classes.numpy.eager: "),
         (
@@ -177,7 +177,7 @@ def test_a_damaged_part_is_named_and_does_not_lose_the_rest(damage: Damage, reas
     [
         ("cases.json", b"nonsense", "cannot be read"),
         ("cases.json", THIS_FORMAT, "it has no cases"),
-        ("cases.json", b'{"cases": [{"id": "file/one"}, 7]}', "2 of 2 cases are not what `attncheck run` writes: "),
+        ("cases.json", b'{"cases": [{"id": "file/one"}, 7]}', "2 of 2 cases are not what `attncheck check` writes: "),
         ("cases.json", None, "is absent or incomplete: some cases have no title and no options"),
         ("summary.json", b"[", "cannot be read"),
         ("summary.json", THIS_FORMAT, "it has no exit_code"),
@@ -454,7 +454,7 @@ def test_a_case_record_without_what_reports_take_from_it_is_told(
     make_row: MakeRow, make_case_record: Callable[..., dict[str, Any]], write_run: WriteRun, fields: dict[str, Any]
 ) -> None:
     run = read_run(write_run([make_row()], cases=[make_case_record(**fields)]))
-    assert "1 of 1 cases are not what `attncheck run` writes" in run.notes[0]
+    assert "1 of 1 cases are not what `attncheck check` writes" in run.notes[0]
 
 
 def test_a_page_of_comparisons_without_verdicts_is_made(
