@@ -412,7 +412,7 @@ def test_a_matrix_is_a_table_with_its_numbers_and_a_large_one_a_picture() -> Non
     small = heat_of(Panel("m", np.array([[0.0, 1.0]]), "#000000", "query", "key", ("first",), ()), 1)
     assert small.table is not None
     assert (small.table.axes, small.table.columns) == ("query ↓ key →", ("0", "1"))
-    assert small.table.rows == (("first", (("#f3f1f4", False, "0"), ("#000000", True, "1"))),)
+    assert small.table.rows == (("first", (("#f3f1f4", False, "0", ""), ("#000000", True, "1", ""))),)
     large = heat_of(Panel("m", np.zeros((30, 2))), 7)
     assert large.table is None
     assert "<svg" in large.picture
