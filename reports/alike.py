@@ -61,11 +61,15 @@ def group_alike(wrong: pd.DataFrame) -> list[AlikeRows]:
 
 
 def group_faults(wrong: pd.DataFrame, causes: Iterable[str]) -> list[AlikeRows]:
-    """Put rows together that have one cause, or none and one verdict and stage, or reason why nothing could be run."""
+    """Put rows together that have one cause, or none and one verdict and stage, or reason why nothing could be run.
+
+    What a document or a record says wrongly stands alone.
+    """
     groups: dict[tuple[object, ...], _Group] = {}
     for number, (row, cause) in enumerate(zip(records(wrong), causes, strict=True)):
         kind = (cause,) if cause else (row["verdict"], row["stage"] or row["message"])
-        key = (row["environment"], row["implementation"], *kind) if row["dtype"] else (number,)
+        is_alone = row["verdict"] == Verdict.XPASS or not row["dtype"]
+        key = (number,) if is_alone else (row["environment"], row["implementation"], *kind)
         groups.setdefault(key, _Group(row, cause=cause)).add(row)
     return [group.summarised() for group in groups.values()]
 

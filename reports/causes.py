@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.reports.alike import AlikeRows, group_faults
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
+from attncheck.reports.printed_numbers import OF_DOCUMENTS
 from attncheck.spec import BY_SCORE
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
@@ -80,7 +81,7 @@ def faults(frames: Frames, wrong: pd.DataFrame) -> list[AlikeRows]:
             *(wrong[name] for name in ("environment", "implementation", "case", "dtype", "verdict")), strict=True
         )
     ]
-    return sorted(group_faults(wrong, texts), key=lambda each: (not each.row["dtype"], -len(each.cases)))
+    return sorted(group_faults(wrong, texts), key=lambda each: (each.row["verdict"] in OF_DOCUMENTS, -len(each.cases)))
 
 
 def cause_line(found: Sequence[Cause]) -> str:

@@ -109,6 +109,8 @@ def test_a_fault_is_its_cause_or_its_verdict_and_stage(
     rows += [make_row(case=f"file/{number}", verdict="numeric", message=f"off by {number}") for number in range(3, 8)]
     rows += [make_row(case="file/8", verdict="numeric", stage="output"), make_row(case="file/9", **FAILED)]
     rows += [make_row(case="file/0", dtype="float16", **FAILED)]
+    outdated = {"verdict": "xpass", "stage": "weights"}
+    rows += [make_row(case=f"file/{number}", message=f"record {number}", **outdated) for number in (10, 11)]
     frames = frames_of(write_run(rows))
     found = faults(frames, findings(frames))
     assert [(each.cause, each.row["stage"], each.row["verdict"], len(each.cases), each.dtypes) for each in found] == [
@@ -116,6 +118,8 @@ def test_a_fault_is_its_cause_or_its_verdict_and_stage(
         ("a scale", "weights", "semantic", 3, ("float64", "float32")),
         ("", "", "error", 2, ("float64", "float16")),
         ("", "output", "numeric", 1, ("float64",)),
+        ("", "weights", "xpass", 1, ("float64",)),
+        ("", "weights", "xpass", 1, ("float64",)),
     ]
     page = render_html(frames).partition('id="wrong"')[2].partition("</section>")[0]
     assert "<strong>a scale</strong>" in page
