@@ -1,4 +1,4 @@
-"""How an element of an array is written, everywhere: ``output[0, 2, 8, 4]``, and a wrong one beside the right one.
+"""How an element of an array is written, everywhere: ``output[0, 2, 8, 4]``.
 
 Results keep an index as ``0,2,8,4``. Of a document's case an element is written as the document counts it: without
 leading axes of length 1, and transposed back where the document writes its vectors in columns.
@@ -54,6 +54,12 @@ def written_element(index: Sequence[int] | str, name: str = "", layout: Document
     found = index_from(index) if isinstance(index, str) else tuple(index)
     found = found if layout is None else layout.index_of(found)
     return f"{name}[{', '.join(map(str, found))}]" if found or not name else name
+
+
+def written_ratio(ratio: float) -> str:
+    """Write an error over its bound with three digits, or as many as show that it is more than 1."""
+    texts = (f"{ratio:.{digits}g}" for digits in range(3, 18))
+    return next((text for text in texts if not float(text) <= 1 < ratio), f"{ratio:.17g}")
 
 
 def told_apart(computed: float, exact: float) -> tuple[str, str]:

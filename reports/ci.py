@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 
 from attncheck.errors import OutputError
-from attncheck.reports.alike import count_evaluations, group_alike
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
+from attncheck.reports.defects import Defect, count_evaluations, defects
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.markdown.text import code, commands, escape, table
@@ -60,26 +60,29 @@ def _wrong(frames: Frames) -> list[str]:
     wrong = findings(frames)
     if wrong.empty:
         return []
-    alike = group_alike(wrong)[:_MAX_LISTED]
+    listed = defects(frames)[:_MAX_LISTED]
     rows = [
         [
-            code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
-            ", ".join(each.dtypes),
+            escape(_short(each.text)),
             escape(_who(row, frames)),
+            str(len(each.cases)),
+            ", ".join(each.dtypes),
             f"**{row['verdict']}**",
             code(row["stage"]),
-            escape(_short(row["message"])),
+            code(row["case"]),
         ]
-        for each in alike
+        for each in listed
         for row in [each.row]
     ]
-    more = len(wrong) - count_evaluations(alike)
+    more = len(wrong) - count_evaluations(listed)
     return [
         *(line for said in in_common_lines(frames) for line in (f"**{escape(_short(said))}.**", "")),
-        *table(["case", "dtype", "implementation", "verdict", "stage", "what happened"], rows),
+        *table(
+            ["what is wrong", "implementation", "cases", "dtype", "verdict", "stage", "simplest case"], rows, "llrllll"
+        ),
         "",
         *([f"And {more} more.", ""] if more else []),
-        *commands(first_commands(frames, wrong)),
+        *commands(first_commands(frames)),
     ]
 
 
@@ -102,19 +105,20 @@ def append_summary(text: str, path: Path) -> None:
 
 
 def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -> Iterator[str]:
-    """Yield annotations: an error for each case that fails and for what could not be run, a warning for noise.
+    """Yield annotations: an error for each defect and for what could not be run, a warning for noise.
 
     Of each kind as many as are shown, then a notice that says how many there are in all. What is known beforehand is
     none: it fails nothing, and there would be too many. Where no report is written, ``report`` is the results' folder.
     """
-    wrong, noisy = findings(frames), noisy_rows(frames)
+    noisy = noisy_rows(frames)
     # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
     problems = [_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
-    errors = [*problems[:MAX_ANNOTATIONS], *_annotations("error", wrong, frames)][:MAX_ANNOTATIONS]
+    found = [_of_defect(each, frames) for each in defects(frames)[:MAX_ANNOTATIONS]]
+    errors = [*problems[:MAX_ANNOTATIONS], *found][:MAX_ANNOTATIONS]
     yield from errors
-    yield from _annotations("warning", noisy, frames)
+    yield from (_annotation("warning", row, frames) for row in records(noisy.head(MAX_ANNOTATIONS)))
     counts = {
-        "error": (len(problems) + len(wrong), len(errors)),
+        "error": (len(problems) + len(defects(frames)), len(errors)),
         "warning": (len(noisy), min(len(noisy), MAX_ANNOTATIONS)),
     }
     cut = [f"{all_ - shown} more {kind}s" for kind, (all_, shown) in counts.items() if all_ > shown]
@@ -134,20 +138,23 @@ def noisy_rows(frames: Frames) -> pd.DataFrame:
     )
 
 
-def _annotations(kind: str, rows: pd.DataFrame, frames: Frames) -> list[str]:
-    """Return an annotation per row: at the ``def`` of somebody's own implementation, else at the line of its case."""
-    lines = []
-    for row in records(rows.head(MAX_ANNOTATIONS)):
-        case = frames.cases[row["case"]]
-        source = frames.sources.get((row["environment"], row["implementation"]))
-        location = source or case
-        dtype = f" in {row['dtype']}" if row["dtype"] else ""
-        title = f"{row['verdict']}: {_who(row, frames) or case['title']}{dtype}"
-        stage = f"{row['stage']}: " if row["stage"] else ""
-        named = f"{case['name']} ({case['file']}:{case['line']})" if source else case["name"]
-        message = f"{named}: {stage}{row['message'] or row['verdict']}"
-        lines.append(_command(kind, {"file": location["file"], "line": location["line"], "title": title}, message))
-    return lines
+def _of_defect(defect: Defect, frames: Frames) -> str:
+    cases = f"{len(defect.cases):,} cases, the simplest " if defect.others else ""
+    row = {**defect.row, "verdict": defect.name, "dtype": ", ".join(defect.dtypes), "message": defect.text}
+    return _annotation("error", row, frames, cases)
+
+
+def _annotation(kind: str, row: Mapping[str, Any], frames: Frames, cases: str = "") -> str:
+    """Return an annotation: at the ``def`` of somebody's own implementation, else at the line of the case."""
+    case = frames.cases[row["case"]]
+    source = frames.sources.get((row["environment"], row["implementation"]))
+    location = source or case
+    dtype = f" in {row['dtype']}" if row["dtype"] else ""
+    title = f"{row['verdict']}: {_who(row, frames) or case['title']}{dtype}"
+    stage = f"{row['stage']}: " if row["stage"] else ""
+    named = f"{case['name']} ({case['file']}:{case['line']})" if source else case["name"]
+    message = f"{cases}{named}: {stage}{row['message'] or row['verdict']}"
+    return _command(kind, {"file": location["file"], "line": location["line"], "title": title}, message)
 
 
 def _command(kind: str, properties: Mapping[str, object], message: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from attncheck.commands import command, words_of
-from attncheck.reports.frames import Frames, records
+from attncheck.reports.defects import defects
+from attncheck.reports.frames import Frames
 
 _MAX_SHOWN = 3
 
@@ -21,12 +23,14 @@ def commands_again(frames: Frames, cell: Mapping[str, Any], names: tuple[str, ..
     return tuple(command(name, case, words, cell["dtype"]) for name in names) if words else ()
 
 
-def first_commands(frames: Frames, wrong: Any) -> list[str]:
-    """Return a command for the first cell that each of some implementations fails, of a frame of ``findings``.
+def first_commands(frames: Frames) -> list[str]:
+    """Return a command for the first defect of each of some implementations.
 
     What a document prints wrongly is no implementation's, and has no dtype.
     """
-    of_implementations = wrong[wrong["implementation"].ne("") & wrong["dtype"].ne("")]
-    first = of_implementations.drop_duplicates(["environment", "implementation"])
-    found: Iterator[str] = (line for row in records(first) for line in commands_again(frames, row))
-    return [line for line, _ in zip(found, range(_MAX_SHOWN), strict=False)]
+    firsts: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for each in defects(frames):
+        if each.is_shown_by_calls:
+            firsts.setdefault(each.column, each.row)
+    found = (line for row in firsts.values() for line in commands_again(frames, row))
+    return list(islice(found, _MAX_SHOWN))

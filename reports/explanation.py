@@ -8,7 +8,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.elements import written_element
+from attncheck.elements import written_element, written_ratio
 from attncheck.explain import Explanation
 from attncheck.judging.conditioning import Conditioning
 from attncheck.judging.judge_stages import StageJudgement
@@ -171,7 +171,7 @@ def _sampled(explanation: Explanation) -> str:
 
 
 def _numbers(measured: Measured | None) -> tuple[str, str]:
-    return ("-", "-") if measured is None else (f"{measured.ratio:.3g}", f"{measured.largest_z:.3g}")
+    return ("-", "-") if measured is None else (written_ratio(measured.ratio), f"{measured.largest_z:.3g}")
 
 
 def _story(explanation: Explanation) -> list[str]:
@@ -200,13 +200,13 @@ def _nothing_wrong(explanation: Explanation) -> list[str]:
 
 
 def _element(judgement: StageJudgement, explanation: Explanation) -> list[str]:
-    """Spell the worst element out, in decimal and hex."""
+    """Spell the worst element out; 17 digits are the number exactly."""
     if judgement.index is None or judgement.value is None or judgement.exact is None:
         return []
     lines = [
         f"  element   {written_element(judgement.index, layout=explanation.case.layout_of(judgement.stage))}",
-        f"  computed  {judgement.value:.17g}  {judgement.value.hex()}",
-        f"  exact     {judgement.exact:.17g}  {judgement.exact.hex()}",
+        f"  computed  {judgement.value:.17g}",
+        f"  exact     {judgement.exact:.17g}",
     ]
     if judgement.error is not None and judgement.bound is not None:
         label = ", ill-conditioned" if judgement.bound > abs(judgement.exact) else ""

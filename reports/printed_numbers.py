@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from attncheck.elements import told_apart
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -28,6 +29,7 @@ from attncheck.reports.frames import (
 )
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted
 
 _PLACE = ["case", "stage", "called", "index"]
 _MAX_NUMBERS = 3
@@ -159,13 +161,21 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
     if verdict == Verdict.XPASS:
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
     sentences = [
-        f"{element_in(frames.cases[case], row, called)} is printed as {text}; it should be {exact}"
-        for row, (_, text, exact) in zip(by_index.values(), numbers, strict=True)
+        f"{element_in(frames.cases[case], row, called)} is printed as {text}, should be {_beside(row)}"
+        for row, (_, text, _) in zip(by_index.values(), numbers, strict=True)
     ]
     more = len(sentences) - _MAX_NUMBERS
-    rest = [f"And {more} more numbers of it"] if more > 0 else []
+    rest = [f"And {counted(more, 'more number')} of it"] if more > 0 else []
     message = ". ".join([*sentences[:_MAX_NUMBERS], *rest, *_hints(list(by_index.values()))])
     return Misprint(case, stage, called, verdict, message, numbers, len(rows))
+
+
+def _beside(row: Mapping[str, Any]) -> str:
+    """Write an exact answer with as many digits as tell it from what is printed, which may be no plain number."""
+    try:
+        return told_apart(float(row["printed"]), row["exact"])[1]
+    except ValueError:
+        return value_text(row["exact"])
 
 
 def _hints(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,8 +1,8 @@
 """A report as SARIF 2.1.0, which code scanning shows: an alert for each fault, at the ``def`` of one's own kernel.
 
-A fault may fail many cases. What one implementation does wrong at one stage, in one way, is one result: its message is
-that of the simplest case, the lines of others are related locations, and its fingerprint holds neither numbers nor
-lines, so that the alert stays the same while the code around it changes. GitHub tells alerts apart by
+A defect may fail many cases and is one result: its place is that of the simplest case, the lines of others are related
+locations, and its fingerprint holds neither numbers nor lines, so that the alert stays the same while the code around
+it changes. GitHub tells alerts apart by
 ``primaryLocationLineHash``. What fails as expected is no result; what could not be run is a notification.
 """
 
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
+import pandas as pd
+
 from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS
 from attncheck.reports.ci import noisy_rows
+from attncheck.reports.defects import defects
 from attncheck.reports.frames import Frames
 from attncheck.reports.machine.documents import Failure
 from attncheck.reports.machine.failures import failures_of
@@ -48,17 +51,14 @@ HELP: Mapping[str, str] = {
 """By rule: what it says, of those that are no diagnosis."""
 _EXPLAINED = "attncheck explain shows the first stage that is wrong, and its worst element."
 
-_Group = Sequence[Failure]
-
 
 def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
     """Return the log. The same results give the same text.
 
     ``below`` is the folder of the run in its repository, by which files are named there.
     """
-    noisy = [replace(each, diagnosis=NOISY) for each in failures_of(frames, noisy_rows(frames).assign(rows=1))]
-    groups = [*_grouped(failures_of(frames), frames), *_grouped(noisy, frames)]
-    rules = sorted({_rule_of(group[0]) for group in groups})
+    groups = [*_defects(frames), *_noisy(frames)]
+    rules = sorted({group.rule for group in groups})
     place = below or PurePosixPath()
     run = {
         "tool": {
@@ -76,19 +76,31 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
     return json.dumps(plain(log), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _grouped(failures: Iterable[Failure], frames: Frames) -> list[_Group]:
-    """Put failures together that are of one fault at one place, in the order of their simplest cases."""
-    groups: dict[tuple[object, ...], list[Failure]] = {}
-    for each in failures:
-        file, line = _location_of(each, frames)
-        key = (file, line, each.environment, each.implementation, _rule_of(each), each.stage)
-        groups.setdefault(key, []).append(each)
-    return list(groups.values())
+@dataclass(frozen=True)
+class _Group:
+    """Failures that are one alert: the simplest, with its rule and message, and the cases and dtypes of all."""
+
+    first: Failure
+    rule: str
+    cases: Sequence[str]
+    dtypes: Sequence[str]
+    evaluations: int
 
 
-def _rule_of(failure: Failure) -> str:
-    """Return what is wrong: the diagnosis, where there is one, or the verdict."""
-    return failure.diagnosis or failure.verdict
+def _defects(frames: Frames) -> Iterator[_Group]:
+    found = defects(frames)
+    firsts = failures_of(frames, pd.DataFrame([each.row for each in found])) if found else []
+    for each, first in zip(found, firsts, strict=True):
+        yield _Group(replace(first, message=each.text), each.name, each.cases, each.dtypes, each.evaluations)
+
+
+def _noisy(frames: Frames) -> Iterator[_Group]:
+    groups: dict[tuple[str, ...], list[Failure]] = {}
+    for each in failures_of(frames, noisy_rows(frames).assign(rows=1)):
+        groups.setdefault((each.environment, each.implementation, each.stage), []).append(each)
+    for group in groups.values():
+        cases, dtypes = (list(dict.fromkeys(of)) for of in zip(*((e.case, e.dtype) for e in group), strict=True))
+        yield _Group(group[0], NOISY, cases, dtypes, len(group))
 
 
 def _rule(name: str) -> dict[str, Any]:
@@ -107,25 +119,23 @@ def _rule(name: str) -> dict[str, Any]:
 
 
 def _result(group: _Group, frames: Frames, rules: Sequence[str], below: PurePosixPath) -> dict[str, Any]:
-    first, rule = group[0], _rule_of(group[0])
+    first, rule = group.first, group.rule
     file, line = _location_of(first, frames)
-    is_own = (first.environment, first.implementation) in frames.sources
-    parts = (first.environment, first.implementation, rule, first.stage, "" if is_own else first.case)
+    parts = (first.environment, first.implementation, rule, first.stage, "" if first.dtype else first.case)
     mark = hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    cases = list(dict.fromkeys(each.case for each in group))
     return {
         "ruleId": rule,
         "ruleIndex": rules.index(rule),
         "level": "warning" if rule == NOISY else "error",
-        "message": {"text": _message(group, cases)},
+        "message": {"text": _message(group)},
         "locations": [_location(file, line, below)],
-        "relatedLocations": _related([frames.cases[each] for each in cases], below),
-        "occurrenceCount": len(group),
+        "relatedLocations": _related([frames.cases[each] for each in group.cases], below),
+        "occurrenceCount": group.evaluations,
         "partialFingerprints": {"primaryLocationLineHash": f"{mark}:1", "attncheck/v1": mark},
         "properties": {
             "implementation": first.implementation,
-            "cases": cases[:_MAX_CASES],
-            "dtypes": list(dict.fromkeys(each.dtype for each in group)),
+            "cases": group.cases[:_MAX_CASES],
+            "dtypes": group.dtypes,
             **{name: value for name, value in asdict(first).items() if name in _WITHOUT_CASE},
         },
     }
@@ -140,8 +150,8 @@ def _related(cases: Iterable[Mapping[str, Any]], below: PurePosixPath) -> list[d
     ]
 
 
-def _message(group: _Group, cases: Sequence[str]) -> str:
-    first = group[0]
+def _message(group: _Group) -> str:
+    first, cases = group.first, group.cases
     who = f"{first.implementation}: " if first.implementation else ""
     stage = f"{first.stage}: " if first.stage else ""
     more = f" It happens in {len(cases):,} cases; this is the simplest." if len(cases) > 1 else ""

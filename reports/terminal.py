@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.elements import told_apart, written_element
-from attncheck.reports.alike import AlikeRows, group_alike, group_by_case
+from attncheck.elements import told_apart, written_element, written_ratio
 from attncheck.reports.answer import findings, make_summary
-from attncheck.reports.causes import cause_line, causes
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import picked, unjudged
+from attncheck.reports.defects import Defect, cause_line, count_evaluations, defects, defects_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.printed_numbers import unverified_on
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from attncheck.reports.machine.documents import Failure
 
 _MAX_LISTED = 3
-"""Failures that are shown, the simplest first."""
+"""Defects that are shown, each in its simplest case."""
 _MAX_PROPERTIES = 20
 _UNBOUNDED = 10_000
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
@@ -72,26 +71,25 @@ def print_summary(
             console.print(f"too little was judged: {line}", style="red", soft_wrap=True)
     _print_answer(frames, console, announced, quiet=quiet)
     print_failing_properties(frames, console)
-    shown = 0
-    for lines, evaluations in _simplest(frames, wrong):
-        shown += evaluations
-        for line in lines:
-            console.print(_LINE_BREAK.sub(" ", line), style="red" if line is lines[0] else "", soft_wrap=True)
-    if unsaid := len(wrong) - shown:
+    shown = _shown(frames)
+    for defect in shown:
+        for number, line in enumerate(_lines(frames, defect)):
+            console.print(_LINE_BREAK.sub(" ", line), style="" if number else "red", soft_wrap=True)
+    if unsaid := len(wrong) - count_evaluations(shown):
         console.print(f"and {unsaid:,} more", soft_wrap=True)
     if not quiet:
-        for command in first_commands(frames, wrong):
+        for command in first_commands(frames):
             console.print(f"Why: {command}", soft_wrap=True)
         console.print(f"{ending}: {path}", soft_wrap=True)
 
 
 def _print_answer(frames: Frames, console: Console, announced: Collection[str], *, quiet: bool) -> None:
     """Print who agrees and who is wrong, and in what; of one that is wrong, what its failing cases have in common."""
-    answer, found = make_summary(frames), causes(frames)
-    texts = {column: text for column, of in found.items() if (text := cause_line(of))}
+    answer, found = make_summary(frames), [column for column in frames.columns if defects_of(frames, column)]
+    texts = {column: text for column in found if (text := cause_line(defects_of(frames, column)))}
     many = len(frames.environments) > 1
     first = answer.word
-    is_of_one = len(found) == 1 and first.startswith(next(iter(found)).implementation)
+    is_of_one = len(found) == 1 and first.startswith(found[0].implementation)
     if texts and is_of_one and ";" not in first and ". " not in first:
         first = f"{first}: {next(iter(texts.values()))}"
         texts = {}
@@ -116,27 +114,22 @@ def _print_answer(frames: Frames, console: Console, announced: Collection[str], 
     console.print(_counts(frames))
 
 
-def _simplest(frames: Frames, wrong: pd.DataFrame) -> Iterator[tuple[list[str], int]]:
-    """Yield the lines of the simplest failures, and of how many evaluations they are; then of documents and records.
+def _shown(frames: Frames) -> list[Defect]:
+    """Return the first defects of implementations, and the first things that documents or lists have wrong."""
+    found = defects(frames)
+    of_calls = [each for each in found if each.is_shown_by_calls][:_MAX_LISTED]
+    return of_calls + [each for each in found if not each.is_shown_by_calls][:_MAX_LISTED]
 
-    What could not be run for one reason, in whatever cases, is one of them.
-    """
-    if wrong.empty:
-        return
+
+def _lines(frames: Frames, defect: Defect) -> list[str]:
+    """Return where a defect shows, and how in the simplest case."""
     from attncheck.reports.machine.failures import failures_of
 
-    of_implementations = wrong["implementation"].ne("") & wrong["dtype"].ne("")
-    many = len(frames.environments) > 1
-    numbers: list[int] = []
-    for alike in group_by_case(wrong[of_implementations])[:_MAX_LISTED]:
-        numbers.append(alike.evaluations)
-        described = [f"{_line(alike, many=many)}"]
-        if not alike.others and alike.row["stage"]:
-            (failure,) = failures_of(frames, pd.DataFrame([alike.row]))
-            described.append(f"  {how_wrong(failure, of_several=len(alike.dtypes) > 1)}")
-        yield described, alike.evaluations
-    for alike in group_alike(wrong[~of_implementations])[:_MAX_LISTED]:
-        yield [f"{_line(alike, many=many)}: {alike.row['message']}"], alike.evaluations
+    line = _line(defect, many=len(frames.environments) > 1)
+    if not (defect.row["stage"] and defect.is_shown_by_calls):
+        return [line]
+    (failure,) = failures_of(frames, pd.DataFrame([defect.row]))
+    return [line, f"  {how_wrong(failure, of_several=len(defect.dtypes) > 1)}"]
 
 
 def how_wrong(failure: Failure, *, of_several: bool) -> str:
@@ -149,20 +142,21 @@ def how_wrong(failure: Failure, *, of_several: bool) -> str:
     text = f"{element} is {computed}{where}, should be {exact}"
     if failure.ratio is None or not math.isfinite(failure.ratio):
         return text
-    return f"{text}: off by {failure.ratio:.3g} times the error bound"
+    return f"{text}: off by {written_ratio(failure.ratio)} times the error bound"
 
 
-def _line(alike: AlikeRows, *, many: bool) -> str:
-    row = alike.row
+def _line(defect: Defect, *, many: bool) -> str:
+    row = defect.row
     environment = f" ({row['environment']})" if many and row["environment"] else ""
     where = f" {row['implementation']}{environment}" if row["implementation"] else ""
-    which = f"{row['case']} [{', '.join(alike.dtypes)}]" if row["dtype"] else str(row["case"])
-    if alike.others:
-        which = f"{len(alike.cases):,} cases, the first {row['case']} [{row['dtype']}],"
-    if row["stage"] or not row["implementation"]:
-        return f"{row['verdict']}: {which}{where}"
+    dtypes = f" [{', '.join(defect.dtypes)}]" if row["dtype"] else ""
+    which = f"{row['case']}{dtypes}"
+    if defect.others:
+        which = f"{len(defect.cases):,} cases{dtypes}, the first {row['case']},"
+    if row["stage"] and defect.is_shown_by_calls:
+        return f"{defect.name}: {which}{where}"
     # On one line, also because a CI system takes a line that begins with :: for a command.
-    return f"{row['verdict']}: {which}{where}: {row['message']}"
+    return f"{defect.name}: {which}{where}: {row['message']}"
 
 
 def _counts(frames: Frames) -> Table:

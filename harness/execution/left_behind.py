@@ -1,8 +1,9 @@
 """What a call leaves behind that could still compute: threads, and a forked child that comes back from it.
 
 Whatever computes on after the return may write into what is being judged, so it is a fault. Three kinds of threads are
-none: those that a framework starts for itself, as a compiler does for its workers; those of a pool that has nothing
-left to do; and those that began outside Python and run no Python now, as an engine's for backward passes.
+none: those that a framework starts for itself, as a compiler does for its workers; those of a pool, of threads or of
+processes, that has nothing left to do; and those that began outside Python and run no Python now, as an engine's for
+backward passes.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import thread as pools
+from concurrent.futures import process, thread
 from contextlib import contextmanager
+from multiprocessing import pool, queues
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -26,9 +29,33 @@ from numpy.typing import NDArray
 from attncheck.backends import EVERYTHING
 
 _WAIT_FOR_CHILD = 0.5
+_LOOKS = 50
 _FRAMEWORKS = frozenset(package for entry in EVERYTHING.values() for package in entry.packages) | {"triton"}
 """Packages whose own threads are their own affair: they wait for what they compute before they show it."""
-_POOL = pools._worker.__code__  # what every thread of a ThreadPoolExecutor runs
+_Locals = Mapping[str, Any]
+
+
+def _has_no_item(found: _Locals) -> bool:
+    item, queue = found.get("work_item"), found.get("work_queue")
+    return queue is not None and queue.empty() and (item is None or item.future.done())
+
+
+def _has_no_job(found: _Locals) -> bool:
+    for _ in range(_LOOKS):  # a job is taken from the cache after its result has been given
+        if not found.get("cache"):
+            return found.get("job") is None
+        time.sleep(_WAIT_FOR_CHILD / _LOOKS)
+    return False
+
+
+_IDLE: Mapping[CodeType, Callable[[_Locals], bool]] = {
+    thread._worker.__code__: _has_no_item,
+    process._ExecutorManagerThread.run.__code__: lambda found: not found["self"].pending_work_items,
+    queues.Queue._feed.__code__: lambda found: not found["buffer"],  # type: ignore[attr-defined]
+    pool.worker.__code__: _has_no_job,  # type: ignore[attr-defined]
+    **{getattr(pool.Pool, f"_handle_{name}").__code__: _has_no_job for name in ("workers", "tasks", "results")},
+}
+"""What every thread of a pool runs, of threads or of processes, and whether it has nothing to do, by its variables."""
 
 
 class Misbehaved(Exception):
@@ -111,13 +138,10 @@ def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> b
 
 
 def _is_idle_in_a_pool(frame: FrameType | None) -> bool:
-    """Whether a thread waits in a ``ThreadPoolExecutor``: what it had to do is done, and nothing else is asked."""
-    while frame is not None and frame.f_code is not _POOL:
+    """Whether a thread waits in a pool: what it had to do is done, and nothing else is asked."""
+    while frame is not None and frame.f_code not in _IDLE:
         frame = frame.f_back
-    if frame is None:
-        return False
-    item, queue = frame.f_locals.get("work_item"), frame.f_locals.get("work_queue")
-    return queue is not None and queue.empty() and (item is None or item.future.done())
+    return frame is not None and _IDLE[frame.f_code](frame.f_locals)
 
 
 def _came_back(heard: int) -> bool:

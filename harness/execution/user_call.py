@@ -24,7 +24,7 @@ from attncheck.execution.operations import LackingError, check_parameters, param
 from attncheck.execution.programs import ProgramFunction, ProgramFunctions
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
-from attncheck.execution.user_code import LoadError, UnfitError, advice_on_framework
+from attncheck.execution.user_code import LoadError, UnfitError, advice_on_framework, innermost
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import DTYPES, OPERATIONS, ROUNDING_MODELS, result_stages
 from attncheck.spec.properties import CLAIMS, PROPERTIES
@@ -37,6 +37,7 @@ _ABOUT_SHAPES = re.compile(
 )
 _DEVICE = re.compile(r"[a-z]+(:[0-9]+)?")
 _LONGEST_MESSAGE = 2000
+_ADVICE_ON_UNSUPPORTED = "if it does not support this case, let it raise NotImplementedError itself"
 _ADVICE_ON_REQUIRES = (
     "if it takes some widths or lengths alone, declare which, and calls are padded: "
     '{}.requires = {{"width_multiple": 8}} (docs/kernels.md)'
@@ -95,8 +96,10 @@ class UserBackend:
         """Call it; where it cannot use NumPy's arrays, and nobody said that it takes others, say how that is said."""
         try:
             return function(*positional, **keywords)
-        except NotImplementedError:  # it says itself what it cannot do
-            raise
+        except NotImplementedError as error:
+            if _says_so_itself(error, function):
+                raise
+            raise AdvisedError(error, _ADVICE_ON_UNSUPPORTED) from error
         except Exception as error:
             if _is_about_shapes(error) and not hasattr(function, "requires"):
                 raise AdvisedError(error, _ADVICE_ON_REQUIRES.format(_name_of(function))) from error
@@ -124,6 +127,15 @@ def _framework_of(function: Callable[..., Any]) -> str | None:
 
 def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", "attention")
+
+
+def _says_so_itself(error: NotImplementedError, function: Callable[..., Any]) -> bool:
+    """Whether a function says what it does not support; what something that it calls has not made is a fault."""
+    code = getattr(innermost(function), "__code__", None)
+    if isinstance(error, LackingError) or isinstance(function, ProgramFunction) or code is None:
+        return True
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return last.filename == code.co_filename and (not last.line or "raise" in last.line)
 
 
 def _is_about_shapes(error: Exception) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import written_ratio
 from attncheck.judging.tiers import Measured, Tier
 from attncheck.oracle.enclosure import Enclosure
 
@@ -39,7 +40,7 @@ def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: 
 
 def _format_error(against: str, measured: Measured) -> str:
     if measured.tier is Tier.PROVEN:
-        return f"{measured.ratio:.3g} times the largest error that is possible {against}"
+        return f"{written_ratio(measured.ratio)} times the largest error that is possible {against}"
     return (
         f"errors too large to be rounding {against}: largest {measured.largest_z:.3g} sigma, "
         f"root mean square {measured.mean_z:.3g} sigma over {measured.elements} elements"

@@ -347,13 +347,13 @@ def _of(measured: Measured) -> dict[str, Any]:
 
 
 def _explain(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
-    """Add the element to a failing stage's message: computed and exact; its row has all digits."""
+    """Add the element to a failing stage's message: computed and exact, with the digits that tell them apart."""
     if judgement.verdict is not Verdict.NUMERIC or judgement.index is None:
         return judgement.message
     if judgement.value is None or judgement.exact is None:
         return judgement.message
-    computed, exact = told_apart(judgement.value, judgement.exact)
     at = written_element(judgement.index, layout=case.layout_of(judgement.stage, array.shape))
+    computed, exact = told_apart(judgement.value, judgement.exact)
     return (
         f"{judgement.message}; at {at} computed {computed}, exact {exact}, off by {judgement.error:.3g}, "
         f"bound {judgement.bound:.3g}"

@@ -51,9 +51,9 @@ class Budget:
     script_letters: int = 1_000_000
     """A script that reproduces a cell takes 5 to 100 KB."""
     wrong: int = 200
-    """Nobody reads a longer list of faults; the table of all failures is in results.csv."""
+    """Nobody reads a longer list of defects; the table of all failures is in results.csv."""
     listed: int = 2_000
-    """A case that a fault lists takes 200 letters."""
+    """A case that a defect lists takes 200 letters."""
 
 
 _OF_ONE = {

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attncheck.errors import ExitCode
-from attncheck.reports.alike import AlikeRows, count_evaluations
 from attncheck.reports.answer import Summary, exit_code_of, findings, make_summary
-from attncheck.reports.causes import faults
 from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage
+from attncheck.reports.defects import Defect, count_evaluations, defects
 from attncheck.reports.expected_failures import (
     EXPECTED_FAILURES_NOTE,
     EmptyRows,
@@ -62,12 +61,12 @@ _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a pa
 
 
 @dataclass(frozen=True)
-class FaultCard:
-    """One fault: what is wrong, the simplest case with a wrong element, and all cases where they are several."""
+class DefectCard:
+    """One defect: what is wrong, the simplest case with a wrong element, and all cases where they are several."""
 
     state: str
     implementation: str
-    fault: AlikeRows
+    defect: Defect
     message: str
     described: str
     """The shape of the simplest case, and what it probes."""
@@ -116,8 +115,8 @@ class Page:
     notes: tuple[str, ...]
     states: tuple[tuple[str, str, str], ...]
     counts: tuple[ColumnCounts, ...]
-    faults: tuple[FaultCard, ...]
-    faults_left_out: int
+    defects: tuple[DefectCard, ...]
+    failures_left_out: int
     in_common: tuple[str, ...]
     """What the failing cases have in common and the passing ones have not."""
     lengths: tuple[DrawnLengths, ...]
@@ -166,8 +165,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     anchors = make_anchors(sorted(table), frames.columns)
     wrong = findings(frames)
-    found = faults(frames, wrong)[: budget.wrong]
-    detailed = _detailed(frames, table, {fault.row["case"] for fault in found}, budget)
+    found = defects(frames)[: budget.wrong]
+    detailed = _detailed(frames, table, {each.row["case"] for each in found}, budget)
     evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
     columns = _failing_first(frames, table)
     files = verdict_matrix(frames, columns, table, anchors, detailed, budget)
@@ -186,8 +185,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         notes=frames.notes,
         states=tuple((state.value, SYMBOLS[state], state.value) for state in shown),
         counts=tuple(_counts(column, whole_table, many, shown) for column in frames.columns),
-        faults=_fault_cards(frames, found, _links(frames, anchors, linked), budget.listed),
-        faults_left_out=len(wrong) - count_evaluations(found),
+        defects=_defect_cards(frames, found, _links(frames, anchors, linked), budget.listed),
+        failures_left_out=len(wrong) - count_evaluations(found),
         in_common=tuple(in_common_lines(frames)),
         lengths=_lengths(frames, wrong),
         columns=tuple(_column(column, many) for column in columns),
@@ -272,7 +271,7 @@ def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]
 def _detailed(frames: Frames, table: Mapping[str, CellRow], first: set[str], budget: Budget) -> Collection[str]:
     """Return the cases whose stages are shown, as many as the page has room for, in the order in which they matter.
 
-    Those come first that stand for a fault. What the matrix does not take up is theirs.
+    Those come first that stand for a defect. What the matrix does not take up is theirs.
     """
     letters = LETTERS_PER_CASE + LETTERS_PER_STAGE * frames.results.groupby("case").size()
     rows = len(table) * (LETTERS_PER_ROW + LETTERS_PER_CELL * len(frames.columns))
@@ -324,8 +323,10 @@ def _counts(column: Column, table: Mapping[str, CellRow], many: bool, shown: Ite
 _STATE_OF = {State.MISPRINT.value: State.MISPRINT, State.XPASS.value: State.XPASS}
 
 
-def _fault_cards(frames: Frames, found: list[AlikeRows], link: Callable[..., str], most: int) -> tuple[FaultCard, ...]:
-    """Return a card for each fault; all cards together list so many cases."""
+def _defect_cards(
+    frames: Frames, found: Sequence[Defect], link: Callable[..., str], most: int
+) -> tuple[DefectCard, ...]:
+    """Return a card for each defect; all cards together list so many cases."""
     if not found:
         return ()
     import pandas as pd
@@ -335,28 +336,28 @@ def _fault_cards(frames: Frames, found: list[AlikeRows], link: Callable[..., str
 
     cards = []
     failures = failures_of(frames, pd.DataFrame([each.row for each in found]))
-    for fault, failure in zip(found, failures, strict=True):
-        message = str(fault.row["message"])
-        if fault.cause:
-            message = how_wrong(failure, of_several=len(fault.dtypes) > 1)
-        listed = fault.cases[:most] if fault.others else ()
+    for defect, failure in zip(found, failures, strict=True):
+        message = str(defect.row["message"])
+        if defect.diagnosis:
+            message = how_wrong(failure, of_several=len(defect.dtypes) > 1)
+        listed = defect.cases[:most] if defect.others else ()
         most -= len(listed)
-        anchor, cases = link(fault.row, str(fault.row["case"])), [(case, link(fault.row, case)) for case in listed]
-        cards.append(_fault_card(frames, fault, message, anchor, cases))
+        anchor, cases = link(defect.row, str(defect.row["case"])), [(case, link(defect.row, case)) for case in listed]
+        cards.append(_defect_card(frames, defect, message, anchor, cases))
     return tuple(cards)
 
 
-def _fault_card(
-    frames: Frames, fault: AlikeRows, message: str, anchor: str, cases: Iterable[tuple[str, str]]
-) -> FaultCard:
-    row = fault.row
+def _defect_card(
+    frames: Frames, defect: Defect, message: str, anchor: str, cases: Iterable[tuple[str, str]]
+) -> DefectCard:
+    row = defect.row
     implementation, verdict = str(row["implementation"]), str(row["verdict"])
-    is_known = bool(implementation and row["dtype"])
+    is_known = defect.is_shown_by_calls
     many = len(frames.environments) > 1
-    return FaultCard(
+    return DefectCard(
         state=_STATE_OF.get(verdict, State.FAILING).value,
         implementation=f"{implementation} ({row['environment']})" if many and implementation else implementation,
-        fault=fault,
+        defect=defect,
         message=message,
         described=described(frames.cases[row["case"]]) if implementation else "",
         command=next(iter(commands_again(frames, row)), "") if is_known else "",

@@ -185,6 +185,30 @@ class InCommon(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DefectRecord(Record):
+    """One thing that is wrong, in however many cases and dtypes it shows."""
+
+    environment: str
+    """The label of the run; empty where a document prints wrong numbers."""
+    implementation: str
+    """The implementation; empty where a document prints wrong numbers."""
+    verdict: str
+    """One word of docs/reference/verdicts.md: that of the simplest case."""
+    stage: str
+    """The first stage that is wrong in the simplest case; empty where nothing came back."""
+    diagnosis: str | None
+    """The convention or mistake that gives these numbers: a name of docs/diagnoses.md."""
+    text: str
+    """What is wrong, in a sentence; without a diagnosis, what happened in the simplest case."""
+    cases: Sequence[str]
+    """The ids of the cases that show it, the simplest first."""
+    dtypes: Sequence[str]
+    """The dtypes that show it."""
+    evaluations: int
+    """How many evaluations show it: failures of one case in one dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stopped(Record):
     """What a run that was ended early has left."""
 
@@ -254,6 +278,8 @@ class Outcome(Document):
     """Where less was judged than was required."""
     numbers: Mapping[str, int]
     """How many printed numbers there are of each kind."""
+    defects: Sequence[DefectRecord]
+    """What is wrong, once each; failures has every case and dtype of it."""
     sentences: Sequence[str]
     """What the answer rests on, in sentences."""
     stopped: Mapping[str, Stopped]

@@ -8,12 +8,14 @@ from typing import Any
 
 from attncheck.errors import ExitCode
 from attncheck.reports.answer import make_summary, verdict_table
+from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import judged_counts, unjudged
+from attncheck.reports.defects import Defect, defects
 from attncheck.reports.frames import Frames
 from attncheck.reports.in_common import InCommon as Found
 from attncheck.reports.in_common import in_common
-from attncheck.reports.machine.documents import CoverageRecord, InCommon, Outcome, Stopped
-from attncheck.reports.machine.failures import failures_of, first_of_each
+from attncheck.reports.machine.documents import CoverageRecord, DefectRecord, InCommon, Outcome, Stopped
+from attncheck.reports.machine.failures import failures_of
 from attncheck.reports.machine.of_properties import property_record
 from attncheck.reports.machine.text import header
 from attncheck.reports.printed_numbers import number_counts
@@ -35,8 +37,9 @@ def outcome_document(
         attncheck=header(command),
         exit_code=int(code),
         answer=answer.word,
+        defects=[_defect(each) for each in defects(frames)],
         failures=failures,
-        next=[*first_of_each(failures), *(each.command for each in broken[:1] if each.command)],
+        next=[*first_commands(frames), *(each.command for each in broken[:1] if each.command)],
         notes=list(frames.notes),
         judged=answer.judged,
         coverage={titles[column]: _coverage(counts) for column, counts in judged_counts(frames).items()},
@@ -54,6 +57,20 @@ def outcome_document(
         report=None if report is None else str(report),
         html=None if report is None else str(report.with_suffix(".html")),
         results=None if results is None else str(results),
+    )
+
+
+def _defect(found: Defect) -> DefectRecord:
+    return DefectRecord(
+        environment=found.row["environment"],
+        implementation=found.row["implementation"],
+        verdict=found.row["verdict"],
+        stage=found.row["stage"],
+        diagnosis=found.diagnosis or None,
+        text=found.text,
+        cases=list(found.cases),
+        dtypes=[dtype for dtype in found.dtypes if dtype],
+        evaluations=found.evaluations,
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.reports.alike import count_evaluations, group_alike
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
+from attncheck.reports.defects import Defect, count_evaluations, defects
 from attncheck.reports.expected_failures import (
     EMPTY_ROWS_NOTE,
     EXPECTED_FAILURES_NOTE,
@@ -146,6 +146,7 @@ def link(thread: str) -> str:
 
 
 _MAX_LISTED = 50
+_MAX_CASES = 200
 _LARGEST = 15
 
 
@@ -196,39 +197,55 @@ def wrong_section(frames: Frames) -> list[str]:
     if wrong.empty:
         return []
     many = len(frames.environments) > 1
-    alike = group_alike(wrong)[:_MAX_LISTED]
-    rows = [
-        [
-            code(row["case"]) + (f" and {each.others:,} more" if each.others else "") + _shape_and_tags(frames, row),
-            escape(
-                f"{row['implementation']} ({row['environment']})"
-                if many and row["environment"]
-                else row["implementation"]
-            ),
-            ", ".join(each.dtypes),
-            f"**{row['verdict']}**",
-            code(row["stage"]),
-            escape(row["message"]),
-            str(each.rows),
-        ]
-        for each in alike
-        for row in [each.row]
-    ]
-    more = len(wrong) - count_evaluations(alike)
+    listed = defects(frames)[:_MAX_LISTED]
+    rows = [_defect_cells(frames, each, many=many) for each in listed]
+    more = len(wrong) - count_evaluations(listed)
+    headings = ["what is wrong", "implementation", "cases", "dtype", "verdict", "stage", "simplest case", "rows"]
     lines = [
         "## What is wrong",
         "",
-        "Each line is the first stage at which an implementation goes wrong in a case, or what a document prints "
-        "wrongly; the last column counts all failing comparisons there. What could not be run for one reason in many "
-        "cases is one line. The simplest cases come first.",
+        "Each line is one thing that an implementation does wrong, with the first stage that shows it, or what a "
+        "document prints wrongly; the last column counts all failing comparisons.",
         "",
         *(line for said in in_common_lines(frames) for line in (f"**{escape(said)}.**", "")),
-        *table(["case", "implementation", "dtype", "verdict", "stage", "what happened", "rows"], rows, "llllllr"),
+        *table(headings, rows, "llrllllr"),
+        *(line for each in listed if each.others for line in _cases_of(each)),
     ]
     if more:
         lines += ["", f"And {more} more, in `results.csv` and `numbers.csv`."]
-    again = commands(first_commands(frames, wrong))
+    again = commands(first_commands(frames))
     return [*lines, "", *again[:-1]] if again else lines
+
+
+def _defect_cells(frames: Frames, defect: Defect, *, many: bool) -> list[str]:
+    row = defect.row
+    environment = f" ({row['environment']})" if many and row["environment"] else ""
+    return [
+        escape(defect.text),
+        escape(f"{row['implementation']}{environment}"),
+        str(len(defect.cases)),
+        ", ".join(defect.dtypes),
+        f"**{row['verdict']}**",
+        code(row["stage"]),
+        code(row["case"]) + _shape_and_tags(frames, row),
+        str(defect.rows),
+    ]
+
+
+def _cases_of(defect: Defect) -> list[str]:
+    """Fold the cases of a defect away, where Markdown shows them on demand."""
+    who = escape(str(defect.row["implementation"]))
+    rest = len(defect.cases) - _MAX_CASES
+    return [
+        "",
+        "<details>",
+        f"<summary>The {len(defect.cases):,} cases: {defect.name}, {who}</summary>",
+        "",
+        *(f"- {code(case)}" for case in defect.cases[:_MAX_CASES]),
+        *([f"- and {rest:,} more"] if rest > 0 else []),
+        "",
+        "</details>",
+    ]
 
 
 def _shape_and_tags(frames: Frames, row: Mapping[str, Any]) -> str:

@@ -320,7 +320,7 @@ def message_of(hints: list[str | None], hand: Any) -> str:
 
 def test_what_would_explain_all_misprints_of_a_matrix_is_said_once(hand: Any) -> None:
     message = message_of([IN_FLOAT32] * 5, hand)
-    assert message.startswith("weights[0, 0] is printed as 0.25; it should be 0.5. weights[0, 1]")
+    assert message.startswith("weights[0, 0] is printed as 0.25, should be 0.5. weights[0, 1]")
     assert message.endswith(
         ". And 2 more numbers of it. Rounding in float32 would explain it: say `computed_in: float32`"
     )

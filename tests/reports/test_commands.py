@@ -106,7 +106,7 @@ def test_every_format_prints_the_commands_of_its_failures(project: Path) -> None
     assert counts == {
         "terminal": 1,
         "report.md": 1,
-        "report.html": 2 * len(CASES) + 2,  # one for each of two faults
+        "report.html": 2 * len(CASES) + 2,  # of each case, and of each of two defects
         "junit.xml": len(CASES),
         "summary": 1,
         "scripts": 2 * len(CASES),
@@ -166,7 +166,7 @@ def test_an_object_has_no_command_and_the_page_says_so() -> None:
         result = check(lambda query, key, value: 2 * value, cases=[BUNDLED], dtypes=["float64"])
     (row,) = records(result.frames.results)
     assert commands_again(result.frames, row) == ()
-    assert first_commands(result.frames, result.frames.results) == []
+    assert first_commands(result.frames) == []
     page = render_html(result.frames)
     assert "handed over as an object" in page
     assert "attncheck explain" not in page
@@ -178,6 +178,6 @@ def test_one_command_for_each_of_some_implementations(hand: Any) -> None:
             yield hand.row(implementation=name, verdict="numeric")
 
     frames = hand.frames(rows(), again={})
-    lines = first_commands(frames, frames.results)
+    lines = first_commands(frames)
     names = [line.split()[3] for line in lines]
     assert names == ["jax.eager", "jax.jit", "numpy.eager"]  # in the report's order; nobody can name mine.attention

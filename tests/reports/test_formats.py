@@ -59,12 +59,13 @@ def test_the_summary_says_the_answer_the_counts_and_where_the_report_is(document
 
 
 def test_the_summary_lists_what_is_wrong_and_counts_the_rest(hand: Any) -> None:
-    rows = [hand.row(case=f"file/{n:02}", verdict="numeric", message="off | by <b>2</b>") for n in range(23)]
+    raised = {"verdict": "error", "stage": ""}
+    rows = [hand.row(case=f"file/{n:02}", message="off | by <b>" + "x" * n, **raised) for n in range(23)]
     lines = render_ci_summary(hand.frames(rows, missing={"torch": "not there"}), REPORT).splitlines()
     assert "- torch could not run: not there" in lines
-    wrong = [line for line in lines if line.startswith("| `file/")]
+    wrong = [line for line in lines if line.startswith("| off")]
     assert len(wrong) == 20
-    assert wrong[0] == r"| `file/00` | float64 | numpy.eager | **numeric** | `weights` | off \| by \<b\>2\</b\> |"
+    assert wrong[0] == r"| off \| by \<b\> | numpy.eager | 1 | float64 | **error** |  | `file/00` |"
     assert "And 3 more." in lines
 
 
@@ -94,7 +95,7 @@ def test_the_summary_is_appended_and_fits_into_what_is_left(tmp_path: Path) -> N
         append_summary("text", tmp_path)
 
 
-def test_failures_are_errors_at_the_line_of_their_case(hand: Any) -> None:
+def test_defects_are_errors_at_the_line_of_their_case(hand: Any) -> None:
     rows = [
         hand.row(verdict="numeric", message="off by 2"),
         hand.row(dtype="float32", stage="", verdict="crash"),
@@ -104,13 +105,13 @@ def test_failures_are_errors_at_the_line_of_their_case(hand: Any) -> None:
     assert told(hand.frames(rows)) == [
         (
             "error",
-            {"file": "file.yaml", "line": "7", "title": "crash: numpy.eager in float32"},
-            "one: crash",
+            {"file": "file.yaml", "line": "7", "title": "numeric: numpy.eager in float64"},
+            "one: weights: off by 2",
         ),
         (
             "error",
-            {"file": "file.yaml", "line": "7", "title": "numeric: numpy.eager in float64"},
-            "one: weights: off by 2",
+            {"file": "file.yaml", "line": "7", "title": "crash: numpy.eager in float32"},
+            "one: crash",
         ),
     ]
 
@@ -127,7 +128,8 @@ def test_noise_is_a_warning_once_for_a_case(hand: Any) -> None:
 
 
 def test_ten_of_each_kind_are_printed_and_the_rest_is_counted(hand: Any) -> None:
-    rows = [hand.row(case=f"file/{n:02}", verdict="numeric") for n in range(25)]
+    raised = {"verdict": "error", "stage": ""}
+    rows = [hand.row(case=f"file/{n:02}", message="x" * (n + 1), **raised) for n in range(25)]
     rows += [hand.row(case=f"noisy/{n:02}", tier="warning") for n in range(12)]
     lines = told(hand.frames(rows, faults=["bad.yaml:3: no inputs"]))
     assert [kind for kind, _, _ in lines] == ["error"] * 10 + ["warning"] * 10 + ["notice"]
@@ -286,7 +288,7 @@ def test_a_misprint_fails_once_and_no_implementation_for_it(hand: Any) -> None:
     root = parse(hand.frames(rows, cases=[hand.case(expected=[expected])]))
     assert [suite.attrib["failures"] for suite in root] == ["0", "0", "1"]
     failure = only(root, "failure")
-    assert failure.attrib == {"type": "misprint", "message": "A[0, 0] is printed as 0.27; it should be 0.25"}
+    assert failure.attrib == {"type": "misprint", "message": "A[0, 0] is printed as 0.27, should be 0.25"}
     assert only(root[2], "skipped").attrib["message"].startswith("unverified: 1 of 1 numbers have no exact answer")
 
 

@@ -120,8 +120,8 @@ def test_what_is_wrong_is_listed_with_its_first_failing_stage(hand: Any) -> None
     assert f"**{first} Judged 1 of 1 case on each.**" in text
     (listed,) = tables_of(section(text, "What is wrong"))
     assert listed[2] == [
-        "`file/one`<br>B=1 H=1 Lq=1 Lk=3", "numpy.eager", "float64", "**numeric**", "`scores`",
-        "differs from numpy.eager", "2",
+        "differs from numpy.eager", "numpy.eager", "1", "float64", "**numeric**", "`scores`",
+        "`file/one`<br>B=1 H=1 Lq=1 Lk=3", "2",
     ]  # fmt: skip
     (verdicts,) = tables_of(section(text, "Verdicts"))
     assert verdicts[2] == ["one", "**numeric** at scores", "agree"]
@@ -135,9 +135,18 @@ def test_with_two_environments_every_name_says_which(hand: Any) -> None:
 
 
 def test_a_long_list_of_what_is_wrong_is_cut_and_says_so(hand: Any) -> None:
-    text = render_markdown(hand.frames([hand.row(case=f"file/{n:03}", verdict="numeric") for n in range(60)]))
+    rows = [hand.row(case=f"file/{n:03}", stage="", verdict="error", message="x" * (n + 1)) for n in range(60)]
+    text = render_markdown(hand.frames(rows))
     assert len(tables_of(section(text, "What is wrong"))[0]) == 2 + 50
     assert "And 10 more, in `results.csv` and `numbers.csv`." in text
+
+
+def test_the_cases_of_one_defect_are_folded_away_below_its_line(hand: Any) -> None:
+    text = render_markdown(hand.frames([hand.row(case=f"file/{n:03}", verdict="numeric") for n in range(203)]))
+    part = section(text, "What is wrong")
+    assert len(tables_of(part)[0]) == 2 + 1
+    assert "<summary>The 203 cases: numeric, numpy.eager</summary>" in part
+    assert "- `file/199`\n- and 3 more\n" in part
 
 
 def test_largest_differences_come_largest_first(hand: Any) -> None:

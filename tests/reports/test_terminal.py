@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.elements import told_apart
+from attncheck.elements import told_apart, written_ratio
 from attncheck.reports.frames import Frames
 from attncheck.reports.terminal import print_summary
 from attncheck.results.format import Row
@@ -96,10 +96,11 @@ def test_what_is_wrong_is_one_line_each_also_when_it_is_long(
 def test_a_long_list_is_cut_and_says_so(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
 ) -> None:
-    frames = frames_of(write_run([make_row(case=f"file/{n:02}", verdict="numeric") for n in range(25)]))
-    lines = printed(frames, quiet=True)
+    stages = ("scores", "masked", "weights", "output")
+    rows = [make_row(case=f"file/{n:02}", stage=stages[n // 6], verdict="numeric") for n in range(24)]
+    lines = printed(frames_of(write_run(rows)), quiet=True)
     assert len(lines) == 2 * 3 + 1
-    assert lines[-1] == "and 22 more"
+    assert lines[-1] == "and 6 more"
 
 
 def test_a_failing_element_is_one_line_with_as_many_digits_as_tell_two_numbers_apart(
@@ -109,7 +110,7 @@ def test_a_failing_element_is_one_line_with_as_many_digits_as_tell_two_numbers_a
     rows = [make_row(dtype=dtype, reference=1.93751, **wrong) for dtype in ("float32", "float64")]
     assert printed(frames_of(write_run(rows)), quiet=True) == [
         "numeric: file/one [float64, float32] numpy.eager",
-        "  weights[0, 0, 1, 2] is 1.9375 in float64, should be 1.93751: off by 12.5 times the error bound",
+        "  weights[0, 0, 1, 2] is 1.9375 in float32, should be 1.93751: off by 12.5 times the error bound",
     ]
 
 
@@ -157,3 +158,8 @@ def test_notes_are_printed_and_nothing_crashes_without_results(
     assert lines[0] == "Nothing was run."
     assert "jax was left out: not installed." in lines
     assert "this run was interrupted, or is still going on: its results are not complete." in lines
+
+
+def test_a_ratio_above_1_is_never_written_as_1() -> None:
+    ratios = (12.34, 1.0, 1.0004, 1.005, 0.999)
+    assert [written_ratio(each) for each in ratios] == ["12.3", "1", "1.0004", "1.005", "0.999"]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import _thread
 import gc
 import locale
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -197,6 +200,29 @@ def test_a_pool_with_nothing_left_to_do_is_none(pool: ThreadPoolExecutor) -> Non
     with nothing_left_behind():
         futures: list[Future[float]] = [pool.submit(abs, -1.0) for _ in range(3)]
         assert [future.result() for future in futures] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [ProcessPoolExecutor, multiprocessing.Pool, ThreadPool])
+def test_a_pool_of_any_kind_is_a_fault_as_long_as_it_works_on(kind: Any) -> None:
+    pools: list[Any] = []
+
+    def call(seconds: float, *, waits: bool) -> None:
+        with nothing_left_behind():
+            pools.append(kind(1))
+            if kind is ProcessPoolExecutor:
+                job = pools[-1].submit(time.sleep, seconds)
+            else:
+                job = pools[-1].apply_async(time.sleep, (seconds,))
+            if waits:
+                (job.result if kind is ProcessPoolExecutor else job.get)()
+
+    try:
+        call(0.0, waits=True)
+        with pytest.raises(Misbehaved, match=r"left \d+ thread"):
+            call(2.0, waits=False)
+    finally:
+        for each in pools:
+            (each.shutdown if kind is ProcessPoolExecutor else each.terminate)()
 
 
 def test_a_pool_that_works_on_is_a_fault(pool: ThreadPoolExecutor, event: threading.Event) -> None:

@@ -243,6 +243,24 @@ def test_an_error_about_shapes_says_how_they_are_declared(write: Write, line: st
     assert "declare" not in outcome.message
 
 
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [
+        ("raise NotImplementedError('no')", "unsupported"),
+        ("import abc\n    raise NotImplementedError(abc)", "unsupported"),
+        ("import numbers\n    numbers.Complex.__add__(1, 2)", "error"),
+    ],
+)
+def test_only_what_it_raises_itself_says_that_a_function_does_not_support_a_case(
+    write: Write, body: str, verdict: str
+) -> None:
+    text = f"def attention(query, key, value):\n    {body}\n"
+    outcome = outcome_here(f"{write(text)}:attention", problem())
+    assert isinstance(outcome, Failure)
+    assert outcome.verdict == verdict
+    assert ("let it raise NotImplementedError itself" in outcome.message) == (verdict == "error")
+
+
 def test_a_capability_that_is_denied_is_unsupported(write: Write) -> None:
     target = f"{write(ATTENTION + 'attention.capabilities = dict(value_width=False)')}:attention"
     expected = Failure("unsupported", "says that it has no value width", ("value width",))
