@@ -74,8 +74,8 @@ _MANY = 4
 
 
 def budget_of(columns: int) -> Budget:
-    """Return what the page of so many implementations may hold."""
-    part = (min(max(columns, 1), _MANY) - 1) / (_MANY - 1)
+    """Return what the page of so many implementations may hold: a kernel beside a reference has little more."""
+    part = ((min(max(columns, 1), _MANY) - 1) / (_MANY - 1)) ** 2
     whole = Budget()
     return replace(
         whole, **{name: int(least + part * (getattr(whole, name) - least)) for name, least in _OF_ONE.items()}
