@@ -97,16 +97,17 @@ class Judged:
 
         found = {} if self.deselected else self._coverage()
         asked = {name: Asked(each.asked, (name,), self.minimum) for name, each in found.items()}
-        return [line for name, each in found.items() for line in shortfalls({name: each.judged}, asked[name])]
+        absent = {name: each.lacks.not_offered for name, each in found.items()}
+        return [line for name, each in found.items() for line in shortfalls({name: each.judged}, asked[name], absent)]
 
     def _coverage(self) -> dict[str, Coverage]:
-        from attncheck.reports.coverage import Coverage, counted_lacks
+        from attncheck.reports.coverage import Coverage, Lacks
         from attncheck.reports.frames import Column
 
         covered = {}
         for name, cases in self.found.items():
             count = {outcome: sum(each[0] == outcome for each in cases.values()) for outcome in _OUTCOMES}
-            lacks = counted_lacks([each[1:] for each in cases.values() if each[0] == _UNSUPPORTED])
+            lacks = Lacks.of([each[1:] for each in cases.values() if each[0] == _UNSUPPORTED])
             column = Column("", name, "")
             covered[name] = Coverage(column, len(cases), count[_JUDGED], lacks, count[_UNVERIFIED], count[_STOPPED])
         return covered

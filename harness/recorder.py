@@ -10,7 +10,7 @@ from attncheck.errors import ExitCode
 from attncheck.execution.worker import Computed
 from attncheck.judging.units import Evaluation, UnitResult, is_undiagnosed
 from attncheck.judging.xfail import ExpectedFailureRecord
-from attncheck.results.coverage import is_judged
+from attncheck.results.coverage import is_judged, is_not_offered
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.verdicts import Verdict
@@ -30,6 +30,8 @@ class ResultRecorder:
     evaluations: int = 0
     judged: dict[str, set[str]] = field(default_factory=dict)
     """The cases in which each implementation was judged."""
+    not_offered: dict[str, set[str]] = field(default_factory=dict)
+    """The cases of operations that each implementation has no function for."""
     on_judged: Callable[[Sequence[Row]], bool] = lambda rows: False
     """Is given the rows of every case in a dtype that is judged now; says whether that is enough."""
     undiagnosed: dict[Evaluation, Computed] = field(default_factory=dict)
@@ -72,4 +74,6 @@ class ResultRecorder:
         for row in rows:
             if is_judged(row):
                 self.judged.setdefault(row.implementation, set()).add(row.case)
+            elif is_not_offered(row):
+                self.not_offered.setdefault(row.implementation, set()).add(row.case)
         self.failures += [row for row in rows if not row.xfail and Verdict(row.verdict).exit_code is not ExitCode.AGREE]

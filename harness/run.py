@@ -364,7 +364,8 @@ def _summarise(
 ) -> RunSummary:
     codes = {Verdict(row.verdict).exit_code for row in failing}
     judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
-    short = shortfalls(judged, asked)
+    absent = {name: len(cases) for name, cases in recorder.not_offered.items()}
+    short = shortfalls(judged, asked, absent)
     if faults:
         code = ExitCode.BAD_INPUT
     elif ExitCode.DISAGREE in codes:

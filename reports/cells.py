@@ -62,7 +62,9 @@ class Cell:
         """Return the verdict in a word or two."""
         if self.state is State.ERRATUM:
             return "agree (erratum)"
-        return f"xfail {self.verdict}" if self.state is State.XFAIL else self.verdict
+        if self.state is State.XFAIL:
+            return "other convention" if self.verdict == Verdict.SEMANTIC else f"xfail {self.verdict}"
+        return self.verdict
 
     @property
     def text(self) -> str:

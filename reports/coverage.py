@@ -1,8 +1,8 @@
 """What was judged of what was asked, per implementation, and what the rest lacks: said before anything else.
 
-A case is judged on an implementation where it is in any dtype. What an unsupported case lacks is known by name where
-the implementation has no such parameter, function, dtype or capability; a reason of its own words is grouped with
-those that differ from it in numbers alone.
+A case is judged on an implementation where it is in any dtype. Cases of an operation that the implementation does not
+offer are counted apart. What another unsupported case lacks is known by name where the implementation has no such
+parameter, dtype or capability; a reason of its own words is grouped with those that differ from it in numbers only.
 """
 
 from __future__ import annotations
@@ -18,38 +18,73 @@ from attncheck.errors import ExitCode
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
 from attncheck.reports.padded import padded_cases
 from attncheck.results.coverage import shortfalls
-from attncheck.spec import DTYPES
+from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.verdicts import ALL_CASES, Verdict
 from attncheck.wording import counted, listed
 
 MAX_REASONS = 4
-"""Reasons that are spelt out in one sentence."""
+"""What was picked, as far as one sentence spells it out."""
+_MAX_LACKS = 8
+"""Lacks that are spelt out in one sentence."""
+_MAX_OPERATIONS = 2
+"""Operations that one sentence names."""
 _MAX_LETTERS = 100
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _KEYS = ["environment", "implementation", "case"]
-_STOOD_FOR = f"need {ALL_CASES}"
 _STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
+
+
+@dataclass(frozen=True)
+class Lacks:
+    """Why cases are unsupported: ``singly`` counts for each lack the cases that have it, the most frequent first.
+
+    A case may lack several things; ``cases`` counts it once. Not among them are cases of operations that are
+    ``not_offered``, by ``functions`` that are not there, and those that standard cases have ``stood_for``.
+    """
+
+    cases: int = 0
+    singly: tuple[tuple[str, int], ...] = ()
+    not_offered: int = 0
+    functions: int = 0
+    stood_for: int = 0
+
+    @classmethod
+    def of(cls, reasons: Collection[tuple[str, str]]) -> Lacks:
+        """Count reasons, each a comma-separated list of what a case lacks, and a message where that is not known."""
+        stood_for = sum(lacks == ALL_CASES for lacks, _ in reasons)
+        functions = [lacks for lacks, _ in reasons if lacks.endswith("()")]
+        rest = [each for each in reasons if each[0] != ALL_CASES and not each[0].endswith("()")]
+        named = Counter(name for lacks, _ in rest if lacks for name in lacks.split(", "))
+        unnamed = _alike(message for lacks, message in rest if not lacks)
+        singly = sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0]))
+        return cls(len(rest), tuple(singly), len(functions), len(set(functions)), stood_for)
+
+    def __str__(self) -> str:
+        shown = self.singly[:_MAX_LACKS] if len(self.singly) > _MAX_LACKS + 1 else self.singly
+        more = len(self.singly) - len(shown)
+        return ", ".join([f"{what} {count:,}" for what, count in shown] + ([f"and {more} more"] if more else []))
 
 
 @dataclass(frozen=True)
 class Coverage:
     """How many of the cases that were asked for one implementation was judged in, and what became of the others.
 
-    ``lacks`` counts the unsupported by what they need, the most frequent first; ``stopped`` raised, crashed or ran out
-    of time, ``unverified`` have no exact answer.
+    ``stopped`` raised, crashed or ran out of time, ``unverified`` have no exact answer; ``operations`` are those that
+    it offers, of those that were asked for.
     """
 
     column: Column
     asked: int
     judged: int
-    lacks: tuple[tuple[str, int], ...] = ()
+    lacks: Lacks = Lacks()
     unverified: int = 0
     stopped: int = 0
+    operations: tuple[str, ...] = ()
 
     @property
     def stood_for(self) -> int:
         """How many cases it was not asked for because the standard cases cover them."""
-        return dict(self.lacks).get(_STOOD_FOR, 0)
+        return self.lacks.stood_for
 
     @property
     def standard(self) -> int:
@@ -57,45 +92,44 @@ class Coverage:
         return self.asked - self.stood_for
 
     @property
+    def offered(self) -> int:
+        """How many of these are of operations that it offers."""
+        return self.standard - self.lacks.not_offered
+
+    @property
     def is_whole(self) -> bool:
         """Whether every case was judged that it was asked for."""
         return self.judged >= self.standard
 
     @property
-    def unsupported(self) -> int:
-        """How many cases are unsupported in every dtype."""
-        return sum(count for _, count in self.lacks)
-
-    @property
     def not_run(self) -> int:
         """How many cases there is no result of."""
-        return max(0, self.asked - self.judged - self.unsupported - self.unverified - self.stopped)
+        return max(0, self.offered - self.judged - self.lacks.cases - self.unverified - self.stopped)
 
     @property
     def rest(self) -> str:
         """Say what became of what was not judged; empty where all was."""
-        unsupported = self.unsupported - self.stood_for
-        parts = [f"{unsupported:,} unsupported: {self._reasons()}"] if unsupported else []
+        parts = [f"{self.lacks.cases:,} unsupported: {self.lacks}"] if self.lacks.cases else []
         parts += [f"{self.unverified:,} unverified: no exact answer"] if self.unverified else []
         parts += [f"{self.stopped:,} could not be run"] if self.stopped else []
         parts += [f"{self.not_run:,} not run"] if self.not_run else []
+        other = "other operations" if self.offered else "operations"
+        parts += [f"{other} not offered: {self.lacks.functions}"] if self.lacks.functions else []
         return "; ".join(parts)
 
     @property
     def words(self) -> str:
-        """Say how much was judged, and what the rest lacks."""
-        judged = f"judged {self.judged:,} of {counted(self.asked, 'case')}"
-        if self.stood_for:
-            judged = f"judged {self.judged:,} of {counted(self.standard, 'standard case')}, which cover the rest"
+        """Say how much was judged of the operations that it offers, and what the rest lacks."""
+        cases = counted(self.offered or self.standard, "standard case" if self.stood_for else "case")
+        rest = ", which cover the rest" if self.stood_for else ""
+        judged = f"judged {self.judged:,} of {cases}{self._of_operations()}{rest}"
         return "; ".join(filter(None, (judged, self.rest)))
 
-    def _reasons(self) -> str:
-        lacks = [each for each in self.lacks if each[0] != _STOOD_FOR]
-        shown = lacks[:MAX_REASONS] if len(lacks) > MAX_REASONS + 1 else lacks
-        parts = [f"{count:,} {what if count > 1 else _singular(what)}" for what, count in shown]
-        if others := lacks[len(shown) :]:
-            parts.append(f"{sum(count for _, count in others):,} for other reasons")
-        return ", ".join(parts)
+    def _of_operations(self) -> str:
+        if not (self.lacks.not_offered and self.operations):
+            return ""
+        many = len(self.operations) > _MAX_OPERATIONS
+        return f" of {f'{len(self.operations)} operations' if many else listed(self.operations)}"
 
 
 @once_for_frames
@@ -108,7 +142,7 @@ def coverage(frames: Frames) -> tuple[Coverage, ...]:
     counts = judged.to_frame(index=False).groupby(_KEYS[:2]).size().to_dict() if len(judged) else {}
     rest = dict(iter(left.groupby(_KEYS[:2]))) if len(left) else {}
     return tuple(
-        _of(column, frames.asked[column.environment].cases, int(counts.get(key, 0)), rest.get(key))
+        _of(frames, column, int(counts.get(key, 0)), rest.get(key))
         for column in frames.columns
         for key in [(column.environment, column.implementation)]
     )
@@ -123,32 +157,36 @@ def judged_rows(frames: Frames) -> pd.DataFrame:
     return pd.concat([held[keys], wrong[keys]])
 
 
-def _of(column: Column, asked: int, judged: int, left: pd.DataFrame | None) -> Coverage:
+def _of(frames: Frames, column: Column, judged: int, left: pd.DataFrame | None) -> Coverage:
+    asked = frames.asked[column.environment].cases
     if left is None:
         return Coverage(column, asked, judged)
     verdicts = left.groupby("case")["verdict"].agg(set)
     stopped = int(sum(bool(each & set(_STOPPED)) for each in verdicts))
     unverified = int(sum(not each & set(_STOPPED) and Verdict.UNVERIFIED in each for each in verdicts))
     only = set(verdicts.index[[each <= {Verdict.UNSUPPORTED.value, Verdict.XPASS.value} for each in verdicts]])
-    unsupported = left[left["case"].isin(only) & left["verdict"].eq(Verdict.UNSUPPORTED)]
-    return Coverage(column, asked, judged, _lacks(unsupported), unverified, stopped)
+    reasons = _reasons(left[left["case"].isin(only) & left["verdict"].eq(Verdict.UNSUPPORTED)])
+    absent = {case for case, (lacks, _) in reasons.items() if lacks.endswith("()")}
+    operations = _operations(frames, column, absent) if absent else ()
+    return Coverage(column, asked, judged, Lacks.of(reasons.values()), unverified, stopped, operations)
 
 
-def _lacks(unsupported: pd.DataFrame) -> tuple[tuple[str, int], ...]:
-    """Count cases by what they need: that a dtype is lacking says least, as other dtypes of the case tell more."""
+def _reasons(unsupported: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Return what each case lacks: that a dtype is lacking says least, as other dtypes of the case tell more."""
     reasons: dict[str, tuple[str, str]] = {}
     for row in records(unsupported.drop_duplicates(["case", "lacks", "message"])):
         lacks = row["lacks"] if isinstance(row["lacks"], str) else ""
         if row["case"] not in reasons or reasons[row["case"]][0] in DTYPES:
             reasons[row["case"]] = (lacks, str(row["message"]))
-    return counted_lacks(reasons.values())
+    return reasons
 
 
-def counted_lacks(reasons: Collection[tuple[str, str]]) -> tuple[tuple[str, int], ...]:
-    """Count reasons, each a comma-separated list of what is lacking, and a message where that is not known."""
-    named = Counter(f"need {listed(lacks.split(', '))}" for lacks, _ in reasons if lacks)
-    unnamed = _alike(message for lacks, message in reasons if not lacks)
-    return tuple(sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0])))
+def _operations(frames: Frames, column: Column, absent: Collection[str]) -> tuple[str, ...]:
+    """Return the operations of the cases that are not absent; what is folded into another is that one."""
+    results = frames.results
+    own = results["environment"].eq(column.environment) & results["implementation"].eq(column.implementation)
+    offered = {frames.cases[case]["operation"] for case in set(results.loc[own, "case"]) - set(absent)}
+    return tuple(sorted(each for each in offered if each not in OPERATIONS or not OPERATIONS[each].is_folded))
 
 
 def _alike(messages: Iterable[str]) -> dict[str, int]:
@@ -162,13 +200,8 @@ def _alike(messages: Iterable[str]) -> dict[str, int]:
         shown = [each[0] if len(set(each)) == 1 else "N" for each in zip(*numbers, strict=True)]
         text = "".join(part for pair in zip(texts, [*shown, ""], strict=True) for part in pair)
         text = text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
-        counts[f'say "{text}"'] = len(numbers)
+        counts[f'"{text}"'] = len(numbers)
     return counts
-
-
-def _singular(what: str) -> str:
-    verb, _, rest = what.partition(" ")
-    return f"{verb}s {rest}"
 
 
 def unjudged(frames: Frames) -> tuple[str, ...]:
@@ -178,16 +211,14 @@ def unjudged(frames: Frames) -> tuple[str, ...]:
     stopped = bad[bad["verdict"].isin(_STOPPED)]
     failed = set(zip(stopped["environment"], stopped["implementation"], strict=True))
     for environment, asked in frames.asked.items():
-        found = {
-            each.column.implementation: each.judged
-            for each in coverage(frames)
-            if each.column.environment == environment
-        }
+        covered = [each for each in coverage(frames) if each.column.environment == environment]
+        found = {each.column.implementation: each.judged for each in covered}
+        absent = {each.column.implementation: each.lacks.not_offered for each in covered}
         where = f"{environment}: " if len(frames.asked) > 1 else ""
         # An error that fails a comparison says itself why its implementation was not judged.
         if asked.minimum is None:
             found = {name: count for name, count in found.items() if count or (environment, name) not in failed}
-        lines += [where + line for line in shortfalls(found, asked)]
+        lines += [where + line for line in shortfalls(found, asked, absent)]
     return tuple(lines)
 
 
@@ -255,8 +286,10 @@ def judged_counts(frames: Frames) -> dict[Column, Mapping[str, object]]:
         each.column: {
             "asked": each.asked,
             "judged": each.judged,
-            "unsupported": each.unsupported,
-            "lacks": dict(each.lacks),
+            "unsupported": each.lacks.cases,
+            "lacks": dict(each.lacks.singly),
+            "not_offered": each.lacks.not_offered,
+            "covered": each.stood_for,
             "unverified": each.unverified,
             "stopped": each.stopped,
             "not_run": each.not_run,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from attncheck.reports.coverage import judged_rows
-from attncheck.reports.frames import Frames, count_numbers, expected_failures, failing, is_document
+from attncheck.reports.frames import Frames, by_convention, count_numbers, expected_failures, failing, is_document
 from attncheck.reports.printed_numbers import NumberCounts, number_counts
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
@@ -61,20 +61,30 @@ def _stages_sentence(frames: Frames) -> str:
 
 
 def _but_for(rows: pd.DataFrame) -> str:
-    expected = len(expected_failures(rows))
-    return f", but for {counted(expected, 'expected failure')}" if expected else ""
+    expected = expected_failures(rows)
+    own = int(by_convention(expected).sum())
+    parts = [counted(len(expected) - own, "expected failure")] if len(expected) > own else []
+    parts += [f"{own:,} of another convention"] if own else []
+    return f", but for {listed(parts)}" if parts else ""
 
 
 def _known_sentence(frames: Frames) -> str:
-    """Count the evaluations that fail as expected; empty where none does."""
+    """Count the evaluations that fail as expected, or by a convention; empty where none does."""
     expected = expected_failures(frames.results)
-    if expected.empty:
-        return ""
-    evaluations = len(expected[["environment", "implementation", "case", "dtype"]].drop_duplicates())
-    implementations = len(expected[["environment", "implementation"]].drop_duplicates())
+    own = by_convention(expected)
+    listed_ones, others = expected[~own], expected[own]
+    sentences = [_known(listed_ones, ("fails", "fail"), "as expected (xfail)")] if len(listed_ones) else []
+    if len(others):
+        sentences.append(_known(others, ("follows", "follow"), "another convention for queries without a key"))
+    return " ".join(sentences)
+
+
+def _known(rows: pd.DataFrame, verbs: tuple[str, str], how: str) -> str:
+    evaluations = len(rows[["environment", "implementation", "case", "dtype"]].drop_duplicates())
+    implementations = len(rows[["environment", "implementation"]].drop_duplicates())
     return (
         f"{counted(evaluations, 'evaluation')} of {counted(implementations, 'implementation')} "
-        f"{'fails' if evaluations == 1 else 'fail'} as expected (xfail), which fails no run."
+        f"{verbs[evaluations > 1]} {how}, which fails no run."
     )
 
 
@@ -108,11 +118,21 @@ def _numbers_sentence(frames: Frames) -> str:
             f"{'is' if found.errata == 1 else 'are'} recorded as errata."
         )
     if not sentences:
-        sentences.append("No printed number of a document was compared.")
+        sentences.append(_without_documents(frames))
     if found.not_returned:
         stages, them = ("a stage", "it") if found.not_returned == 1 else (f"{found.not_returned} stages", "them")
         sentences.append(f"The printed numbers of {stages} were not compared: no implementation returned {them}.")
     return " ".join([*sentences, *_unprinted_sentence(frames)])
+
+
+def _without_documents(frames: Frames) -> str:
+    """Say what was compared in place of the numbers that documents print."""
+    own = frames.numbers[frames.numbers["basis"].isin(["printed", "known"])]
+    if own.empty:
+        return "No printed number was compared."
+    bad = len(failing(own))
+    held = "every one holds" if not bad else f"{bad} of {len(own)} comparisons fail"
+    return f"The cases give {counted(count_numbers(own), 'number')} to compare with: {held}."
 
 
 def _printed_sentence(found: NumberCounts) -> str:

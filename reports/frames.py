@@ -56,7 +56,7 @@ class Column:
 
     def title(self, *, with_environment: bool, with_version: bool = True) -> str:
         """Return the column's heading."""
-        text = f"{self.implementation} {self.version}" if with_version else self.implementation
+        text = f"{self.implementation} {self.version}".rstrip() if with_version else self.implementation
         return f"{text} ({self.environment})" if with_environment else text
 
 
@@ -134,6 +134,13 @@ def failing(frame: pd.DataFrame) -> pd.DataFrame:
 def expected_failures(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that would fail a run, were they not expected; documents' errata are others."""
     return _those(frame, _goes_wrong(frame) & frame["xfail"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT))
+
+
+def by_convention(expected: pd.DataFrame) -> pd.Series[bool]:
+    """Return which expected failures are a convention for queries without a key, and on no list."""
+    if "empty_rows" not in expected:
+        return pd.Series(False, index=expected.index)
+    return expected["empty_rows"].notna() & expected["empty_rows"].ne("")
 
 
 def _those(frame: pd.DataFrame, are_meant: pd.Series[bool]) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pandas as pd
 from attncheck.backends import EAGER_MODE, EVERYTHING
 from attncheck.errors import ExitCode
 from attncheck.reports.coverage import Coverage, coverage
-from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, once_for_frames
+from attncheck.reports.frames import Column, Frames, by_convention, expected_failures, failing, groups, once_for_frames
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, number_counts
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted, listed
@@ -53,7 +53,10 @@ def extent(frames: Frames) -> str:
     if len(part) <= MAX_SPELT_OUT:
         sentences = [f"{_name(frames, each.column)}: {each.words}" for each in part]
     else:
-        short = [f"{_name(frames, each.column)} {each.judged:,} of {each.standard:,}" for each in part[:MAX_NAMED]]
+        short = [
+            f"{_name(frames, each.column)} {each.judged:,} of {each.offered or each.standard:,}"
+            for each in part[:MAX_NAMED]
+        ]
         more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
         sentences = [f"Not judged in all cases: {', '.join(short)}{more}"]
     sentences += [f"{_name(frames, each.column)}: {each.words}" for each in standard]
@@ -125,11 +128,7 @@ def _part(wrong: int, of: Coverage) -> str:
 
 def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     """Say who agrees: with each other where several do, and with the exact answer in any case."""
-    expected = expected_failures(frames.results)
-    failing_as_expected = set().union(
-        *(cases for key, cases in _cases_of(expected).items() if key in set(map(_key, right))), set()
-    )
-    but = f", but for expected failures in {counted(len(failing_as_expected), 'case')}" if failing_as_expected else ""
+    but = _but_for(frames, {_key(each) for each in right})
     verb = "agrees" if len(right) == 1 else "agree"
     names = _names(frames, right)
     if len(right) > MAX_NAMED and not alone:
@@ -140,6 +139,16 @@ def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
         sentences = f"{names} {verb} with the exact answer{where}{but}"
         return sentences if len(right) == 1 else f"{sentences}, and no two of them could be compared"
     return f"{names} {verb}{but}"
+
+
+def _but_for(frames: Frames, right: set[tuple[str, str]]) -> str:
+    """Say in how many cases who agrees fails as expected, and in how many it follows another convention."""
+    expected = expected_failures(frames.results)
+    own, parts = by_convention(expected), []
+    for rows, what in ((expected[~own], "expected failures"), (expected[own], "another convention")):
+        cases = set().union(*(found for key, found in _cases_of(rows).items() if key in right), set())
+        parts += [f"{what} in {counted(len(cases), 'case')}"] if cases else []
+    return f", but for {listed(parts)}" if parts else ""
 
 
 def _blamed(frames: Frames) -> pd.DataFrame:

@@ -256,8 +256,10 @@ class UserImplementation(BackendEntry):
         name = self.mode or self.function
         conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
         # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
-        # A program's version is its own; that of any other is the framework's.
-        package = next(iter(self.distributions), None) if self.target.program else None
+        root = re.sub("[._-]+", "_", self.name).lower()
+        own = (each for each in self.distributions if re.sub("[._-]+", "_", each).lower() == root)
+        # The version is that of what it comes from; a file of somebody's has none, and the framework's is not its.
+        package = next(iter(self.distributions), None) if self.target.program else next(own, self.name)
         mode = Mode(
             name, self.module, where, self.classes, conventions, package=package, holds_scores=False, device=self.device
         )

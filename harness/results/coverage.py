@@ -102,11 +102,17 @@ def is_judged(row: Row) -> bool:
     return row.comparison != "pair" and row.verdict not in (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
-def shortfalls(judged: Mapping[str, int], asked: Asked) -> list[str]:
+def is_not_offered(row: Row) -> bool:
+    """Whether a row says that the implementation has no function for the operation of its case."""
+    return row.verdict == Verdict.UNSUPPORTED and str(row.lacks).endswith("()")
+
+
+def shortfalls(judged: Mapping[str, int], asked: Asked, not_offered: Mapping[str, int]) -> list[str]:
     """Say where less was judged than was asked for; ``judged`` counts the cases of each implementation.
 
     An implementation that was asked for by name has to be judged in a case, and so has the run as a whole. The minimum,
-    where there is one, is that of every implementation. Of a run that was stopped, that is all there is to say.
+    where there is one, is that of every implementation, of the cases of operations that it offers: ``not_offered``
+    counts the others. Of a run that was stopped, that is all there is to say.
     """
     if asked.stopped is not None:
         return [asked.stopped.of(asked.cases)]
@@ -114,13 +120,16 @@ def shortfalls(judged: Mapping[str, int], asked: Asked) -> list[str]:
         return []
     if not any(judged.values()):
         return [f"no implementation was judged in {_any(asked)}"]
-    return [line for name, count in judged.items() if (line := _shortfall(name, count, asked))]
+    absent = {name: not_offered.get(name, 0) for name in judged}
+    return [line for name, count in judged.items() if (line := _shortfall(name, count, asked, absent[name]))]
 
 
-def _shortfall(name: str, judged: int, asked: Asked) -> str:
+def _shortfall(name: str, judged: int, asked: Asked, not_offered: int) -> str:
     minimum = asked.minimum
-    if minimum is not None and not minimum.is_reached(judged, asked.cases):
-        return f"{name} was judged in {judged:,} of {asked.cases:,} cases; at least {minimum} have to be (min_judged)"
+    offered = (asked.cases - not_offered) or asked.cases
+    if minimum is not None and not minimum.is_reached(judged, offered):
+        of = f"{offered:,} cases" if offered == asked.cases else f"the {offered:,} cases of what it offers"
+        return f"{name} was judged in {judged:,} of {of}; at least {minimum} have to be (min_judged)"
     if not judged and name in asked.by_name:
         return f"{name} was asked for by name and not judged in {_any(asked)}"
     return ""

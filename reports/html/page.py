@@ -382,7 +382,7 @@ def _unsupported(frames: Frames) -> tuple[Unsupported, ...]:
     return tuple(
         Unsupported(each.column.title(with_environment=many, with_version=False), each)
         for each in coverage(frames)
-        if each.unsupported
+        if each.lacks.cases or each.lacks.not_offered
     )
 
 

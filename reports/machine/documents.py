@@ -149,9 +149,13 @@ class CoverageRecord(Record):
     judged: int
     """In how many it was judged."""
     unsupported: int
-    """How many are unsupported."""
+    """How many are unsupported, of operations that it offers."""
     lacks: Mapping[str, int]
-    """What these need, with how many need it."""
+    """What these need, each lack with how many cases have it; a case may have several."""
+    not_offered: int
+    """How many are of operations that it does not offer."""
+    covered: int
+    """How many were not asked, because the standard cases cover them."""
     unverified: int
     """How many have no exact answer."""
     stopped: int

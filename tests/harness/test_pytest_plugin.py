@@ -126,7 +126,7 @@ def test_a_session_says_what_was_judged_of_what_was_asked(project: Path, run: Ru
     assert done.returncode == 1  # it gives NaN for a query without a key
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("right_kernel.attention: ")]
     assert "judged 5 of 12 cases; 7 unsupported: " in line
-    assert " need is_causal" in line
+    assert "unsupported: is_causal 4, " in line
     target = ("--attncheck", "right_kernel:attention", "--attncheck-min-judged")
     least = run(*target, "90%", "--attncheck-cases", "attention/*scale*", "--attncheck-cases", PLAIN)
     assert least.returncode == 1
@@ -146,7 +146,7 @@ def test_a_session_in_which_nothing_was_judged_is_not_green(project: Path, run: 
     )
     done = run()
     assert done.returncode == 1
-    assert '1 says "only on a GPU"' in done.stdout
+    assert 'unsupported: "only on a GPU" 1' in done.stdout
     assert "too little was judged: no implementation was judged in the only case" in done.stdout
     # Of what somebody left out on purpose nothing is required.
     assert run("-k", "float32").returncode == 0

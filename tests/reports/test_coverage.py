@@ -38,24 +38,33 @@ def lacking(lacks: str | None, message: str = "") -> dict[str, Any]:
     ("rows", "words"),
     [
         ([{}], "judged 1 of 1 case"),
-        ([{}, lacking("mask")], "judged 1 of 2 cases; 1 unsupported: 1 needs mask"),
+        ([{}, lacking("mask")], "judged 1 of 2 cases; 1 unsupported: mask 1"),
         (
             [lacking("mask"), {}, lacking("bias"), lacking("mask"), lacking("mask, bias")],
-            "judged 1 of 5 cases; 4 unsupported: 2 need mask, 1 needs bias, 1 needs mask and bias",
+            "judged 1 of 5 cases; 4 unsupported: mask 3, bias 2",
         ),
         # Reasons of somebody's own words that differ in numbers alone are one.
         (
             [lacking(None, f"NotImplementedError: head size {size} is not a multiple of 8") for size in (3, 12, 5)],
-            'judged 0 of 3 cases; 3 unsupported: 3 say "head size N is not a multiple of 8"',
+            'judged 0 of 3 cases; 3 unsupported: "head size N is not a multiple of 8" 3',
         ),
         (
             [lacking(None, "NotImplementedError: no 2 heads"), lacking(None, "NotImplementedError: no windows")],
-            'judged 0 of 2 cases; 2 unsupported: 1 says "no 2 heads", 1 says "no windows"',
+            'judged 0 of 2 cases; 2 unsupported: "no 2 heads" 1, "no windows" 1',
         ),
-        ([lacking(None, "NotImplementedError")], 'judged 0 of 1 case; 1 unsupported: 1 says "no reason"'),
+        ([lacking(None, "NotImplementedError")], 'judged 0 of 1 case; 1 unsupported: "no reason" 1'),
         (
-            [lacking(name) for name in ("a", "b", "c", "d", "e", "f")],
-            "judged 0 of 6 cases; 6 unsupported: 1 needs a, 1 needs b, 1 needs c, 1 needs d, 2 for other reasons",
+            [lacking(name) for name in "abcdefghij"],
+            "judged 0 of 10 cases; 10 unsupported: a 1, b 1, c 1, d 1, e 1, f 1, g 1, h 1, and 2 more",
+        ),
+        # An operation that it does not offer is none of its cases.
+        (
+            [{}, lacking("mask"), lacking("softmax()"), lacking("softmax()"), lacking("dot_scores()")],
+            "judged 1 of 2 cases of softmax; 1 unsupported: mask 1; other operations not offered: 2",
+        ),
+        (
+            [lacking("softmax()"), lacking("dot_scores()")],
+            "judged 0 of 2 cases; operations not offered: 2",
         ),
         ([{}, {"verdict": "unverified"}], "judged 1 of 2 cases; 1 unverified: no exact answer"),
         (
@@ -63,7 +72,7 @@ def lacking(lacks: str | None, message: str = "") -> dict[str, Any]:
             "judged 0 of 2 cases; 2 could not be run",
         ),
         # An entry that no longer happens judges nothing, and what is known to be wrong was judged.
-        ([lacking("mask"), {"verdict": "numeric", "xfail": True}], "judged 1 of 2 cases; 1 unsupported: 1 needs mask"),
+        ([lacking("mask"), {"verdict": "numeric", "xfail": True}], "judged 1 of 2 cases; 1 unsupported: mask 1"),
     ],
 )
 def test_what_was_judged_and_what_the_rest_lacks(rows: list[dict[str, Any]], words: str, hand: Any) -> None:
@@ -82,7 +91,7 @@ def test_a_case_counts_once_for_all_dtypes_and_a_dtype_is_the_least_of_reasons(h
         hand.row(case="file/b", verdict="xpass", stage="", message="an entry"),
     ]
     (found,) = coverage(hand.frames(rows))
-    assert found.words == "judged 1 of 3 cases; 2 unsupported: 1 needs bfloat16, 1 needs mask"
+    assert found.words == "judged 1 of 3 cases; 2 unsupported: bfloat16 1, mask 1"
 
 
 def test_cases_of_which_there_is_no_result_are_not_run(hand: Any) -> None:
@@ -100,7 +109,7 @@ def test_the_line_of_several_names_those_that_were_not_judged_in_all(hand: Any) 
         return hand.frames(rows, name=f"run{partial}")
 
     assert make_summary(frames(0)).judged == "Judged 2 of 2 cases"
-    one = "mine.k0: judged 1 of 2 cases; 1 unsupported: 1 needs mask"
+    one = "mine.k0: judged 1 of 2 cases; 1 unsupported: mask 1"
     assert make_summary(frames(1)).judged == f"{one}. The other: judged 2 of 2 cases"
     many = make_summary(frames(6))
     assert many.judged == (
@@ -171,7 +180,7 @@ def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(hand: An
     lacking_too = [hand.row(case="file/d", implementation=name, **lacking("mask")) for name in names[2:]]
     lacking_too += [hand.row(case="file/d", implementation=name) for name in names[:2]]
     assert make_summary(hand.frames([*rows, *lacking_too], name="part")).judged == (
-        "jax: judged 2 of 3 standard cases, which cover the rest; 1 unsupported: 1 needs mask. "
+        "jax: judged 2 of 3 standard cases, which cover the rest; 1 unsupported: mask 1. "
         "The others: judged 4 of 4 cases"
     )
 
@@ -215,7 +224,7 @@ def test_padded_cases_count_as_judged_and_unsupported_ones_are_not_padded(hand: 
     unsupported: dict[str, Any] = {"stage": "", "verdict": "unsupported", "message": "says no", "padded": PADDED}
     frames = hand.frames([hand.row(padded=PADDED), hand.row(case="file/two", **unsupported)])
     (found,) = coverage(frames)
-    assert (found.judged, found.unsupported) == (1, 1)
+    assert (found.judged, found.lacks.cases) == (1, 1)
     assert "On numpy.eager, 1 case was padded with zero columns, as it requires." in make_summary(frames).sentences
 
 

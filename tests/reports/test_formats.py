@@ -483,6 +483,8 @@ def test_the_document_says_what_a_report_opens_with(hand: Any) -> None:
         "judged": 1,
         "unsupported": 0,
         "lacks": {},
+        "not_offered": 0,
+        "covered": 0,
         "unverified": 0,
         "stopped": 0,
         "not_run": 0,

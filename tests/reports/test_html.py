@@ -275,7 +275,7 @@ def test_unsupported_cases_are_a_number(page_of: PageOf, hand: Any) -> None:
     assert [case.one("summary").one("code").text for case in page.all("details", of_class="case")] == ["file/one"]
     counts = page.one("section", id="counts")
     assert [cell.text for cell in counts.one("tbody").all("td")[:-1]] == [NOTHING, "1", NOTHING, "41", "42"]
-    assert counts.one("summary").text == "numpy.eager: 40 unsupported: 40 need window"
+    assert counts.one("summary").text == "numpy.eager: 40 unsupported: window 40"
 
 
 def test_the_page_of_one_kernel_that_fails_everywhere_is_small(hand: Any) -> None:

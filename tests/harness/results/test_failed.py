@@ -279,7 +279,16 @@ def test_a_minimum_is_written_as_it_is_read(text: str) -> None:
     ],
 )
 def test_what_falls_short_is_told(judged: dict[str, int], asked: Asked, lines: list[str]) -> None:
-    assert shortfalls(judged, asked) == lines
+    assert shortfalls(judged, asked, {}) == lines
+
+
+def test_the_minimum_is_that_of_the_operations_that_are_offered() -> None:
+    asked = Asked(25, (), Minimum.of("80%", ""))
+    assert shortfalls({"a": 8, "b": 20}, asked, {"a": 15}) == []
+    told = "a was judged in 7 of the 10 cases of what it offers; at least 80% have to be (min_judged)"
+    assert shortfalls({"a": 7, "b": 20}, asked, {"a": 15}) == [told]
+    nothing = "a was judged in 0 of 25 cases; at least 80% have to be (min_judged)"
+    assert shortfalls({"a": 0, "b": 20}, asked, {"a": 25}) == [nothing]
 
 
 @pytest.mark.parametrize(
