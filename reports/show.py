@@ -73,13 +73,24 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
     truth = truth_of_case(case, dtype, inputs)
     exact = dict(exact_values(truth))
     in_columns = any(expected.transpose for expected in case.expected)
-    drawings = drawings_of(case_record(case, {}), Kept(inputs.arrays, exact), in_columns=in_columns)
+    numbers = {} if truth.outside else _numbers(case, inputs, truth, exact, stages)
+    printed = {
+        case.expected[number].name: {
+            row.index: str(row.reference_text)
+            for row in rows
+            if row.index and row.allowed is not None and not holds(row)
+        }
+        for number, rows in numbers.items()
+        if case.expected[number].basis == "printed"
+    }
+    kept = Kept(inputs.arrays, exact)
+    drawings = drawings_of(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
     rows = len(truth.query_rows) if truth.query_rows is not None else 0
     return Shown(
         case=case,
         dtype=dtype,
         drawings=_chosen(drawings, stages),
-        numbers={} if truth.outside else _numbers(case, inputs, truth, exact, stages),
+        numbers=numbers,
         outside=truth.outside,
         undefined=truth.undefined.reason if truth.undefined else "",
         sampled=f"{rows_judged(rows, truth.queries)}; they stand for all" if rows else "",
@@ -234,7 +245,7 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
             beside(row.value if row.value is not None else np.nan, "float64", row.half_unit or 0.0),
             f"{row.difference:.2g}" if row.difference is not None and np.isfinite(row.difference) else "",
             outcome_of(row),
-            style="" if holds(row) else "yellow" if row.xfail else "red",
+            style="" if holds(row) else "magenta",
         )
     if table.row_count:
         console.print(table)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import index_from
 from attncheck.quantities import QUANTITIES
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.figures.panels import BLUE, GREY, ORANGE, PURPLE, Panel, panels_of
@@ -27,6 +29,10 @@ _NOT_DRAWN = frozenset({"log_sum_exp"})
 _OF_A_TOKEN = frozenset({*PROJECTIONS, *MEANS, "applied_values"})
 """What has a row per token, and a column where a document writes its vectors in columns."""
 _KEYS_ACROSS = frozenset({*ON_SCORES, "mask", "bias"})
+
+
+Printed = Mapping[str, Mapping[str, str]]
+"""By stage or quantity, then by an element's index as results keep it: the text that a document prints."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,13 @@ def _shortest(value: float) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 
-def drawings_of(case: Mapping[str, Any], kept: Kept, *, in_columns: bool) -> tuple[Drawing, ...]:
-    """Return the inputs, then the stages in the order of computation; ``in_columns`` vectors are drawn as columns."""
+def drawings_of(
+    case: Mapping[str, Any], kept: Kept, *, in_columns: bool, printed: Printed = MappingProxyType({})
+) -> tuple[Drawing, ...]:
+    """Return the inputs, then the stages in the order of computation; ``in_columns`` vectors are drawn as columns.
+
+    ``printed`` is what the document prints otherwise than it is.
+    """
     given = case.get("given", {})
     names = {name: given.get(name, {}).get("called", "") for name in kept.inputs}
     called = {expected["name"]: expected["called"] for expected in case["expected"] if "called" in expected}
@@ -99,7 +110,7 @@ def drawings_of(case: Mapping[str, Any], kept: Kept, *, in_columns: bool) -> tup
     return tuple(
         drawing
         for arrays, titles, is_input in ((kept.inputs, names, True), (stages, called, False))
-        for drawing in _drawings(arrays, titles, is_input, in_columns)
+        for drawing in _drawings(arrays, titles, is_input, in_columns, {} if is_input else printed)
     )
 
 
@@ -114,7 +125,7 @@ def _after(stages: Mapping[str, Array], before: str, name: str, value: Array) ->
 
 
 def _drawings(
-    arrays: Mapping[str, Array], called: Mapping[str, str], is_input: bool, in_columns: bool
+    arrays: Mapping[str, Array], called: Mapping[str, str], is_input: bool, in_columns: bool, printed: Printed
 ) -> Sequence[Drawing]:
     """Draw each array once: those that are equal share a picture."""
     together: dict[str, list[str]] = {}
@@ -125,8 +136,25 @@ def _drawings(
     for first, names in together.items():
         title = title_of(names, dict.fromkeys(text for name in names if (text := called.get(name))))
         panels = panels_of(_laid_out(arrays[first], first, in_columns), title, **_look(first, in_columns))
-        drawings.append(Drawing(title, tuple(names), is_input, panels))
+        marked = [_marked(panels, arrays[name], printed[name], first, in_columns) for name in names if name in printed]
+        drawings.append(Drawing(title, tuple(names), is_input, marked[0] if marked else panels))
     return drawings
+
+
+def _marked(
+    panels: tuple[Panel, ...], array: Array, printed: Mapping[str, str], name: str, in_columns: bool
+) -> tuple[Panel, ...]:
+    """Say in the panels of an array what is printed otherwise."""
+    found: dict[int, dict[tuple[int, int], str]] = {}
+    for text, number in printed.items():
+        index = index_from(text)
+        if len(index) != array.ndim or any(place >= length for place, length in zip(index, array.shape, strict=True)):
+            continue  # of results that somebody else wrote
+        *leading, row, column = (0, *index) if array.ndim == 1 else index
+        place = (column, row) if in_columns and name in _OF_A_TOKEN and array.ndim > 1 else (row, column)
+        panel = int(np.ravel_multi_index(leading, array.shape[:-2])) if leading else 0
+        found.setdefault(panel, {})[place] = number
+    return tuple(replace(panel, printed=found.get(number, {})) for number, panel in enumerate(panels))
 
 
 def title_of(names: Sequence[str], documents: Collection[str]) -> str:

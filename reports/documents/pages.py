@@ -124,8 +124,19 @@ def _case(case: Mapping[str, Any], numbers: Rows | None, pairs: Rows, frames: Fr
         expectations=tuple(
             _expectation(expected, numbers, pairs, frames.columns, kept) for expected in case["expected"]
         ),
-        drawings=() if first is None else drawings_of(case, first, in_columns=in_columns),
+        drawings=()
+        if first is None
+        else drawings_of(case, first, in_columns=in_columns, printed=_misprints(numbers or ())),
     )
+
+
+def _misprints(numbers: Rows) -> dict[str, dict[str, str]]:
+    """Return what is printed wrongly, under a recorded erratum or not, by stage and index."""
+    found: dict[str, dict[str, str]] = {}
+    for row in numbers:
+        if row["verdict"] == Verdict.MISPRINT and isinstance(row["index"], str) and row["index"]:
+            found.setdefault(row["stage"], {})[row["index"]] = str(row["printed"])
+    return found
 
 
 def _precision(case: Mapping[str, Any]) -> list[str]:

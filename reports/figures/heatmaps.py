@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from attncheck.reports.figures.error_maps import error_map as error_map
@@ -25,14 +26,15 @@ from attncheck.reports.figures.panels import (
     LIGHTEST,
     MAX_ANNOTATED,
     MAX_CELLS,
+    MISPRINT,
     PURPLE,
     Panel,
     Pixels,
+    cell_text,
     describe,
     ink_on,
     safe_text,
     shades,
-    short_number,
     value_range,
 )
 from attncheck.reports.figures.picture import Format, Picture, drawing, pdf_of, picture_of
@@ -134,7 +136,14 @@ def _title(panel: Panel) -> str:
 def _annotations(panel: Panel) -> list[list[str]] | None:
     if max(panel.matrix.shape) > MAX_ANNOTATED:
         return None
-    return [[short_number(value) for value in row] for row in panel.matrix.tolist()]
+    rows, columns = panel.matrix.shape
+    return [[_annotation(panel, row, column) for column in range(columns)] for row in range(rows)]
+
+
+def _annotation(panel: Panel, row: int, column: int) -> str:
+    """Write a cell's number, and beneath it what is printed instead."""
+    text, printed = cell_text(panel, row, column)
+    return f"{text}\nprinted {safe_text(printed, 12)}" if printed else text
 
 
 def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
@@ -143,7 +152,7 @@ def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
     if texts is None:
         cell = min(0.16, 4.5 / max(rows, columns))
         return max(columns * cell, 0.5), max(rows * cell, 0.5)
-    longest = max(len(text) for row in texts for text in row)
+    longest = max(len(line) for row in texts for text in row for line in text.split("\n"))
     return columns * max(0.34, 0.12 + _INCHES_PER_LETTER * longest), rows * 0.3
 
 
@@ -159,6 +168,10 @@ def _draw_matrix(figure: Figure, axes: Axes, panel: Panel, texts: list[list[str]
     for row, column in np.ndindex(pixels.shape[:2]) if texts is not None else ():
         text, ink = texts[row][column], ink_on(pixels[row, column])  # type: ignore[index]
         axes.text(column, row, text, ha="center", va="center", color=ink, in_layout=False)
+    for row, column in panel.printed if texts is not None else ():
+        place = (column - 0.48, row - 0.47)
+        for colour, width in (("white", 3.2), (MISPRINT, 1.8)):
+            axes.add_patch(Rectangle(place, 0.96, 0.94, fill=False, edgecolor=colour, linewidth=width))
 
 
 def _draw_cells(axes: Axes, pixels: Pixels) -> None:

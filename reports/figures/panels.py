@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.elements import written_element
+from attncheck.elements import told_apart, written_element
 
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
@@ -20,11 +21,14 @@ MAX_ANNOTATED = 20
 """Matrices with more rows or columns show colours without numbers."""
 MAX_CELLS = 64
 """Larger ones are thinned out to at most this many rows and columns."""
+_DIGITS = 6
 MAX_PANELS = 8
 """Of an array with more matrices than these the first are drawn."""
 
 PURPLE, ORANGE, BLUE, GREY = "#6a0d83", "#d9730d", "#0b4fa8", "#4a4a4a"
 """Light to dark in one hue: purple, orange and blue as in the attention scoring post, and grey for masks."""
+MISPRINT = "#9c72d0"
+"""Frames what a document prints otherwise, as on the page."""
 LIGHTEST = "#f3f1f4"
 _NOT_A_NUMBER, _BELOW, _ABOVE = "#d4d4d8", "#2a2a2e", "#8b0000"
 
@@ -43,6 +47,16 @@ class Panel:
     column_axis: str = ""
     row_labels: Sequence[str] = ()
     column_labels: Sequence[str] = ()
+    printed: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """By row and column: what a document prints there, where that is not the matrix's number."""
+
+
+def cell_text(panel: Panel, row: int, column: int) -> tuple[str, str]:
+    """Write a cell's number, and what is printed instead of it, if anything: with digits that tell the two apart."""
+    value, printed = panel.matrix[row, column].item(), panel.printed.get((row, column), "")
+    with suppress(ValueError):
+        return (told_apart(float(printed), float(value))[1] if printed else short_number(value)), printed
+    return short_number(value, _DIGITS), printed
 
 
 def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
@@ -66,6 +80,9 @@ def describe(panel: Panel) -> str:
     """Say a matrix in words: every number of a small one, of a larger one its range."""
     rows, columns = panel.matrix.shape
     start = f"{safe_text(panel.title)}: {rows} x {columns} matrix"
+    if panel.printed:
+        places = (f"{safe_text(text)} at {written_element(place)}" for place, text in panel.printed.items())
+        return f"{describe(replace(panel, printed={}))}; printed otherwise: {', '.join(places)}"
     if panel.matrix.size <= MAX_CELLS:
         spelt = [", ".join(map(short_number, row)) for row in panel.matrix.tolist()]
         return f"{start}; " + "; ".join(f"row {index}: {row}" for index, row in enumerate(spelt))

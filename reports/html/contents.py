@@ -22,7 +22,7 @@ LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 150
 """Markup of the matrix: of a case's row, and of each cell in it."""
 LETTERS_PER_CASE, LETTERS_PER_STAGE = 1_600, 70
 """Markup of a case's details: of what it is, and of each stage on one implementation in one dtype."""
-LETTERS_PER_NUMBER, LETTERS_PER_INPUT = 60, 25
+LETTERS_PER_NUMBER, LETTERS_PER_INPUT = 45, 25
 """Markup of a document's number as it is printed, exact, or computed, and of one of an input."""
 
 
@@ -44,7 +44,7 @@ class Budget:
     """A matrix of a document takes 2 KB, a large one 10: 1 MB."""
     failing_pictures: int = 1_000
     """Those of computations that fail, beyond it."""
-    number_letters: int = 3_000_000
+    number_letters: int = 6_000_000
     """Markup of documents' numbers; what fails has the first."""
     computations: int = 60
     """Of more computations of documents each is laid out only when it comes into view."""
@@ -57,25 +57,25 @@ class Budget:
 
 
 _OF_ONE = {
-    "matrix_letters": 380_000,
+    "matrix_letters": 360_000,
     "detail_letters": 220_000,
     "evidence": 50,
     "map_letters": 90_000,
     "pictures": 60,
     "failing_pictures": 60,
-    "number_letters": 200_000,
+    "number_letters": 160_000,
     "script_letters": 60_000,
     "wrong": 60,
-    "listed": 500,
+    "listed": 400,
 }
 """What the page of one implementation holds, which is read on a phone, attached to an issue, and kept by CI."""
-_MANY = 10
+_MANY = 4
 """From so many implementations on, a page may hold as much as any."""
 
 
 def budget_of(columns: int) -> Budget:
-    """Return what the page of so many implementations may hold."""
-    part = (min(max(columns, 1), _MANY) - 1) / (_MANY - 1)
+    """Return what the page of so many implementations may hold: a kernel beside a reference has little more."""
+    part = ((min(max(columns, 1), _MANY) - 1) / (_MANY - 1)) ** 2
     whole = Budget()
     return replace(
         whole, **{name: int(least + part * (getattr(whole, name) - least)) for name, least in _OF_ONE.items()}

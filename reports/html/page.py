@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.errors import ExitCode
 from attncheck.reports.answer import Summary, exit_code_of, findings, make_summary
-from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, is_unsupported
+from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage
 from attncheck.reports.defects import Defect, count_evaluations, defects
@@ -55,6 +55,8 @@ _OF_RECORDS = ("misprint", "!")
 """No implementation is wrong: a document or a record is."""
 _UNVERIFIED, _IN_PART = ("unverified", "?"), ("unverified", "◐")
 _ALWAYS_SHOWN = (State.AGREE, State.UNVERIFIED, State.UNSUPPORTED, State.FAILING)
+_FIRST = (State.FAILING, State.MISPRINT, State.XPASS)
+"""Counted first, since a phone shows no more than one or two columns."""
 _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a part of an address
 
 
@@ -171,10 +173,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     linked = frozenset({*detailed, *(row.case for file in files for row in file.rows)})
     tone, symbol = _tone(frames, table)
     occurring = {cell.state for row in whole_table.values() for cells in row.values() for cell in cells.values()}
-    # What fails is the first column: a phone shows no more than that.
-    shown = tuple(
-        sorted((s for s in State if s in occurring or s in _ALWAYS_SHOWN), key=lambda state: state not in FAILS_A_RUN)
-    )
+    states = (state for state in State if state in occurring or state in _ALWAYS_SHOWN)
+    shown = tuple(sorted(states, key=lambda state: _FIRST.index(state) if state in _FIRST else len(_FIRST)))
     many = len(frames.environments) > 1
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}

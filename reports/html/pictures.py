@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from attncheck.elements import told_apart, written_element
 from attncheck.reports.figures.error_matrices import ErrorMatrix, error_matrices
-from attncheck.reports.figures.panels import MAX_ANNOTATED, Panel, ink_on, shades, short_number
+from attncheck.reports.figures.panels import MAX_ANNOTATED, Panel, cell_text, ink_on, shades
 from attncheck.reports.html.text import BEYOND, LEVELS, NOT_JUDGED
 
 _BLACK = "#000000"
@@ -25,8 +25,8 @@ class HeatTable:
     title: str
     axes: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[tuple[str, bool, str], ...]], ...]
-    """each row's name, and of each cell its colour, whether its ink is light, and its number"""
+    rows: tuple[tuple[str, tuple[tuple[str, bool, str, str], ...]], ...]
+    """each row's name, and of each cell its colour, whether its ink is light, its number, and what else is printed"""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def heat_of(panel: Panel, number: int) -> Heat:
 def _table(panel: Panel) -> HeatTable:
     colours = shades(panel)
     rows = []
-    for index, numbers in enumerate(panel.matrix.tolist()):
+    for index in range(panel.matrix.shape[0]):
         cells = tuple(
-            ("#" + bytes(colour).hex(), ink_on(colour) != _BLACK, short_number(value))
-            for colour, value in zip(colours[index], numbers, strict=True)
+            ("#" + bytes(colour).hex(), ink_on(colour) != _BLACK, *cell_text(panel, index, column))
+            for column, colour in enumerate(colours[index])
         )
         rows.append((_name(panel.row_labels, index), cells))
     columns = tuple(_name(panel.column_labels, index) for index in range(panel.matrix.shape[1]))

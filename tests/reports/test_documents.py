@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 from attncheck.reading.selection import select_cases
+from attncheck.reports.documents.drawings import Kept, drawings_of
 from attncheck.reports.documents.numbers import beside, element
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
 from attncheck.reports.figures.heatmaps import heatmaps
+from attncheck.reports.figures.panels import MISPRINT, cell_text
 from attncheck.reports.frames import Frames
+from attncheck.reports.html.pictures import heat_of
 from attncheck.results.format import EXACT, INPUTS, StoredArray
 
 HOSTILE = "<script>alert(1)</script> $\\frac{ | `x` \x1b[31m"
@@ -97,6 +100,35 @@ def test_errata_are_explained_and_fail_nothing(pages: dict[str, DocumentPage]) -
     assert [(value.is_erratum, value.state) for value in first.values if value] == [(True, "")] * 2
     assert [(value.is_erratum, value.state) for value in last.values if value] == [(False, "")] * 2
     assert (first.mark_text, last.mark_text) == ("erratum", "")
+
+
+def test_what_is_printed_otherwise_is_framed_beside_the_exact_number(pages: dict[str, DocumentPage]) -> None:
+    case = pages["masked_self_attention_notebook"].cases[1]
+    panels = {name: drawing.panels for drawing in case.drawings for name in drawing.names}
+    assert [panel.printed for panel in panels["scores"]] == [{}]
+    (weights,) = panels["weights"]
+    assert set(weights.printed) == {(row, column) for row in range(3) for column in range(4)}
+    assert [cell_text(weights, *place) for place in ((0, 0), (1, 0), (3, 0))] == [
+        ("0.2104", "1."), ("0.1378", "0.46954621"), ("0.282", ""),
+    ]  # fmt: skip
+    picture = heatmaps([weights])
+    assert "; printed otherwise: 1. at [0, 0], 0. at [0, 1], " in picture.alternative
+    assert picture.markup.count(MISPRINT) == 12
+    assert "printed 0.46954621" in picture.markup
+    heat = heat_of(weights, 1)
+    assert heat.table is not None
+    assert [(text, printed) for _, _, text, printed in heat.table.rows[3][1]][:1] == [("0.282", "")]
+
+
+def test_a_misprint_is_framed_where_the_document_draws_it() -> None:
+    query = np.arange(12.0).reshape(1, 2, 2, 3)
+    record = {"given": {}, "expected": [], "options": {}}
+    printed = {"query": {"0,1,0,2": "7", "9,9,9,9": "8", "0": "9"}, "absent": {"0": "1"}}
+    for in_columns, place in ((False, (0, 2)), (True, (2, 0))):
+        kept = Kept({}, {"query": query})
+        (drawing,) = drawings_of(record, kept, in_columns=in_columns, printed=printed)
+        assert [panel.printed for panel in drawing.panels] == [{}, {place: "7"}]
+        assert cell_text(drawing.panels[1], *place) == ("8", "7")
 
 
 def test_what_is_not_printed_is_told_to_be_within_its_bound_and_how_far_implementations_are_apart(

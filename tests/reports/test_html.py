@@ -23,7 +23,7 @@ from attncheck.reports.figures.panels import Panel
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.html import documents
 from attncheck.reports.html.compiled import CompiledTemplates
-from attncheck.reports.html.contents import Budget, urgent_first, within
+from attncheck.reports.html.contents import Budget, budget_of, urgent_first, within
 from attncheck.reports.html.pictures import error_pictures, heat_of
 from attncheck.reports.html.render import render_html
 from attncheck.reports.html.text import NOTHING, failing_words, make_anchors, shape_text, short, slug, unique_slugs
@@ -412,7 +412,7 @@ def test_a_matrix_is_a_table_with_its_numbers_and_a_large_one_a_picture() -> Non
     small = heat_of(Panel("m", np.array([[0.0, 1.0]]), "#000000", "query", "key", ("first",), ()), 1)
     assert small.table is not None
     assert (small.table.axes, small.table.columns) == ("query ↓ key →", ("0", "1"))
-    assert small.table.rows == (("first", (("#f3f1f4", False, "0"), ("#000000", True, "1"))),)
+    assert small.table.rows == (("first", (("#f3f1f4", False, "0", ""), ("#000000", True, "1", ""))),)
     large = heat_of(Panel("m", np.zeros((30, 2))), 7)
     assert large.table is None
     assert "<svg" in large.picture
@@ -428,6 +428,12 @@ def test_what_fails_comes_first_then_what_is_known_and_a_budget_ends_the_list() 
     table = {case: {ONE: {"float64": Cell(state, "agree", "")}} for case, state in states.items()}
     assert urgent_first(table) == ["d", "b", "a", "c"]
     assert list(within(["d", "b", "a"], {"d": 5, "b": 4, "a": 1}.__getitem__, 9)) == ["d", "b"]
+
+
+def test_the_page_of_several_implementations_holds_more_up_to_a_limit() -> None:
+    sizes = [budget_of(columns).detail_letters for columns in (0, 1, 2, 3, 4, 50)]
+    assert sizes[0] == sizes[1] < sizes[2] < sizes[3] < sizes[4] == sizes[5]
+    assert budget_of(4) == Budget()
 
 
 TEMPLATE = "{% for each in range(3) %}<{{ each }}>{% endfor %}"

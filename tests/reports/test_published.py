@@ -437,8 +437,10 @@ def test_properties_are_shown_by_their_worst_and_those_of_others_stay(tmp_path: 
     markdown, page = render_markdown(a_survey()), render_survey(a_survey())
     assert "- `decoding`: Tokens decoded one by one give what prefilling them gives." in markdown
     assert "  - **broken**: `mlx.sdpa`\n  - within bounds: `torch.sdpa`\n" in markdown
-    assert '<td class="failing" title="1 bitwise, 2 within bounds, 1 broken">broken</td>' in page
-    assert '<td class="unsupported" title="it has not what the calls need">-</td>' in page
+    assert '<td class="failing" title="1 bitwise, 2 within bounds, 1 broken">✗</td>' in page
+    assert '<td class="agree" title="1 bitwise, 2 within bounds">✓</td>' in page
+    assert '<td class="agree" title="3 bitwise">=</td>' in page
+    assert '<td class="unsupported" title="it has not what the calls need">\N{EN DASH}</td>' in page
     assert "properties" not in render_survey(Survey([judged()])), "none were asked"
     write_survey(kept, tmp_path)
     assert sorted(read_survey(tmp_path).properties) == sorted(kept.properties)
@@ -534,8 +536,35 @@ def test_the_page_needs_nothing_else_and_shows_any_text_as_it_is() -> None:
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
-    assert '<td class="failing" title="3 right, 1 wrong">3, 1 wrong</td>' in page
+    assert '<td class="failing" title="3 right, 1 wrong">✗</td>' in page
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy
+    assert policy[1].startswith("default-src 'none'; style-src 'unsafe-inline';")
     assert page == render_survey(survey)
+
+
+def test_the_page_has_a_line_for_each_implementation_with_what_it_is_a_bar_and_its_features() -> None:
+    survey = a_survey()
+    survey.judged.append(judged("unknown.thing", "3", right=1, unsupported=3))
+    page = render_survey(survey)
+    lines = page.partition('aria-labelledby="implementations"')[2].partition("</table>")[0].split("<tr>")[2:]
+    assert [re.findall("<code>(.*?)</code>", line) for line in lines] == [
+        ["numpy.eager"],
+        ["torch.sdpa"],
+        ["unknown.thing"],
+    ]
+    assert "modular code, one operation after the other" in lines[0]
+    assert (
+        '<span class="agree" style="width:60.00%"></span><span class="xfail" style="width:40.00%"></span>' in lines[0]
+    )
+    assert '<td class="is"></td>' in lines[2]
+    assert '<span class="agree" style="width:25.00%"></span></span>' in lines[2]
+    features = page.partition('aria-labelledby="features"')[2].partition("</table>")[0]
+    assert features.count("<tr>") == 1 + len(lines)
+    assert (
+        '<span style="width:90.0%"></span><span style="width:10.0%"></span></span><span class="value">0.1 (0.9)</span>'
+        in page
+    )
 
 
 def test_meanings_are_what_the_command_printed(tmp_path: Path) -> None:
