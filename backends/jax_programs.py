@@ -175,7 +175,7 @@ def sources() -> list[Path]:
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
-    """Give every file of a package with its size and the time when it was changed, but for compiled Python."""
+    """Give every file of a package with its size and the time when it was changed, except for compiled Python."""
     for entry in os.scandir(folder):
         if entry.is_dir():
             if entry.name != "__pycache__":

@@ -92,5 +92,5 @@ def list_implementations() -> list[Record]:
 
 
 def list_tags(selection: Selection) -> list[Record]:
-    """Return every tag with what it probes and the defect that it answers."""
+    """Return every tag with what it probes and the bug that it is meant to catch."""
     return [{"tag": name, "probes": tag.probes, "defect": tag.defect} for name, tag in sorted(selection.tags.items())]

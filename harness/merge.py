@@ -1,7 +1,7 @@
-"""Several runs as one comparison: implementations of different environments and versions held against each other.
+"""Several runs as one comparison: implementations of different environments and versions compared with each other.
 
 Nothing is computed again by any framework. Where the runs kept their arrays, and the bounds beside them, every two
-implementations are compared across the runs too, but for cases that are not the same in both runs.
+implementations are compared across the runs too, except for cases that are not the same in both runs.
 """
 
 from __future__ import annotations

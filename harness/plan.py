@@ -23,7 +23,7 @@ _CONVERTED_KEPT = 16
 class Unit:
     """One case in one dtype: what is judged at once. ``position`` is its own in the plan, ``case`` that of its case.
 
-    ``in_standard`` tells whether modes are asked for it that compile each case anew (``standard.py``).
+    ``in_standard`` tells whether modes are asked for it that compile each case separately (``standard.py``).
     """
 
     position: int
@@ -70,7 +70,7 @@ class Plan:
         return task_of(self.case(unit), self.inputs(unit))
 
     def with_standard(self, positions: Collection[int]) -> Plan:
-        """Ask modes that compile each case anew for the units at these places of the plan alone."""
+        """Ask modes that compile each case separately for the units at these places of the plan alone."""
         return Plan(
             self.cases, [replace(unit, in_standard=index in positions) for index, unit in enumerate(self.units)]
         )
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def standard_cases(self) -> int:
-        """How many cases are asked of modes that compile each case anew; 0 where these are asked for all."""
+        """How many cases are asked of modes that compile each case separately; 0 where these are asked for all."""
         standard = {unit.case for unit in self.units if unit.in_standard}
         return len(standard) if any(not unit.in_standard for unit in self.units) else 0
 

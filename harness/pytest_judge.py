@@ -81,7 +81,8 @@ class ImplementationJudge:
         explained, lines = RepeatedExplanation(seen), []
         if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
             lines.append(
-                f"Other tests called it before. Only the first {_MAX_REPEATED} failures are tried without that."
+                f"Earlier tests had called the kernel in this process; the first {_MAX_REPEATED} failures were rerun "
+                "in a fresh one."
             )
         elif before:
             _REPEATED[self.implementation.name] += 1

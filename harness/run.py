@@ -77,7 +77,7 @@ class Settings:
         only: The cases, each with a dtype, that failed last time, where they alone run; None runs all.
         max_failures: After so many failing cases the run is stopped; None never stops it.
         store: Where exact answers, bounds and rows of earlier runs are.
-        all_cases: Whether implementations that compile each case anew are asked for all cases, not the standard ones.
+        all_cases: Whether implementations that compile each case are asked for all cases, not the standard ones.
         documents_first: Whether documents are judged before the other cases, or all in their order.
         times: Gets the seconds that everything takes.
     """

@@ -1,4 +1,4 @@
-"""The standard set of cases: the part of them that implementations run by default which compile each case anew.
+"""The standard set of cases: the part of them that implementations run by default which compile each case separately.
 
 All documents are in it, and for each fault of the catalogue a case that was measured to catch it
 (``cases/standard.json``). The rest is a covering array of strength two: every two options that meet somewhere meet

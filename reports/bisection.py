@@ -42,7 +42,7 @@ class Bisection:
         self.releases[version] = frames
 
     def miss(self, version: str, why: str) -> None:
-        """Note that a release could not be run; the one after it is held against the one before."""
+        """Note that a release could not be run; the one after it is compared with the one before."""
         self.missed[version] = why
 
     @property

@@ -33,7 +33,7 @@ class State(StrEnum):
 
     AGREE = "agree"
     ERRATUM = "erratum"
-    """Agrees, but for numbers that the document prints for another call."""
+    """Agrees, except for numbers that the document prints for another call."""
     UNVERIFIED = "unverified"
     UNSUPPORTED = "unsupported"
     XFAIL = "xfail"

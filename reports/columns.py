@@ -28,7 +28,7 @@ COLUMNS: Mapping[str, str] = {
     "shape": "lengths of the stage's axes",
     "index": "element where the two differ most, or the number's place",
     "value": "the implementation's number there",
-    "reference": "the number that it is held against",
+    "reference": "the number that it is compared with",
     "difference": "absolute difference of the two",
     "allowed": "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
     "against": "exact or step: which comparison of a stage index, value, reference, difference and allowed are of",

@@ -267,11 +267,11 @@ def picked(frames: Frames) -> Iterable[str]:
         "failed": "what failed last time in",
     }
     for environment, asked in frames.asked.items():
-        where = f"{environment}: only" if len(frames.asked) > 1 else "Only"
+        where = f"{environment}, partial run" if len(frames.asked) > 1 else "Partial run"
         quoted = {**asked.picked, "match": tuple(f'"{each}"' for each in asked.picked.get("match", ()))}
         parts = [_picks(words[name], picks) for name, picks in quoted.items() if picks]
         if parts:
-            yield f"{where} what was picked ran: {'; '.join(parts)}."
+            yield f"{where}: only {'; '.join(parts)}."
 
 
 def _picks(what: str, picks: tuple[str, ...]) -> str:

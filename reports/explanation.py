@@ -53,8 +53,8 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
     if sampled := _sampled(explanation):
         console.print(sampled, soft_wrap=True)
     console.print(
-        "error/bound: 1 is the largest error that is possible. z: in units of the error that noise would make. "
-        "own step: from the implementation's own previous stage.",
+        "error/bound: 1 is the largest error that is possible. z: error relative to typical rounding noise. "
+        "own step: error of this stage only, recomputed from the implementation's previous stage.",
         style="dim",
         soft_wrap=True,
     )
@@ -91,11 +91,11 @@ def _repetition(repeated: Repeated) -> Iterator[str]:
     yield "In a fresh process nothing is wrong with this case."
     yield f"The check found {repeated.found}."
     if not repeated.before:
-        yield f"It was the first call there, too: it has been mended, or depends on chance or on time.{since}"
+        yield f"It was the first call there, too: it has been fixed, or depends on chance or on time.{since}"
     elif repeated.needed is None:
         yield (
             f"That does not happen again, neither in a fresh process nor after {calls} that the check's process had "
-            f"been asked before: it has been mended, or depends on chance, on time, or on what ran beside it.{since}"
+            f"been asked before: it has been fixed, or depends on chance, on time, or on what ran beside it.{since}"
         )
     else:
         yield (
@@ -153,7 +153,7 @@ def _conditions(explanation: Explanation) -> Iterator[str]:
     """Say what the condition is, and that agreement is no accuracy where numbers are ill-conditioned."""
     if not explanation.conditioning:
         return
-    yield "condition: the bound in units of rounding the number itself, in the median."
+    yield "condition: median error bound, in ulps of the result."
     ill = [f"{name} {each.ill:,} of {each.elements:,}" for name, each in explanation.conditioning.items() if each.ill]
     if ill:
         yield (
@@ -195,7 +195,7 @@ def _nothing_wrong(explanation: Explanation) -> list[str]:
     if not open_:
         return ["Every stage is within its error bound of the exact answer."]
     if all(each.verdict is Verdict.UNVERIFIED for each in explanation.judgements):
-        return ["Nothing could be held against an exact answer.", *open_]
+        return ["Nothing could be compared with an exact answer.", *open_]
     return ["What was judged is within its error bound of the exact answer; the rest was not judged:", *open_]
 
 

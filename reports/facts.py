@@ -40,14 +40,15 @@ def _stages_sentence(frames: Frames) -> str:
     stages = frames.results[frames.results["stage"] != ""]
     judged = stages[stages["verdict"].ne(Verdict.UNVERIFIED)]
     if judged.empty:
-        return "No stage was held against the exact answer."
+        return "No stage was compared with the exact answer."
     bad = len(failing(judged))
     warned = judged["tier"].eq("warning") | judged["introduced_tier"].eq("warning")
     noisy = int((judged["verdict"].eq(Verdict.AGREE) & warned).sum())
+    one = len(judged) == 1
+    held = "it is within its error bound" if one else "all are within their error bounds"
     text = (
-        f"Of {counted(len(judged), 'stage')} held against the exact answer, "
-        f"{'every one is within its error bound' if bad == 0 else f'{bad} fail' if bad > 1 else '1 fails'}"
-        f"{_but_for(judged)}."
+        f"{counted(len(judged), 'stage')} {'was' if one else 'were'} compared with the exact answer; "
+        f"{f'{bad} fail' if bad > 1 else '1 fails' if bad else held}{_except_for(judged)}."
     )
     if noisy:
         text += f" {noisy} {'are' if noisy > 1 else 'is'} noisier than known good implementations, a warning."
@@ -56,16 +57,16 @@ def _stages_sentence(frames: Frames) -> str:
         text += f" {counted(open_, 'element')} of {stages_of} have no exact answer and were not judged."
     sampled = judged.loc[judged["query_rows"].notna(), "case"].nunique()
     if sampled:
-        text += f" In {counted(sampled, 'large case')} some query rows stand for all."
+        text += f" In {counted(sampled, 'large case')}, only a sample of the query rows was checked."
     return text
 
 
-def _but_for(rows: pd.DataFrame) -> str:
+def _except_for(rows: pd.DataFrame) -> str:
     expected = expected_failures(rows)
     own = int(by_convention(expected).sum())
     parts = [counted(len(expected) - own, "expected failure")] if len(expected) > own else []
     parts += [f"{own:,} of another convention"] if own else []
-    return f", but for {listed(parts)}" if parts else ""
+    return f", except for {listed(parts)}" if parts else ""
 
 
 def _known_sentence(frames: Frames) -> str:
@@ -100,7 +101,7 @@ def _pairs_sentence(frames: Frames) -> str:
     text = (
         f"Of {counted(compared, 'comparison')} of two implementations at one stage, "
         f"{'none disagrees' if bad == 0 else f'{bad} disagree' if bad > 1 else '1 disagrees'}"
-        f"{_but_for(frames.pairs)}."
+        f"{_except_for(frames.pairs)}."
     )
     others = len(frames.pairs) - compared
     if others:
@@ -114,8 +115,10 @@ def _numbers_sentence(frames: Frames) -> str:
     sentences = [_printed_sentence(found)] if found.printed else []
     if found.errata:
         sentences.append(
-            f"{counted(found.errata, 'number')} printed for another call than the one shown "
-            f"{'is' if found.errata == 1 else 'are'} recorded as errata."
+            "1 printed number comes from a different call than the document shows; it is listed as an erratum."
+            if found.errata == 1
+            else f"{found.errata:,} printed numbers come from a different call than the document shows; they are "
+            "listed as errata."
         )
     if not sentences:
         sentences.append(_without_documents(frames))
@@ -156,10 +159,8 @@ def _unprinted_sentence(frames: Frames) -> list[str]:
     if unprinted.empty:
         return []
     bad, open_ = len(failing(unprinted)), int(unprinted["verdict"].eq(Verdict.UNVERIFIED).sum())
-    text = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "every one is within its error bound"
+    text = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "all are within their error bounds"
     if open_:
         text = f"{bad} of {len(unprinted)} comparisons of them fail and {open_} are unverified"
-    return [
-        f"{count_numbers(unprinted)} further numbers are computed by the documents and not printed; held against "
-        f"the exact answer, {text}."
-    ]
+    count = count_numbers(unprinted)
+    return [f"{count:,} further numbers are computed by the documents and not printed; {text}."]

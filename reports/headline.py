@@ -148,7 +148,7 @@ def _but_for(frames: Frames, right: set[tuple[str, str]]) -> str:
     for rows, what in ((expected[~own], "expected failures"), (expected[own], "another convention")):
         cases = set().union(*(found for key, found in _cases_of(rows).items() if key in right), set())
         parts += [f"{what} in {counted(len(cases), 'case')}"] if cases else []
-    return f", but for {listed(parts)}" if parts else ""
+    return f", except for {listed(parts)}" if parts else ""
 
 
 def _blamed(frames: Frames) -> pd.DataFrame:

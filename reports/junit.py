@@ -1,7 +1,7 @@
 """The report as JUnit XML, which CI systems read: a suite per implementation, a test per case and dtype.
 
 What fails is a failure whose type is the verdict; what raised, crashed or ran out of time is an error; what is
-unsupported, or has no exact answer to be held against, is skipped with its reason; an expected failure passes and says
+unsupported, or has no exact answer to be compared with, is skipped with its reason; an expected failure passes and says
 why. The numbers that documents print are a suite of their own, a test per matrix: a misprint fails there, once, and no
 implementation for it. Whatever was asked for and is not there, or was not judged, is an error in another. Elements and
 attributes are those of the schema that Jenkins and Surefire share (junit-10.xsd of Jenkins' xUnit plugin).
@@ -243,7 +243,7 @@ def _matrix(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: M
         SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
     if wrong is None and unverified:
         of = numbers["index"].nunique()
-        add_result(test, "skipped", f"unverified: {unverified} of {of} numbers have no exact answer to be held against")
+        add_result(test, "skipped", f"unverified: {unverified} of {of} numbers have no exact answer to compare with")
     return test
 
 

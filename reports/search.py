@@ -40,7 +40,7 @@ def search_lines(search: Search, commands: Commands) -> Iterator[str]:
     for finding in search.folder.findings:
         yield from _finding_lines(finding, search.folder.path, commands[finding.file])
         yield ""
-    for finding in search.mended:
+    for finding in search.fixed:
         yield f"No longer fails: {finding.title} ({search.folder.path / finding.file})"
     for reason, count in search.known.most_common():
         yield f"Known, in {count:,} problem{'' if count == 1 else 's'}: {reason}"
@@ -84,7 +84,7 @@ def search_document(search: Search, commands: Commands, code: ExitCode) -> Searc
         folder=str(search.folder.path),
         findings=[_finding(each) for each in findings],
         known=dict(search.known),
-        no_longer_failing=[each.file for each in search.mended],
+        no_longer_failing=[each.file for each in search.fixed],
     )
 
 

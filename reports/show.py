@@ -110,7 +110,7 @@ def _chosen(drawings: tuple[Drawing, ...], stages: Collection[str]) -> tuple[Dra
 def _numbers(
     case: Case, inputs: Inputs, truth: Truth, exact: Mapping[str, Array], stages: Collection[str]
 ) -> dict[int, tuple[Row, ...]]:
-    """Hold the exact answer against the document's numbers, as an implementation is held against them."""
+    """Hold the exact answer against the document's numbers, as an implementation is compared with them."""
     blank = Row(case.id, case.operation, truth.dtype, EXACT, "stage", "", Verdict.AGREE)
     return {
         number: tuple(

@@ -1,6 +1,6 @@
 """What ``pyproject.toml`` ships: every folder and every data file of the four packages.
 
-An editable install finds files that a wheel does not have, so the lists are held against the folders themselves.
+An editable install finds files that a wheel does not have, so the lists are compared with the folders themselves.
 """
 
 from __future__ import annotations

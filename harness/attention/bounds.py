@@ -72,7 +72,7 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the r
 
     ``returned`` are all stages that the implementation returned, ``exact`` the exact value of ``stage`` from the
     nearest of them. A stage that was not returned is skipped, and its own errors are allowed to the one that follows;
-    but for the projections of multi_head_attention, without which there is no bound. None where such a predecessor is
+    except the projections of multi_head_attention, without which there is no bound. None where such a predecessor is
     missing or one is, at an attended key, not finite; and for gradients, none of which follows from another.
     """
     if operation == "attention_gradients":

@@ -359,7 +359,7 @@ def _halves(x: Real) -> Pair:
 
 
 def _two_product(x: Real, y: Real) -> Pair:
-    """Return the product and its error, exactly but for underflow (Dekker)."""
+    """Return the product and its error, exactly except for underflow (Dekker)."""
     product = x * y
     (a, b), (c, d) = _halves(x), _halves(y)
     return product, (((a * c - product) + a * d) + b * c) + b * d

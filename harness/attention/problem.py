@@ -295,7 +295,7 @@ def _padded(array: NDArray[Any], axis: int, count: int, value: int) -> NDArray[A
 
 
 def check_domain(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> None:
-    """Raise ``OutsideDomain`` for NaN, for infinities but for a -inf that forbids a key, and for divisions by zero."""
+    """Raise ``OutsideDomain`` for NaN, for infinities except a -inf that forbids a key, and for divisions by zero."""
     for name, array in inputs.items():
         if array.dtype == np.bool_:
             continue

@@ -125,7 +125,7 @@ def survey(
     from attncheck.wording import counted
 
     if check and not runs:
-        raise UsageError("nothing to check; expected a run, whose counts are held against the survey's")
+        raise UsageError("nothing to check; expected a run, whose counts are compared with the survey's")
     if not (runs or conventions or properties or findings):
         raise UsageError("nothing to put into the survey; expected a run, --conventions, --properties or --findings")
     found, notes = Survey(), list[str]()

@@ -13,7 +13,7 @@ SECONDS_BETWEEN = 0.2
 SECONDS_AT_REST = 0.1
 """For so long nothing may change before a save counts as done: editors write in several steps."""
 SECONDS_AWAY = 5.0
-"""For so long a file that was there may be missing: some editors rename it away before they write it anew."""
+"""For so long a file that was there may be missing: some editors rename it away before they write it again."""
 _MAX_FILES = 500
 _CASE_FILES = ("*.yaml", "*.yml")
 

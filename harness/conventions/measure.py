@@ -1,4 +1,4 @@
-"""Questions asked of an implementation in its worker, and their answers held against what they may mean."""
+"""Questions asked of an implementation in its worker, and their answers compared with what they may mean."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def truth_of_meaning(meaning: Meaning, dtype: str) -> Truth:
 
 
 def _stored(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:
-    """Round inputs to a dtype, but for masks and counts."""
+    """Round inputs to a dtype, except for masks and counts."""
     return {name: array if array.dtype.kind in "bi" else rounded_once(array, dtype) for name, array in inputs.items()}
 
 

@@ -20,7 +20,7 @@ ALL = "all"
 class Implementation:
     """A backend in a mode; in its default mode unless another is named.
 
-    ``in_part`` asks it for the standard cases alone, even if it does not compile each anew.
+    ``in_part`` asks it for the standard cases alone, even if it does not compile each separately.
     """
 
     entry: BackendEntry

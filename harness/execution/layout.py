@@ -17,7 +17,7 @@ def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) 
     """Return the same numbers, each input that ``memory_layout`` names as a view of another layout.
 
     strided: every second number of the last axis; transposed: heads inside of length, (B, L, H, D) in memory;
-    broadcast: stride 0 along the axes, but for the last, in which all slices are alike. Properties alone ask for
+    broadcast: stride 0 along the axes, except for the last, in which all slices are alike. Properties alone ask for
     padded: rows of a wider array; unaligned: one number behind a boundary of 64 bytes; reversed: negative strides
     along the last two axes.
     """

@@ -1,7 +1,7 @@
 """Worker processes: one per framework (and per dtype that needs its own), side by side, each with a time limit.
 
 A worker that overruns its time, dies, or takes too much is killed with all that it started, and the next evaluation
-gets another. None is evaluated twice, but for what ends a process in which other modes of its framework ran too: it is
+gets another. None is evaluated twice, except what ends a process in which other modes of its framework ran too: it is
 evaluated once more in a process of its own, where nothing is another's doing, and stays there.
 """
 

@@ -292,7 +292,7 @@ def _asked(plan: Plan, together: _Together) -> list[Unit]:
 
 
 def _is_quick(together: _Together) -> bool:
-    """Whether none of these compiles each case anew."""
+    """Whether none of these compiles each case separately."""
     return not any(runner.group.implementation.standard_only for runner in together)
 
 

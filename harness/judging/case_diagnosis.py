@@ -1,7 +1,7 @@
 """Diagnose one case: of which other readings of it is a wrong result the exact answer, within their bounds?
 
 For an implementation that fails, every other reading of its case is evaluated in float64 NumPy, and those that come
-near enough are held against their own exact answers, nearest first. Some fit, and some are refuted
+near enough are compared with their own exact answers, nearest first. Some fit, and some are refuted
 (``wrong_result.py``).
 
 One case names a cause where a single reading fits it. Of several failing cases of one implementation only what is

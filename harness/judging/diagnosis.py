@@ -9,7 +9,7 @@ causality or aligns it bottom right. So each failing case only says which readin
   stays; and where each of two readings explains cases of its own, more than refute it, a case that refutes both
   refutes none;
 - so is one that explains fewer cases than nothing explains, of those that fail first at the same stage;
-- of the others, those that fit a case are its candidates, but for what explains only a part of what another one does,
+- of the others, those that fit a case are its candidates, except what explains only a part of what another one does,
   and for numbers that were fitted beside a cause of the same stage;
 - where candidates of several answers are left, the case is not named, and so it is where none is left. A convention
   that fits is said even beside others;
@@ -160,7 +160,7 @@ def _reading(name: str, evidence: Evidence) -> _Reading:
 
 
 def _leave_out_refuted(explained: dict[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]]) -> None:
-    """Leave out what cases refute, but for what explains most, and where a case has two faults with a name each."""
+    """Leave out what cases refute, except for what explains most, and where a case has two faults with a name each."""
     for reading in list(explained):
         allowed = 0 if reading[1].startswith(ACCURACY) else len(explained[reading]) - 1
         if len(refuting.get(reading, ())) > allowed:

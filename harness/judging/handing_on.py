@@ -38,7 +38,7 @@ from attncheck.reading.inputs import Inputs
 Stages = Mapping[str, NDArray[Any]]
 
 _MAX_ROOT = 16
-"""A fitted factor that is, but for roundings, the root of a whole number up to this, or one over it, is that."""
+"""A fitted factor that is, except for roundings, the root of a whole number up to this, or one over it, is that."""
 _NEARLY = 2.0**-18
 
 

@@ -1,12 +1,12 @@
-"""Implementations held against numbers: printed by a document, known by derivation, or computed and not printed.
+"""Implementations compared with numbers: printed by a document, known by derivation, or computed and not printed.
 
 A number holds when the implementation's is within half a unit of its last printed digit, plus what the rounding of the
 case's inputs can move it by (``attention.radii``), plus the error bound of the implementation's rounding model, plus
 that of the precision in which the document was computed, where it says so (``number_targets``). A printed number that
-the exact answer itself misses is the document's fault. What a document computes and does not print is held against
+the exact answer itself misses is the document's fault. What a document computes and does not print is compared with
 the exact answer.
 
-Where there is no exact answer nothing is compared, and nothing holds, but for what is the same digit for digit: such a
+Where there is no exact answer nothing is compared, and nothing holds, except what is the same digit for digit: such a
 number is unverified, and its neighbours are judged as ever.
 """
 
@@ -40,7 +40,7 @@ _COMPARISONS: Mapping[str, ComparisonKind] = {"printed": "printed", "known": "kn
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """One expectation, what it is held against, and one implementation's value with the largest error of its class."""
+    """One expectation, what it is compared with, and one implementation's value with the largest error of its class."""
 
     reference: Reference
     expected: Expected

@@ -1,7 +1,7 @@
 """What implementations are known to do instead of what a case asks for, each as another problem.
 
 None of these is a convention: nobody means them. Each is the exact answer of a problem that the case does not pose, so
-that a result can be held against it within bounds (``case_diagnosis.py``). A mistake is offered only by a case that has
+that a result can be compared with it within bounds (``case_diagnosis.py``). A mistake is offered by cases that have
 what it is about, and one that changes nothing there is told apart from the case by nobody.
 """
 

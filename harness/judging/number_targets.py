@@ -1,4 +1,4 @@
-"""What numbers are held against: the exact ones, and how far from them a document's own may lie.
+"""What numbers are compared with: the exact ones, and how far from them a document's own may lie.
 
 A document's number was computed from inputs that it may print rounded, in a precision that it may declare
 (``computed_in``), and then printed. The first is what ``attention.radii`` allows for, and inputs that were rounded to
@@ -35,7 +35,7 @@ CLASS_OF_DOCUMENT = {"float64": "native", "float32": "native", "bfloat16": "eage
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What one expectation is held against; each is NaN where there is no such number.
+    """What one expectation is compared with; each is NaN where there is no such number.
 
     ``exact`` are the exact numbers, ``propagated`` is what the inputs' rounding can move them by, ``document`` the
     largest error of the precision that the document was computed in, and 0 where none is declared.
@@ -62,7 +62,7 @@ class Reference:
     _documents: dict[str, tuple[Truth, Inputs]] = field(default_factory=dict)
 
     def target(self, expected: Expected, computed_in: str | None) -> Target:
-        """Return what an expectation is held against, computed in a precision; None for the exact answer itself."""
+        """Return what an expectation is compared with, computed in a precision; None for the exact answer itself."""
         nothing = np.full(expected.shape, np.nan)
         if expected.of not in self.truth.exact:
             return Target(nothing, nothing, nothing)
@@ -73,7 +73,7 @@ class Reference:
         return Target(derived(expected, values, self.inputs), propagated, document)
 
     def why_open(self, expected: Expected, target: Target, index: tuple[int, ...]) -> str:
-        """Say why a number cannot be held against anything."""
+        """Say why a number cannot be compared with anything."""
         truth = self.truth
         if expected.of in truth.exact and np.isfinite(target.exact[index]):
             if np.isnan(target.propagated[index]):

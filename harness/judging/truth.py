@@ -87,7 +87,7 @@ class Truth:
 
     @property
     def holds_nonfinite(self) -> bool:
-        """Whether the inputs as they were asked for hold NaN or infinity, but for -inf where it forbids a key."""
+        """Whether the inputs as they were asked for hold NaN or infinity, except for -inf where it forbids a key."""
         return self.posed is not None and any(is_odd(name, array).any() for name, array in self.posed.inputs.items())
 
     def dtype_of(self, stage: str) -> str:

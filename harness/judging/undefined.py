@@ -48,7 +48,7 @@ _SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys({*SUMS_OF_QUERIES, *optional_gradients("attention_gradients")}, (-2, -1)),
     **{name: () for name, spec in STAGE_SPECS.items() if spec.axes[-1] in {"Lq", "H"}},
 }
-"""Axes along which one NaN tells what became of the others: the last one, but for these stages. A softmax may give 0
+"""Axes along which one NaN tells what became of the others: the last one, except for these stages. A softmax may give 0
 beside a NaN, as TensorFlow's does, so that a sum over queries is NaN for some keys alone."""
 
 NONFINITE = "holds NaN or an infinity that no mask explains"

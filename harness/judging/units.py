@@ -185,7 +185,7 @@ class _Question:
             store.put(self._key, rows_to_bytes(rows))
 
     def arrays(self, truth: Truth | None, store: Store) -> Iterator[StoredArray]:
-        """Give what the implementations returned, and what it is held against: reports draw and compare it."""
+        """Give what the implementations returned, and what it is compared with: reports draw and compare it."""
         from attncheck.judging.judge import exact_values, kept_stages, returned_stages, worst_bounds
 
         if truth is None:

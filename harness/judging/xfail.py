@@ -2,7 +2,7 @@
 
 A failing row of an implementation is expected where an entry names it with this verdict. One whose error is larger than
 the entry allows (``max_ratio``) fails, and says so. Rows that only follow from an expected failure are expected with
-it: those of pairs with that implementation, and of numbers held against it, at that stage or a later one. An entry is
+it: those of pairs with that implementation, and of numbers compared with it, at that stage or a later one. An entry is
 ``xpass`` where its implementation ran a case that it names and nothing failed as it says.
 """
 

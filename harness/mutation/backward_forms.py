@@ -32,7 +32,7 @@ def weights_remembered(weights: Callable[[Call], Array]) -> Steps:
 
 
 def stages_remembered(call: Call, weights: Array) -> Step:
-    """Return a forward pass that has run already, but for its weights."""
+    """Return a forward pass that has run already, except for its weights."""
     stages = call.stages | {"weights": weights}
     return lambda *arrays, **given: stages
 

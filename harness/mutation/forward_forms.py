@@ -251,7 +251,7 @@ def with_score_bias(scores: Array, score_bias: Array | None) -> Stages:
 
 
 def products_by(product: Product) -> Steps:
-    """Use another product of matrices throughout, but for the additive score's."""
+    """Use another product of matrices throughout, except for the additive score's."""
 
     def dot(query: Array, key: Array) -> Array:
         return product(query, np.swapaxes(key, -1, -2))

@@ -1,6 +1,6 @@
 """How the mutation score asks for verdicts, and the harness's own: the exact answer and the derived bounds.
 
-Many implementations are held against one truth, one after the other. Most faults change a single step: all stages
+Many implementations are compared with one truth, one after the other. Most faults change a single step: all stages
 before it are the reference's, and so are the steps between them. No exact step is worked out twice.
 """
 

@@ -144,7 +144,7 @@ def mask_filled_with_minus_1e9(biased: Array) -> float:
     diagnosis="empty-rows-uniform",
 )
 def mask_filled_with_least_finite(biased: Array) -> float:
-    # ml_dtypes' bfloat16 has no np.finfo; its range is float32's but for the last digits.
+    # ml_dtypes' bfloat16 has no np.finfo; its range is float32's except for the last digits.
     return float(np.finfo(biased.dtype).min) if biased.dtype.kind == "f" else -3.38953139e38
 
 

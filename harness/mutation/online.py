@@ -17,7 +17,7 @@ from attncheck.mutation.forward_forms import Product, averaged, normalised
 from attncheck.mutation.variant import Steps, within
 
 NEVER_HELD = frozenset({"weights"})
-"""No weights are returned: the output was not made from them, and would be held against them."""
+"""No weights are returned: the output was not made from them, and would be compared with them."""
 
 
 def _always(block: int) -> bool:

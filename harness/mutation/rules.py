@@ -1,4 +1,4 @@
-"""What common tolerances would have said of the same arrays, held against the correctly rounded answer.
+"""What common tolerances would have said of the same arrays, compared with the correctly rounded answer.
 
 ``|got - exact| <= absolute + relative |exact|``, the formula of all three; ``numpy.allclose`` and
 ``torch.testing.assert_close`` by default also refuse NaN, and both pass equal infinities.

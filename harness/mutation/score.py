@@ -118,7 +118,7 @@ def run_mutants(
     visible: Collection[str] | None = None,
     exhaustive: bool = False,
 ) -> MutationFrames:
-    """Run every subject on every case, dtype and seed, but for faults that enough cases caught before.
+    """Run every subject on every case, dtype and seed, except for faults that enough cases caught before.
 
     Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. Cases come some
     at a time: a small one is put to faults that fewer than ``ENOUGH_SMALL_CASES`` others caught, large ones come last

@@ -43,7 +43,7 @@ class MutationFrames:
                      ``spared`` where other cases were not put to it, so that more might catch it; as what it is
                      ``named`` from all dtypes together, and whether rightly, wrongly or not
     ``rules``        one row per dtype and rule: mutants caught, evaluations of controls rejected; of faults on
-                     the small cases. Empty but for an exhaustive run: the harness's own verdict spares faults, and
+                     the small cases. Empty except for an exhaustive run: the harness's own verdict spares faults, and
                      other rules would be held to what it left
     """
 

@@ -119,7 +119,7 @@ class _Importing:
 
 def _file(operation: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
     operator = operation.capitalize()
-    notes = "Inputs and outputs are those of the tests, to the last bit. The outputs are held against the exact answer."
+    notes = "Inputs and outputs are those of the tests, to the last bit. Outputs are compared with the exact answer."
     return {
         "title": f"ONNX's tests of {operator}",
         "source": {

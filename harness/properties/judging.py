@@ -1,6 +1,6 @@
-"""Two calls held against each other: bitwise the same, within the bounds of both, or broken.
+"""Two calls compared with each other: bitwise the same, within the bounds of both, or broken.
 
-Bits are compared first. Where they differ, each call is held against its own exact answer: the oracle's, of its own
+Bits are compared first. Where they differ, each call is compared with its own exact answer: the oracle's, of its own
 inputs. Both exact answers are the same number x, as the property says, so that two calls within their bounds B and B'
 differ by at most B + B'. ``docs/numerics.md`` derives that, and what it means for parts that are merged.
 """
@@ -218,7 +218,7 @@ def _judged(stage: str, one: Side, other: Side, differs: Flags, chosen: Flags, *
     return _named(stage, one, other, _worst(one, other, differs), PropertyOutcome.WITHIN_BOUNDS)
 
 
-_OTHER_ANSWER = "the two calls have not the same exact answer, so that they cannot be held against each other"
+_OTHER_ANSWER = "the two calls have not the same exact answer, so that they cannot be compared with each other"
 
 
 def _exact_answers_apart(one: Side, other: Side, chosen: Flags) -> tuple[int, ...] | None:

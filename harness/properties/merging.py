@@ -1,4 +1,4 @@
-"""Parts of the keys, merged exactly by their log-sum-exps, held against the whole.
+"""Parts of the keys, merged exactly by their log-sum-exps, compared with the whole.
 
 With outputs o_n and log-sum-exps L_n of the parts, p_n = e^(L_n) / sum_m e^(L_m), the whole is o = sum_n p_n o_n.
 Errors of at most B_n in the outputs and beta in every log-sum-exp change each weight by a factor of at most

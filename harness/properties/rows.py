@@ -136,7 +136,8 @@ def sentence_of(rows: Sequence[PropertyRow]) -> str:
     failing = [row for row in asked if row.fails_run]
     if not asked:
         return "No property was judged."
-    what = f"{len(names)} of them asked in {counted(len(asked), 'way')}"
+    properties = "1 property" if len(names) == 1 else f"{len(names)} properties"
+    what = f"{properties}, {counted(len(asked), 'comparison')}"
     if not failing:
         return f"Properties hold: {what}."
     broken = list(dict.fromkeys(f"{row.implementation}: {row.property_name}" for row in failing))

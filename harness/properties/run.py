@@ -247,7 +247,7 @@ class _Asked:
         return judge_equal(pair.problem, first, second, pair.what, self._model, self._truths)
 
     def _in_own_process(self, problem: Problem) -> Outcome:
-        """Make a call in a process that has done nothing else; once, however many calls are held against it."""
+        """Make a call in a process that has done nothing else; once, however many calls are compared with it."""
         if id(problem) not in self._alone:
             runner = self._workers.fresh()
             try:

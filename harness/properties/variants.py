@@ -41,7 +41,7 @@ class Call:
 class Variant:
     """One way in which a property is asked: calls, and what becomes of their results.
 
-    What is combined times ``factor``, a power of two, is held against what the ``first`` call gave (by default the
+    What is combined times ``factor``, a power of two, is compared with what the ``first`` call gave (by default the
     case's own), where ``compared`` says so. Where it ``is_merged``, every call is of a part of the keys, and the
     outputs are merged by their log-sum-exps. Where ``nan_may_spread``, NaN from the further calls is a convention. The
     calls are made ``where`` it says, with so many ``threads``.

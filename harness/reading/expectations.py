@@ -20,7 +20,7 @@ from attncheck.reading.yaml_scalars import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
 
 DTYPES_OF_NUMBERS = ("float64", "float32")
-"""In these, numbers that are known in decimal can be held against what is computed."""
+"""In these, numbers that are known in decimal can be compared with what is computed."""
 
 
 def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[Expected, ...]:
@@ -33,16 +33,16 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
     if sources and narrow:
         raise CaseFileError(
             (*where, "expect"),
-            f"numbers are held against what is computed in {' and '.join(DTYPES_OF_NUMBERS)} alone, and in the dtype "
+            f"numbers are compared with what is computed in {' and '.join(DTYPES_OF_NUMBERS)} alone, and in the dtype "
             f"that the case's `computed_in` names; without {', '.join(narrow)} among `dtypes` this case may have them",
         )
     if sources and OPERATIONS[case.operation].has_gradients:
         raise CaseFileError(
-            (*where, "expect"), "gradients are held against the exact answer alone, not against numbers"
+            (*where, "expect"), "gradients are compared with the exact answer alone, not against numbers"
         )
     if sources and not OPERATIONS[case.operation].has_numbers:
         raise CaseFileError(
-            (*where, "expect"), f"{case.operation} is held against the exact answer alone, not against numbers"
+            (*where, "expect"), f"{case.operation} is compared with the exact answer alone, not against numbers"
         )
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}

@@ -70,7 +70,7 @@ class ExpectedFailureEntry(Strict):
     )
     processor: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^(not )?[a-z0-9_]+$")] | None = Field(
         default=None,
-        description="Only where processors can this, in Linux's words (/proc/cpuinfo), such as amx_bf16, or cannot: "
+        description="Only on processors with this flag of /proc/cpuinfo, such as amx_bf16, or without it: "
         "not amx_bf16; anywhere if absent.",
     )
     reason: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(

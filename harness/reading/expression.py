@@ -42,7 +42,7 @@ _CONNECTIVES = ("and", "or", "not")
 
 @dataclass(frozen=True)
 class _Subject:
-    """What an expression is held against: the texts of a case in small letters, and the lengths of its axes."""
+    """What an expression is compared with: the texts of a case in small letters, and the lengths of its axes."""
 
     texts: tuple[str, ...]
     lengths: Mapping[str, int]

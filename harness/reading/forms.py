@@ -73,7 +73,7 @@ def memory_layout_of(entry: model.CaseEntry, merged: Mapping[str, int], where: F
 def check_form(case: Case, where: FieldPath) -> None:
     """Refuse a memory layout that an input cannot have, storage that is not narrower, and stages that cannot be.
 
-    Draws nothing, but for an input that is to have equal slices.
+    Draws nothing, except for an input that is to have equal slices.
     """
     _check_memory_layout(case, where)
     _check_storage(case.storage, case.dtypes, where)

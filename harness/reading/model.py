@@ -228,7 +228,7 @@ class CaseFile(Strict):
 
 
 class TagEntry(Strict):
-    """One tag: what it probes, and the defect that it answers."""
+    """One tag: what it probes, and the bug that it is meant to catch."""
 
     probes: Text = Field(description="What cases with the tag probe.")
     defect: Text = Field(description="The defect that they answer.")

@@ -66,7 +66,7 @@ def _for_each(name: Schema) -> Schema:
 
 
 def _or_reference(schema: Any, *, keep: tuple[str, ...] = ()) -> Any:
-    """Let ``{each: name}`` stand for every value inside of a schema, but for fields to ``keep``."""
+    """Let ``{each: name}`` stand for every value inside of a schema, except for fields to ``keep``."""
     if isinstance(schema, list):
         return [_or_reference(each) for each in schema]
     if not isinstance(schema, dict):

@@ -31,7 +31,7 @@ from attncheck.spec import (
 Schema = dict[str, Any]
 
 FINITE: Schema = {"minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308}
-"""What numbers are but for infinity; NaN cannot be told from them."""
+"""What numbers are except for infinity; NaN cannot be told from them."""
 
 
 def given(*fields: str) -> Schema:

@@ -191,7 +191,7 @@ def optional_gradients(operation: str) -> dict[str, str]:
 
 
 def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the shape of every stage that the operation can return, but for gradients of what may be left out."""
+    """Return the shape of every stage that the operation can return, except for gradients of what may be left out."""
     axes, lengths = stage_axes(operation, lengths), {**lengths}
     if "Dv" in lengths and "H" in lengths:
         lengths.setdefault("H*Dv", lengths["H"] * lengths["Dv"])
@@ -203,7 +203,7 @@ def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]
 
 
 def repeated_axes(array: NDArray[Any]) -> tuple[int, ...]:
-    """Return the axes, but for the last, of several slices that are all alike."""
+    """Return the axes, except for the last, of several slices that are all alike."""
     several = [axis for axis in range(array.ndim - 1) if array.shape[axis] > 1]
     return tuple(axis for axis in several if bool((array == array.take([0], axis=axis)).all()))
 

@@ -1,6 +1,6 @@
 """How much of what was asked for was judged, and whether that is enough.
 
-A case counts as judged on an implementation where, in any dtype, a stage of it was held against the exact answer, or a
+A case counts as judged on an implementation where, in any dtype, a stage of it was compared with the exact answer, or a
 number is wrong. One that is unsupported, raised, or has no exact answer does not: nothing is green that was not judged.
 """
 

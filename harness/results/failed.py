@@ -106,7 +106,7 @@ class FailedRecord:
 
     @classmethod
     def begun(cls, directory: Path, selected: Collection[CaseInDtype] | None) -> FailedRecord:
-        """Begin with what failed in a folder before; a file that is damaged is forgotten, and written anew."""
+        """Begin with what failed in a folder before; a file that is damaged is forgotten, and written again."""
         try:
             before = read_failed(directory)
         except ResultsError:

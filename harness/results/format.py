@@ -98,7 +98,7 @@ class Row:
 
     ``comparison`` is ``stage`` (against the exact answer), ``pair`` (against ``other``), ``printed`` (one number of a
     document), ``known`` (one derived number) or ``exact`` (one number that a document computes and does not print).
-    ``value`` is the implementation's number at ``index``, ``reference`` what it is held against; ``difference`` is
+    ``value`` is the implementation's number at ``index``, ``reference`` what it is compared with; ``difference`` is
     absolute, ``allowed`` the largest one that agrees, ``ratio`` the largest quotient of the two in the stage. ``xfail``
     marks a failure that is expected and does not fail a run; ``reason`` says why it is so, ``thread`` where that is
     discussed.

@@ -104,7 +104,7 @@ def _next_part(folder: Path) -> int:
 
 
 def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
-    """Create the directory, or empty one that holds an earlier run but for what is kept; all else is left alone."""
+    """Create the directory, or empty one that holds an earlier run except for what is kept; all else is left alone."""
     try:
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")

@@ -65,7 +65,7 @@ class ConcreteCase:
 
     @property
     def has_nonfinite(self) -> bool:
-        """Whether NaN or infinity is in the inputs, but for minus infinity in those that forbid by it."""
+        """Whether NaN or infinity is in the inputs, except for minus infinity in those that forbid by it."""
         for name, array in self.inputs.items():
             allowed = self.specs[name].may_be_infinite
             if array.dtype.kind == "f" and not (np.isfinite(array) | (allowed & np.isneginf(array))).all():

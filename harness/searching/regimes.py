@@ -57,7 +57,7 @@ def _tiny(random: Random, dims: Dimensions) -> Triple:
 
 
 def _cancelling(random: Random, dims: Dimensions) -> Triple:
-    """Columns in pairs whose products cancel but for a small part."""
+    """Columns in pairs whose products cancel except for a small part."""
     query, key, value = _normal(random, dims)
     half = dims.D // 2
     query[..., half : 2 * half] = query[..., :half]

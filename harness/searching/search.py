@@ -21,7 +21,7 @@ from attncheck.searching.writing import read_written, write_case
 from attncheck.verdicts import Verdict
 
 MAX_FINDINGS = 20
-"""Then there is enough to mend."""
+"""Then there is enough to fix."""
 _SAVED_EVERY = 200
 """Problems between two times that the state is written."""
 
@@ -47,7 +47,7 @@ class SearchRequest:
 
 @dataclass
 class Search:
-    """One search on its way. ``mended`` are findings of earlier searches that no longer fail.
+    """One search on its way. ``fixed`` are findings of earlier searches that no longer fail.
 
     ``known`` counts the problems that fail as a list of expected failures says, by the reason that it gives.
     """
@@ -58,7 +58,7 @@ class Search:
     say: Say = lambda line: None
     asked: int = 0
     refused: int = 0
-    mended: list[Finding] = field(default_factory=list)
+    fixed: list[Finding] = field(default_factory=list)
     known: Counter[str] = field(default_factory=Counter)
     is_interrupted: bool = False
     begun: float = field(default_factory=time.monotonic)
@@ -87,7 +87,7 @@ class Search:
             except CaseError:  # somebody removed it
                 is_mended = True
             if is_mended:
-                self.mended.append(finding)
+                self.fixed.append(finding)
                 self.folder.findings.remove(finding)
 
     def _search(self) -> None:

@@ -56,7 +56,7 @@ def holds(case: Case, problem: ConcreteCase, folder: Path) -> bool:
 
 
 def _is_same(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal bit by bit, but for which NaN there is."""
+    """Whether two arrays are equal bit by bit, except for which NaN there is."""
     alike = one.dtype == other.dtype and one.shape == other.shape
     wide, other_wide = (each.astype(np.float64) for each in (one, other))
     is_equal = (wide == other_wide) & (np.signbit(wide) == np.signbit(other_wide))

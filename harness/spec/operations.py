@@ -124,7 +124,7 @@ class Operation:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether numbers can be expected of it; gradients are held against the exact answer alone."""
+        """Whether numbers can be expected of it; gradients are compared with the exact answer alone."""
         return not self.has_gradients and (self.has_radii or not self.is_lowered)
 
     @property

@@ -1,6 +1,6 @@
 """What changed between two results: of another version, processor or day, or before and after a change of a kernel.
 
-Evaluations are held against each other by environment, implementation, case and dtype. A verdict got *worse* where it
+Evaluations are compared with each other by environment, implementation, case and dtype. A verdict got *worse* where it
 fails now and did not before, expected failures and what is unsupported being no failures, and where something ran and
 now raises, crashes or takes too long; it got *better* where the opposite is so; everything else is another change. That
 alone decides the exit code: errors that grew within their bounds are reported (``errors.py`` says when), and so

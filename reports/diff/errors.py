@@ -1,6 +1,6 @@
 """Errors that grew by more than rounding explains, between two results of the same cases.
 
-Both results are of the same inputs and held against the same exact answer, so a version, a processor or a BLAS that
+Both results are of the same inputs and compared with the same exact answer, so a version, a processor or a BLAS that
 sums in another order changes errors too, and none of that is worth a line. What is compared is therefore not the error,
 and not its ratio to the bound B either: of a small tensor one rounding more or less moves that from 0.1 to 0.9. It is
 z, the error over its statistical scale sigma (docs/numerics.md, sections 5 and 7), which rounding keeps small in

@@ -130,7 +130,7 @@ class Page:
     tags: tuple[str, ...]
     words: tuple[str, ...]
     probes: Mapping[str, Mapping[str, str]]
-    """What each tag probes, and the defect that it answers."""
+    """What each tag probes, and the bug that it is meant to catch."""
     details: tuple[CaseDetails, ...]
     details_left_out: int
     evidence_left_out: int

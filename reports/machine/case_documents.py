@@ -94,7 +94,7 @@ class StageRecord(Record):
     bound: float | None
     """The largest error that agrees there."""
     against: str | None
-    """What computed is held against: exact, or step."""
+    """What computed is compared with: exact, or step."""
     condition: ConditionRecord | None
     """How well the inputs determine the stage."""
     judged_rows: int | None

@@ -71,7 +71,7 @@ class Failure(Record):
     ratio: float | None
     """The largest error of the stage over its bound; more than 1 proves an error."""
     against: str | None
-    """What computed is held against: exact, or step."""
+    """What computed is compared with: exact, or step."""
     diagnosis: str | None
     """The convention or mistake that gives these numbers: a name of docs/diagnoses.md."""
     message: str

@@ -268,9 +268,9 @@ class PublishedDocument(Document):
     """publish and survey: what a repository keeps of its results."""
 
     path: str
-    """What was written, or held against the run with --check."""
+    """What was written, or compared with the run with --check."""
     checked: bool
-    """Whether it was held against the run, and nothing written."""
+    """Whether it was compared with the run, and nothing written."""
     compared: int
     """How many verdicts, or implementations, the run has."""
     differences: Sequence[str]

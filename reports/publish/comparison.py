@@ -2,7 +2,7 @@
 
 README.md      the answer, what is wrong or known, every verdict, and each document with its numbers and pictures
 pictures/      what the documents compute, drawn from exact answers and so the same on every machine
-verdicts.csv   one row per case, implementation and dtype: what a later run is held against
+verdicts.csv   one row per case, implementation and dtype: what a later run is compared with
 versions.csv   one row per implementation
 
 Nothing in verdicts.csv depends on the processor: errors, their sizes and warnings about noise stay out of it. What is

@@ -99,7 +99,7 @@ def render_markdown(survey: Survey) -> str:
         "*Right*: every stage that came back is within its error bound in every dtype. *Known*: fails as recorded, "
         "with its reason ([findings](../../../docs/findings.md), "
         "[expected failures](../../../docs/expected_failures.md)). *Unsupported*: it has no word for what the case "
-        "asks. *Not run*: left out of modes that compile each case anew. Some failures are those of some processors "
+        "asks. *Not run*: left out of modes that compile each case. Some failures are those of some processors "
         "alone, as the lists say; they are counted as they showed on the machine that judged.",
         "",
         *table(
@@ -143,7 +143,7 @@ def _accuracy(survey: Survey) -> Iterator[str]:
     yield (
         "Largest error of a stage, in units of the largest that rounding allows there: of the stage in the middle, "
         "and in parentheses of all but one of a hundred. 1 is the bound of that implementation's own rounding model, "
-        "so that numbers of different models are not held against each other."
+        "so that numbers of different models are not compared with each other."
     )
     yield ""
     cells = ((code(name), *(found.get((name, dtype), "-") for dtype in DTYPES)) for name in newest)

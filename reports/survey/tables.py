@@ -233,7 +233,7 @@ def _state(cells: Iterable[Cell]) -> str:
 
 
 def _left_out(frames: Frames) -> Counter[tuple[str, str]]:
-    """Count the cases that a mode was not asked for because it compiles each anew, by implementation and feature."""
+    """Count the cases that a mode was not asked for because it compiles each, by implementation and feature."""
     results = frames.results
     rows = results[results["lacks"].eq(ALL_CASES)]
     found: Counter[tuple[str, str]] = Counter()

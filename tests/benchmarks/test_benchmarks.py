@@ -53,7 +53,7 @@ def test_a_small_campaign_finds_all_as_planned_and_says_so_where_it_is_not(
     assert "4 faults injected and 1 times killed; 4 as planned\n" in printed
     assert "no row missing, none double, none different" in printed
 
-    # The same results, held against another plan: of one fault less, and of one of another kind.
+    # The same results, compared with another plan: of one fault less, and of one of another kind.
     plan = faults.draw_plan(["softmax"], 4, faults.random.Random(1))
     undisturbed, disturbed = (object.__new__(faults.Campaign) for _ in range(2))
     undisturbed.results, disturbed.results = (

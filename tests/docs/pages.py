@@ -3,7 +3,7 @@
 A page is run from top to bottom in an empty folder, as a reader would. Its fenced blocks are
 
 - ``python``, ``yaml`` and ``toml`` blocks that begin with a comment that names a file: that file is written;
-- other ``python`` blocks: they are executed, after the files and blocks before them, in one namespace, but for those
+- other ``python`` blocks: they are executed, after the files and blocks before them, in one namespace, except for those
   that import a framework, which are executed by themselves where it is installed;
 - ``diff`` blocks: a file that was written before is changed;
 - ``sh`` blocks: every line is a command, which has to end with 0, or with the code of a comment ``# exits with N``;

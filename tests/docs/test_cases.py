@@ -1,6 +1,6 @@
 """The reference of case files: its tables are those of the code, and its examples are good cases.
 
-``python tests/docs/test_cases.py`` writes the tables anew.
+``python tests/docs/test_cases.py`` writes the tables again.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _item(value: dict[str, Any]) -> str:
 
 def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
     text = REFERENCE.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "python tests/docs/test_cases.py writes them anew"
+    assert with_tables(text) == text, "python tests/docs/test_cases.py writes them again"
 
 
 def test_every_table_that_can_be_made_is_there() -> None:

@@ -1,6 +1,6 @@
 """Help: it fits into 80 columns, its examples run, and the reference of the command line is made of it.
 
-``python tests/docs/test_command_line.py`` writes the reference anew.
+``python tests/docs/test_command_line.py`` writes the reference again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _help(parameter: Any) -> str:
 def test_the_reference_is_made_of_the_help_texts() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert MARKED.search(text)
-    assert with_reference(text) == text, "python tests/docs/test_command_line.py writes it anew"
+    assert with_reference(text) == text, "python tests/docs/test_command_line.py writes it again"
 
 
 def test_every_command_and_every_option_of_check_stands_in_one_panel() -> None:

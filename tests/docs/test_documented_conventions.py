@@ -1,6 +1,6 @@
 """The page of conventions beside what documentations say: what is measured is what the page says.
 
-``python tests/docs/test_documented_conventions.py`` measures what is installed, and writes the page anew.
+``python tests/docs/test_documented_conventions.py`` measures what is installed, and writes the page again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables of the documentation that are made of the code.
 
-``python tests/docs/test_generated.py`` writes them anew.
+``python tests/docs/test_generated.py`` writes them again.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _pages() -> Iterator[tuple[Path, str, str]]:
 
 def test_every_table_is_that_of_the_code() -> None:
     stale = [path.name for path, text, made in _pages() if text != made]
-    assert stale == [], "python tests/docs/test_generated.py writes them anew"
+    assert stale == [], "python tests/docs/test_generated.py writes them again"
 
 
 def test_every_framework_and_library_has_its_table() -> None:

@@ -25,7 +25,7 @@ from here import own_code_here
 from pages import ROOT, Block, Reader, all_pages, blocks_of, pages
 
 _FOLDERS = ("backends/", "benchmarks/", "cases/", "docs/", "examples/", "harness/", "reports/", "tests/", ".ci/")
-HOW_TO_WRITE = "python tests/docs/pages.py {} writes the output anew"
+HOW_TO_WRITE = "python tests/docs/pages.py {} writes the output again"
 _MEASURED = re.compile(
     r"0x[\d.a-f]+p[+-]\d+|-?\d+\.\d+(?:e[+-]\d+)?|\d+e[+-]\d+|(?<=is within bounds: output)\[[\d, ]+\]| +"
 )

@@ -25,13 +25,15 @@ def test_it_is_short() -> None:
 
 
 def test_the_outcome_that_it_shows_has_the_documents_numbers_and_versions_that_are_published() -> None:
-    (shown,) = re.findall(r"ends like this:\n\n```\w*\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    text = README.read_text(encoding="utf-8")
+    (shown,) = re.findall(r"ends like this:\n\n```\w*\n(.*?)```", text, re.DOTALL)
+    assert len(shown.splitlines()) == 5
     published = (README.parent / "reports" / "published" / "README.md").read_text(encoding="utf-8")
     (documents,) = re.findall(r"^- (The documents print .*)$", published.partition("\n## ")[0], re.MULTILINE)
     assert documents in shown.splitlines()  # what is published is of all cases on JAX too
     versions = re.findall(r"^\| (\w+\.\w+) \| (\S+) \|$", published, re.MULTILINE)
     assert len(versions) == 4
-    assert all(f"{name} {version}" in shown for name, version in versions)
+    assert all(f"`{name} {version}`" in text for name, version in versions)
 
 
 def test_it_is_the_kernel_of_the_examples(kernel: str) -> None:

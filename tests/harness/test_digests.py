@@ -47,7 +47,7 @@ def test_other_values_have_other_digests(first: Any, second: Any) -> None:
 
 
 def repr_of(value: Any) -> str:
-    """Tell values apart as Python does, but for the order of a mapping, with every bit of a number."""
+    """Tell values apart as Python does, except for the order of a mapping, with every bit of a number."""
     if isinstance(value, dict):
         return f"mapping {sorted((name, repr_of(each)) for name, each in value.items())!r}"
     return repr([repr_of(each) for each in value]) if isinstance(value, list) else repr(value)

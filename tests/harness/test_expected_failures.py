@@ -149,9 +149,9 @@ def test_a_recorded_one_fails_no_run_and_is_told_with_its_reason(
     assert bad(frames.results) == [("small/small/causal", "output", "semantic", True)]
     assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
     answer = make_summary(frames)
-    assert answer.word == "first and lower agree, but for expected failures in 1 case"
-    assert answer.sentences[1].endswith("every one is within its error bound, but for 1 expected failure.")
-    assert answer.sentences[2].endswith("none disagrees, but for 1 expected failure.")
+    assert answer.word == "first and lower agree, except for expected failures in 1 case"
+    assert answer.sentences[1].endswith("all are within their error bounds, except for 1 expected failure.")
+    assert answer.sentences[2].endswith("none disagrees, except for 1 expected failure.")
     assert answer.sentences[-1] == ("1 evaluation of 1 implementation fails as expected (xfail), which fails no run.")
     section = render_markdown(frames).partition("## Expected failures")[2].partition("## Verdicts")[0]
     assert "causality is counted from the last key, by design" in section
@@ -397,7 +397,7 @@ def test_a_difference_to_another_environment_inherits_it_too(
     ]
     frames = make_frames(merge_runs(runs))
     assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
-    assert make_summary(frames).word == "lower and first agree, but for expected failures in 1 case"
+    assert make_summary(frames).word == "lower and first agree, except for expected failures in 1 case"
 
 
 ROUNDED = """

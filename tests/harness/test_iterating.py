@@ -170,7 +170,7 @@ def test_what_failed_is_run_again_until_nothing_fails(
     assert code == 1
     assert err == "attncheck: 3 of 7 cases failed last time in results/latest and run alone\n"
     assert "Judged 3 of 3 cases." in text
-    assert "Only what was picked ran: the cases keys.yaml; what failed last time in results/latest." in text
+    assert "Partial run: only the cases keys.yaml; what failed last time in results/latest." in text
     assert ran(out) == [2, 3, 5]
     kernel(5)
     invoke(*QUICK, "--failed", "-x")

@@ -154,7 +154,7 @@ def test_the_first_line_of_every_format_says_what_was_judged(
     assert (found, lines[0]) == (code, first)
     if code == 0:  # where something is wrong, the report says what else was left out
         assert "bfloat16 not tested on kernel.attention: declare `dtypes`." in lines
-    assert "Only what was picked ran: the cases own.yaml." in lines
+    assert "Partial run: only the cases own.yaml." in lines
     report = Path("out/report")
     plain = report.joinpath("report.md").read_text().replace("\\", "")
     assert f"**{first}**" in plain

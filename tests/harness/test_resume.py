@@ -205,7 +205,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_report(
 
 
 def reported(folder: Path) -> dict[str, bytes]:
-    """Return the files of a report, but for when a run began and how long it took."""
+    """Return the files of a report, except for when a run began and how long it took."""
     files = [path for path in folder.iterdir() if path.suffix in (".md", ".html", ".xml", ".csv")]
     return {path.name: re.sub(TIMES, b"", path.read_bytes()) for path in files}
 

@@ -1,4 +1,4 @@
-"""The specification: one table, which the contract, the readings, lists of stages and quantities are held against."""
+"""The specification: one table, which the contract, the readings, lists of stages and quantities are compared with."""
 
 from __future__ import annotations
 

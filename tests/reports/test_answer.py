@@ -110,22 +110,22 @@ def test_the_sentences_count_what_the_answer_rests_on(hand: Any) -> None:
     answer = make_summary(hand.frames(rows, cases=cases))
     assert answer.sentences == (
         "2 cases on 2 implementations in float64 and float32: 8 evaluations, all of them judged.",
-        "Of 8 stages held against the exact answer, every one is within its error bound.",
+        "8 stages were compared with the exact answer; all are within their error bounds.",
         "Of 2 comparisons of two implementations at one stage, 1 disagrees.",
         "Of 3 printed numbers 2 hold and 1 is missed by an implementation. "
-        "1 number printed for another call than the one shown is recorded as errata. "
-        "2 further numbers are computed by the documents and not printed; held against the exact answer, "
-        "every one is within its error bound.",
+        "1 printed number comes from a different call than the document shows; it is listed as an erratum. "
+        "2 further numbers are computed by the documents and not printed; "
+        "all are within their error bounds.",
     )
 
 
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([{"tier": "within"}], "Of 1 stage held against the exact answer, every one is within its error bound."),
-        ([{"tier": "proven", "verdict": "numeric"}, {}], "Of 2 stages held against the exact answer, 1 fails."),
-        # A form or NaN that is wrong is held against the answer, too, though it has no tier.
-        ([{"verdict": "shape"}, {"verdict": "nonfinite"}], "Of 2 stages held against the exact answer, 2 fail."),
+        ([{"tier": "within"}], "1 stage was compared with the exact answer; it is within its error bound."),
+        ([{"tier": "proven", "verdict": "numeric"}, {}], "2 stages were compared with the exact answer; 1 fails."),
+        # A form or NaN that is wrong is compared with the answer, too, though it has no tier.
+        ([{"verdict": "shape"}, {"verdict": "nonfinite"}], "2 stages were compared with the exact answer; 2 fail."),
         (
             [
                 {"tier": "warning"},
@@ -133,16 +133,19 @@ def test_the_sentences_count_what_the_answer_rests_on(hand: Any) -> None:
                 {"tier": "statistical", "verdict": "numeric"},
                 {},
             ],
-            "Of 4 stages held against the exact answer, 1 fails. "
+            "4 stages were compared with the exact answer; 1 fails. "
             "2 are noisier than known good implementations, a warning.",
         ),
         (
             [{"tier": "warning", "introduced_tier": "warning"}],
-            "Of 1 stage held against the exact answer, every one is within its error bound. "
+            "1 stage was compared with the exact answer; it is within its error bound. "
             "1 is noisier than known good implementations, a warning.",
         ),
-        ([{"verdict": "unverified"}, {"verdict": "crash", "stage": ""}], "No stage was held against the exact answer."),
-        ([], "No stage was held against the exact answer."),
+        (
+            [{"verdict": "unverified"}, {"verdict": "crash", "stage": ""}],
+            "No stage was compared with the exact answer.",
+        ),
+        ([], "No stage was compared with the exact answer."),
     ],
 )
 def test_stages_are_counted_by_what_the_exact_answer_says(rows: list[dict[str, Any]], sentence: str, hand: Any) -> None:
@@ -177,7 +180,7 @@ def test_unprinted_numbers_that_fail_are_counted(hand: Any) -> None:
     cases = [hand.case(source={"kind": "document", "title": "A document", "notes": []})]
     assert make_summary(hand.frames(rows, cases=cases)).sentences[-1] == (
         "The documents print 1 number: every one holds. 2 further numbers are computed by the documents and not "
-        "printed; held against the exact answer, 1 of 2 comparisons of them fail."
+        "printed; 1 of 2 comparisons of them fail."
     )
 
 
@@ -294,9 +297,9 @@ def test_nothing_is_wrong_where_all_agree(document_frames: Frames) -> None:
     answer = make_summary(document_frames)
     count = len(document_frames.cases)
     assert answer.first_line == f"first and second agree. Judged {count} of {count} cases on each."
-    assert answer.sentences[1].endswith(" held against the exact answer, every one is within its error bound.")
+    assert answer.sentences[1].endswith(" compared with the exact answer; all are within their error bounds.")
     assert ": every one holds." in answer.sentences[3]
-    assert answer.sentences[3].endswith("; held against the exact answer, every one is within its error bound.")
+    assert answer.sentences[3].endswith("; compared with the exact answer; all are within their error bounds.")
     assert exit_code_of(document_frames) == ExitCode.AGREE
     words = {cell for cells in verdict_table(document_frames).values() for cell in cells.values()}
     assert words == {"agree", "agree (erratum)"}

@@ -147,8 +147,7 @@ def test_what_narrows_a_run_is_named(hand: Any) -> None:
     assert narrowings(hand.frames_of(directory)) == (
         "bfloat16 and float16 not tested on numpy.eager, which does not declare them.",
         "bfloat16 and float16 not tested on mine.kernel: declare `dtypes`.",
-        "Only what was picked ran: the cases attention and masking; the tag causal; "
-        "the dtypes float64, bfloat16 and float16.",
+        "Partial run: only the cases attention and masking; the tag causal; the dtypes float64, bfloat16 and float16.",
     )
     assert narrowings(hand.frames([hand.row()], name="whole")) == ()
 

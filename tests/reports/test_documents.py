@@ -47,7 +47,7 @@ def test_every_document_has_a_page_with_its_source(pages: dict[str, DocumentPage
 
 
 def test_every_printed_number_is_there_as_it_is_printed(pages: dict[str, DocumentPage]) -> None:
-    """The corpus is held against the documents' own texts elsewhere; here, what a page says against the corpus."""
+    """The corpus is compared with the documents' own texts elsewhere; here, what a page says against the corpus."""
     by_case = {case.id: case for page in pages.values() for case in page.cases}
     for case in select_cases(["documents"]).cases:
         page = by_case[case.id]

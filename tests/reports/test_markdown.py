@@ -225,7 +225,7 @@ def test_where_some_query_rows_stand_for_all_the_case_says_how_many(hand: Any) -
         hand.row(case="file/small"),
     ]
     report = render_markdown(hand.frames(rows))
-    assert "In 1 large case some query rows stand for all." in report
+    assert "In 1 large case, only a sample of the query rows was checked." in report
     verdicts = section(report, "Verdicts")
     assert [line for line in verdicts.splitlines() if "large" in line] == [
         "| large (64 of 4,096 query rows judged) | agree |"
@@ -238,7 +238,7 @@ Report = Callable[..., list[str]]
 
 @pytest.fixture
 def section_of(hand: Any) -> Report:
-    """Return the section over cases that agree but for some that fail and some that are unsupported."""
+    """Return the section over cases that agree except for some that fail and some that are unsupported."""
 
     def make(cases: int, failing: Iterable[int] = (), unsupported: Iterable[int] = ()) -> list[str]:
         special = dict.fromkeys(failing, "numeric") | dict.fromkeys(unsupported, "unsupported")

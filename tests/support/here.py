@@ -61,7 +61,7 @@ def evaluation_here() -> Iterator[None]:
 def own_code_here() -> Iterator[None]:
     """Load, evaluate and judge what own code does in this process, all but programs; what it is made of is forgotten.
 
-    A file that is written anew is loaded anew when this is entered again.
+    A file that is written again is loaded anew when this is entered again.
     """
     modules, path, hooks = {*sys.modules}, [*sys.path], [*sys.path_hooks]
     begin_elsewhere, declared_elsewhere = DescribedWorkers.begin, DescribedWorkers.declared

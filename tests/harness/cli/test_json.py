@@ -40,7 +40,7 @@ def schema() -> Any:
 
 @pytest.fixture
 def read(invoke: Invoke, schema: Any) -> Read:
-    """Run a command with --json; return what it printed, held against the schema and its exit code."""
+    """Run a command with --json; return what it printed, compared with the schema and its exit code."""
     Path("kernel.py").write_text(WRONG, encoding="utf-8")
 
     def run(*arguments: str) -> Any:

@@ -60,7 +60,7 @@ def files(tmp_path: Path) -> None:
 def test_a_kernel_that_holds_what_is_asked_ends_with_0(invoke: Invoke) -> None:
     code, out, _ = invoke("properties", "kernel.py:attention", "--cases", "calls.yaml")
     assert code == ExitCode.AGREE
-    assert "Properties hold: 2 of them asked in 3 ways." in out
+    assert "Properties hold: 2 properties, 3 comparisons." in out
 
 
 def test_a_broken_one_ends_with_1_and_is_explained(invoke: Invoke) -> None:

@@ -1,6 +1,6 @@
 """Where an implementation goes wrong, and who gets blamed: NumPy's stages with one step replaced, or a number changed.
 
-Each implementation is held against the exact answer by itself; what the others say is told in pairs. That NumPy itself
+Each implementation is compared with the exact answer by itself; what the others say is told in pairs. That NumPy itself
 is right in every case of the corpus is what ``attncheck check`` says.
 """
 
@@ -258,7 +258,7 @@ def test_a_sign_that_is_swapped_is_blamed_on_the_first_stage_alone(judged: Judge
     judgements = judged(raw_scores=lambda query, key: -(query @ np.swapaxes(key, -1, -2)))
     assert failing(judgements) == dict.fromkeys(STAGES, NUMERIC)
     assert where_it_begins(judgements) == "raw_scores"
-    # The scores are held against query and key, too; from there on the error is inherited.
+    # The scores are compared with query and key, too; from there on the error is inherited.
     assert [found.stage for found in judgements if found.goes_wrong_here] == ["raw_scores", "scores"]
     for stage in ("masked", "weights", "log_sum_exp", "output"):
         found = of(judgements, stage)

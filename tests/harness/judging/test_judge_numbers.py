@@ -1,4 +1,4 @@
-"""Implementations held against numbers: what holds, what does not, and whose fault it is."""
+"""Implementations compared with numbers: what holds, what does not, and whose fault it is."""
 
 from __future__ import annotations
 

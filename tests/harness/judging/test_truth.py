@@ -56,7 +56,7 @@ def test_exact_stages_are_those_of_the_numbers_as_stored_and_bounds_are_worked_o
     assert (scoring.outside, scoring.supports_statistics) == ("", True)
     for stage, factor in (("raw_scores", Fraction(1)), ("scores", Fraction(SCALE))):
         assert_encloses(scoring.exact[stage], [number * factor for number in exact])
-        # The scores are held against query and key: a scale may be applied to these before their product.
+        # The scores are compared with query and key: a scale may be applied to these before their product.
         step = scoring.introduced(stage, {"raw_scores": np.zeros((1, 1, 1, 2), scoring.dtype)}, "native")
         assert step is not None
         assert_encloses(step[0], [number * factor for number in exact])

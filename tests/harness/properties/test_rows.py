@@ -88,7 +88,7 @@ def test_a_table_that_is_none_of_ours_is_refused(change: tuple[str, str], tmp_pa
 
 
 def test_the_sentence_names_what_does_not_hold() -> None:
-    assert sentence_of([ROW]) == "Properties hold: 1 of them asked in 1 way."
+    assert sentence_of([ROW]) == "Properties hold: 1 property, 1 comparison."
     assert "own.attention: repeated" in sentence_of([ROW, replace(ROW, outcome="broken")])
     assert sentence_of([replace(ROW, outcome="unsupported")]) == "No property was judged."
 

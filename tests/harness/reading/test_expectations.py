@@ -1,4 +1,4 @@
-"""Numbers may be expected where they can be held against something; elsewhere the case is refused."""
+"""Numbers may be expected where they can be compared with something; elsewhere the case is refused."""
 
 from __future__ import annotations
 

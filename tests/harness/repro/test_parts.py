@@ -1,4 +1,4 @@
-"""Parts of scripts: arrays, code that stands alone, and what stages are held against."""
+"""Parts of scripts: arrays, code that stands alone, and what stages are compared with."""
 
 from __future__ import annotations
 
