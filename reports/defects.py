@@ -80,7 +80,17 @@ def defects(frames: Frames) -> tuple[Defect, ...]:
     for number, row in enumerate(records(findings(frames))):
         groups.setdefault(_key(row, diagnosed, number), []).append(row)
     found = [_defect(frames, rows, diagnosed) for rows in groups.values()]
-    return tuple(sorted(found, key=lambda each: (not each.is_shown_by_calls, _raised(each.row), -each.others)))
+    return tuple(
+        sorted(
+            found,
+            key=lambda each: (
+                not each.is_shown_by_calls,
+                _raised(each.row),
+                each.name == Verdict.UNTRIED,
+                -each.others,
+            ),
+        )
+    )
 
 
 def count_evaluations(found: Iterable[Defect]) -> int:

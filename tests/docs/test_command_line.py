@@ -95,6 +95,16 @@ def with_reference(text: str) -> str:
     return MARKED.sub(lambda _: f"<!-- commands -->\n{reference()}<!-- end -->\n", text)
 
 
+def test_no_page_and_no_help_has_words_that_users_stumble_over() -> None:
+    stumbling = re.compile(r"\b(held against|but for|mend(ed|s|ing)?|anew)\b")
+    ours = [page for page in pages() if "architecture" not in page.parts and page.name != "findings.md"]
+    texts = {str(page): page.read_text(encoding="utf-8") for page in ours}
+    texts |= {
+        name: f"{command.help} {[each.help for each in command.params]}" for name, command in GROUP.commands.items()
+    }
+    assert [(name, found[0]) for name, text in texts.items() for found in stumbling.finditer(text)] == []
+
+
 @pytest.mark.parametrize("name", ["", *GROUP.commands])
 def test_help_fits_into_eighty_columns_and_ends_with_examples(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

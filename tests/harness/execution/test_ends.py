@@ -122,10 +122,10 @@ def test_the_rest_is_untried_and_is_tried_when_the_run_goes_on(tmp_path: Path, i
     assert verdicts_of(tmp_path, "numpy.eager") == ["agree"] * 7
     wrong = [line for line in out.splitlines() if line.startswith(("crash", "untried"))]
     assert wrong[0].startswith(
-        "crash: 3 cases, the first own/case-a [float64], dies.attention: the worker process died"
+        "crash: 3 cases [float64], the first own/case-a, dies.attention: the worker process died"
     )
     assert wrong[1].startswith(
-        "untried: 4 cases, the first own/case-d [float64], dies.attention: not tried: the 3 eval"
+        "untried: 4 cases [float64], the first own/case-d, dies.attention: not tried: the 3 eval"
     )
     assert len(wrong) == 2
 

@@ -120,7 +120,7 @@ def test_a_program_is_judged_as_a_function_is(write: Write, tmp_path: Path, caps
     assert "kernel.program" in out
     assert "mine" not in out.partition("kernel.program 7.1")[0], "its version is its own"
     assert "kernel.program 7.1" in out
-    assert "needs mask and bias" in out
+    assert "unsupported: bias 1, mask 1" in out
 
 
 DOES = {
