@@ -38,7 +38,7 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
     console.print(case.name, style="bold", soft_wrap=True)
     console.print(f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}", soft_wrap=True)
     for tag in case.tags:
-        console.print(f"probes {tag}: {tags[tag].probes} Answers: {tags[tag].defect}", soft_wrap=True)
+        console.print(f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}", soft_wrap=True)
     console.print()
     title = f"{explanation.implementation} in {explanation.dtype}, rounding model {explanation.rounding_model}"
     if explanation.padded:

@@ -171,7 +171,7 @@ def _opening(case: Case, tags: Mapping[str, TagEntry]) -> list[tuple[str, str]]:
         ("", f"from {source.title}{by}{where}"),
         ("", f"{case.operation}, {inputs_line(case)}"),
     ]
-    lines += [("", f"probes {tag}: {tags[tag].probes} Answers: {tags[tag].defect}") for tag in case.tags if tag in tags]
+    lines += [("", f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}") for tag in case.tags if tag in tags]
     if case.computed_in:
         lines.append(("", f"Its numbers were computed in {case.computed_in}."))
     lines += [("", note) for note in (*source.notes, *case.notes)]

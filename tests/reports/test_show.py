@@ -38,7 +38,7 @@ def test_a_case_is_shown_with_its_source_tags_inputs_and_exact_stages() -> None:
     text = printed(VIGNETTE)
     assert text.startswith("Four words attend to each other\n")
     assert "multi_head_attention, query 1x4x3, key 1x4x3" in text
-    assert "probes document: The numbers that a published document prints. Answers: An implementation" in text
+    assert "probes document: The numbers that a published document prints. Catches: An implementation" in text
     assert "R fills matrices by columns" in text
     assert "words (query, key, value), 4 x 3\n   0  1  2 \n0  1  0  0 \n" in text
     assert "scores (raw_scores), 4 x 4\n    0   1   2   3 \n0   6   4  10   5 \n" in text
