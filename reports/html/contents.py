@@ -35,7 +35,8 @@ class Budget:
     """
 
     matrix_letters: int = 5_000_000
-    detail_letters: int = 6_000_000
+    detail_letters: int = 3_000_000
+    """Besides what the matrix does not take up."""
     evidence: int = 400
     """What is said of a cell that fails or is expected to takes 4 KB: 1.6 MB."""
     map_letters: int = 1_000_000
