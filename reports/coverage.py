@@ -17,7 +17,7 @@ import pandas as pd
 from attncheck.errors import ExitCode
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
 from attncheck.reports.padded import padded_cases
-from attncheck.results.coverage import shortfalls
+from attncheck.results.coverage import lacks_function, shortfalls
 from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.verdicts import ALL_CASES, Verdict
 from attncheck.wording import counted, listed
@@ -52,8 +52,8 @@ class Lacks:
     def of(cls, reasons: Collection[tuple[str, str]]) -> Lacks:
         """Count reasons, each a comma-separated list of what a case lacks, and a message where that is not known."""
         stood_for = sum(lacks == ALL_CASES for lacks, _ in reasons)
-        functions = [lacks for lacks, _ in reasons if lacks.endswith("()")]
-        rest = [each for each in reasons if each[0] != ALL_CASES and not each[0].endswith("()")]
+        functions = [lacks for lacks, _ in reasons if lacks_function(lacks)]
+        rest = [each for each in reasons if each[0] != ALL_CASES and not lacks_function(each[0])]
         named = Counter(name for lacks, _ in rest if lacks for name in lacks.split(", "))
         unnamed = _alike(message for lacks, message in rest if not lacks)
         singly = sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0]))
@@ -166,7 +166,7 @@ def _of(frames: Frames, column: Column, judged: int, left: pd.DataFrame | None) 
     unverified = int(sum(not each & set(_STOPPED) and Verdict.UNVERIFIED in each for each in verdicts))
     only = set(verdicts.index[[each <= {Verdict.UNSUPPORTED.value, Verdict.XPASS.value} for each in verdicts]])
     reasons = _reasons(left[left["case"].isin(only) & left["verdict"].eq(Verdict.UNSUPPORTED)])
-    absent = {case for case, (lacks, _) in reasons.items() if lacks.endswith("()")}
+    absent = {case for case, (lacks, _) in reasons.items() if lacks_function(lacks)}
     operations = _operations(frames, column, absent) if absent else ()
     return Coverage(column, asked, judged, Lacks.of(reasons.values()), unverified, stopped, operations)
 

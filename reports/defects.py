@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attncheck.errors import ExitCode
 from attncheck.reports.answer import findings
@@ -20,7 +20,12 @@ from attncheck.spec import BY_SCORE, DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Row = Mapping[str, Any]
+Diagnosed = Mapping[tuple[str, str, str], Row]
+"""A row that has a diagnosis, by case, environment and implementation."""
 _MAX_CAUSES = 3
 """Causes that are named for one implementation."""
 _SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
@@ -75,22 +80,21 @@ def defects(frames: Frames) -> tuple[Defect, ...]:
 
     What documents print and lists record wrongly comes last.
     """
-    diagnosed = _diagnosed(frames)
+    return tuple(sorted(grouped(frames, findings(frames), _diagnosed(frames)), key=_order))
+
+
+def grouped(frames: Frames, rows: pd.DataFrame, diagnosed: Diagnosed) -> list[Defect]:
+    """Put rows such as those of ``findings`` together where they are of one defect, in the order of the first ones."""
     groups: dict[tuple[object, ...], list[Row]] = {}
-    for number, row in enumerate(records(findings(frames))):
+    for number, row in enumerate(records(rows)):
         groups.setdefault(_key(row, diagnosed, number), []).append(row)
-    found = [_defect(frames, rows, diagnosed) for rows in groups.values()]
-    return tuple(
-        sorted(
-            found,
-            key=lambda each: (
-                not each.is_shown_by_calls,
-                _raised(each.row),
-                each.name == Verdict.UNTRIED,
-                -each.others,
-            ),
-        )
-    )
+    return [_defect(frames, of, diagnosed) for of in groups.values()]
+
+
+def _order(defect: Defect) -> tuple[bool, bool, bool, int]:
+    """Sort key; what was not tried comes after what it was not tried for."""
+    is_untried = defect.name == Verdict.UNTRIED
+    return not defect.is_shown_by_calls, _raised(defect.row), is_untried, -defect.others
 
 
 def count_evaluations(found: Iterable[Defect]) -> int:
@@ -136,10 +140,7 @@ def _has_wrong_numbers(defect: Defect) -> bool:
     )
 
 
-_Diagnosed = Mapping[tuple[str, str, str], Row]
-
-
-def _diagnosed(frames: Frames) -> _Diagnosed:
+def _diagnosed(frames: Frames) -> Diagnosed:
     """Return the first row of results that has a diagnosis, by case, environment and implementation."""
     rows = failing(frames.results)
     rows = rows[rows["diagnosis"].notna() & rows["diagnosis"].ne("")]
@@ -150,7 +151,7 @@ def _place(row: Row) -> tuple[str, str, str]:
     return row["case"], row["environment"], row["implementation"]
 
 
-def _key(row: Row, diagnosed: _Diagnosed, number: int) -> tuple[object, ...]:
+def _key(row: Row, diagnosed: Diagnosed, number: int) -> tuple[object, ...]:
     if not _is_shown_by_calls(row):
         return (number,)
     if _raised(row):
@@ -162,7 +163,7 @@ def _key(row: Row, diagnosed: _Diagnosed, number: int) -> tuple[object, ...]:
     return row["environment"], row["implementation"], *alike
 
 
-def _defect(frames: Frames, rows: Sequence[Row], diagnosed: _Diagnosed) -> Defect:
+def _defect(frames: Frames, rows: Sequence[Row], diagnosed: Diagnosed) -> Defect:
     first, dtypes = rows[0], {row["dtype"] for row in rows}
     cases = tuple(dict.fromkeys(row["case"] for row in rows))
     named = [] if _raised(first) else [diagnosed[place] for row in rows if (place := _place(row)) in diagnosed]

@@ -128,7 +128,7 @@ def _part(wrong: int, of: Coverage) -> str:
 
 def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     """Say who agrees: with each other where several do, and with the exact answer in any case."""
-    but = _but_for(frames, {_key(each) for each in right})
+    aside = _except_for(frames, {_key(each) for each in right})
     verb = "agrees" if len(right) == 1 else "agree"
     names = _names(frames, right)
     if len(right) > MAX_NAMED and not alone:
@@ -136,12 +136,12 @@ def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     compared = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if len(right) == 1 or compared.empty:
         where = "" if all(each.is_whole for each in right) or not alone else " where judged"
-        sentences = f"{names} {verb} with the exact answer{where}{but}"
+        sentences = f"{names} {verb} with the exact answer{where}{aside}"
         return sentences if len(right) == 1 else f"{sentences}, and no two of them could be compared"
-    return f"{names} {verb}{but}"
+    return f"{names} {verb}{aside}"
 
 
-def _but_for(frames: Frames, right: set[tuple[str, str]]) -> str:
+def _except_for(frames: Frames, right: set[tuple[str, str]]) -> str:
     """Say in how many cases who agrees fails as expected, and in how many it follows another convention."""
     expected = expected_failures(frames.results)
     own, parts = by_convention(expected), []

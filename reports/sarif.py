@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +21,7 @@ import pandas as pd
 from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS
 from attncheck.reports.ci import noisy_rows
-from attncheck.reports.defects import defects
+from attncheck.reports.defects import Defect, defects, grouped
 from attncheck.reports.frames import Frames
 from attncheck.reports.machine.documents import Failure
 from attncheck.reports.machine.failures import failures_of
@@ -57,8 +57,10 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
 
     ``below`` is the folder of the run in its repository, by which files are named there.
     """
-    groups = [*_defects(frames), *_noisy(frames)]
-    rules = sorted({group.rule for group in groups})
+    noisy = grouped(frames, noisy_rows(frames).assign(rows=1), {})
+    found = [*defects(frames), *noisy]
+    firsts = failures_of(frames, pd.DataFrame([each.row for each in found])) if found else []
+    rules = sorted({each.name for each in found})
     place = below or PurePosixPath()
     run = {
         "tool": {
@@ -69,38 +71,14 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
             }
         },
         "invocations": [_invocation(frames)],
-        "results": [_result(group, frames, rules, place) for group in groups],
+        "results": [
+            _result(each, replace(first, message=each.text), frames, rules, place)
+            for each, first in zip(found, firsts, strict=True)
+        ],
         "columnKind": "unicodeCodePoints",
     }
     log = {"$schema": SCHEMA_URI, "version": "2.1.0", "runs": [run]}
     return json.dumps(plain(log), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Failures that are one alert: the simplest, with its rule and message, and the cases and dtypes of all."""
-
-    first: Failure
-    rule: str
-    cases: Sequence[str]
-    dtypes: Sequence[str]
-    evaluations: int
-
-
-def _defects(frames: Frames) -> Iterator[_Group]:
-    found = defects(frames)
-    firsts = failures_of(frames, pd.DataFrame([each.row for each in found])) if found else []
-    for each, first in zip(found, firsts, strict=True):
-        yield _Group(replace(first, message=each.text), each.name, each.cases, each.dtypes, each.evaluations)
-
-
-def _noisy(frames: Frames) -> Iterator[_Group]:
-    groups: dict[tuple[str, ...], list[Failure]] = {}
-    for each in failures_of(frames, noisy_rows(frames).assign(rows=1)):
-        groups.setdefault((each.environment, each.implementation, each.stage), []).append(each)
-    for group in groups.values():
-        cases, dtypes = (list(dict.fromkeys(of)) for of in zip(*((e.case, e.dtype) for e in group), strict=True))
-        yield _Group(group[0], NOISY, cases, dtypes, len(group))
 
 
 def _rule(name: str) -> dict[str, Any]:
@@ -118,8 +96,10 @@ def _rule(name: str) -> dict[str, Any]:
     }
 
 
-def _result(group: _Group, frames: Frames, rules: Sequence[str], below: PurePosixPath) -> dict[str, Any]:
-    first, rule = group.first, group.rule
+def _result(
+    defect: Defect, first: Failure, frames: Frames, rules: Sequence[str], below: PurePosixPath
+) -> dict[str, Any]:
+    rule = defect.name
     file, line = _location_of(first, frames)
     parts = (first.environment, first.implementation, rule, first.stage, "" if first.dtype else first.case)
     mark = hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -127,15 +107,15 @@ def _result(group: _Group, frames: Frames, rules: Sequence[str], below: PurePosi
         "ruleId": rule,
         "ruleIndex": rules.index(rule),
         "level": "warning" if rule == NOISY else "error",
-        "message": {"text": _message(group)},
+        "message": {"text": _message(first, defect.cases)},
         "locations": [_location(file, line, below)],
-        "relatedLocations": _related([frames.cases[each] for each in group.cases], below),
-        "occurrenceCount": group.evaluations,
+        "relatedLocations": _related([frames.cases[each] for each in defect.cases], below),
+        "occurrenceCount": defect.evaluations,
         "partialFingerprints": {"primaryLocationLineHash": f"{mark}:1", "attncheck/v1": mark},
         "properties": {
             "implementation": first.implementation,
-            "cases": group.cases[:_MAX_CASES],
-            "dtypes": group.dtypes,
+            "cases": list(defect.cases[:_MAX_CASES]),
+            "dtypes": [dtype for dtype in defect.dtypes if dtype],
             **{name: value for name, value in asdict(first).items() if name in _WITHOUT_CASE},
         },
     }
@@ -150,8 +130,7 @@ def _related(cases: Iterable[Mapping[str, Any]], below: PurePosixPath) -> list[d
     ]
 
 
-def _message(group: _Group) -> str:
-    first, cases = group.first, group.cases
+def _message(first: Failure, cases: Sequence[str]) -> str:
     who = f"{first.implementation}: " if first.implementation else ""
     stage = f"{first.stage}: " if first.stage else ""
     more = f" It happens in {len(cases):,} cases; this is the simplest." if len(cases) > 1 else ""

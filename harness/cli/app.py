@@ -11,7 +11,7 @@ import typer
 from typer.models import CommandInfo
 
 from attncheck.cli.output import print_error, print_no_outcome, wants_json
-from attncheck.cli.panels import Commands, PanelGroup
+from attncheck.cli.panels import COMMANDS, Commands, PanelGroup
 from attncheck.errors import AttncheckError, ExitCode
 
 
@@ -20,23 +20,7 @@ def examples(*commands: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
-MODULES = {
-    "check": "running",
-    "report": "reporting",
-    "diff": "comparing",
-    "bisect": "bisecting",
-    **dict.fromkeys(("publish", "survey"), "publishing"),
-    **dict.fromkeys(("explain", "repro"), "explaining"),
-    **dict.fromkeys(("search", "reduce"), "searching"),
-    "conventions": "measuring",
-    "properties": "properties",
-    "protocol": "programs",
-    "vectors": "vectors",
-    **dict.fromkeys(("export", "import"), "interchange"),
-    "show": "showing",
-    **dict.fromkeys(("mutants", "list", "schema"), "listing"),
-}
-"""Commands, in the order in which help lists them, and the module of each."""
+MODULES = {name: module for commands in COMMANDS.values() for name, module in commands.items()}
 
 
 class _CommandLine(Commands):

@@ -25,13 +25,25 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "Help": ("help",),
 }  # fmt: skip
 """Panels of options, in the order in which help lists them; a command with few options has one list."""
-COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "Check": ("check", "report", "explain", "repro", "list", "show"),
-    "Ask more of a kernel": ("search", "reduce", "conventions", "properties", "protocol"),
-    "Compare": ("diff", "bisect"),
-    "Exchange": ("vectors", "export", "import", "schema"),
-    "For maintainers": ("publish", "survey", "mutants"),
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "Check": {
+        "check": "running",
+        "report": "reporting",
+        **dict.fromkeys(("explain", "repro"), "explaining"),
+        "list": "listing",
+        "show": "showing",
+    },
+    "Ask more of a kernel": {
+        **dict.fromkeys(("search", "reduce"), "searching"),
+        "conventions": "measuring",
+        "properties": "properties",
+        "protocol": "programs",
+    },
+    "Compare": {"diff": "comparing", "bisect": "bisecting"},
+    "Exchange": {"vectors": "vectors", **dict.fromkeys(("export", "import"), "interchange"), "schema": "listing"},
+    "For maintainers": {**dict.fromkeys(("publish", "survey"), "publishing"), "mutants": "listing"},
 }
+"""Panels of commands, each with the module that it is in, in the order in which help lists them."""
 _FEW = 12
 _TYPE = re.compile(r" <[^>]*>")
 _RANGE = re.compile(r"(?:([\d.]+)<=)?x(?:>=([\d.]+))?(?:<=([\d.]+))?")

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from attncheck.backends import EVERYTHING
 
-_WAIT_FOR_CHILD = 0.5
+_WAIT = 0.5
+"""Seconds in which a child may say that it came back, and a pool let go of its last job."""
 _LOOKS = 50
 _FRAMEWORKS = frozenset(package for entry in EVERYTHING.values() for package in entry.packages) | {"triton"}
 """Packages whose own threads are their own affair: they wait for what they compute before they show it."""
@@ -44,7 +45,7 @@ def _has_no_job(found: _Locals) -> bool:
     for _ in range(_LOOKS):  # a job is taken from the cache after its result has been given
         if not found.get("cache"):
             return found.get("job") is None
-        time.sleep(_WAIT_FOR_CHILD / _LOOKS)
+        time.sleep(_WAIT / _LOOKS)
     return False
 
 
@@ -146,7 +147,7 @@ def _is_idle_in_a_pool(frame: FrameType | None) -> bool:
 
 def _came_back(heard: int) -> bool:
     """Whether a child says so; one that runs another program, or has ended, closes the pipe and is not waited for."""
-    return bool(select.select([heard], [], [], _WAIT_FOR_CHILD)[0]) and bool(os.read(heard, 1))
+    return bool(select.select([heard], [], [], _WAIT)[0]) and bool(os.read(heard, 1))
 
 
 def _children() -> set[int]:

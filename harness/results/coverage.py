@@ -102,9 +102,14 @@ def is_judged(row: Row) -> bool:
     return row.comparison != "pair" and row.verdict not in (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
+def lacks_function(lacks: str) -> bool:
+    """Whether what a case lacks is the function of its operation, as ``LackingError.of_function`` says it."""
+    return lacks.endswith("()")
+
+
 def is_not_offered(row: Row) -> bool:
     """Whether a row says that the implementation has no function for the operation of its case."""
-    return row.verdict == Verdict.UNSUPPORTED and str(row.lacks).endswith("()")
+    return row.verdict == Verdict.UNSUPPORTED and lacks_function(row.lacks or "")
 
 
 def shortfalls(judged: Mapping[str, int], asked: Asked, not_offered: Mapping[str, int]) -> list[str]:
