@@ -7,6 +7,7 @@ from typing import Final
 
 _LONGEST: Final = 100
 _MOST_MEANT: Final = 2
+_LISTED: Final = 12
 NEAR: Final = 0.61
 _AS_NEAR: Final = 0.1
 
@@ -31,7 +32,7 @@ def listed_or(names: Iterable[str]) -> str:
 def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bool = True) -> str:
     """Say what could be meant by a ``name`` that is not ``known``: what is nearly called that, and what there is.
 
-    Where there are many names and one is near, the command that ``lists_all`` takes the place of the list.
+    Where there are many names or one is near, the command that ``lists_all`` takes the place of the list.
     """
     import difflib
 
@@ -44,6 +45,6 @@ def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bo
     }
     close = [lower[each] for each, alike in likeness.items() if alike >= max(likeness.values()) - _AS_NEAR]
     everything = f"expected {'one of ' if one_of else ''}{', '.join(names)}"
-    if not close:
-        return everything
-    return f"did you mean {listed_or(close)}? ({f'{lists_all} lists all' if lists_all else everything})"
+    if lists_all and (close or len(names) > _LISTED):
+        everything = f"{lists_all} lists all"
+    return f"did you mean {listed_or(close)}? ({everything})" if close else everything

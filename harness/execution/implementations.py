@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
+from pathlib import Path
 
 from attncheck.backends import EVERYTHING, LIBRARIES, BackendEntry, Mode
 from attncheck.errors import UsageError
 from attncheck.processors import processor_flags
-from attncheck.wording import expected
+from attncheck.wording import NEAR, expected
 
 ALL = "all"
 
@@ -183,6 +185,14 @@ def _matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple
         if pattern != ALL and not any(_means(pattern, item) for item in items):
             names = dict.fromkeys(name for item in items for name in (item.entry.name, item.name))
             one = expected(pattern, names, "`attncheck list implementations`")
-            globs = f"a glob such as 'torch.*', or {ALL}, will do"
-            raise UsageError(f"no implementation is called {pattern!r}; {one}; {globs}")
+            others = f"a glob such as 'torch.*', {ALL} and file.py:function will do"
+            raise UsageError(f"no implementation is called {pattern!r}; {_file_near(pattern)}{one}; {others}")
     return tuple(item for item in items if any(_means(each, item) for each in patterns))
+
+
+def _file_near(name: str) -> str:
+    """Ask whether a Python file of this folder was meant that is called nearly ``name``; nothing if there is none."""
+    here = {path.stem: path.name for path in Path().glob("*.py")}
+    begin = [stem for stem in sorted(here) if stem.startswith(name.partition(":")[0])]
+    close = begin[:1] or get_close_matches(name, here, 1, NEAR)
+    return f"did you mean {here[close[0]]}? " if close else ""

@@ -24,6 +24,7 @@ MAX_DIAGNOSTICS = 5
 _KIND_LABEL = "tagged-union["
 _NAME_LABEL = "constrained-str"
 
+_EXPECTED_FILE = "printed: {{file: {}}}"
 _QUOTED = re.compile("'([^']*)'")
 _WANTED = {
     "string_type": "text",
@@ -169,6 +170,8 @@ def _printable(name: str) -> str:
 def _say(detail: ErrorDetails) -> str:
     got, context, because = short(detail["input"]), detail.get("ctx", {}), ""
     match detail["type"]:
+        case "extra_forbidden" if detail["loc"][-1] == "file" and "expect" in detail["loc"]:
+            return f"unknown field; write {_EXPECTED_FILE.format(got)}"
         case "extra_forbidden":
             return f"unknown field{_suggest(str(detail['loc'][-1]))}"
         case "missing":
@@ -177,6 +180,9 @@ def _say(detail: ErrorDetails) -> str:
             return f"{detail['msg']}, got {got}"
         case "literal_error":
             wanted, because = context["expected"], _near(detail["input"], _QUOTED.findall(context["expected"]))
+        case "list_type" if isinstance(detail["input"], dict) and detail["loc"][-1] == "expect":
+            file = short(detail["input"].get("file", "..."))
+            wanted, because = "a list", f"; write [{{stage: output, {_EXPECTED_FILE.format(file)}}}]"
         case "string_type" if isinstance(detail["input"], int | float):
             wanted = "text in quotes"
             because = ": a bare number would lose its last digits" if {"printed", "known"} & set(detail["loc"]) else ""

@@ -196,8 +196,10 @@ def names_near(pattern: str, store: Store | None = None) -> str:
     ids = [case.id for case in select_cases([], store=store).cases]
     close = [each for each in ids if text and text in each]
     if not close:
-        globs = {f"{each.rpartition('/')[0]}/*" for each in ids}
-        close = difflib.get_close_matches(f"{text}/*", sorted(globs)) or difflib.get_close_matches(text[:200], ids)
+        globs = sorted({f"{each.rpartition('/')[0]}/*" for each in ids}, key=lambda glob: (len(glob), glob))
+        shortened = re.compile(".*".join(map(re.escape, text[:20])))
+        close = [glob for glob in globs if text and shortened.match(glob)]
+        close = close or difflib.get_close_matches(f"{text}/*", globs) or difflib.get_close_matches(text[:200], ids)
     return f"; did you mean {listed_or(close[:_MOST_MEANT])}?" if close else ""
 
 

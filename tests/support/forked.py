@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
@@ -43,7 +44,10 @@ IMPORTED = (
 """Of the modules that workers import, those that belong neither to a framework nor to a test."""
 
 if "forkserver" in multiprocessing.get_all_start_methods():
+    from multiprocessing.connection import wait
     from multiprocessing.popen_forkserver import Popen
+
+    _reading = threading.Lock()
 
     class _Forked(Popen):
         """A worker that is forked from the server of ``multiprocessing``."""
@@ -51,6 +55,16 @@ if "forkserver" in multiprocessing.get_all_start_methods():
         def _launch(self, process: Any) -> None:
             process._target, process._args = serve, (dict(os.environ), *process._args)
             super()._launch(process)  # type: ignore[misc] # the standard library's types have it not
+
+        def poll(self, flag: int = os.WNOHANG) -> int | None:
+            """Read the exit code once: whoever starts a process polls all others, beside the thread that waits for one.
+
+            The second of two readers would find the end of the file, and call it exit code 255.
+            """
+            if self.returncode is None and wait([self.sentinel], 0 if flag == os.WNOHANG else None):
+                with _reading:
+                    return super().poll()  # type: ignore[misc, no-any-return]
+            return self.returncode
 
     @pytest.fixture(scope="session")
     def forking() -> Iterator[None]:

@@ -175,8 +175,20 @@ EVERY_NAME = "expected one of here, here.eager, here.jit, here.own, gone, gone.e
 def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(pattern: str, meant: str) -> None:
     with pytest.raises(UsageError) as error:
         bundled_implementations(None, MANY, ["here.jit", pattern])
-    glob = "a glob such as 'torch.*', or all, will do"
+    glob = "a glob such as 'torch.*', all and file.py:function will do"
     assert str(error.value) == f"no implementation is called {pattern!r}; {meant}; {glob}"
+
+
+@pytest.mark.parametrize("name", ["attn", "atention", "attn_kernel:run"])
+def test_a_file_of_this_folder_that_is_called_nearly_so_is_suggested(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("attention.py").touch()
+    Path("attn_kernel.py").touch()
+    near = "attention.py" if name == "atention" else "attn_kernel.py"
+    with pytest.raises(UsageError, match=rf"^no implementation is called '{name}'; did you mean {near}\? "):
+        bundled_implementations(None, MANY, [name])
 
 
 def test_a_library_runs_only_where_it_is_named_or_a_pattern_is() -> None:

@@ -308,8 +308,7 @@ def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp
     )
     with DescribedWorkers() as workers:
         workers.begin(Question(Target.of(str(path))))
-        while not begun.is_file() or not begun.read_text():
-            sleep(0.02)
+        wait_until(lambda: begun.is_file() and bool(begun.read_text()))
     assert is_gone(int(begun.read_text()))
 
 

@@ -261,6 +261,7 @@ def test_several_workers_of_one_framework_come_to_what_one_comes_to(
         monkeypatch.setattr(module, "available_processors", lambda: 3)
     monkeypatch.setattr(shared_work, "MIN_SECONDS_LEFT", 0.0)
     monkeypatch.setattr(local, "CHUNK", 2)
+    monkeypatch.setattr(local, "_BETWEEN_LOOKS", 0.001)
     monkeypatch.setattr(shared_work, "CHUNK", 2)
     shared = run_cases(cases, chosen, Settings(tmp_path / "shared", limits=Limits(workers=3), store=NO_STORE))
     assert alone == shared
@@ -387,8 +388,7 @@ def test_whoever_waits_comes_before_whoever_takes_what_is_spare() -> None:
         waiting, helping = Thread(target=wait), Thread(target=help_out)
         waiting.start()
         begun.wait(10)
-        while not places.is_awaited:
-            pass
+        _wait_until(lambda: places.is_awaited, "somebody waits for a place")
         helping.start()
     waiting.join(10)
     helping.join(10)
