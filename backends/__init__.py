@@ -120,7 +120,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 Mode(
                     "function_output",
                     "attncheck.backends.tensorflow_function_output",
-                    "the eager code in tf.function, of which the output alone is returned",
+                    "the eager code in tf.function, of which only the output is returned",
                     attribute="GRAPH",
                     standard_only=True,
                     folds_sequences=True,
@@ -136,7 +136,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 Mode(
                     "xla_output",
                     "attncheck.backends.tensorflow_function_output",
-                    "the eager code in tf.function(jit_compile=True), of which the output alone is returned",
+                    "the eager code in tf.function(jit_compile=True), of which only the output is returned",
                     attribute="XLA",
                     standard_only=True,
                     folds_sequences=True,
@@ -166,7 +166,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 Mode(
                     "keras_additive",
                     "attncheck.backends.tensorflow_keras_additive",
-                    "the scores of keras.layers.AdditiveAttention behind dense layers",
+                    "the scores of keras.layers.AdditiveAttention after dense layers",
                     package="keras",
                 ),
                 Mode(
@@ -200,7 +200,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 Mode(
                     "jit_output",
                     "attncheck.backends.jax_jit_output",
-                    "the eager code in jax.jit, of which the output alone is returned",
+                    "the eager code in jax.jit, of which only the output is returned",
                     standard_only=True,
                     folds_sequences=True,
                 ),

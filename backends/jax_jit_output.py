@@ -1,4 +1,4 @@
-"""``jax.jit`` of attention that returns its output alone, as models call it: no stage has to be kept for anybody.
+"""``jax.jit`` of attention that returns only its output, as models call it: no stage has to be kept for anybody.
 
 The compiler may then fuse what it has to store in ``jax_jit``, and leave out what nothing reads.
 """

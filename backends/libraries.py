@@ -127,8 +127,8 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             modes=(
                 _kernel("attention", "KERNEL", ""),
                 _kernel("scores", "SCORES", ", with qk_matmul_output_mode 0: the scaled product"),
-                _kernel("capped", "CAPPED", ", with qk_matmul_output_mode 1: behind the softcap"),
-                _kernel("masked", "MASKED", ", with qk_matmul_output_mode 2: behind softcap and mask"),
+                _kernel("capped", "CAPPED", ", with qk_matmul_output_mode 1: after the softcap"),
+                _kernel("masked", "MASKED", ", with qk_matmul_output_mode 2: after softcap and mask"),
                 _kernel("weights", "WEIGHTS", ", with qk_matmul_output_mode 3: the weights"),
                 # Query and key are each multiplied by the root of the scale, and stored, before their product.
                 Mode(

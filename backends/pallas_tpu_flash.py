@@ -1,6 +1,6 @@
 """``jax.experimental.pallas.ops.tpu.flash_attention``, JAX's fused attention for TPUs, in Pallas' interpreter of those.
 
-It has causality from the top left, a bias ``ab``, and segments of queries and of keys: what lies behind the length of
+It has causality from the top left, a bias ``ab``, and segments of queries and of keys: what lies beyond the length of
 the keys has a segment of its own. Its scale is 1 unless it is given. Blocks have the 128 rows of the default.
 https://github.com/jax-ml/jax/blob/jax-v0.10.2/jax/experimental/pallas/ops/tpu/flash_attention.py
 """

@@ -1,7 +1,7 @@
 """Splash attention, ``jax.experimental.pallas.ops.tpu.splash_attention``, in Pallas' interpreter.
 
 A kernel is made for one mask of each head, by which blocks are left out: causal, local, or written out. Besides it has
-segments of queries and keys, a softcap, sinks and grouped heads; what lies behind the length of the keys has a segment
+segments of queries and keys, a softcap, sinks and grouped heads; what lies beyond the length of the keys has a segment
 of its own. It has no scale: its callers multiply the query by theirs. Blocks have the 128 rows of the default.
 https://github.com/jax-ml/jax/blob/jax-v0.10.2/jax/experimental/pallas/ops/tpu/splash_attention/splash_attention_kernel.py
 """

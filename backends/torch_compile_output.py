@@ -1,4 +1,4 @@
-"""torch.compile of attention that returns its output alone, written as models write it.
+"""torch.compile of attention that returns only its output, written as models write it.
 
 TorchInductor replaces what reads as attention (``torch/_inductor/fx_passes/fuse_attention.py``) by a call of
 scaled_dot_product_attention, where nothing but the output is asked for: code that returns its scores or weights, as

@@ -35,7 +35,7 @@ TORCH_MODES = (
     Mode(
         "compile_output",
         "attncheck.backends.torch_compile_output",
-        "torch.compile of attention that returns its output alone, which it may rewrite",
+        "torch.compile of attention that returns only its output, which it may rewrite",
         own_process=True,
         standard_only=True,
         folds_sequences=True,

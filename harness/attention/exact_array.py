@@ -217,7 +217,7 @@ class ExactArray(ABC):
 
 
 def joined(arrays: Sequence[Array], axis: int) -> Array:
-    """Lay arrays without -inf one behind the other."""
+    """Lay arrays without -inf one after the other."""
     parts = zip(*(array.parts for array in arrays), strict=True)
     return type(arrays[0])(tuple(np.concatenate(each, axis) for each in parts))
 

@@ -373,7 +373,7 @@ WithProperties = Annotated[
     typer.Option(
         "--properties",
         help="Also ask what holds between two calls: repeated, in a batch, padded, packed, decoded, in other memory. "
-        "`attncheck properties` asks that alone.",
+        "`attncheck properties` asks only that.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what is wrong.")]

@@ -64,7 +64,7 @@ def properties(
             "--property",
             "-p",
             metavar="NAMES",
-            help="Ask these properties alone.",
+            help="Ask only these properties.",
             show_default=False,
             autocompletion=complete_properties,
         ),

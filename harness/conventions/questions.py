@@ -141,7 +141,7 @@ def _causality() -> list[Question]:
             from_the_end=later,
         ),
         Question(
-            "causal, behind a past",
+            "causal, after a past",
             "where queries stand with is_causal, past_key and past_value",
             past.but(causal),
             (
@@ -158,8 +158,8 @@ def _causality() -> list[Question]:
             masked.but(causal),
             (
                 Meaning("keys that both allow", masked.but(mask=both)),
-                Meaning("the mask alone counts", masked),
-                Meaning("causality alone counts", masked.but(mask=_causal(4, 4, 0))),
+                Meaning("only the mask counts", masked),
+                Meaning("only causality counts", masked.but(mask=_causal(4, 4, 0))),
             ),
         ),
     ]
@@ -265,7 +265,7 @@ def _options() -> list[Question]:
             hidden,
             (
                 Meaning("the scores before the mask", hidden),
-                Meaning("the scores behind the mask", hidden.but({"softcap_follows": "masked"})),
+                Meaning("the scores after the mask", hidden.but({"softcap_follows": "masked"})),
                 Meaning(left_out, hidden.but({"softcap": None})),
             ),
         ),

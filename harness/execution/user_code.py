@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attncheck.backends import BACKENDS, NATIVE, PADDED_BY, BackendEntry, DeclaredConvention, Mode
+from attncheck.backends import BACKENDS, EVERYTHING, NATIVE, PADDED_BY, BackendEntry, DeclaredConvention, Mode
 from attncheck.backends.contract import Backend
 from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
 from attncheck.errors import UsageError
@@ -104,8 +104,10 @@ class Target:
     def of(cls, text: str, signature: str = "") -> Target:
         """Read file.py, file.py:function, package.module, package.module:function, or a command.
 
-        Raises ``UsageError`` for any other text, and for a file that does not exist.
+        The name that reports give a function of a file in this folder, file.function, will do, too. Raises
+        ``UsageError`` for any other text, and for a file that does not exist.
         """
+        text = _as_given(text)
         if words := words_of_program(text):
             if signature:
                 raise UsageError(f"{text}: a program speaks the protocol; it has no --signature")
@@ -155,7 +157,17 @@ class Target:
 
 def is_own(text: str) -> bool:
     """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
-    return ":" in text or text.endswith(".py") or bool(words_of_program(text))
+    given = _as_given(text)
+    return ":" in given or given.endswith(".py") or bool(words_of_program(text))
+
+
+def _as_given(text: str) -> str:
+    """Return file.py:function for file.function, as reports call it, where the file is in this folder."""
+    file, _, function = text.partition(".")
+    is_name = _NAME_IN_REPORTS.fullmatch(text) and file not in EVERYTHING and function != "py"
+    if not is_name or not Path(f"{file}.py").is_file():
+        return text
+    return f"{file}.py" if function == "module" else f"{file}.py:{function}"
 
 
 def words_of_program(text: str) -> tuple[str, ...]:
@@ -193,6 +205,7 @@ def file_of_program(words: Sequence[str]) -> Path:
 
 
 _loaded: dict[Target, Any] = {}
+_NAME_IN_REPORTS = re.compile(r"\w+\.\w+")
 
 
 def keep_loaded(target: Target, loaded: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from attncheck.attention.bounds import Bound
 from attncheck.attention.errors import Real
 from attncheck.attention.rounding import rounding_model_named
-from attncheck.judging.alternatives import Alternative, Departs
+from attncheck.judging.alternatives import Alternative, Departs, queries_and_keys
 from attncheck.judging.other_steps import (
     Follow,
     in_base_e,
@@ -33,7 +33,7 @@ from attncheck.judging.other_steps import (
     squared,
     without_maximum,
 )
-from attncheck.judging.scales import has_scale, scale_of
+from attncheck.judging.scales import has_scale, scale_of, widths_of
 from attncheck.judging.truth import Stages, Truth
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.canonical import AttentionProblem
@@ -100,30 +100,59 @@ def departures_of(operation: str, posed: AttentionProblem) -> Iterator[Alternati
             yield replace(found, answer=step.answer, verdict=step.verdict)
     if operation == "attention_gradients":
         yield from _gradients(operation, posed)
+    if operation in _WITH_SOFTMAX:
+        yield from _outputs(operation, posed)
 
 
 def _gradients(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     scale = scale_of(operation, posed)
-    root = math.sqrt(posed.inputs["query"].shape[-1])
+    width = widths_of(operation, posed)["D"]
     factors = {
         "unscaled": (1 / scale if scale else 1.0, "lacks the scale"),
         "scaled-twice": (scale, "is scaled twice"),
-        "times-root-of-width": (root, "is sqrt(D) times too large"),
-        "over-root-of-width": (1 / root, "is sqrt(D) times too small"),
-        "times-width": (root * root, "is D times too large"),
-        "over-width": (1 / (root * root), "is D times too small"),
+        **_powers({"root-of-width": (math.sqrt(width), "sqrt(D)"), "width": (width, "D")}),
     }
-    same = {name: f"{factor:.12g}" for name, (factor, _) in factors.items()}
-    for name, (factor, description) in factors.items():
-        departs = _departs(multiplied(("grad_query", "grad_key"), factor), only_failing=True)
-        alike = [other for key, (_, other) in factors.items() if same[key] == same[name]]
-        unsure = f"the {{stage}} {' or '.join(alike)}"
-        found = _convention(f"gradients-{name}", f"the {{stage}} {description}", "grad_query", posed, departs)
-        yield replace(found, answer=f"gradients times {same[name]}", unsure=unsure)
+    yield from _multiples("gradients", ("grad_query", "grad_key"), factors, posed)
     if "bias" in posed.inputs:
         description = "the gradient of the bias is scaled like that of the scores"
         departs = _departs(multiplied(("grad_bias",), scale))
         yield _convention("bias-gradient-scaled", description, "grad_bias", posed, departs)
+
+
+def _outputs(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+    """Yield weights, or what they average, times a number that follows from the shapes."""
+    sizes = {"keys": (float(queries_and_keys(posed)[1]), "the number of keys")}
+    if operation in _ATTENTION:
+        widths = widths_of(operation, posed)
+        sizes["root-of-width"] = (math.sqrt(widths["D"]), "sqrt(D)")
+        sizes["width"] = (widths["D"], "D")
+        sizes["heads"] = (widths["H D"] / widths["D"], "the number of heads")
+    factors = {
+        "doubled": (2.0, "is twice as large"),
+        "halved": (0.5, "is half as large"),
+        "negated": (-1.0, "is the negative"),
+        **_powers(sizes),
+    }
+    yield from _multiples("output", ("weights", "context", "output"), factors, posed)
+
+
+def _powers(sizes: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
+    times = {f"times-{name}": (size, f"is {words} times too large") for name, (size, words) in sizes.items()}
+    over = {f"over-{name}": (1 / (size or 1.0), f"is {words} times too small") for name, (size, words) in sizes.items()}
+    return times | over
+
+
+def _multiples(
+    prefix: str, stages: tuple[str, ...], factors: Mapping[str, tuple[float, str]], posed: AttentionProblem
+) -> Iterator[Alternative]:
+    """Yield those of some stages that fail, times one number each; numbers that are the same are one answer."""
+    same = {name: f"{factor:.12g}" for name, (factor, _) in factors.items()}
+    for name, (factor, description) in factors.items():
+        departs = _departs(multiplied(stages, factor), only_failing=True)
+        alike = [other for key, (_, other) in factors.items() if same[key] == same[name]]
+        unsure = f"the {{stage}} {' or '.join(alike)}"
+        found = _convention(f"{prefix}-{name}", f"the {{stage}} {description}", stages[0], posed, departs)
+        yield replace(found, answer=f"{prefix} times {same[name]}", unsure=unsure)
 
 
 def _convention(name: str, description: str, stage: str, posed: AttentionProblem, departs: Departs) -> Alternative:

@@ -28,7 +28,7 @@ def has_scale(operation: str, posed: AttentionProblem) -> bool:
 
 def scale_of(operation: str, posed: AttentionProblem) -> float:
     """Return the factor of the scores that a case means."""
-    return scale_from(posed.options, score_kind(operation, posed.options), lambda: _widths(operation, posed)["D"])
+    return scale_from(posed.options, score_kind(operation, posed.options), lambda: widths_of(operation, posed)["D"])
 
 
 def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[float, dict[str, str]]]:
@@ -36,7 +36,7 @@ def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[floa
 
     Beside each all that it may be: by a name that is the same in every case, what it is in words.
     """
-    own, widths = scale_of(operation, posed), _widths(operation, posed)
+    own, widths = scale_of(operation, posed), widths_of(operation, posed)
     root = math.sqrt(widths["D"])
     given = posed.options.get("scale") is not None
     times = "the given one times 1/sqrt(D)" if given else "1/sqrt(D)"
@@ -66,7 +66,7 @@ def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[floa
     yield from found.values()
 
 
-def _widths(operation: str, posed: AttentionProblem) -> dict[str, int]:
+def widths_of(operation: str, posed: AttentionProblem) -> dict[str, int]:
     """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
 
     Of latent vectors, C is their own width, and Dn that of a query's part that is not rotated.

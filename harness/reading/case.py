@@ -60,7 +60,7 @@ class Case:
     heads side by side. ``judged_stages`` leaves other stages out of the judgement; None is all of them. ``computed_in``
     is the precision in which its printed numbers were computed, None where nothing is said of it. ``warnings`` say,
     with file and line, what in the case is probably not meant. ``path`` leads to the file where the id does not
-    (``addresses.py``). A case that has ``properties`` is judged by these alone.
+    (``addresses.py``). A case that has ``properties`` is judged only by these.
     """
 
     id: str

@@ -25,7 +25,7 @@ class Pattern(Arrangement):
 
     shape: QueriesAndKeys
     offset: Bound = Field(
-        default=0, description="The position of the first query: behind a past of P keys it is P; 0 if absent."
+        default=0, description="The position of the first query: after a past of P keys it is P; 0 if absent."
     )
 
 
@@ -104,7 +104,7 @@ class Dilated(Pattern):
 
 
 class Tree(Arrangement):
-    """Nodes of a tree of drafted tokens behind a committed prefix: a node sees the prefix, its ancestors and itself."""
+    """Nodes of a tree of drafted tokens after a committed prefix: a node sees the prefix, its ancestors and itself."""
 
     tree: Any = Field(
         description="For each node the number of its parent, which comes before it, or null for a child of the prefix; "

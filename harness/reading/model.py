@@ -128,7 +128,7 @@ class CaseEntry(Strict):
     name: Sentence = Field(description="A sentence that says what holds; the case's id is made of it without an `id`.")
     id: CaseId | None = Field(
         default=None,
-        description="What the case is called in lists, results and diffs, behind the file's name and a slash: words of "
+        description="What the case is called in lists, results and diffs, after the file's name and a slash: words of "
         "small letters and digits with hyphens between them. It stays when the name is reworded.",
     )
     for_each: ForEach | None = Field(

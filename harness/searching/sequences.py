@@ -77,7 +77,7 @@ def _latent(random: Random, operands: Inputs, asked: Asked) -> Inputs:
 
 
 def _packed(random: Random, operands: Inputs, used: Array) -> Inputs:
-    """Put the entries one behind the other: whole, with lengths of keys, or each only as long as it is used."""
+    """Put the entries one after the other: whole, with lengths of keys, or each only as long as it is used."""
     queries, keys = (np.full(len(used), operands[name].shape[2]) for name in ("query", "key"))
     is_ragged = random.rand() < _SOME_RAGGED
     if is_ragged:

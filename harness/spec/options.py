@@ -181,7 +181,7 @@ class Options(Mapping[str, Any]):
     ] = None
     norm_after_rotation: Annotated[
         bool | None,
-        OptionSpec("The rotation comes before the norm; if absent behind it.", needs="rotary_cos"),
+        OptionSpec("The rotation comes before the norm; if absent after it.", needs="rotary_cos"),
     ] = None
 
     def __getitem__(self, name: str) -> Any:

@@ -48,7 +48,7 @@ PROPERTIES: Mapping[str, PropertySpec] = {
         PropertySpec("packed", "Sequences packed into one give what each gives alone.", "1 call for each sequence"),
         PropertySpec(
             "cached_prefix",
-            "Queries behind a cached prefix, computed in 1, 2 or 7 parts, give what they give without a cache.",
+            "Queries after a cached prefix, computed in 1, 2 or 7 parts, give what they give without a cache.",
             "2, 3 and 8 calls",
         ),
         PropertySpec("decoding", "Tokens decoded one by one give what prefilling them gives.", "1 call for each token"),

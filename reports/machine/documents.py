@@ -221,7 +221,7 @@ class Stopped(Record):
     not_run: int
     """How many cases did not run."""
     in_part: int
-    """How many cases ran in some of their dtypes alone."""
+    """How many cases ran in only some of their dtypes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ class MutantsDocument(Document):
     survivors: Sequence[Row]
     """Faults that some seed does not catch."""
     caught_once: Sequence[Row]
-    """Faults that one case alone catches."""
+    """Faults that only one case catches."""
     flagged: Sequence[Row]
     """Right variants that are flagged."""
     subjects: Sequence[Row]

@@ -79,7 +79,7 @@ def test_a_kernel_that_means_what_cases_mean(dtype: str | None, write: Write) ->
     found = measured(write(), dtype)
     assert not [each for each in found.values() if each.departs]
     assert {each.kind for each in found.values()} == {"measured"}
-    assert found["causal, behind a past"].means == "at the first key of the past"
+    assert found["causal, after a past"].means == "at the first key of the past"
     assert found["NaN in a masked key"].means == "nothing"
     assert found["NaN in a masked value"].means == "it makes the output NaN"
 
@@ -92,7 +92,7 @@ MEANINGS: list[dict[str, tuple[str, str, str]]] = [
             "the corner is bottom right",
         ),
         "causal, more queries than keys": ("", "", "the corner is bottom right, without a key: zero"),
-        "causal, behind a past": ("", "", "behind the past"),
+        "causal, after a past": ("", "", "behind the past"),
         "key_lengths": ("column < key", "column <= key", "one more than the first ones"),
         "window (2, 0)": ("row - window[0])", "row - window[0] + 1)", "its own and one before"),
         "grouped heads": (
@@ -108,7 +108,7 @@ MEANINGS: list[dict[str, tuple[str, str, str]]] = [
         "causal, with a mask": (
             "if mask is not None:",
             "if mask is not None and not is_causal:",
-            "causality alone counts",
+            "only causality counts",
         ),
         "a query without a key": ("np.where(total == 0, 1, total)", "total", "NaN"),
         "window (1, 1), more keys than queries": (
@@ -141,7 +141,7 @@ MEANINGS: list[dict[str, tuple[str, str, str]]] = [
         "softcap, with a mask": (
             "scores = np.where(allowed, scores, -np.inf)",
             "scores = np.where(allowed, scores, -softcap if softcap else -np.inf)",
-            "the scores behind the mask",
+            "the scores after the mask",
         ),
         "NaN in a masked value": ("@ value\n", "@ np.nan_to_num(value)\n", "nothing"),
     },

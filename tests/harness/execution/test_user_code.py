@@ -22,7 +22,7 @@ from attncheck.execution.imports import InstalledPackages
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.user_call import declarations
-from attncheck.execution.user_code import LoadError, Target, UserImplementation, entry_of
+from attncheck.execution.user_code import LoadError, Target, UserImplementation, entry_of, is_own
 from attncheck.execution.user_source import FromSource, import_user_module
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
 
@@ -70,6 +70,16 @@ def problem(**options: object) -> Task:
         "value": rng.normal(size=(1, 2, 4, 6)),
     }
     return Task("attention", options, inputs)
+
+
+def test_the_name_that_reports_give_it_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("kernel.py", "torch.py"):
+        Path(name).touch()
+    assert Target.of("kernel.attention") == Target.of("kernel.py:attention")
+    assert Target.of("kernel.module") == Target.of("kernel.py")
+    assert is_own("kernel.attention")
+    assert not any(map(is_own, ("torch.sdpa", "other.attention", "torch.*")))
 
 
 def here(target: str) -> Implementation:

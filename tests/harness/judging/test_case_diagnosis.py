@@ -642,6 +642,16 @@ def times(factor: float) -> Compute:
     return changed(attend(), bias=lambda bias: bias * bias.dtype.type(factor))
 
 
+def outputs_times(factor: float) -> Compute:
+    return lambda inputs: {"output": attend()(inputs)["output"] * inputs["query"].dtype.type(factor)}
+
+
+def unscaled_weights(inputs: Inputs) -> Stages:
+    """Multiply weights and output by the number of keys, as a sum in the place of a mean does."""
+    stages, keys = attend()(inputs), inputs["key"].shape[-2]
+    return {name: stages[name] * inputs["query"].dtype.type(keys) for name in ("weights", "output")}
+
+
 SQUARE = PLAIN | {"value": np.roll(KEY, 2, -2) / 2}
 OTHERS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, tuple[str, ...]]] = {
     "causal-next-key": (CAUSAL, PLAIN, causal_by(1), ("output",)),
@@ -677,6 +687,12 @@ OTHERS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, tuple[str, ...]]]
     "softmax-over-queries": ({}, PLAIN, with_weights(along(-2)), ("output",)),
     "softmax-over-heads": ({}, PLAIN, with_weights(along(1)), ("weights", "output")),
     "softmax-over-batch": ({}, PLAIN, with_weights(along(0)), ("output",)),
+    "output-doubled": ({}, PLAIN, outputs_times(2), ()),
+    "output-negated": ({}, PLAIN, outputs_times(-1), ()),
+    "output-over-root-of-width": ({}, PLAIN, outputs_times(8**-0.5), ()),
+    "output-times-width": ({}, PLAIN, outputs_times(8), ()),
+    "output-over-keys": ({}, PLAIN, outputs_times(1 / 7), ()),
+    "output-times-keys": ({}, PLAIN, unscaled_weights, ()),
     "weights-not-renormalised": ({}, PLAIN | {"mask": MASK}, with_weights(zeroed_behind), ("output",)),
     "scores-squared": ({}, PLAIN, squared, ()),
     "log-sum-exp-base-2": (
