@@ -543,10 +543,10 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "sarif_alert_moves_with_its_case",
         "reports/sarif.py",
-        '"" if is_own else first.case)',
+        '"" if first.dtype else first.case)',
         "first.case)",
-        "an alert of one's own kernel is another one when its simplest case changes",
-        "reports/test_sarif.py reports",
+        "an alert of a kernel is another one when its simplest case changes",
+        "reports/test_formats.py reports",
     ),
     _fault(
         "annotation_breaks_the_line",
