@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
 from attncheck.reading.array_fields import PrintedRows, RoundingFields
 from attncheck.reading.bias_kinds import Alibi
-from attncheck.reading.diagnostics import CaseFileError, short
+from attncheck.reading.diagnostics import CaseFileError, each_of, short
 from attncheck.reading.file_kinds import StoredArray
 from attncheck.reading.generators import DrawFault, check_draw
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
@@ -144,7 +145,8 @@ def resolve_inputs(
     shapes: dict[str, Shape] = {}
     in_file: dict[str, Shape] = {}
     making = _Making(arrays.shapes, random, arrays.numbers)
-    for name, given in entry.inputs.items():
+
+    def resolve(name: str, given: kinds.Input) -> None:
         path = (*where, "inputs", name)
         if name not in specs:
             raise CaseFileError(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
@@ -165,6 +167,8 @@ def resolve_inputs(
         except ValueError as error:
             raise CaseFileError(path, str(error)) from None
         sources[name] = source
+
+    each_of(partial(resolve, name, given) for name, given in entry.inputs.items())
     missing = [name for name, spec in specs.items() if spec.required and name not in sources]
     if missing:
         raise CaseFileError((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")

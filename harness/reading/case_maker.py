@@ -67,7 +67,7 @@ def make_case(
 ) -> Case:
     """Return the case that an entry describes, with ``arrays`` it may refer to.
 
-    Raises ``CaseFileError`` for its first fault, and where the file's cases have used up the ``budget``.
+    Raises ``CaseFileError`` for its faults, and where the file's cases have used up the ``budget``.
     """
     where = location.path
     options = read_options(file.defaults.options, entry, entry.operation or file.operation, where)

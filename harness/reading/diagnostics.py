@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,6 +17,8 @@ from attncheck.reading import model as case_model
 from attncheck.reading.yaml_reader import YamlDocument
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault
 from attncheck.wording import NEAR
+
+Result = TypeVar("Result")
 
 MAX_DIAGNOSTICS = 5
 
@@ -46,11 +48,27 @@ _PATTERNS = {
 
 
 class CaseFileError(Exception):
-    """A fault at a field of the file that is being read."""
+    """A fault at a field of the file that is being read; ``others`` were found beside it."""
 
-    def __init__(self, path: FieldPath, message: str) -> None:
+    def __init__(self, path: FieldPath, message: str, others: Sequence[CaseFileError] = ()) -> None:
         super().__init__(message)
         self.path = path
+        self.others = tuple(others)
+
+
+def each_of(makers: Iterable[Callable[[], Result]]) -> list[Result]:
+    """Return what each makes. Raises ``CaseFileError`` for the first that fails, with the others' faults beside it."""
+    made, faults = [], dict[str, CaseFileError]()
+    for make in makers:
+        try:
+            made.append(make())
+        except CaseFileError as fault:
+            for each in (fault, *fault.others):
+                faults.setdefault(str(each), each)  # one array may be at fault wherever it is used
+    if faults:
+        first, *others = faults.values()
+        raise CaseFileError(first.path, str(first), others)
+    return made
 
 
 def diagnostics_of(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from attncheck.quantities import QUANTITIES
 from attncheck.reading import model
 from attncheck.reading.array_fields import Digits, PrintedRows, RoundingFields, UnitsOff
 from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
-from attncheck.reading.diagnostics import CaseFileError
+from attncheck.reading.diagnostics import CaseFileError, each_of
 from attncheck.reading.file_kinds import StoredNumbers
 from attncheck.reading.printed import PrintedArray, as_printed
 from attncheck.reading.printed_text import PrintedError
@@ -47,7 +48,10 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
     return tuple(
-        _read_expectation(source, case, shapes, (*where, "expect", number)) for number, source in enumerate(sources)
+        each_of(
+            partial(_read_expectation, source, case, shapes, (*where, "expect", number))
+            for number, source in enumerate(sources)
+        )
     )
 
 

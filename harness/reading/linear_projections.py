@@ -60,6 +60,9 @@ def read_linear(
 
 def in_terms_of_file(error: CaseFileError, entry: model.CaseEntry, where: FieldPath) -> CaseFileError:
     """Return a fault of an input that was cut from a packed one as a fault of that."""
+    if error.others:
+        first, *others = (in_terms_of_file(each, entry, where) for each in (_alone(error), *error.others))
+        return CaseFileError(first.path, str(first), others)
     field = error.path[len(where) :]
     if field[:1] != ("inputs",) or len(field) < 2 or field[1] in entry.inputs:
         return error
@@ -67,6 +70,10 @@ def in_terms_of_file(error: CaseFileError, entry: model.CaseEntry, where: FieldP
         if field[1] in names and packed in entry.inputs:
             return CaseFileError((*where, "inputs", packed, *field[2:]), f"{field[1]}: {error}")
     return error
+
+
+def _alone(error: CaseFileError) -> CaseFileError:
+    return CaseFileError(error.path, str(error))
 
 
 def linear_note(name: str, given: Shape, options: Mapping[str, Any]) -> str:

@@ -14,7 +14,14 @@ from attncheck.reading import model
 from attncheck.reading.arrays import NO_ARRAYS, Arrays, named_arrays
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import Budget, CaseLocation, make_case, random_of
-from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, diagnostics_of, told_once, yaml_diagnostics
+from attncheck.reading.diagnostics import (
+    CaseFileError,
+    diagnostic_at,
+    diagnostics_of,
+    each_of,
+    told_once,
+    yaml_diagnostics,
+)
 from attncheck.reading.file_kinds import FOLDER
 from attncheck.reading.repetition import FOR_EACH, write_out
 from attncheck.reading.slugs import slug
@@ -50,7 +57,7 @@ def load_case_file(
         try:
             cases.append(reader.read(entry, ("cases", number)))
         except CaseFileError as fault:
-            faults.append(fault)
+            faults += (fault, *fault.others)
     if faults or misread:
         raise CaseError([*misread, *told_once(faults, display_name, document)])
     return cases
@@ -71,7 +78,8 @@ def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
     except ValidationError as error:
         raise CaseError(diagnostics_of(error, identity, document)) from None
     except CaseFileError as fault:
-        raise CaseError([diagnostic_at(fault.path, str(fault), identity, document)]) from None
+        every = (fault, *fault.others)
+        raise CaseError([diagnostic_at(each.path, str(each), identity, document) for each in every]) from None
 
 
 def _read_file(
@@ -169,13 +177,21 @@ class _CaseReader:
     seen: dict[str, str] = field(default_factory=dict)
 
     def read(self, entry: model.CaseEntry, where: FieldPath) -> Case:
-        """Return a case. Raises ``CaseFileError`` for its first fault."""
+        """Return a case. Raises ``CaseFileError`` for all of its faults that can be told apart."""
         location = self._location(entry, where)
-        _check_tags(self.file.defaults.tags, self.known_tags, ("defaults",))
-        _check_tags(entry.tags, self.known_tags, where)
         random = random_of(self.file, entry)
-        arrays = named_arrays(entry.arrays, self.shared(random), random, where)
-        case = make_case(self.file, entry, arrays, self.budget, location)
+
+        def check_tags() -> None:
+            _check_tags(self.file.defaults.tags, self.known_tags, ("defaults",))
+            _check_tags(entry.tags, self.known_tags, where)
+
+        def make() -> None:
+            arrays = named_arrays(entry.arrays, self.shared(random), random, where)
+            made.append((arrays, make_case(self.file, entry, arrays, self.budget, location)))
+
+        made: list[tuple[Arrays, Case]] = []
+        each_of([check_tags, make])
+        [(arrays, case)] = made
         warned = uneven_digits(entry, arrays.sources, where)
         warnings = [str(diagnostic_at(path, message, self.display_name, self.document)) for path, message in warned]
         return replace(case, warnings=tuple(dict.fromkeys(warnings)))
