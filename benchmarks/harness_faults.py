@@ -217,7 +217,7 @@ FAULTS: tuple[Fault, ...] = (
         'if not (options or {}).get("norm_after_rotation"):',
         'if not (options or {}).get("norm_before_rotation_"):',
         "norms are judged before rotations that come first",
-        "harness/judging/test_norm_readings.py harness/judging/test_judge_stages.py",
+        "harness/judging/test_norm_readings.py harness/judging/test_judge.py",
     ),
     _fault(
         "stage_nan_swallowed",
@@ -233,7 +233,7 @@ FAULTS: tuple[Fault, ...] = (
         "if first.dtype != second.dtype:",
         "if first.dtype.itemsize != second.dtype.itemsize:",
         "float16 and bfloat16 compare as one dtype",
-        "harness/judging/test_compare.py",
+        "harness/judging/test_comparisons.py",
     ),
     _fault(
         "compare_at_the_bound",
@@ -281,7 +281,7 @@ FAULTS: tuple[Fault, ...] = (
         "if self in (Verdict.UNTRIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH):",
         "if self in (Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH):",
         "what was not tried counts as wrong",
-        "harness/test_verdicts.py harness/test_run.py",
+        "harness/test_words.py harness/test_run.py harness/test_cli.py",
     ),
     # Bounds and exact answers
     _fault(
@@ -298,7 +298,7 @@ FAULTS: tuple[Fault, ...] = (
         "    max_error = relative * (w @ size)\n",
         "    max_error = relative * (w @ size) / 2\n",
         "the output's bound from given weights is half",
-        "harness/attention/test_bounds.py harness/attention/test_bounds_soundness.py",
+        "harness/attention/test_bounds.py harness/judging/test_golden.py",
     ),
     _fault(
         "bound_of_log_sum_exp_without_its_sum",
@@ -562,7 +562,7 @@ FAULTS: tuple[Fault, ...] = (
         "return WORSE if after.level > before.level else BETTER",
         "return WORSE if after.level >= _BREAKS > before.level else BETTER",
         "a case that fails now got better",
-        "reports/diff/test_difference.py reports/diff",
+        "reports/test_diff.py",
     ),
     _fault(
         "answer_not_run_is_agree",

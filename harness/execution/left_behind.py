@@ -42,11 +42,7 @@ def _has_no_item(found: _Locals) -> bool:
 
 
 def _has_no_job(found: _Locals) -> bool:
-    for _ in range(_LOOKS):  # a job is taken from the cache after its result has been given
-        if not found.get("cache"):
-            return found.get("job") is None
-        time.sleep(_WAIT / _LOOKS)
-    return False
+    return not found.get("cache") and found.get("job") is None
 
 
 _IDLE: Mapping[CodeType, Callable[[_Locals], bool]] = {
@@ -142,7 +138,13 @@ def _is_idle_in_a_pool(frame: FrameType | None) -> bool:
     """Whether a thread waits in a pool: what it had to do is done, and nothing else is asked."""
     while frame is not None and frame.f_code not in _IDLE:
         frame = frame.f_back
-    return frame is not None and _IDLE[frame.f_code](frame.f_locals)
+    if frame is None:
+        return False
+    for _ in range(_LOOKS):  # whoever waits for a job has its result a moment before the pool has let go of it
+        if _IDLE[frame.f_code](frame.f_locals):
+            return True
+        time.sleep(_WAIT / _LOOKS)
+    return False
 
 
 def _came_back(heard: int) -> bool:

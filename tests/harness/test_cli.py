@@ -72,7 +72,7 @@ def table() -> Iterator[Table]:
     replace(*before.values())
 
 
-WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
+WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] -= 1; return stages"
 
 
 GHOST = BackendEntry("ghost", "no_module", ("no_such_framework",))

@@ -452,6 +452,15 @@ def test_fingerprints_hold_neither_numbers_nor_lines(hand: Any) -> None:
     assert len(marks(3, 1.0)) == 1
 
 
+def test_an_alert_of_a_kernel_stays_the_same_when_its_simplest_case_changes(hand: Any) -> None:
+    def marks(*cases: str) -> list[Any]:
+        rows = [hand.row(case=case, verdict="numeric", message="off by 1", index="0", value=1.0) for case in cases]
+        [run] = log_of(hand.frames(rows))["runs"]
+        return [each["partialFingerprints"] for each in run["results"]]
+
+    assert marks("file/one") == marks("file/two") == marks("file/one", "file/two")
+
+
 def test_what_could_not_be_run_is_a_notification_and_no_success(faulty: Frames) -> None:
     [run] = log_of(faulty)["runs"]
     [invocation] = run["invocations"]

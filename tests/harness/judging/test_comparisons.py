@@ -55,6 +55,8 @@ def test_shape_comes_first_then_dtype_then_the_places_of_nan() -> None:
     found = compare_arrays(np.array([NAN, 1]), np.array([1, 2], np.float32), np.ones(2))
     assert found == Comparison(Verdict.DTYPE, "dtype float64 against float32")
     assert compare_arrays(np.ones(2), np.ones(2, np.float32), np.ones(2)).verdict is Verdict.DTYPE
+    halves = np.ones(2, "float16"), np.ones(2, "bfloat16")
+    assert compare_arrays(*halves, np.ones(2)).verdict is Verdict.DTYPE
     for dtype in ("int64", "bool", "complex128", "object"):
         found = compare([1, 0], [1, 0], 9.0, dtype)
         assert (found.verdict, found.message) == (Verdict.DTYPE, f"dtype {dtype} is not a floating one")

@@ -212,6 +212,13 @@ def test_right_results_agree_at_every_stage_and_in_every_pair(judge_all: JudgeAl
     assert kinds["pair"] == count * (count - 1) // 2 * len(STAGES)
 
 
+def test_norms_come_before_rotations_or_after_them_as_the_case_has_it() -> None:
+    stages = ["rotated_query", "normalized_query", "scores", "rotated_key", "normalized_key"]
+    norms, rotations = ["normalized_query", "normalized_key"], ["rotated_query", "rotated_key"]
+    assert in_order(stages) == [*norms, *rotations, "scores"]
+    assert in_order(stages, {"norm_after_rotation": True}) == [*rotations, *norms, "scores"]
+
+
 def test_names_of_their_own_come_last_and_are_unverified(case: Case, truth: Truth) -> None:
     assert in_order({name: np.zeros(1) for name in ["own", *reversed(STAGES)]}) == [*STAGES, "own"]
     stages = computed(truth.inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +88,19 @@ def test_calls_without_one_exact_answer_are_not_held_against_each_other() -> Non
         return one, Side(two.what, two.given, second, two.allowed, two.is_open, two.is_open)
 
     assert judge_arrays("output", first, second, "again", other).outcome is PropertyOutcome.NOT_JUDGED
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_nan_of_one_call_and_a_number_of_the_other_is_broken_also_without_an_exact_answer(swapped: bool) -> None:
+    pair = [np.full(1, np.nan), np.ones(1)]
+    first, second = reversed(pair) if swapped else pair
+
+    def open_() -> tuple[Side, Side]:
+        one, two = sides(first, second)()
+        yes = np.ones(1, bool)
+        return replace(one, wrong=~yes, is_open=yes), replace(two, wrong=~yes, is_open=yes)
+
+    assert judge_arrays("output", first, second, "again", open_).outcome is PropertyOutcome.BROKEN
 
 
 def test_elements_without_an_exact_answer_are_not_judged() -> None:
