@@ -8,7 +8,8 @@ causality or aligns it bottom right. So each failing case only says which readin
   returned is not that. A case may have two faults, though. So what explains ``MOST`` times as many cases as refute it
   stays; and where each of two readings explains cases of its own, more than refute it, a case that refutes both
   refutes none;
-- so is one that explains fewer cases than nothing explains, of those that fail first at the same stage;
+- so is one that explains fewer cases than nothing explains, of those that fail first at the same stage, unless it
+  explains ``CERTAIN`` and nothing refutes it: what else is wrong says nothing of a softcap in cases without one;
 - of the others, those that fit a case are its candidates, except what explains only a part of what another one does,
   and for numbers that were fitted beside a cause of the same stage;
 - where candidates of several answers are left, the case is not named, and so it is where none is left. A convention
@@ -37,6 +38,8 @@ ACCURACY = "accuracy-of-"
 """What names begin with that say how large errors are, and not why."""
 MOST = 3
 """So many times as many cases as refute a reading it has to explain, until these count as having another fault, too."""
+CERTAIN = 6
+"""So many cases and dtypes name a reading that none refutes, whatever else is wrong."""
 OR = " or "
 """Between names of which no case tells which it is."""
 
@@ -141,7 +144,7 @@ def decide(cases: Mapping[Unit, Evidence]) -> dict[Unit, Decision]:
         for name in evidence.refuted:
             refuting.setdefault(_reading(name, evidence), set()).add(unit)
     _leave_out_refuted(explained, refuting)
-    _leave_out_rare(explained, cases)
+    _leave_out_rare(explained, refuting, cases)
     stages = {
         (evidence.operation, fit.stage)
         for evidence in cases.values()
@@ -181,7 +184,9 @@ def _is_beside_others(
     return refuting.get(reading, set()) <= set().union(*others)
 
 
-def _leave_out_rare(explained: dict[_Reading, set[Unit]], cases: Mapping[Unit, Evidence]) -> None:
+def _leave_out_rare(
+    explained: dict[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]], cases: Mapping[Unit, Evidence]
+) -> None:
     """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one."""
     nameless = [each.failing for unit, each in cases.items() if not any(unit in units for units in explained.values())]
     most = max((len(units) for (_, name), units in explained.items() if not name.startswith(ACCURACY)), default=0)
@@ -191,7 +196,8 @@ def _leave_out_rare(explained: dict[_Reading, set[Unit]], cases: Mapping[Unit, E
                 del explained[reading]
             continue
         stages = {cases[unit].failing for unit in units}
-        if sum(failing in stages for failing in nameless) > len(units):
+        is_certain = len(units) >= CERTAIN and not refuting.get(reading)
+        if not is_certain and sum(failing in stages for failing in nameless) > len(units):
             del explained[reading]
 
 

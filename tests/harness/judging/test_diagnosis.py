@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attncheck.judging.diagnosis import (
+    CERTAIN,
     NAMELESS,
     OR,
     STANDS,
@@ -88,6 +89,16 @@ def test_what_explains_fewer_cases_than_nothing_does_is_not_named() -> None:
     assert decide({"first": case(A), **nameless})["first"] == NAMELESS
     elsewhere = {name: replace(found, failing="scores") for name, found in nameless.items()}
     assert decide({"first": case(A), **elsewhere})["first"] == Decision(A)
+
+
+def test_what_many_cases_say_and_none_refutes_is_named_whatever_else_is_wrong() -> None:
+    softcap = {f"softcap {number}": case(A) for number in range(CERTAIN)}
+    others = {f"case {number}": case() for number in range(2 * CERTAIN)}
+    assert {decide(softcap | others)[name] for name in softcap} == {Decision(A)}
+    fewer = dict(list(softcap.items())[1:])
+    assert {decide(fewer | others)[name] for name in fewer} == {NAMELESS}
+    refuted = {"refuted": case(refuted=("a",))}
+    assert {decide(softcap | others | refuted)[name] for name in softcap} == {NAMELESS}
 
 
 def test_two_faults_have_each_their_name() -> None:
