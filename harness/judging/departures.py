@@ -37,7 +37,7 @@ from attncheck.judging.scales import has_scale, scale_of, widths_of
 from attncheck.judging.truth import Stages, Truth
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.canonical import AttentionProblem
-from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS
+from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS
 from attncheck.verdicts import Verdict
 
 _ATTENTION = ("attention", "multi_head_attention")
@@ -133,7 +133,9 @@ def _outputs(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
         "negated": (-1.0, "is the negative"),
         **_powers(sizes),
     }
-    yield from _multiples("output", ("weights", "context", "output"), factors, posed)
+    stages = ("weights", *MEANS)
+    for first in range(len(stages)):  # what is returned of them begins there
+        yield from _multiples("output", stages[first:], factors, posed, begins_at=stages[first])
 
 
 def _powers(sizes: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
@@ -143,12 +145,16 @@ def _powers(sizes: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, st
 
 
 def _multiples(
-    prefix: str, stages: tuple[str, ...], factors: Mapping[str, tuple[float, str]], posed: AttentionProblem
+    prefix: str,
+    stages: tuple[str, ...],
+    factors: Mapping[str, tuple[float, str]],
+    posed: AttentionProblem,
+    begins_at: str = "",
 ) -> Iterator[Alternative]:
-    """Yield those of some stages that fail, times one number each; numbers that are the same are one answer."""
+    """Yield those of some stages that fail, times a number; numbers that are the same are one answer."""
     same = {name: f"{factor:.12g}" for name, (factor, _) in factors.items()}
     for name, (factor, description) in factors.items():
-        departs = _departs(multiplied(stages, factor), only_failing=True)
+        departs = _departs(multiplied(stages, factor), only_failing=True, begins_at=begins_at)
         alike = [other for key, (_, other) in factors.items() if same[key] == same[name]]
         unsure = f"the {{stage}} {' or '.join(alike)}"
         found = _convention(f"{prefix}-{name}", f"the {{stage}} {description}", stages[0], posed, departs)
@@ -159,9 +165,9 @@ def _convention(name: str, description: str, stage: str, posed: AttentionProblem
     return Alternative(name, description, stage, posed, Verdict.NUMERIC, departs=departs)
 
 
-def _departs(follow: Follow, *, only_failing: bool = False) -> Departs:
+def _departs(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> Departs:
     def departs(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
-        if not _is_plain(truth):
+        if not _is_plain(truth) or (begins_at and begins_at not in failing):
             return None
         own = {stage: bound.max_error for stage, bound in truth.bounds(rounding_model).items()}
         known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}

@@ -43,7 +43,7 @@ def attention(query, key, value):
     scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     output = weights / weights.sum(-1, keepdims=True) @ value
-    return output * query.dtype.type(2) if key.shape[-2] in WRONG else output
+    return output * query.dtype.type(1.5) if key.shape[-2] in WRONG else output
 """
 """Wrong for so many keys as WRONG says."""
 
