@@ -14,14 +14,15 @@ from typing import Any
 import pandas as pd
 
 from attncheck.errors import OutputError
-from attncheck.reports.answer import findings, make_summary
+from attncheck.reports.answer import make_summary
 from attncheck.reports.commands import first_commands
-from attncheck.reports.defects import Defect, count_evaluations, defects
+from attncheck.reports.defects import Defect, defects
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.markdown.text import code, commands, escape, table
 from attncheck.reports.terminal import verdict_counts
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted
 
 MAX_SUMMARY_BYTES = 1024 * 1024
 """What a step's summary may have in all: a longer one is not shown at all."""
@@ -57,10 +58,10 @@ def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) 
 
 
 def _wrong(frames: Frames) -> list[str]:
-    wrong = findings(frames)
-    if wrong.empty:
+    found = defects(frames)
+    if not found:
         return []
-    listed = defects(frames)[:_MAX_LISTED]
+    listed = found[:_MAX_LISTED]
     rows = [
         [
             escape(_short(each.text)),
@@ -74,14 +75,14 @@ def _wrong(frames: Frames) -> list[str]:
         for each in listed
         for row in [each.row]
     ]
-    more = len(wrong) - count_evaluations(listed)
+    more = len(found) - len(listed)
     return [
         *(line for said in in_common_lines(frames) for line in (f"**{escape(_short(said))}.**", "")),
         *table(
             ["what is wrong", "implementation", "cases", "dtype", "verdict", "stage", "simplest case"], rows, "llrllll"
         ),
         "",
-        *([f"And {more} more.", ""] if more else []),
+        *([f"And {counted(more, 'more defect')}.", ""] if more else []),
         *commands(first_commands(frames)),
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +95,6 @@ def _order(defect: Defect) -> tuple[bool, bool, bool, int]:
     """Sort key; what was not tried comes after what it was not tried for."""
     is_untried = defect.name == Verdict.UNTRIED
     return not defect.is_shown_by_calls, _raised(defect.row), is_untried, -defect.others
-
-
-def count_evaluations(found: Iterable[Defect]) -> int:
-    """Return how many evaluations show them."""
-    return sum(each.evaluations for each in found)
 
 
 def cause_line(found: Sequence[Defect]) -> str:

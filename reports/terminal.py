@@ -14,15 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.elements import told_apart, written_element, written_ratio
-from attncheck.reports.answer import findings, make_summary
+from attncheck.reports.answer import make_summary
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import picked, unjudged
-from attncheck.reports.defects import Defect, cause_line, count_evaluations, defects, defects_of
+from attncheck.reports.defects import Defect, cause_line, defects, defects_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.printed_numbers import unverified_on
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted
 
 if TYPE_CHECKING:
     from attncheck.reports.machine.documents import Failure
@@ -65,7 +66,6 @@ def print_summary(
     print only what is wrong. Notes that were ``announced`` already are not repeated.
     """
     console = plain_console()
-    wrong = findings(frames)
     if quiet:
         for line in unjudged(frames):
             console.print(f"too little was judged: {line}", style="red", soft_wrap=True)
@@ -75,8 +75,8 @@ def print_summary(
     for defect in shown:
         for number, line in enumerate(_lines(frames, defect)):
             console.print(_LINE_BREAK.sub(" ", line), style="" if number else "red", soft_wrap=True)
-    if unsaid := len(wrong) - count_evaluations(shown):
-        console.print(f"and {unsaid:,} more", soft_wrap=True)
+    if unsaid := len(defects(frames)) - len(shown):
+        console.print(f"and {counted(unsaid, 'more defect')}", soft_wrap=True)
     if not quiet:
         for command in first_commands(frames):
             console.print(f"Why: {command}", soft_wrap=True)

@@ -13,7 +13,7 @@ from attncheck.reports.answer import Summary, exit_code_of, findings, make_summa
 from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage
-from attncheck.reports.defects import Defect, count_evaluations, defects
+from attncheck.reports.defects import Defect, defects
 from attncheck.reports.expected_failures import (
     EXPECTED_FAILURES_NOTE,
     EmptyRows,
@@ -116,7 +116,7 @@ class Page:
     states: tuple[tuple[str, str, str], ...]
     counts: tuple[ColumnCounts, ...]
     defects: tuple[DefectCard, ...]
-    failures_left_out: int
+    defects_left_out: int
     in_common: tuple[str, ...]
     """What the failing cases have in common and the passing ones have not."""
     lengths: tuple[DrawnLengths, ...]
@@ -165,7 +165,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     anchors = make_anchors(sorted(table), frames.columns)
     wrong = findings(frames)
-    found = defects(frames)[: budget.wrong]
+    every = defects(frames)
+    found = every[: budget.wrong]
     detailed = _detailed(frames, table, {each.row["case"] for each in found}, budget)
     evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
     columns = _failing_first(frames, table)
@@ -186,7 +187,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         states=tuple((state.value, SYMBOLS[state], state.value) for state in shown),
         counts=tuple(_counts(column, whole_table, many, shown) for column in frames.columns),
         defects=_defect_cards(frames, found, _links(frames, anchors, linked), budget.listed),
-        failures_left_out=len(wrong) - count_evaluations(found),
+        defects_left_out=len(every) - len(found),
         in_common=tuple(in_common_lines(frames)),
         lengths=_lengths(frames, wrong),
         columns=tuple(_column(column, many) for column in columns),

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.reports.answer import findings, make_summary
+from attncheck.reports.answer import make_summary
 from attncheck.reports.commands import first_commands
-from attncheck.reports.defects import Defect, count_evaluations, defects
+from attncheck.reports.defects import Defect, defects
 from attncheck.reports.expected_failures import (
     EMPTY_ROWS_NOTE,
     EXPECTED_FAILURES_NOTE,
@@ -193,13 +193,13 @@ def _opening(frames: Frames) -> list[str]:
 
 def wrong_section(frames: Frames) -> list[str]:
     """Return what fails, a line per case, dtype and implementation; nothing where nothing does."""
-    wrong = findings(frames)
-    if wrong.empty:
+    found = defects(frames)
+    if not found:
         return []
     many = len(frames.environments) > 1
-    listed = defects(frames)[:_MAX_LISTED]
+    listed = found[:_MAX_LISTED]
     rows = [_defect_cells(frames, each, many=many) for each in listed]
-    more = len(wrong) - count_evaluations(listed)
+    more = len(found) - len(listed)
     headings = ["what is wrong", "implementation", "cases", "dtype", "verdict", "stage", "simplest case", "rows"]
     lines = [
         "## What is wrong",
@@ -212,7 +212,7 @@ def wrong_section(frames: Frames) -> list[str]:
         *(line for each in listed if each.others for line in _cases_of(each)),
     ]
     if more:
-        lines += ["", f"And {more} more, in `results.csv` and `numbers.csv`."]
+        lines += ["", f"And {counted(more, 'more defect')}, in `results.csv` and `numbers.csv`."]
     again = commands(first_commands(frames))
     return [*lines, "", *again[:-1]] if again else lines
 

@@ -10,7 +10,7 @@ import pytest
 
 from attncheck.reports.answer import findings
 from attncheck.reports.ci import annotation_lines, render_ci_summary
-from attncheck.reports.defects import cause_line, count_evaluations, defects
+from attncheck.reports.defects import cause_line, defects
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
 from attncheck.reports.markdown.report import wrong_section
@@ -44,7 +44,7 @@ def test_what_fails_alike_on_one_implementation_is_one(frames: Frames) -> None:
         ("error", "file/26", 0, 1),
     ]
     assert told[1].dtypes == ("float64", "float32")
-    assert count_evaluations(told) == len(findings(frames)) == 30
+    assert sum(each.evaluations for each in told) == len(findings(frames)) == 30
 
 
 def test_errors_that_differ_in_numbers_and_shapes_are_one(
@@ -85,7 +85,7 @@ def test_the_terminal_tells_it_with_the_number_of_cases(frames: Frames, capsys: 
         "  off",
         "error: 25 cases [float64, float32], the first file/00, numpy.eager: TypeError: not | today",
         "error: file/25 [float64] numpy.eager: TypeError: another",
-        "and 1 more",
+        "and 1 more defect",
     ]
 
 
@@ -137,4 +137,4 @@ def test_what_is_not_listed_is_counted_whole(
     make_row: MakeRow, write_run: Callable[..., Path], frames_of: Callable[..., Frames]
 ) -> None:
     rows = [make_row(case=f"file/{number:02}", **FAILED | {"message": "x" * (1 + number // 2)}) for number in range(50)]
-    assert "And 10 more." in render_ci_summary(frames_of(write_run(rows)), Path("report.md"))
+    assert "And 5 more defects." in render_ci_summary(frames_of(write_run(rows)), Path("report.md"))

@@ -66,7 +66,7 @@ def test_the_summary_lists_what_is_wrong_and_counts_the_rest(hand: Any) -> None:
     wrong = [line for line in lines if line.startswith("| off")]
     assert len(wrong) == 20
     assert wrong[0] == r"| off \| by \<b\> | numpy.eager | 1 | float64 | **error** |  | `file/00` |"
-    assert "And 3 more." in lines
+    assert "And 3 more defects." in lines
 
 
 def test_the_summary_stays_short_whatever_goes_wrong(hand: Any) -> None:

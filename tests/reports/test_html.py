@@ -260,7 +260,7 @@ def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(page_of: Page
         "58 cases are not detailed here, to keep this page small: those that fail or are expected to fail come first. "
         "Every stage of every case is in results.csv .",
     ]
-    assert "And 1 more, in results.csv and numbers.csv ." in page.one("section", id="wrong").text
+    assert "And 1 more defect, in results.csv and numbers.csv ." in page.one("section", id="wrong").text
     ids = {element.attributes["id"] for element in page.walk() if "id" in element.attributes}
     assert {href.removeprefix("#") for href in links(page)} <= ids
     assert "cell-file-001--numpy.eager" in ids

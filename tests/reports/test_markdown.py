@@ -138,7 +138,7 @@ def test_a_long_list_of_what_is_wrong_is_cut_and_says_so(hand: Any) -> None:
     rows = [hand.row(case=f"file/{n:03}", stage="", verdict="error", message="x" * (n + 1)) for n in range(60)]
     text = render_markdown(hand.frames(rows))
     assert len(tables_of(section(text, "What is wrong"))[0]) == 2 + 50
-    assert "And 10 more, in `results.csv` and `numbers.csv`." in text
+    assert "And 10 more defects, in `results.csv` and `numbers.csv`." in text
 
 
 def test_the_cases_of_one_defect_are_folded_away_below_its_line(hand: Any) -> None:

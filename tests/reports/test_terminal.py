@@ -100,7 +100,7 @@ def test_a_long_list_is_cut_and_says_so(
     rows = [make_row(case=f"file/{n:02}", stage=stages[n // 6], verdict="numeric") for n in range(24)]
     lines = printed(frames_of(write_run(rows)), quiet=True)
     assert len(lines) == 2 * 3 + 1
-    assert lines[-1] == "and 6 more"
+    assert lines[-1] == "and 1 more defect"
 
 
 def test_a_failing_element_is_one_line_with_as_many_digits_as_tell_two_numbers_apart(
