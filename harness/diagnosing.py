@@ -20,6 +20,7 @@ from typing import TypeAlias
 from attncheck.errors import ResultsError
 from attncheck.execution.worker import Computed
 from attncheck.judging.diagnosis import (
+    NAMELESS,
     OR,
     Decision,
     Evidence,
@@ -40,6 +41,7 @@ from attncheck.results.parts import ArrayParts
 from attncheck.spec import DTYPES, EMPTY_ROWS
 from attncheck.store import UnreadableEntry
 from attncheck.verdicts import WRONG_NUMBERS, Verdict
+from attncheck.wording import BY_ITSELF
 
 SETTLED = 3
 """Cases that name the same before it is handed on to others."""
@@ -143,7 +145,9 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned)
         for name in dict.fromkeys(each.key[0] for each in failing):
             searches.search([each for each in failing if each.key[0] == name])
         decisions = _decided(searches.evidence)
-        return follow([_final(row, decisions.get(_evaluation(row)), searches.examined) for row in rows])
+        by_itself = {key: _by_itself(each) for key, each in evidence.items() if decisions[key] == NAMELESS}
+        final = [_final(row, decisions.get(_evaluation(row)), searches.examined) for row in rows]
+        return follow([_with_hint(row, by_itself.get(_evaluation(row), "")) for row in final])
 
     def key() -> object:
         inputs = [plan.inputs(each.unit) for each in failing]
@@ -327,6 +331,18 @@ def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Ma
         empty_rows=convention if convention in EMPTY_ROWS else row.empty_rows,
         evidence=None,
     )
+
+
+def _by_itself(evidence: Evidence) -> str:
+    """Return what one case names, as `explain` says it; empty where it fits nothing, or several answers."""
+    answers = {fit.answer for fit in evidence.fits}
+    return evidence.fits[0].unsure or evidence.fits[0].description if len(answers) == 1 else ""
+
+
+def _with_hint(row: Row, hint: str) -> Row:
+    """Add to a row without a name what its case says by itself: `check` says no less than `explain`."""
+    is_wrong = row.verdict in WRONG_NUMBERS and row.comparison == "stage" and not row.xfail
+    return replace(row, message=f"{row.message}{BY_ITSELF}{hint}") if hint and is_wrong else row
 
 
 def follow(rows: Sequence[Row]) -> list[Row]:

@@ -7,6 +7,8 @@ from typing import Final
 
 _LONGEST: Final = 100
 _MOST_MEANT: Final = 2
+BY_ITSELF: Final = "; taken by itself: "
+"""Before what one failing case names in which all of them together name nothing."""
 _LISTED: Final = 12
 NEAR: Final = 0.61
 _AS_NEAR: Final = 0.1

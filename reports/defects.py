@@ -18,7 +18,7 @@ from attncheck.reports.answer import findings
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
 from attncheck.spec import BY_SCORE, DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.wording import counted
+from attncheck.wording import BY_ITSELF, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,16 +101,18 @@ def cause_line(found: Sequence[Defect]) -> str:
     """Return why one implementation's numbers are wrong, without the last full stop; empty where nothing is known."""
     wrong = [each for each in found if _has_wrong_numbers(each)]
     named, unnamed = [each for each in wrong if each.diagnosis], [each for each in wrong if not each.diagnosis]
-    if not named:
+    hint = str(unnamed[0].row["message"]).partition(BY_ITSELF)[2] if unnamed else ""
+    if not named and not hint:
         return ""
-    if len(wrong) == 1:
+    if len(wrong) == 1 and named:
         return named[0].text
     texts = [f"{each.text} ({counted(len(each.cases), 'case')})" for each in named[:_MAX_CAUSES]]
     more = {case for each in named[_MAX_CAUSES:] for case in each.cases}
     texts += [f"other causes ({counted(len(more), 'case')})"] if more else []
     if rest := list(dict.fromkeys(case for each in unnamed for case in each.cases)):
         where = f": {rest[0]}" if len(rest) == 1 else f", the first {rest[0]}"
-        texts.append(f"no cause found ({counted(len(rest), 'case')}{where})")
+        taken = f"{BY_ITSELF}{hint}" if hint else ""
+        texts.append(f"no cause found ({counted(len(rest), 'case')}{where}{taken})")
     return "; ".join(texts)
 
 

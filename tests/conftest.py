@@ -19,6 +19,7 @@ from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
 from attncheck.execution.operations import run_operation
+from attncheck.processors import ISA
 from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
@@ -34,6 +35,7 @@ Stages = dict[str, NDArray[Any]]
 
 # Where CI runs these tests, the summary of its page is for the results, not for what tests make up.
 os.environ.pop("GITHUB_STEP_SUMMARY", None)
+_EMULATED = os.environ.get(ISA)
 
 # Machines are shared: how long an example takes says nothing of it.
 settings.register_profile("attncheck", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,10 +49,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what is marked with a framework that is not installed, and say so."""
-    for name, entry in EVERYTHING.items():
-        if item.get_closest_marker(name) is not None and not entry.is_installed:
+    """Skip what is marked with a framework that is not installed, and say so.
+
+    Where a processor is emulated, commands name it: tests of frameworks know, others expect commands as they are.
+    """
+    needed = [entry for name, entry in EVERYTHING.items() if item.get_closest_marker(name) is not None]
+    for entry in needed:
+        if not entry.is_installed:
             pytest.skip(f"{entry.packages[0]} is not installed")
+    if _EMULATED and needed:
+        os.environ[ISA] = _EMULATED
+    else:
+        os.environ.pop(ISA, None)
 
 
 @pytest.fixture(scope="session")

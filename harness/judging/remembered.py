@@ -39,7 +39,7 @@ _PARTS = (
     *("backends.contract", "backends.entry", "backends.numpy_backend"),
     *("execution.cutting", "execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
-    *("digests", "elements", "errors", "processors", "quantities", "store", "verdicts"),
+    *("diagnosing", "digests", "elements", "errors", "processors", "quantities", "store", "verdicts", "wording"),
 )
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 """All code of this package that a verdict follows from."""

@@ -13,8 +13,9 @@ from here import own_code_here
 from numpy.typing import NDArray
 
 from attncheck.api import check
-from attncheck.diagnosing import SETTLED, ReturnedStages, follow
+from attncheck.diagnosing import SETTLED, ReturnedStages, _by_itself, follow
 from attncheck.execution.worker import Computed
+from attncheck.judging.diagnosis import Evidence, Fit
 from attncheck.judging.units import Judge
 from attncheck.reading.case import Case
 from attncheck.results.failed import RunWatch
@@ -189,3 +190,10 @@ def test_a_number_that_misses_by_a_convention_says_so() -> None:
     )
     wrong = replace(stage, verdict=Verdict.NUMERIC)
     assert follow([stage, wrong, number])[2] == number
+
+
+def test_a_case_without_a_name_says_what_it_names_by_itself_unless_several_answers_fit() -> None:
+    one = Fit("softcap-ignored", "the softcap is ignored", "capped", "numeric", "softcap-ignored")
+    other = Fit("window-ignored", "the window is ignored", "masked", "numeric", "window-ignored")
+    assert _by_itself(Evidence((one,))) == "the softcap is ignored"
+    assert _by_itself(Evidence((one, other))) == _by_itself(Evidence()) == ""

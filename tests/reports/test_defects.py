@@ -63,15 +63,16 @@ def test_a_diagnosis_is_one_defect_at_whatever_stage_and_in_whatever_dtype_it_wa
         make_row(case="file/0", stage="weights", **corner),
         make_row(case="file/0", stage="weights", dtype="float32", verdict="numeric", message="off"),
         make_row(case="file/1", stage="output", **corner),
-        make_row(case="file/2", verdict="nonfinite", message="NaN"),
+        make_row(case="file/2", verdict="nonfinite", message="NaN; taken by itself: the window is ignored"),
     ]
     frames = frames_of(write_run(rows))
     found = defects(frames)
     assert [(each.name, each.cases, each.dtypes, each.text) for each in found] == [
         ("aligned-bottom-right", ("file/0", "file/1"), ("float64", "float32"), "bottom-right; meant top-left"),
-        ("nonfinite", ("file/2",), ("float64",), "NaN"),
+        ("nonfinite", ("file/2",), ("float64",), "NaN; taken by itself: the window is ignored"),
     ]
-    assert cause_line(found) == "bottom-right; meant top-left (2 cases); no cause found (1 case: file/2)"
+    nameless = "no cause found (1 case: file/2; taken by itself: the window is ignored)"
+    assert cause_line(found) == f"bottom-right; meant top-left (2 cases); {nameless}"
     first, second = annotation_lines(frames, Path("report.md"))
     assert "title=aligned-bottom-right%3A numpy.eager in float64%2C float32::2 cases, the simplest " in first
     assert "title=nonfinite%3A numpy.eager in float64::" in second
