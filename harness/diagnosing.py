@@ -334,9 +334,9 @@ def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Ma
 
 
 def _by_itself(evidence: Evidence) -> str:
-    """Return what one case names, as `explain` says it; empty where it fits nothing, or several answers."""
-    answers = {fit.answer for fit in evidence.fits}
-    return evidence.fits[0].unsure or evidence.fits[0].description if len(answers) == 1 else ""
+    """Return what one case names, as `explain` decides it; empty where that is nothing."""
+    fit = decide({"": evidence})[""].fit
+    return "" if fit is None else fit.description
 
 
 def _with_hint(row: Row, hint: str) -> Row:

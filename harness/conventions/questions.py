@@ -145,7 +145,7 @@ def _causality() -> list[Question]:
             "where queries stand with is_causal, past_key and past_value",
             past.but(causal),
             (
-                Meaning("behind the past", past.but(mask=_causal(3, 5, 2))),
+                Meaning("after the past", past.but(mask=_causal(3, 5, 2))),
                 Meaning("at the first key of the past", past.but(mask=_causal(3, 5, 0))),
                 Meaning(ignored, past),
                 Meaning("the past is left out", past.but(past_key=None, past_value=None, mask=_causal(3, 3, 0))),

@@ -107,7 +107,7 @@ class Target:
         The name that reports give a function of a file in this folder, file.function, will do, too. Raises
         ``UsageError`` for any other text, and for a file that does not exist.
         """
-        text = _as_given(text)
+        text = _as_file(text)
         if words := words_of_program(text):
             if signature:
                 raise UsageError(f"{text}: a program speaks the protocol; it has no --signature")
@@ -157,11 +157,11 @@ class Target:
 
 def is_own(text: str) -> bool:
     """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
-    given = _as_given(text)
+    given = _as_file(text)
     return ":" in given or given.endswith(".py") or bool(words_of_program(text))
 
 
-def _as_given(text: str) -> str:
+def _as_file(text: str) -> str:
     """Return file.py:function for file.function, as reports call it, where the file is in this folder."""
     file, _, function = text.partition(".")
     is_name = _NAME_IN_REPORTS.fullmatch(text) and file not in EVERYTHING and function != "py"

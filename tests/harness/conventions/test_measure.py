@@ -92,7 +92,7 @@ MEANINGS: list[dict[str, tuple[str, str, str]]] = [
             "the corner is bottom right",
         ),
         "causal, more queries than keys": ("", "", "the corner is bottom right, without a key: zero"),
-        "causal, after a past": ("", "", "behind the past"),
+        "causal, after a past": ("", "", "after the past"),
         "key_lengths": ("column < key", "column <= key", "one more than the first ones"),
         "window (2, 0)": ("row - window[0])", "row - window[0] + 1)", "its own and one before"),
         "grouped heads": (
