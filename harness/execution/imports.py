@@ -12,7 +12,7 @@ import importlib.metadata
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -154,12 +154,20 @@ def _named_by(values: Iterable[Any]) -> Iterator[str]:
             yield str(value.__module__)
 
 
-def _named_in(module: ModuleType) -> Iterator[str]:
-    """Give what the import statements of a module's source name; those inside functions may not have run yet."""
+def _named_in(module: ModuleType) -> Sequence[str]:
+    """Return what the import statements of a module's source name; those inside functions may not have run yet."""
     try:
-        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+        return _imports_in(Path(str(module.__file__)).read_bytes())
     except (AttributeError, OSError, SyntaxError, ValueError, RecursionError):
-        return  # compiled, or made by hand
+        return ()  # compiled, or made by hand
+
+
+@cache  # every function of a file is looked at
+def _imports_in(source: bytes) -> Sequence[str]:
+    return tuple(_imported(ast.parse(source)))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)

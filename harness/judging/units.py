@@ -110,7 +110,10 @@ class Judge:
         from attncheck.judging.judge import failure_rows
 
         rows = failure_rows(case, dtype, outcomes)
-        return None if rows is None or self._keeps_arrays(case, rows) else UnitResult(_timed(rows, outcomes), ())
+        # Where no array came back, there is nothing to compare an exact one with, even if all are kept.
+        if rows is None or case.is_document or disagrees(rows):
+            return None
+        return UnitResult(_timed(rows, outcomes), ())
 
     def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> Remembered | None:
         """Look in the store for what ``judge`` would return; None where all arrays are kept, which takes judging."""
