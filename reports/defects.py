@@ -29,6 +29,7 @@ Diagnosed = Mapping[tuple[str, str, str], Row]
 _MAX_CAUSES = 3
 """Causes that are named for one implementation."""
 _SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
+_EXACT_SCALE = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),)? instead of")
 _NEARLY = 2e-3
 """Scales are written with four digits."""
 _LARGEST = 64
@@ -180,6 +181,9 @@ def _text(frames: Frames, rows: Sequence[Row]) -> str:
     scales = [found for row in rows if (found := _SCALES.search(row["message"]))]
     if len(scales) == len(rows):
         return _of_scales(frames, rows, [float(each[1]) / float(each[2]) for each in scales if float(each[2])])
+    exact = [(found[2] or found[1]).split(" or ") for row in rows if (found := _EXACT_SCALE.search(row["message"]))]
+    if len(exact) == len(rows) and (alike := [each for each in exact[0] if all(each in other for other in exact)]):
+        return f"the {'default ' if _is_default(frames, rows) else ''}scale is {' or '.join(alike)}"
     common = set.intersection(*(set(_parts(row)) for row in rows))
     shared = [part for part in _parts(rows[0]) if part in common]
     return "; ".join(shared) or next(_parts(rows[0]), "")
@@ -196,13 +200,16 @@ def _of_scales(frames: Frames, rows: Sequence[Row], factors: Sequence[float]) ->
     first = factors[0] if factors else math.nan
     if not all(abs(each - first) <= _NEARLY * abs(first) for each in factors):
         return "the scale is another one"
-    cases = [frames.cases[row["case"]] for row in rows]
-    is_default = all(case["options"].get("scale") is None for case in cases)
+    is_default = _is_default(frames, rows)
     whole = _whole(first * first)
-    if is_default and whole and not any(case["operation"] in _OF_SCORES for case in cases):
+    if is_default and whole and not any(frames.cases[row["case"]]["operation"] in _OF_SCORES for row in rows):
         part = f"1/sqrt({whole[1]} D)" if whole[0] == 1 else f"sqrt({whole[0]}/D)"
         return f"the default scale is {'-' if first < 0 else ''}{part}, not 1/sqrt(D)"
     return f"the {'default ' if is_default else ''}scale is {first:.4g} times the right one"
+
+
+def _is_default(frames: Frames, rows: Sequence[Row]) -> bool:
+    return all(frames.cases[row["case"]]["options"].get("scale") is None for row in rows)
 
 
 def _whole(square: float) -> tuple[int, int] | None:

@@ -216,7 +216,7 @@ def _with_all_names(fits: Sequence[Fit]) -> Fit:
     """Bring readings of one answer together, such as scales that are the same number in every case."""
     first = fits[0]
     return replace(
-        first, name=OR.join(dict.fromkeys(fit.name for fit in fits)), description=first.unsure or first.description
+        first, name=OR.join(sorted({fit.name for fit in fits})), description=first.unsure or first.description
     )
 
 

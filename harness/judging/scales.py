@@ -15,6 +15,7 @@ from attncheck.spec import BY_SCORE, score_kind
 Real = NDArray[np.float64]
 
 _OPERATIONS = frozenset({"attention", "attention_gradients", "multi_head_attention"})
+_OF_ONE = "the root of the right one, as if one of query and key had it"
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
 
 
@@ -45,6 +46,11 @@ def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[floa
         *([(own / root, "scale-times-default", times)] if f"{own * root:.12g}" != "1" else []),
         (1.0, "scale-one", ""),
         (own * own, "scale-twice", "twice the same factor"),
+        *(
+            [(math.sqrt(own), "scale-root", "the root of the right one, as if one of query and key had it")]
+            if own > 0
+            else []
+        ),
         (1 / widths["D"], "scale-inverse-width", "1/D"),
         (root, "scale-root-of-width", "sqrt(D)"),
         *(

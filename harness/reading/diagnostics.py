@@ -194,6 +194,8 @@ def _say(detail: ErrorDetails) -> str:
             return f"unknown field{_suggest(str(detail['loc'][-1]))}"
         case "missing":
             return "this field is missing"
+        case "array_kind" if isinstance(detail["input"], list):
+            return f"expected a mapping, such as {{values: {got}}}, got {got}"
         case "array_kind":
             return f"{detail['msg']}, got {got}"
         case "literal_error":
@@ -228,7 +230,10 @@ def _suggest(name: str) -> str:
 
 
 def _near(name: Any, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name[:60], known, n=1, cutoff=NEAR) if isinstance(name, str) else []
+    if not isinstance(name, str):
+        return ""
+    within = [each for each in known if each in name.split("_")]  # attention_weights
+    close = difflib.get_close_matches(name[:60], known, n=1, cutoff=NEAR) or within
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -6,11 +6,13 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from here import own_code_here
 
 from attncheck.api import check
+from attncheck.reports.defects import defects
 from attncheck.reports.terminal import print_summary
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
@@ -59,3 +61,30 @@ def test_twenty_four_lines_say_what_is_wrong_and_where_to_read_on(
         is_wrong = r"\] is \S+( in float32)?, should be [^\s:]+(: off by \S+ times the error bound)?$"
         assert re.search(is_wrong, lines[number])
     assert lines[-1] == "Report: results/latest/report/report.html"
+
+
+DEFAULTS = {
+    "1/D": lambda width: 1 / width,
+    "1": lambda width: 1.0,
+    "sqrt(D)": lambda width: width**0.5,
+    "the root of the right one, as if one of query and key had it": lambda width: width**-0.25,
+}
+
+
+def test_a_default_scale_is_one_defect_and_told_by_what_it_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    right, said = __import__("wrong_kernels").right, {}
+    for words, default in DEFAULTS.items():
+
+        def kernel(query: Any, key: Any, value: Any, *, is_causal: bool = False, scale: float | None = None) -> Any:
+            chosen = default(query.shape[-1]) if scale is None else scale  # noqa: B023 # called in this round
+            return right(query, key, value, is_causal=is_causal, scale=chosen)
+
+        with own_code_here():
+            frames = check(kernel, cases=["attention"], dtypes=["float64"]).frames
+        said[words] = [defect.text for defect in defects(frames) if defect.diagnosis]
+    wrong = {
+        words: texts for words, texts in said.items() if len(texts) != 1 or words not in texts[0].split(" or ")[-1]
+    }
+    assert wrong == {}
+    assert all(texts[0].startswith("the default scale is ") for texts in said.values())

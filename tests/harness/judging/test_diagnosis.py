@@ -70,7 +70,7 @@ def test_names_of_one_answer_are_told_together_unless_another_case_tells_them_ap
     square, inverse = (fit(name, answer="1/4", unsure="it is 1/4, a^2 or 1/D") for name in ("square", "inverse"))
     (together,) = decide({"D = 4": case(square, inverse)}).values()
     assert together.fit is not None
-    assert (together.fit.name, together.fit.description) == (f"square{OR}inverse", "it is 1/4, a^2 or 1/D")
+    assert (together.fit.name, together.fit.description) == (f"inverse{OR}square", "it is 1/4, a^2 or 1/D")
     apart = decide({"D = 4": case(square, inverse), "D = 9": case(fit("inverse", answer="1/9"), refuted=("square",))})
     assert apart["D = 4"] == Decision(inverse)
 

@@ -47,6 +47,7 @@ def test_the_common_mistakes_come_once_each_and_without_the_right_one() -> None:
     found = [scale for scale, _ in other_scales("attention", AttentionProblem({}, INPUTS))]
     assert found[0] == 1.0
     assert len(found) == len(set(found))
+    # 1/2 is twice the right one and its root, too.
     assert set(found) == {1.0, 1 / 16, 4.0, 1 / 3, 1 / 8, 0.5, -0.25, 0.25 / math.log(2), 0.25 * math.log(2)}
     given = dict(other_scales("attention", AttentionProblem({"scale": 0.5}, INPUTS)))
     # Half of a scale that is 1/2 is the default.
