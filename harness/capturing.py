@@ -15,6 +15,7 @@ import json
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
+from attncheck.execution.operations import run_operation
+from attncheck.reading.canonical import call_form
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.printed import MAX_NUMBERS
 from attncheck.reading.slugs import slug
@@ -111,13 +114,16 @@ class Capture:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.files.append(_write_case(call, self._folder, self.__name__))
         except Exception as error:  # the model is not to stop here either
-            self._refuse(error)
+            self._refuse(error, _meant(call))
             return
         for reason in call.left_out:
             _warn(f"{self.files[-1].name} is not the whole call: {reason}")
+        if meant := _meant(call):
+            _warn(f"the output in {self.files[-1].name} is that of another call; capture(..., {meant}) writes that one")
 
-    def _refuse(self, error: Exception) -> None:
-        _warn(f"a call of {self.__name__} was not captured: {type(error).__name__}: {error}")
+    def _refuse(self, error: Exception, meant: str = "") -> None:
+        instead = f"; capture(..., {meant}) writes it" if meant else ""
+        _warn(f"a call of {self.__name__} was not captured: {type(error).__name__}: {error}{instead}")
 
 
 def capture(
@@ -168,6 +174,7 @@ class _Call:
     def __init__(self, arguments: Mapping[str, Any], layout: Layout, alignment: str | None) -> None:
         self.inputs: dict[str, Array] = {}
         self.output: Array | None = None
+        self.layout = layout
         self.options: dict[str, Any] = {}
         self.left_out: list[str] = []
         for name, value in arguments.items():
@@ -226,6 +233,32 @@ class _Call:
                 self.options[name] = True
         elif name != "softcap" or value:  # flash-attention's 0 is none
             self.options[name] = float(value)
+
+
+def _meant(call: _Call) -> str:
+    """Return the layout or alignment of which a call's output is, where it is not that of the call as it was taken."""
+    if call.output is None or _gives(call.output, call.inputs, call.options):
+        return ""
+    corner = {**call.options, "alignment": "bottom_right"}
+    if "alignment" not in call.options and _gives(call.output, call.inputs, corner):
+        return 'alignment="bottom_right"'
+    other = "heads_first" if call.layout == "length_first" else "length_first"
+    turned = {name: each.swapaxes(-2, -3) if name in _PER_HEAD else each for name, each in call.inputs.items()}
+    for options, alignment in ((call.options, ""), (corner, ', alignment="bottom_right"')):
+        if call.output.ndim > 2 and _gives(call.output.swapaxes(-2, -3), turned, options):
+            return f'layout="{other}"{alignment}'
+    return ""
+
+
+def _gives(output: Array, inputs: Mapping[str, Array], options: Mapping[str, Any]) -> bool:
+    """Return whether attention gives an output, to a hundredth of its numbers."""
+    wide = {name: each.astype("float64") if each.dtype.kind in "fV" else each for name, each in inputs.items()}
+    with suppress(Exception), np.errstate(all="ignore"):  # shapes that do not go together, what NumPy does not support
+        posed = call_form("attention", options, wide)
+        found = run_operation(BACKENDS["numpy"].load(), "attention", posed.inputs, posed.options)["output"]
+        largest = float(np.abs(found).max(initial=0))
+        return found.shape == output.shape and bool(np.allclose(output.astype("float64"), found, 0.01, 0.01 * largest))
+    return False
 
 
 def _bound(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -239,6 +241,38 @@ def test_every_dtype_is_kept(tmp_path: Path, dtype: str) -> None:
     case = only_case(tmp_path / "x")
     assert case.dtypes == (dtype,)
     assert numbers(case)["query"].tobytes() == query.tobytes()
+
+
+def attention_of(layout: str, offset: int) -> Any:
+    """Causal attention with arrays in a layout, whose first query stands at a key."""
+
+    def attend(query: Array, key: Array, value: Array, is_causal: bool = True) -> Array:
+        turned = layout == "length_first"
+        query, key, value = (each.swapaxes(1, 2) if turned else each for each in (query, key, value))
+        scores = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+        weights = np.exp(np.where(np.tri(*scores.shape[-2:], offset, dtype=bool), scores, -np.inf))
+        output: Array = (weights / weights.sum(-1, keepdims=True) @ value).astype(query.dtype)
+        return output.swapaxes(1, 2) if turned else output
+
+    return attend
+
+
+def test_a_call_that_means_another_layout_or_alignment_is_told_how_to_be_captured(tmp_path: Path) -> None:
+    query, key, value = np.random.default_rng(1).normal(size=(3, 2, 4, 5, 6)).astype("float32")
+    told = {}
+    for layout, offset in product(("heads_first", "length_first"), (0, 2)):
+        given = [query[:, :, :3] if layout == "heads_first" else query[:, :2], key, value]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            attncheck.capture(attention_of(layout, offset), tmp_path / f"{layout}{offset}")(*given, is_causal=True)
+        instead = re.compile(r"capture\(\.\.\., (.*)\) writes")
+        told[layout, offset] = [found[1] for each in caught if (found := instead.search(str(each.message)))]
+    assert told == {
+        ("heads_first", 0): [],
+        ("heads_first", 2): ['alignment="bottom_right"'],
+        ("length_first", 0): ['layout="length_first"'],
+        ("length_first", 2): ['layout="length_first", alignment="bottom_right"'],
+    }
 
 
 def test_masks_lengths_windows_and_other_names_are_understood(tmp_path: Path) -> None:
