@@ -74,6 +74,13 @@ class SpecialRows:
         return {}
 
     @cached_property
+    def _hidden(self) -> Flags:
+        """Rows with NaN none of whose own keys may be attended: a fill, or a sink, is all that is left of them."""
+        if not self.problem.own_keys:
+            return self.nan_rows
+        return self.nan_rows & (False if self.forbidden is None else self.forbidden.all(axis=-1))
+
+    @cached_property
     def _of_empty(self) -> dict[tuple[str, Shape], Flags]:
         return {}
 
@@ -161,6 +168,8 @@ class SpecialRows:
     def _find_unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
         empty, nan_rows = self.affected_by_empty(stage, shape), self.affected_by_nan(stage, shape)
         nowhere = np.zeros(shape, dtype=np.bool_)
+        if self._hidden.any():
+            empty = empty | self.affected_elements(stage, shape, self._hidden)
         if stage in LOGITS or stage in _QUERIES:
             # Where a mask forbids the key it depends on how it does: by selection -inf, by addition NaN.
             forbidden = nowhere if stage != "masked" or self.forbidden is None else self.forbidden

@@ -429,6 +429,25 @@ def test_without_any_key_nothing_is_a_convention() -> None:
         np.testing.assert_array_equal(truth.exact["output"].high, np.zeros((1, 1, 2, 3)))
 
 
+@pytest.mark.parametrize(
+    ("options", "more"), [({"mask_fill": 0.0}, {}), ({}, {"sinks": np.zeros(1)})], ids=["fill", "sink"]
+)
+def test_of_nan_behind_a_fill_or_beside_a_sink_alone_nothing_is_said(options: dict[str, Any], more: Arrays) -> None:
+    """Where a mask selects, numbers are left of a query without a key of its own; where it is added, NaN."""
+    inputs = {name: NORMAL((1, 1, 3, 2)) for name in ("query", "key", "value")} | more
+    inputs["query"][0, 0, 1:] = np.nan
+    inputs["mask"] = np.array([[True, True, True], [True, False, False], [False, False, False]])
+    truth = Problem("attention", options, inputs).truth(supports_statistics=False)
+    for stage in ("log_sum_exp", "output"):
+        exact = truth.exact[stage].mapped(lambda array: array.reshape(3, -1))
+        assert np.isfinite(exact.radius).all(axis=-1).tolist() == [True, True, False], stage
+        assert np.isnan(exact.high[1]).all(), stage
+    gradients = Problem("attention_gradients", {}, inputs | {"grad_output": NORMAL((1, 1, 3, 2))})
+    if not options:
+        exact = gradients.truth(supports_statistics=False).exact["grad_query"]
+        assert np.isfinite(exact.radius[0, 0]).all(axis=-1).tolist() == [True, True, False]
+
+
 def test_rows_without_a_key_are_found_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.RandomState(3)
     inputs = {name: random.randn(2, 3, 11, 2) for name in ("query", "key", "value")}
