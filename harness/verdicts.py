@@ -41,13 +41,13 @@ class Verdict(StrEnum):
     @property
     def exit_code(self) -> ExitCode:
         """What this verdict makes of a run, when it is not a known one."""
-        if self in (Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED):
-            return ExitCode.AGREE
-        if self in (Verdict.UNTRIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH):
-            return ExitCode.NOT_RUN
-        return ExitCode.DISAGREE
+        return _EXIT_CODES.get(self, ExitCode.DISAGREE)
 
 
+_EXIT_CODES = {
+    **dict.fromkeys((Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED), ExitCode.AGREE),
+    **dict.fromkeys((Verdict.UNTRIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH), ExitCode.NOT_RUN),
+}
 WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
 """What a wrong number can be; a wrong shape or dtype is no convention."""
 

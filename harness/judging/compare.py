@@ -116,7 +116,7 @@ def is_floating(array: Array) -> bool:
 
 def quotient(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
     """Divide; an error over no allowance is infinite; none, or any over an allowance of infinity or NaN, is nothing."""
-    if bool(((allowed > 0) & (allowed < np.inf)).all()):
+    if allowed.size and allowed.min() > 0 and allowed.max() < np.inf:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(error / allowed)
     divided = np.full(error.shape, np.inf)

@@ -294,10 +294,7 @@ def _kept(index: Index | None) -> str | None:
 def _stage_rows(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> list[Row]:
     begins_at = judged.begins_at or None
     said = {each.stage: _explain(each, stages[each.stage], case) for each in judged.judgements}
-    rows = [
-        replace(_stage_row(own, each, stages[each.stage], begins_at), message=said[each.stage])
-        for each in judged.judgements
-    ]
+    rows = [_stage_row(own, each, stages[each.stage], begins_at, said[each.stage]) for each in judged.judgements]
     reason, source = judged.reason, judged.source
     rows = [
         replace(row, xfail=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
@@ -305,8 +302,9 @@ def _stage_rows(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> l
     return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage], case))
 
 
-def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None) -> Row:
-    row = replace(
+def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None, message: str) -> Row:
+    accumulated, introduced = judgement.accumulated, judgement.introduced
+    return replace(
         own,
         stage=judgement.stage,
         verdict=judgement.verdict,
@@ -322,18 +320,10 @@ def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_
         query_rows=judgement.query_rows,
         unjudged=judgement.unjudged,
         empty_rows=judgement.empty_rows,
+        message=message,
+        **({} if accumulated is None else _of(accumulated)),
+        **({} if introduced is None else _of_step(introduced)),
     )
-    if judgement.accumulated is not None:
-        row = replace(row, **_of(judgement.accumulated))
-    if judgement.introduced is not None:
-        measured = judgement.introduced
-        row = replace(
-            row,
-            introduced_tier=measured.tier,
-            introduced_ratio=measured.ratio,
-            introduced_z=measured.largest_z,
-        )
-    return row
 
 
 def _of(measured: Measured) -> dict[str, Any]:
@@ -343,6 +333,14 @@ def _of(measured: Measured) -> dict[str, Any]:
         "largest_z": measured.largest_z,
         "mean_z": measured.mean_z,
         "elements": measured.elements,
+    }
+
+
+def _of_step(measured: Measured) -> dict[str, Any]:
+    return {
+        "introduced_tier": measured.tier,
+        "introduced_ratio": measured.ratio,
+        "introduced_z": measured.largest_z,
     }
 
 

@@ -20,7 +20,7 @@ from attncheck.judging.compare import Index, index_of_largest
 from attncheck.judging.error_messages import explain_errors, explain_without_bound
 from attncheck.judging.locations import where_wrong
 from attncheck.judging.tiers import Measured, Tier, measure
-from attncheck.judging.truth import Truth, is_measured, is_open, is_prescribed
+from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.reading.shapes import show
@@ -134,22 +134,26 @@ def judge_stage(
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
     found = _of_whole(truth, _judge_values(truth, stage, sound, rounding_model))
-    return replace(found, has_wide_statistics=truth.has_wide_statistics)
+    return replace(found, has_wide_statistics=True) if truth.has_wide_statistics else found
 
 
 def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding_model: str) -> StageJudgement:
     """Judge the rows of a stage that are known."""
     array = sound[stage]
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    odd = _odd_elements(exact, bound, array)
-    open_ = is_open(exact, bound, truth.dtype_of(stage))
+    judged = is_measured(exact, bound, str(array.dtype))
+    odd = _odd_elements(exact, judged, array)
+    open_ = ~judged if judged.all() else ~(judged | is_prescribed(exact))
     if odd.any():
         return replace(_nonfinite(stage, exact, array, odd), unjudged=int(open_.sum()))
-    accumulated = _measure(exact, bound, array, supports_statistics=_has_statistics(truth, stage, introduced=False))
+    accumulated = _measure(
+        exact, bound, array, judged, supports_statistics=_has_statistics(truth, stage, introduced=False)
+    )
     step = truth.introduced(stage, sound, rounding_model)
     introduced = None
     if step is not None:
-        introduced = _measure(*step, array, supports_statistics=_has_statistics(truth, stage, introduced=True))
+        judged = is_measured(*step, str(array.dtype))
+        introduced = _measure(*step, array, judged, supports_statistics=_has_statistics(truth, stage, introduced=True))
     is_whole = truth.query_rows is None
     judgement = _numeric(stage, array, (exact, bound, accumulated), step, introduced, is_whole=is_whole)
     return _with_unjudged(truth, judgement, open_)
@@ -171,7 +175,8 @@ def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bo
 def failing_elements(truth: Truth, stage: str, array: Array, rounding_model: str) -> NDArray[np.bool_]:
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    wrong: NDArray[np.bool_] = _beyond(exact, bound, array) | _odd_elements(exact, bound, array)
+    judged = is_measured(exact, bound, str(array.dtype))
+    wrong: NDArray[np.bool_] = _beyond(exact, bound, array) | _odd_elements(exact, judged, array)
     return wrong
 
 
@@ -186,10 +191,11 @@ def _beyond(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
 def agrees(truth: Truth, stage: str, array: Array, rounding_model: str) -> bool:
     """Whether the judged rows of a stage are right against the exact answer, whatever came before them."""
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    if _odd_elements(exact, bound, array).any():
+    judged = is_measured(exact, bound, str(array.dtype))
+    if _odd_elements(exact, judged, array).any():
         return False
     return not _measure(
-        exact, bound, array, supports_statistics=_has_statistics(truth, stage, introduced=False)
+        exact, bound, array, judged, supports_statistics=_has_statistics(truth, stage, introduced=False)
     ).tier.fails
 
 
@@ -218,14 +224,12 @@ def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
     )
 
 
-def _odd_elements(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
+def _odd_elements(exact: Enclosure, judged: NDArray[np.bool_], array: Array) -> NDArray[np.bool_]:
     """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
-    stored, prescribed = array.astype(np.float64), is_prescribed(exact)
-    odd: NDArray[np.bool_] = ~np.isfinite(stored)
-    if odd.any():
-        odd &= is_measured(exact, bound, str(array.dtype))
-    if prescribed.any():
-        odd |= prescribed & ~((stored == exact.high) | (np.isnan(stored) & np.isnan(exact.high)))
+    stored = array.astype(np.float64)
+    odd: NDArray[np.bool_] = ~np.isfinite(stored) & judged
+    if not judged.all():
+        odd |= is_prescribed(exact) & ~((stored == exact.high) | (np.isnan(stored) & np.isnan(exact.high)))
     return odd
 
 
@@ -239,8 +243,9 @@ def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_
     )
 
 
-def _measure(exact: Enclosure, bound: Bound, array: Array, *, supports_statistics: bool) -> Measured:
-    judged = is_measured(exact, bound, str(array.dtype))
+def _measure(
+    exact: Enclosure, bound: Bound, array: Array, judged: NDArray[np.bool_], *, supports_statistics: bool
+) -> Measured:
     return measure(
         exact.error_of(array),
         exact.radius,

@@ -94,15 +94,17 @@ def measure(
     if not count:
         return Measured(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
     # The exact value may lie anywhere in its enclosure: the implementation is given the benefit of it.
-    with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
-        least = np.where(judged, np.maximum(error - radius, 0.0), 0.0)
-    ratio, z = quotient(least, max_error), quotient(least, sigma)
-    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not judged may have an infinite error and radius
+        least = np.maximum(error - radius, 0.0)
+        if count < judged.size:
+            least = np.where(judged, least, 0.0)
+        ratio, z = quotient(least, max_error), quotient(least, sigma)
+        mean_z = math.sqrt(float(np.square(z).sum()) / count)
+    place = int(ratio.argmax())
+    index = tuple(map(int, np.unravel_index(place, ratio.shape)))
     largest_z = float(z.max())
-    with np.errstate(over="ignore"):
-        mean_z = float(np.sqrt(np.sum(np.square(z)) / count))
     tier, causes = Tier.WITHIN, _causes(judged, count)
-    if bool((least > max_error).any()):
+    if ratio.flat[place] > 1 - 2.0**-50 and bool((least > max_error).any()):
         tier = Tier.PROVEN
     elif supports_statistics:
         tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)

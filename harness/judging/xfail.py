@@ -116,6 +116,8 @@ class ExpectedFailureRecord:
     def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Return the rows of one case in one dtype, those that are expected marked and explained."""
         marked = [self._marked(row) for row in rows]
+        if not any(map(_fails, marked)):
+            return tuple(marked)
         stages = expected_stages(marked)
         return tuple(
             self._explained(
