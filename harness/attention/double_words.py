@@ -9,15 +9,15 @@ products of slices are integers below 2^53. All of it is derived in docs/numeric
 
 Radii are sums of non-negative float64 numbers, each times 1 + 2^-40 (``_ROOM``) for what their own evaluation rounds.
 What underflow may take away is added where a result is near it. Where a number is not finite, or so small that nothing
-is proven, the radius is infinite: what is asked then goes to ``balls``.
+is proven, the radius is not finite either, and stays so: what is asked then goes to ``balls``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from flint import arb, ctx
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from attncheck.attention.exact_array import ExactArray, Flags, Real, both
 
 Pair = tuple[Real, Real]
+Parts = tuple[Real, Real, Real]
 Exponents = NDArray[np.int32]
 
 U2 = 2.0**-106
@@ -39,18 +40,24 @@ POLYNOMIAL_ERROR = 2.0**-102
 LOG_ERROR = 2.0**-101
 """Absolute: that of the exponential, the product with it, and the logarithm of 1 + d up to d^3 < 2^-135."""
 MAX_SLICES = 8
+SLICE_BITS = 22
+"""At most: two slices hold less than 53 bits, so that the lower word comes in behind them."""
 KEPT_BITS = 104
-"""Slices leave less than this of a number, so that numbers far smaller than others of their row take more slices; and
-products of slices that are left out are less of every sum of absolute terms."""
+"""What is left of products of matrices, and what is rounded before it is a double word, is below 2^-KEPT_BITS of every
+sum of absolute terms, five times over."""
+PLAIN_BITS = 48
+"""Sums of products of slices that start so many bits below that are added up in float64: seven roundings of 2^-53, each
+of at most 2.6 times what the terms can be."""
 _ROOM = 1 + 2.0**-40
 _NEAR_UNDERFLOW = 2.0**-900
 _LEAST = 2.0**-1074
-_LOST = 3 * _LEAST
-"""At most what underflow takes from a product: half of 2^-1074 in each of six operations."""
+_LOST = 4 * _LEAST
+"""At most what underflow takes from a product: half of 2^-1074 in each of five operations, and in three terms of its
+radius."""
 _SPLITTER = 2.0**27 + 1
 _TABLE_BITS = 10
 _LARGEST_EXPONENT = 760.0
-_NOTHING = np.zeros((1, 1)), np.zeros((1, 1))
+_ZERO = np.zeros((1, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,219 +76,266 @@ class DoubleWords(ExactArray):
 
     @property
     def radius(self) -> Real:
-        """How far it may be from the truth."""
+        """How far it may be from the truth; not finite where nothing is known."""
         radius: Real = self.parts[2]
         return radius
 
-    def split(self) -> tuple[Real, Real, Real]:
+    def split(self) -> Parts:
         high, low, radius = self.parts
-        return high, low, radius
+        known = np.isfinite(high) & np.isfinite(radius)
+        if known.all():
+            return high, low, radius
+        return np.where(known, high, 0.0), np.where(known, low, 0.0), np.where(known, radius, np.inf)
 
     def is_zero(self) -> Flags:
         zero: Flags = (self.parts[0] == 0) & (self.radius == 0)
         return zero
 
-    def _made(self, pair: Pair, radius: Real, attended: Flags | None) -> Self:
-        """Return a result; where it is not finite, nothing is known of it."""
-        high, low = pair
-        if not np.isfinite(high + low + radius).all():
-            known = np.isfinite(high + low)
-            radius = np.where(known & np.isfinite(radius), radius, np.inf)
-            high, low = np.where(known, high, 0.0), np.where(known, low, 0.0)
-        return type(self)((high, low, radius), attended)
+    def _made(self, parts: Parts) -> Self:
+        return type(self)(parts, self.attended)
 
     def __neg__(self) -> Self:
-        return type(self)((-self.parts[0], -self.parts[1], self.radius), self.attended)
+        return self._made((-self.parts[0], -self.parts[1], self.radius))
 
     def _plus(self, other: Self) -> Self:
-        pair = _sum(self.pair, other.pair)
-        radius = (self.radius + other.radius + SUM_ERROR * np.abs(pair[0])) * _ROOM
-        return self._made(pair, radius, both(self.attended, other.attended))
+        return type(self)(_added(*self.parts, *other.parts), both(self.attended, other.attended))
 
     def _times(self, other: Self) -> Self:
-        pair = _product(self.pair, other.pair)
-        size, others, own, theirs = np.abs(self.parts[0]), np.abs(other.parts[0]), self.radius, other.radius
-        radius = size * theirs + own * (others + theirs) + PRODUCT_ERROR * np.abs(pair[0])
-        if not (radius.size and radius.min() >= _NEAR_UNDERFLOW):
-            tiny = (np.abs(pair[0]) < _NEAR_UNDERFLOW) & (size > 0) & (others > 0)
-            moved = ((own > 0) & (others + theirs > 0)) | ((theirs > 0) & (size > 0))
-            radius = radius + _LOST * tiny + _LEAST * (moved & (radius < _NEAR_UNDERFLOW))
-        return self._made(pair, radius * _ROOM, self.attended)
+        return self._made(_multiplied(*self.parts, *other.parts))
 
     def _by(self, other: Self) -> Self:
-        high, low = _quotient(self.pair, other.pair)
-        size, least = np.abs(self.parts[0]), np.abs(other.parts[0]) * (1 - 2.0**-50) - other.radius
-        moved = (self.radius + np.abs(high) * other.radius) / np.where(least > 0, least, np.nan)
-        radius = (moved + QUOTIENT_ERROR * np.abs(high)) * _ROOM + _LEAST * (
-            (self.radius > 0) & (moved < _NEAR_UNDERFLOW)
-        )
-        unproven = (size > 0) & (np.minimum(size, np.abs(high)) < _NEAR_UNDERFLOW)
-        return self._made((high, low), np.where(unproven, np.inf, radius), self.attended)
+        return self._made(_divided(*self.parts, *other.parts))
 
     def __abs__(self) -> Self:
         sign = np.where(self.parts[0] < 0, -1.0, 1.0)
-        return type(self)((sign * self.parts[0], sign * self.parts[1], self.radius), self.attended)
+        return self._made((sign * self.parts[0], sign * self.parts[1], self.radius))
 
     def _maximum(self, other: Self) -> Self:
         larger = self.where((self - other).parts[0] >= 0, other)
-        return type(self)((*larger.pair, np.maximum(self.radius, other.radius)), self.attended)
+        return self._made((*larger.pair, np.maximum(self.radius, other.radius)))
 
     def sqrt(self) -> Self:
         high = self.parts[0]
         pair = _root(self.pair)
         radius = self.radius / pair[0] * (1 + 2.0**-50) + ROOT_ERROR * pair[0]
         radius = np.where(high > _NEAR_UNDERFLOW, radius * _ROOM, np.where(self.is_zero(), 0.0, np.inf))
-        return self._made((np.where(high > 0, pair[0], 0.0), np.where(high > 0, pair[1], 0.0)), radius, self.attended)
+        return self._made((np.where(high > 0, pair[0], 0.0), np.where(high > 0, pair[1], 0.0), radius))
 
     def exp(self) -> Self:
-        power = _reduced(self.pair)
-        head = power.head
-        pair = _scaled(_sum(head, _product(head, power.rest)), power.exponent)
-        size = np.abs(pair[0])
-        radius = EXP_ERROR * size + (size + _LEAST) * np.expm1(self.radius) * _ROOM
-        return self._made(pair, (radius + _LEAST * (size < _NEAR_UNDERFLOW)) * _ROOM, self.attended)
+        return self._made(_exponential(*self.parts))
 
     def log(self) -> Self:
-        near = np.log(self.parts[0])
-        inverse = self.of_numbers(-near).exp()
-        rest = _plus_number(_product(self.pair, inverse.pair), -np.ones_like(near))
-        pair = _plus_number(_plus_number(rest, near), -0.5 * rest[0] * rest[0])
-        least = self.parts[0] * (1 - 2.0**-50) - self.radius
-        radius = LOG_ERROR + self.radius / np.where(least > 0, least, 0.0) + SUM_ERROR * np.abs(pair[0])
-        unproven = (np.abs(rest[0]) > 2.0**-45) | ~(least > _NEAR_UNDERFLOW) | ~(near < 600)
-        return self._made(pair, np.where(unproven, np.inf, radius * _ROOM), self.attended)
+        return self._made(_logarithm(*self.parts))
 
     def tanh(self) -> Self:
         """Return w / (2 - w) with the sign of x, where w = 1 - e^(-2|x|)."""
         size = abs(self)
-        lost = -type(self)((-2 * size.parts[0], -2 * size.parts[1], 2 * size.radius))._exponential_less_one()
+        lost = -type(self)(_exponential_less_one(-2 * size.parts[0], -2 * size.parts[1], 2 * size.radius))
         tangent = lost / (2 - lost)
-        zero = self.parts[0] == 0
         sign = np.where(self.parts[0] < 0, -1.0, 1.0)
         # At 0 a number moves as far as its operand does: the quotient of a number so small is not proven.
-        radius = np.where(zero, self.radius, tangent.radius)
-        return self._made((sign * tangent.parts[0], sign * tangent.parts[1]), radius, self.attended)
-
-    def _exponential_less_one(self) -> Self:
-        """Return e^x - 1 for numbers that are not positive, as exact relative to itself as the number is."""
-        power = _reduced(self.pair)
-        head = _scaled(power.head, power.exponent)
-        pair = _sum(_plus_number(head, -np.ones_like(head[0])), _product(head, power.rest))
-        size, is_polynomial = np.abs(pair[0]), head[0] == 1  # where no multiple of log 2 was taken away
-        error = np.where(is_polynomial, POLYNOMIAL_ERROR * size, EXP_ERROR * np.maximum(head[0], size))
-        radius = error + np.expm1(self.radius) + _LOST * (self.parts[0] != 0)
-        return self._made(pair, radius * _ROOM, self.attended)
+        radius = np.where(self.parts[0] == 0, self.radius, tangent.radius)
+        return self._made((sign * tangent.parts[0], sign * tangent.parts[1], radius))
 
     def _row_sums(self) -> Self:
-        """Add halves to halves, until one is left."""
+        """Add halves to halves, until one is left, and what that rounds off beside it."""
         high, low = self.pair
-        size, levels = np.abs(high).sum(axis=-1, keepdims=True), 0
-        while high.shape[-1] > 1:
-            half, is_odd = divmod(high.shape[-1], 2)
-            first, last, rest = slice(half), slice(half, 2 * half), slice(2 * half, None)
-            total = _sum((high[..., first], low[..., first]), (high[..., last], low[..., last]))
-            rests = (high[..., rest], low[..., rest])
-            high, low = (np.concatenate(each, axis=-1) for each in zip(total, rests, strict=True)) if is_odd else total
-            levels += 1
-        if not high.shape[-1]:
-            high = low = np.zeros_like(size)
-        radius = self.radius.sum(axis=-1, keepdims=True) + levels * SUM_ERROR * size
-        return self._made((high, low), radius * _ROOM, None)
+        levels = max(self.shape[-1] - 1, 0).bit_length()
+        size, missing = np.abs(high).sum(axis=-1, keepdims=True), (1 << levels) - self.shape[-1]
+        if missing:
+            high, low = (np.concatenate((each, np.zeros((*self.shape[:-1], missing))), -1) for each in (high, low))
+        for half in (1 << level for level in reversed(range(levels))):
+            high, rest = _two_sum(high[..., :half], high[..., half:])
+            low = rest + (low[..., :half] + low[..., half:])
+        radius = self.radius.sum(axis=-1, keepdims=True) + levels * (levels + 3) * U2 * size
+        return type(self)((*_two_sum(high, low), radius * _ROOM))
 
     def __matmul__(self, other: Self) -> Self:
-        inner = self.shape[-1]
-        bits = (53 - math.ceil(math.log2(max(inner, 1) * MAX_SLICES))) // 2
-        left, right = _sliced(self.pair, -1, bits), _sliced(other.pair, -2, bits)
-        count, others = len(left.pieces), len(right.pieces)
-        kept, cut = _kept(left, right, bits)
-        # Products of slices of one size lie side by side, so that each sum of them is one product.
-        side, turned = np.concatenate(left.pieces, axis=-1), np.concatenate(right.pieces[::-1], axis=-2)
-        pair, size = _NOTHING, _NOTHING[0]
-        for diagonal in reversed(range(kept)):
-            first, stop = max(0, diagonal - others + 1), min(diagonal + 1, count)
-            start = others - 1 - diagonal + first
-            columns, rows = side[..., first * inner : stop * inner], turned[..., start * inner :, :]
-            product = (columns @ rows[..., : (stop - first) * inner, :]) * 2.0 ** (-bits * (diagonal + 2))
-            pair, size = _plus_number(pair, product), size + np.abs(product)
-        radius = (kept - 1) * ONE_SUM_ERROR * size + cut
-        if left.rest is not None or right.rest is not None:
-            radius = radius + _moved(left.whole, left.rest, right.whole, right.rest)
+        left, right = _below_one(self.pair, -1), _below_one(other.pair, -2)
+        terms = left.whole @ right.whole
+        high, low, radius, cut = _products(left, right, _least_positive(terms))
+        if cut:
+            # A sum without a term is exactly 0; one whose terms are all too small for float64 is not.
+            some = True if terms.all() else (left.whole > 0).astype(float) @ (right.whole > 0).astype(float) > 0
+            radius = radius + cut * some
         exponent = left.exponent + right.exponent
-        near = (size > 0) | (radius > 0)
-        pair, radius = _scaled(pair, exponent), np.ldexp(radius, exponent)
-        near &= np.abs(pair[0]) < _NEAR_UNDERFLOW
-        if near.any():
-            radius = radius + _LOST * near
-        if self.radius.any() or other.radius.any():
-            radius = radius + _moved(np.abs(self.parts[0]), self.radius, np.abs(other.parts[0]), other.radius)
-        return self._made(pair, radius * _ROOM, None)
+        near = (high != 0) | (radius > 0)
+        high, low, radius = (np.ldexp(part, exponent) for part in (high, low, radius))
+        size = np.abs(high)
+        if not (size.size and size.min() >= _NEAR_UNDERFLOW and size.max() < np.inf):
+            radius = radius + _LOST * (near & (size < _NEAR_UNDERFLOW)) + 0 * size  # not finite where the number is not
+        radius = radius + _moved(np.abs(self.parts[0]), self.radius, np.abs(other.parts[0]), other.radius)
+        return type(self)((high, low, radius * _ROOM))
 
 
-def _kept(left: _Slices, right: _Slices, bits: int) -> tuple[int, Real]:
-    """Return how many sums of products of slices to make, by size, and what the others amount to at most.
-
-    The others, up to eight products of slices in each, are below 2^-KEPT_BITS of every sum of absolute terms.
-    """
-    inner, count = left.whole.shape[-1], len(left.pieces) + len(right.pieces) - 1
-    terms = left.whole @ right.whole
-    least = terms.min(initial=1.0, where=terms > 0)
-    kept = math.ceil((KEPT_BITS + math.log2(MAX_SLICES * max(inner, 1)) - math.log2(least)) / bits)
-    if kept >= count:
-        return count, _NOTHING[0]
-    return kept, MAX_SLICES * inner * 2.0 ** (1 - bits * kept) * (terms > 0)
+def _added(x: Real, x_low: Real, own: Real, y: Real, y_low: Real, theirs: Real) -> Parts:
+    high, low = _sum((x, x_low), (y, y_low))
+    return high, low, (own + theirs + SUM_ERROR * np.abs(high)) * _ROOM
 
 
-def _moved(left: Real, own: Real | None, right: Real, theirs: Real | None) -> Real:
-    """Return how far a product of magnitudes moves with its operands: r|y| + (|x| + r) r'."""
-    inner = left.shape[-1]
-    own, theirs = (np.zeros((1, 1)) if rest is None else rest for rest in (own, theirs))
-    own, theirs = np.broadcast_to(own, left.shape), np.broadcast_to(theirs, right.shape)
-    moved: Real = own @ right + (left + own) @ theirs
+def _multiplied(x: Real, x_low: Real, own: Real, y: Real, y_low: Real, theirs: Real) -> Parts:
+    high, low = _product((x, x_low), (y, y_low))
+    size, others = np.abs(x), np.abs(y)
+    radius = size * theirs + own * (others + theirs) + PRODUCT_ERROR * np.abs(high)
+    if not (radius.size and radius.min() >= _NEAR_UNDERFLOW):
+        radius = radius + _LOST * ((size + own > 0) & (others + theirs > 0))
+    return high, low, radius * _ROOM
+
+
+def _divided(x: Real, x_low: Real, own: Real, y: Real, y_low: Real, theirs: Real) -> Parts:
+    high, low = _quotient((x, x_low), (y, y_low))
+    size, found, least = np.abs(x), np.abs(high), np.abs(y) * (1 - 2.0**-50) - theirs
+    moved = (own + found * theirs) / np.where(least > 0, least, np.nan)
+    radius = (moved + QUOTIENT_ERROR * found) * _ROOM
+    if not (radius.size and radius.min() >= _NEAR_UNDERFLOW and size.min() >= _NEAR_UNDERFLOW):
+        radius = radius + _LEAST * ((own > 0) & (moved < _NEAR_UNDERFLOW))
+        radius = np.where((size > 0) & (np.minimum(size, found) < _NEAR_UNDERFLOW), np.inf, radius)
+    return high, low, radius
+
+
+def _exponential(x: Real, x_low: Real, own: Real) -> Parts:
+    power = _reduced((x, x_low))
+    high, low = _scaled(_sum(power.head, _product(power.head, power.rest)), power.exponent)
+    size = np.abs(high)
+    radius = EXP_ERROR * size + (size + _LEAST) * np.expm1(own) * _ROOM
+    return high, low, (radius + _LEAST * (size < _NEAR_UNDERFLOW)) * _ROOM
+
+
+def _exponential_less_one(x: Real, x_low: Real, own: Real) -> Parts:
+    """Return e^x - 1 for numbers that are not positive, as exact relative to itself as the number is."""
+    power = _reduced((x, x_low))
+    head = _scaled(power.head, power.exponent)
+    high, low = _sum(_plus_number(head, -np.ones_like(head[0])), _product(head, power.rest))
+    size, is_polynomial = np.abs(high), head[0] == 1  # where no multiple of log 2 was taken away
+    error = np.where(is_polynomial, POLYNOMIAL_ERROR * size, EXP_ERROR * np.maximum(head[0], size))
+    radius = error + np.expm1(own) + _LOST * (x != 0)
+    return high, low, radius * _ROOM
+
+
+def _logarithm(x: Real, x_low: Real, own: Real) -> Parts:
+    near = np.log(x)
+    inverse = _exponential(-near, np.zeros_like(near), np.zeros_like(near))
+    rest = _plus_number(_product((x, x_low), inverse[:2]), -np.ones_like(near))
+    high, low = _plus_number(_plus_number(rest, near), -0.5 * rest[0] * rest[0])
+    least = x * (1 - 2.0**-50) - own
+    radius = LOG_ERROR + own / np.where(least > 0, least, 0.0) + SUM_ERROR * np.abs(high)
+    unproven = (np.abs(rest[0]) > 2.0**-45) | ~(least > _NEAR_UNDERFLOW) | ~(near < 600)
+    return high, low, np.where(unproven, np.inf, radius * _ROOM)
+
+
+def _moved(left: Real, own: Real, right: Real, theirs: Real) -> Real | float:
+    """Return how far a product of magnitudes moves with its operands: r (|y| + r') + |x| r'."""
+    if not (own.any() or theirs.any()):
+        return 0.0
+    moved: Real = own @ (right + theirs) + left @ theirs if theirs.any() else own @ right
     if not (moved.size and moved.min() >= _NEAR_UNDERFLOW):
-        some, moves, others, others_move = ((each > 0).astype(np.float64) for each in (left + own, own, right, theirs))
+        some, moves, others, others_move = ((each > 0).astype(float) for each in (left + own, own, right, theirs))
         terms = moves @ others + some @ others_move
         moved = moved + 2 * _LEAST * terms * (moved < _NEAR_UNDERFLOW)
-    bound: Real = moved * (1 + (inner + 4) * 2.0**-52)
+    bound: Real = moved * (1 + (left.shape[-1] + 4) * 2.0**-52)
     return bound
 
 
 @dataclass(frozen=True, eq=False)
-class _Slices:
-    """Integers below 2^bits with x = 2^exponent sum_s pieces_s 2^(-bits (s + 1)), to within 2^exponent rest.
+class _Scaled:
+    """Rows or columns of numbers of at most 1 in size, 2^exponent of which are the operand; ``whole`` are their sizes.
 
-    ``whole`` is |x| 2^-exponent, at most 1.
+    ``second`` are the lower words, None where there are none; what underflow took is below ``lost``.
     """
 
-    pieces: list[Real]
-    exponent: Exponents
+    axis: int
+    first: Real
+    second: Real | None
     whole: Real
-    rest: Real | None
+    exponent: Exponents
+    lost: float
 
 
-def _sliced(pair: Pair, axis: int, bits: int) -> _Slices:
-    """Cut rows (axis -1) or columns (-2) relative to their largest numbers."""
+def _below_one(pair: Pair, axis: int) -> _Scaled:
+    """Scale rows (axis -1) or columns (-2) relative to their largest numbers."""
     high, low = pair
     exponent = np.frexp(np.abs(high).max(axis=axis, keepdims=True, initial=0.0))[1]
-    is_double = bool(low.any())
-    first, second = np.ldexp(high, -exponent), np.ldexp(low, -exponent) if is_double else low
-    whole = np.abs(first)
-    lost: Any = False
-    if exponent.size and exponent.max() > 0:  # only a division by a power of two underflows
-        lost = (np.ldexp(first, exponent) != high) | (np.ldexp(second, exponent) != low if is_double else False)
-    pieces: list[Real] = []
-    unit = 1.0
-    while True:
-        first, unit = first * 2.0**bits, unit * 2.0**-bits
-        piece = np.rint(first)
-        pieces.append(piece)
-        first = first - piece
-        if is_double:
-            first, second = _two_sum(first, second * 2.0**bits)
-        rest = np.abs(first) * unit
-        if len(pieces) == MAX_SLICES or bool((rest <= 2.0**-KEPT_BITS * whole).all()):
-            break
-    is_cut = bool(rest.any() or np.any(lost))
-    return _Slices(pieces, exponent, whole, rest * (1 + 2.0**-50) + 2.0**-1070 * lost if is_cut else None)
+    first = np.ldexp(high, -exponent)
+    whole, second = np.abs(first), np.ldexp(low, -exponent) if low.any() else None
+    is_whole = (whole.size and whole.min() >= _NEAR_UNDERFLOW) or np.array_equal(np.ldexp(first, exponent), high)
+    return _Scaled(axis, first, second, whole, exponent, 0.0 if is_whole else 2.0**-1070)
+
+
+def _least_positive(terms: Real) -> float:
+    """Return the least number above 0, or 1."""
+    least = float(terms.min(initial=1.0))
+    return least if least > 0 else float(terms.min(initial=1.0, where=terms > 0))
+
+
+def _products(left: _Scaled, right: _Scaled, least: float) -> tuple[Real, Real, Real, float]:
+    """Multiply by as many slices as the smallest sum of absolute terms needs.
+
+    Products of slices of one size lie side by side, so that each sum of them is one product; the smallest are added up
+    first, in float64 as long as that is enough. Returns high, low, what adding up may have rounded, and what all that
+    is left out amounts to at most, where there is any term.
+    """
+    inner = max(left.first.shape[-1], 1)
+    bits = min(SLICE_BITS, math.floor((53 - math.log2(2.6 * inner)) / 2))
+    needed = KEPT_BITS + math.log2(inner) - math.log2(least)
+    most = min(math.ceil(needed / bits), MAX_SLICES)
+    plain = max(math.ceil((needed - PLAIN_BITS) / bits), 1)
+    rows, columns = _slices(left, bits, most), _slices(right, bits, most)
+    count = rows.count + columns.count - 1
+    kept = min(most, count)
+    cut = 4 * 2.0 ** (-bits * most) * (rows.is_cut or columns.is_cut or count > kept)
+    cut += 2.0 ** (-PLAIN_BITS - bits * plain) * (kept > plain + 1) + left.lost + right.lost
+    high = low = rounded = _ZERO
+    for diagonal in reversed(range(kept)):
+        first, stop = max(0, diagonal - columns.count + 1), min(diagonal + 1, rows.count)
+        product = rows.part(first, stop) @ columns.part(diagonal + 1 - stop, diagonal + 1 - first)
+        if diagonal >= plain or diagonal == kept - 1:
+            high = product if high is _ZERO else high + product
+        elif low is _ZERO:
+            high, low = _two_sum(product, high)
+        else:
+            high, low = _plus_number((high, low), product)
+            rounded = rounded + ONE_SUM_ERROR * np.abs(high)
+    return high, low, rounded, cut * inner
+
+
+@dataclass(frozen=True, eq=False)
+class _Slices:
+    """Slices of rows side by side, or of columns one below the other and in the opposite order.
+
+    ``most`` fit into ``pieces``, ``count`` there are, of ``inner`` numbers each; what they leave ``is_cut``.
+    """
+
+    pieces: Real
+    axis: int
+    inner: int
+    most: int
+    count: int
+    is_cut: bool
+
+    def part(self, first: int, stop: int) -> Real:
+        """Return slices from one up to another."""
+        if self.axis == -1:
+            return self.pieces[..., first * self.inner : stop * self.inner]
+        return self.pieces[..., (self.most - stop) * self.inner : (self.most - first) * self.inner, :]
+
+
+def _slices(numbers: _Scaled, bits: int, most: int) -> _Slices:
+    """Cut numbers into multiples of 2^-bits, 2^(-2 bits) and so on, until less than 2^(-bits most) is left."""
+    first, second, axis = numbers.first.copy(), numbers.second, numbers.axis
+    inner = first.shape[axis]
+    shape = list(first.shape)
+    shape[axis] *= most
+    found = _Slices(np.empty(shape), axis, inner, most, most, is_cut=True)
+    for index in range(most):
+        if second is not None and index and index % 2 == 0:
+            first, second = _two_sum(first, second)
+        grid = 1.5 * 2.0 ** (52 - bits * (index + 1))  # of which the last bit is the slice's
+        piece = np.add(first, grid, out=found.part(index, index + 1))
+        piece -= grid
+        first -= piece
+        if second is None and not first.any():
+            return replace(found, count=index + 1, is_cut=False)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

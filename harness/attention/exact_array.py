@@ -151,6 +151,9 @@ class ExactArray(ABC):
         """Add up over axes, which stay with length 1."""
         total = self
         for axis in axes:
+            if axis == -1:
+                total = total._row_sums()
+                continue
             last = total.rearranged(partial(np.moveaxis, source=axis, destination=-1))
             total = last._row_sums().rearranged(partial(np.moveaxis, source=-1, destination=axis))
         return total
