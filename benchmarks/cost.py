@@ -23,8 +23,8 @@ import numpy as np
 from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import accumulated_bounds, introduced_bound
-from attncheck.attention.problem import OutsideDomain
+from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
+from attncheck.attention.problem import OutsideDomain, Problem
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import EAGER, numpy_backend
 from attncheck.oracle.evaluate import exact_from, exact_stages
@@ -95,14 +95,14 @@ def bounds_cost(repetitions: int) -> list[str]:
     inputs = _random_inputs(_LARGE)
     exact = {name: enclosure.high for name, enclosure in exact_stages("attention", {}, inputs).items()}
     returned = _every_stage(inputs)
-    rounding = rounding_model_named("native", "float64")
+    rounding, posed = rounding_model_named("native", "float64"), Problem.of("attention", {}, inputs)
 
     def accumulated(stages: Sequence[str] | None) -> Call:
         return lambda: accumulated_bounds("attention", {}, inputs, rounding, exact, stages)
 
     def introduced() -> None:
         for stage in returned:
-            introduced_bound("attention", {}, inputs, rounding, returned, exact[stage], stage)
+            introduced_bounds(posed, rounding, returned, {stage: exact[stage]})
 
     calls: dict[str, Call] = {
         "plain": lambda: plain_attention(**inputs),
@@ -140,12 +140,12 @@ def oracle_cost(repetitions: int) -> list[str]:
 
 
 def _oracle_calls(inputs: Arrays) -> dict[str, Call]:
-    returned = _every_stage(inputs)
+    returned, posed = _every_stage(inputs), Problem.of("attention", {}, inputs)
     return {
         "plain": lambda: plain_attention(**inputs),
         "output": lambda: exact_stages("attention", {}, inputs, ("output",)),
         "every": lambda: exact_stages("attention", {}, inputs),
-        "steps": lambda: [exact_from("attention", {}, inputs, returned, stage) for stage in returned],
+        "steps": lambda: [exact_from(posed, returned, [stage]) for stage in returned],
     }
 
 

@@ -1,6 +1,6 @@
 """The largest error, and its statistical scale, that a rounding model allows at every stage of an operation.
 
-``accumulated_bounds`` walks from the inputs of a case; ``introduced_bound`` walks the same graph from the stages that
+``accumulated_bounds`` walks from the inputs of a case; ``introduced_bounds`` walks the same graph from the stages that
 the implementation itself returned, each with its storage error. The formulas stand with the steps; ``docs/numerics.md``
 derives them.
 """
@@ -22,7 +22,7 @@ from attncheck.attention.softmax import Softmax
 from attncheck.attention.step import NotFiniteError
 from attncheck.attention.walk import error_walk, value_walk
 
-__all__ = ["Arrays", "Bound", "Options", "accumulated_bounds", "bounds_of", "introduced_bound"]
+__all__ = ["Arrays", "Bound", "Options", "accumulated_bounds", "bounds_of", "for_bounds", "introduced_bounds"]
 
 Arrays = Mapping[str, NDArray[Any]]
 Options = Mapping[str, Any]
@@ -50,36 +50,27 @@ def bounds_of(
     """Do the same for a problem, which may have some of the query rows and keys alone."""
     problem = for_bounds(problem)
     with np.errstate(all="ignore"):
-        known: dict[str, Any] = {name: problem.with_added(name, array) for name, array in exact.items()}
-        is_plain = not problem.added_keys and problem.options.get("lse_base") != "2"
-        if is_plain and {"weights", "log_sum_exp"} <= exact.keys():
-            known["exponentials"] = Softmax(exact["weights"], exact["log_sum_exp"])
-        walk = error_walk(problem, rounding, value_walk(problem, known))
+        walk = error_walk(problem, rounding, value_walk(problem, _known(problem, exact)))
         asked = (name for name in exact if name in stages and name in walk.graph)
         return {name: _without_added(problem, name, walk.node(name).bound(rounding)) for name in asked}
 
 
-def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the rounding model
-    operation: str,
-    options: Options,
-    inputs: Arrays,
-    rounding: RoundingModel,
-    returned: Arrays,
-    exact: Real,
-    stage: str,
-) -> Bound | None:
-    """Bound the error of one stage against its exact value from the implementation's own previous stages.
+def introduced_bounds(
+    problem: Problem, rounding: RoundingModel, returned: Arrays, exact: Mapping[str, Real]
+) -> dict[str, Bound] | None:
+    """Bound the error of stages against their ``exact`` values from the implementation's own previous stages.
 
-    ``returned`` are all stages that the implementation returned, ``exact`` the exact value of ``stage`` from the
-    nearest of them. A stage that was not returned is skipped, and its own errors are allowed to the one that follows;
-    except the projections of multi_head_attention, without which there is no bound. None where such a predecessor is
-    missing or one is, at an attended key, not finite; and for gradients, none of which follows from another.
+    ``returned`` are all stages that the implementation returned; all of ``exact`` follow from the same of them. A stage
+    that was not returned is skipped, and its own errors are allowed to the one that follows; except the projections of
+    multi_head_attention, without which there is no bound. None where such a predecessor is missing or one is, at an
+    attended key, not finite; and for gradients, none of which follows from another.
     """
-    if operation == "attention_gradients":
+    if problem.operation == "attention_gradients":
         return None
-    problem = for_bounds(Problem.of(operation, options, inputs))
+    problem = for_bounds(problem)
     graph = graph_of(problem)
-    before = {name for name in returned if name != stage and name in graph}
+    stage = next(iter(exact))
+    before = {name for name in returned if name not in exact and name in graph}
     if any(name in graph and not graph[name].follows for name in set(reached(graph, stage, before)) - before):
         return None
     if "masked" in before and problem.fill is None:
@@ -87,12 +78,21 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the r
         problem = problem.without_mask()
     starts = {name: problem.with_added(name, as_float64(returned[name])) for name in nearest(graph, stage, before)}
     with np.errstate(all="ignore"):
+        values = value_walk(problem, {**starts, **_known(problem, {name: as_float64(exact[name]) for name in exact})})
         try:
-            values = value_walk(problem, {**starts, stage: problem.with_added(stage, as_float64(exact))})
-            bound: Bound = error_walk(problem, rounding, values, starts).node(stage).bound(rounding)
+            walk = error_walk(problem, rounding, values, starts)
+            return {name: _without_added(problem, name, walk.node(name).bound(rounding)) for name in exact}
         except NotFiniteError:
             return None
-    return _without_added(problem, stage, bound)
+
+
+def _known(problem: Problem, exact: Mapping[str, Real]) -> dict[str, Any]:
+    """Return the values of nodes that exact stages tell."""
+    known: dict[str, Any] = {name: problem.with_added(name, array) for name, array in exact.items()}
+    is_plain = not problem.added_keys and problem.options.get("lse_base") != "2"
+    if is_plain and {"weights", "log_sum_exp"} <= exact.keys():
+        known["exponentials"] = Softmax(exact["weights"], exact["log_sum_exp"])
+    return known
 
 
 def _without_added(problem: Problem, stage: str, bound: Bound) -> Bound:
@@ -101,5 +101,7 @@ def _without_added(problem: Problem, stage: str, bound: Bound) -> Bound:
 
 def for_bounds(problem: Problem) -> Problem:
     """Pose a problem for error bounds: widen the inputs; what a row without a key gives is no matter of rounding."""
+    if problem.is_wide:
+        return problem
     kept = {name: value for name, value in problem.options.items() if name != "empty_rows"}
-    return replace(problem.in_float64(), options=kept)
+    return replace(problem.in_float64(), options=kept, is_wide=True)

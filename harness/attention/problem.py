@@ -59,7 +59,8 @@ class Problem:
     radius is small or not.
 
     Of the keys the last ``added_keys`` (one, or none) are not the case's own: a key of zeros with a value of zeros
-    stands for an input that ``adds_key``. Outside the oracle and the bounds no stage has it (``without_added``).
+    stands for an input that ``adds_key``. Outside the oracle and the bounds no stage has it (``without_added``). A
+    problem that ``is_wide`` is posed for bounds, in float64.
     """
 
     operation: str
@@ -71,6 +72,7 @@ class Problem:
     first_key: int = 0
     added_keys: int = 0
     arithmetic: type[ExactArray] = DoubleWords
+    is_wide: bool = False
 
     @classmethod
     def of(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from attncheck.attention.formats import FORMATS, Format
@@ -125,6 +126,7 @@ class RoundingModel:
         return 2 * self.product_unit**2
 
 
+@cache
 def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
     """Return a rounding model in a dtype. Raises ``ValueError`` where there is none."""
     if rounding_model not in ROUNDING_MODELS:

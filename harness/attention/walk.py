@@ -58,19 +58,21 @@ def exact_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk
     )
 
 
-def magnitude(problem: Problem, walk: Walk, name: str) -> ExactArray:
+def magnitude_walk(problem: Problem) -> Walk:
+    """Evaluate the sums of the absolute terms of stages; of double words, their size alone."""
+    arithmetic = Scales if problem.arithmetic is DoubleWords else problem.arithmetic
+    return exact_walk(replace(problem, absolute=True, arithmetic=arithmetic))
+
+
+def magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
     """Return the sum of the absolute terms of a stage that a walk evaluated, or what else its step says."""
-    own: dict[str, ExactArray] = {
-        each: node.step.magnitude(walk.nodes[each])
-        for each, node in walk.graph.items()
-        if node.step.magnitude is not None and each in walk.nodes
-    }
-    arithmetic = problem.arithmetic
-    if arithmetic is DoubleWords:
-        arithmetic = Scales
-        own = {each: Scales((array.split()[0],), array.attended) for each, array in own.items()}
-    sums: ExactArray = exact_walk(replace(problem, absolute=True, arithmetic=arithmetic), own).node(name)
-    return sums
+    for each, node in walk.graph.items():
+        if node.step.magnitude is not None and each in walk.nodes and each not in sums.nodes:
+            own = node.step.magnitude(walk.nodes[each])
+            is_double = isinstance(own, DoubleWords)
+            sums.nodes[each] = Scales((own.split()[0],), own.attended) if is_double else own
+    found: ExactArray = sums.node(name)
+    return found
 
 
 def value_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk:

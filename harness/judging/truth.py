@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bound
+from attncheck.attention.bounds import Bound, accumulated_bounds, for_bounds, introduced_bounds
 from attncheck.attention.formats import FORMATS
-from attncheck.attention.problem import LOGITS, OutsideDomain
+from attncheck.attention.problem import LOGITS, OutsideDomain, Problem
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.judging.overflow import without_overflown
 from attncheck.judging.remembered import (
@@ -81,7 +82,8 @@ class Truth:
     store: Store = NO_STORE
     has_wide_statistics: bool = False
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
-    _known_steps: dict[tuple[Any, ...], Enclosure | None] = field(default_factory=dict)
+    _known_steps: dict[tuple[Any, ...], Mapping[str, Enclosure] | None] = field(default_factory=dict)
+    _last_step_bounds: dict[tuple[Any, ...], Mapping[str, Bound] | None] = field(default_factory=dict)
     _readings: dict[str, Any] = field(default_factory=dict)
     """What other readings of the case come to (``readings.py``), for all implementations that fail it."""
 
@@ -89,6 +91,16 @@ class Truth:
     def holds_nonfinite(self) -> bool:
         """Whether the inputs as they were asked for hold NaN or infinity, except for -inf where it forbids a key."""
         return self.posed is not None and any(is_odd(name, array).any() for name, array in self.posed.inputs.items())
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem that the oracle solves."""
+        return Problem.of(self.operation, self.options, self.inputs)
+
+    @cached_property
+    def wide_problem(self) -> Problem:
+        """The same for bounds."""
+        return for_bounds(self.problem)
 
     def dtype_of(self, stage: str) -> str:
         """Return the dtype in which a stage is returned."""
@@ -114,7 +126,8 @@ class Truth:
 
     def rounding(self, rounding_model: str) -> RoundingModel:
         """Return a rounding model by its name, in the dtype of the inputs."""
-        return replace(rounding_model_named(rounding_model, self.dtype), wide_statistics=self.has_wide_statistics)
+        rounding = rounding_model_named(rounding_model, self.dtype)
+        return replace(rounding, wide_statistics=True) if self.has_wide_statistics else rounding
 
     def bounds(self, rounding_model: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage for a rounding model."""
@@ -175,15 +188,17 @@ class Truth:
         if self.inner and stage in self.exact:  # what was returned has no stage from which this one follows
             own = (self.solved or self.exact)[stage]
             return self._with_special_rows(stage, own, returned), self.bounds(rounding_model)[stage]
-        earlier = {name: self._without_undefined(name, array) for name, array in returned.items() if name != stage}
-        exact = self._step(earlier, stage)
-        if exact is None:
+        together = [name for name in _OF_ONE_SOFTMAX if name in self.exact and (name in returned or name == stage)]
+        stages = together if stage in together else [stage]
+        earlier = {name: self._without_undefined(name, array) for name, array in returned.items() if name not in stages}
+        if self.operation in ADDS_QUERIES_UP:
+            return None  # no gradient follows from another
+        step = self._step_key(earlier, stages)
+        exact = self._step(step, earlier, stages)
+        bounds = None if exact is None else self._step_bounds(step, earlier, stages, exact, rounding_model)
+        if exact is None or bounds is None:
             return None
-        rounding = self.rounding(rounding_model)
-        bound = introduced_bound(self.operation, self.options, self.inputs, rounding, earlier, exact.high, stage)
-        if bound is None:
-            return None
-        return self._with_special_rows(stage, exact, earlier), self._without_overflown(rounding, {stage: bound})[stage]
+        return self._with_special_rows(stage, exact[stage], earlier), bounds[stage]
 
     def _without_undefined(self, stage: str, returned: Array) -> Array:
         """Take out of a returned stage what is not finite by right, so that other elements can be followed from it."""
@@ -216,24 +231,47 @@ class Truth:
             return "what a query without a key, or one that holds NaN, gives here is a matter of convention"
         return "it is beyond the range of float64"
 
-    def _step(self, earlier: Stages, stage: str) -> Enclosure | None:
-        """Return a stage's exact value from those before it; what is known already is not evaluated again.
+    def _step_key(self, earlier: Stages, stages: Sequence[str]) -> tuple[Any, ...]:
+        """Return stages and every bit of those that they follow from: what an implementation shares with others."""
+        needed = sorted(predecessors(self.problem, earlier, stages[0]))
+        return (*stages, *((name, earlier[name].dtype.name, digest(earlier[name])) for name in needed))
+
+    def _step(self, step: tuple[Any, ...], earlier: Stages, stages: Sequence[str]) -> Mapping[str, Enclosure] | None:
+        """Return stages' exact values from those before them; what is known already is not evaluated again.
 
         Known is what follows from the inputs alone, and from stages of which another implementation has every bit.
         """
-        if self.operation in ADDS_QUERIES_UP:
-            return None  # no gradient follows from another
-        solved, posed = self.solved or self.exact, (self.operation, self.options, self.inputs)
-        needed = sorted(predecessors(*posed, earlier, stage))
-        if not needed and stage in solved:
-            return solved[stage]
-        step = (stage, *((name, earlier[name].dtype.name, digest(earlier[name])) for name in needed))
+        solved = self.solved or self.exact
+        if len(step) == len(stages) and solved.keys() >= set(stages):
+            return solved
         if step not in self._known_steps:
             try:
-                self._known_steps[step] = exact_from(*posed, earlier, stage)
+                self._known_steps[step] = exact_from(self.problem, earlier, stages)
             except (OutsideDomain, PrecisionExhausted):
                 self._known_steps[step] = None
         return self._known_steps[step]
+
+    def _step_bounds(
+        self,
+        step: tuple[Any, ...],
+        earlier: Stages,
+        stages: Sequence[str],
+        exact: Mapping[str, Enclosure],
+        rounding_model: str,
+    ) -> Mapping[str, Bound] | None:
+        """Return the bounds of steps; those that were worked out last are kept, for what follows from the same."""
+        key = (rounding_model, self.has_wide_statistics, *step, *sorted(earlier))
+        if key not in self._last_step_bounds:
+            rounding = self.rounding(rounding_model)
+            values = {stage: exact[stage].high for stage in stages}
+            bounds = introduced_bounds(self.wide_problem, rounding, earlier, values)
+            self._last_step_bounds.clear()
+            self._last_step_bounds[key] = bounds and self._without_overflown(rounding, bounds)
+        return self._last_step_bounds[key]
+
+
+_OF_ONE_SOFTMAX = ("weights", "log_sum_exp")
+"""Stages that follow from the same exponentials, and are evaluated together."""
 
 
 def digest(array: Array) -> bytes:

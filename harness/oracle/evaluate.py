@@ -6,15 +6,15 @@ arithmetic") at 128 bits, and again at twice as many while one exceeds 2^-80. Th
 of a score, context, output or projection; the weight itself; and 1 + |L| of a log_sum_exp. Below 2^-1072, where float64
 ends, no radius matters.
 
-Query rows are independent of each other given key and value, so they are taken 64 at a time, and on a large shape some
-rows can stand for all. Gradients add the rows up: they are evaluated whole.
+Query rows are independent of each other given key and value, so they are taken some at a time, and on a large shape
+some rows can stand for all. Gradients add the rows up: they are evaluated whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,9 +26,10 @@ from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.graph import graph_of, nearest
 from attncheck.attention.problem import OutsideDomain, Problem, check_domain
-from attncheck.attention.walk import Walk, exact_walk, magnitude
+from attncheck.attention.walk import exact_walk, magnitude, magnitude_walk
 from attncheck.oracle import SETTLED
 from attncheck.oracle.enclosure import Enclosure, enclose, join
+from attncheck.reading.shapes import score_elements
 from attncheck.spec import STAGES, Shape, computed_stages, query_axis, stages_of
 
 __all__ = [
@@ -51,6 +52,8 @@ than 8,192."""
 ADDS_QUERIES_UP = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
 _ROWS_AT_A_TIME = 64
+"""At least: as many more as keep the score matrix below ``_ELEMENTS_AT_A_TIME``."""
+_ELEMENTS_AT_A_TIME = 1 << 17
 _OF_KEYS = tuple(
     name
     for part in ("projections", "normalizations", "rotations")
@@ -60,6 +63,7 @@ _OF_KEYS = tuple(
 """Stages that are the same for every part of the queries."""
 TOLERANCES: Mapping[type[ExactArray], float] = {DoubleWords: 2.0**-90, Balls: 2.0**-80}
 """Of its scale, the largest radius in each arithmetic: a double word has room for no more."""
+_LARGEST = np.finfo(np.float64).max
 MIN_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
 
 
@@ -91,45 +95,31 @@ def exact_stages(
 
 
 def exact_from(
-    operation: str,
-    options: Mapping[str, Any],
-    inputs: Mapping[str, NDArray[Any]],
+    problem: Problem,
     returned: Mapping[str, NDArray[Any]],
-    stage: str,
+    stages: Sequence[str],
     query_rows: Sequence[int] | None = None,
-) -> Enclosure | None:
-    """Return the exact value of a stage given an implementation's own stages before it, taken as exact.
+) -> dict[str, Enclosure] | None:
+    """Return the exact value of stages given an implementation's own stages before them, taken as exact.
 
-    ``returned`` are whole arrays in the stages' shapes. A stage that is not there is composed from those before it.
-    Minus infinity among returned scores is what a mask or bias leaves, and stays out of the softmax. None where a
-    stage that is needed holds NaN, or another infinity, at a place that is attended; and for gradients, none of which
-    follows from another.
+    ``returned`` are whole arrays in the stages' shapes, and all ``stages`` follow from the same of them. One that is
+    not there is composed from those before it. Minus infinity among returned scores is what a mask or bias leaves, and
+    stays out of the softmax. None where one that is needed holds NaN, or another infinity, at a place that is attended;
+    and for gradients, none of which follows from another. The problem is one that ``exact_stages`` has a value for.
     """
-    if operation in ADDS_QUERIES_UP:
+    if problem.operation in ADDS_QUERIES_UP:
         return None
-    problem = Problem.of(operation, options, inputs)
-    check_domain(operation, options, inputs)
-    needed = _nearest(problem, returned, stage)
+    needed = predecessors(problem, returned, stages[0])
     whole = {name: problem.with_added(name, returned[name]) for name in needed}
-    taken = {name: problem.as_predecessor(name, array, stage) for name, array in whole.items()}
+    taken = {name: problem.as_predecessor(name, array, stages[0]) for name, array in whole.items()}
     usable = {name: array for name, array in taken.items() if array is not None}
     if len(usable) < len(needed):
         return None
-    return _enclosures(replace(problem, returned=usable), (stage,), query_rows)[stage]
+    return _enclosures(replace(problem, returned=usable), stages, query_rows)
 
 
-def predecessors(
-    operation: str,
-    options: Mapping[str, Any],
-    inputs: Mapping[str, NDArray[Any]],
-    returned: Collection[str],
-    stage: str,
-) -> frozenset[str]:
+def predecessors(problem: Problem, returned: Collection[str], stage: str) -> set[str]:
     """Return those of the returned stages that ``exact_from`` needs; without any, the stage follows from the inputs."""
-    return frozenset(_nearest(Problem.of(operation, options, inputs), returned, stage))
-
-
-def _nearest(problem: Problem, returned: Collection[str], stage: str) -> set[str]:
     # Only multi_head_attention has stages of the names of inputs that are not those inputs.
     is_own = problem.operation == "multi_head_attention"
     known = {name for name in returned if name in STAGES and (is_own or name not in problem.inputs)}
@@ -138,9 +128,11 @@ def _nearest(problem: Problem, returned: Collection[str], stage: str) -> set[str
 
 def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
     rows = problem.rows if query_rows is None else problem.rows[np.asarray(query_rows, dtype=np.intp)]
-    starts = range(0, max(len(rows), 1), _ROWS_AT_A_TIME)
+    elements = max(score_elements(problem.operation, problem.options, problem.inputs), 1)
+    size = max(_ROWS_AT_A_TIME, _ELEMENTS_AT_A_TIME * len(problem.rows) // elements)
+    starts = range(0, max(len(rows), 1), size)
     whole = query_rows is None and (len(starts) == 1 or problem.operation in ADDS_QUERIES_UP)
-    parts = [problem] if whole else [problem.of_rows(rows[start : start + _ROWS_AT_A_TIME]) for start in starts]
+    parts = [problem] if whole else [problem.of_rows(rows[start : start + size]) for start in starts]
     return with_enough_precision(
         lambda arithmetic: _attempt([replace(part, arithmetic=arithmetic) for part in parts], stages),
         f"{problem.operation}: {', '.join(stages)}",
@@ -172,14 +164,16 @@ def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclo
     pieces: dict[str, list[Enclosure]] = {stage: [] for stage in stages}
     shared: dict[str, Any] = {}
     for part in parts:
-        walk = exact_walk(part, shared)
+        walk, sums = exact_walk(part, shared), cache(partial(magnitude_walk, part))
         for stage in stages:
             array: ExactArray = walk.node(stage)
             enclosure = enclose(array)
-            if not _suffices(enclosure, array, part, walk, stage):
+            scale = lambda name=stage, walk=walk, sums=sums: magnitude(sums(), walk, name)  # noqa: E731
+            if not _suffices(enclosure, array, TOLERANCES[part.arithmetic], scale):
                 return None
-            own = enclosure.reshaped(_shape_of(stage, array, part))
-            pieces[stage].append(own.mapped(partial(part.without_added, stage)))
+            shape = _shape_of(stage, array, part)
+            own = enclosure if shape == enclosure.shape else enclosure.reshaped(shape)
+            pieces[stage].append(own.mapped(partial(part.without_added, stage)) if part.added_keys else own)
         shared = {name: walk.nodes[name] for name in _OF_KEYS if name in walk.nodes}
     return {stage: _joined(stage, found) for stage, found in pieces.items()}
 
@@ -198,9 +192,8 @@ def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
     return join(pieces, axis=-1 if stage == "log_sum_exp" else -2)
 
 
-def _suffices(enclosure: Enclosure, array: ExactArray, part: Problem, walk: Walk, stage: str) -> bool:
+def _suffices(enclosure: Enclosure, array: ExactArray, tolerance: float, scale: Callable[[], ExactArray]) -> bool:
     """Whether every radius is small; only where it is large beside the value itself is its scale worked out."""
-    tolerance = TOLERANCES[part.arithmetic]
     # A ball beyond float64 has an infinite radius here, and is looked at below, where balls have no largest number.
-    small = enclosure.radius <= np.clip(tolerance * np.abs(enclosure.high), MIN_RADIUS, np.finfo(np.float64).max)
-    return bool(small.all() or (small | array.is_small_beside(magnitude(part, walk, stage), tolerance)).all())
+    small = enclosure.radius <= np.minimum(np.maximum(tolerance * np.abs(enclosure.high), MIN_RADIUS), _LARGEST)
+    return bool(small.all() or (small | array.is_small_beside(scale(), tolerance)).all())

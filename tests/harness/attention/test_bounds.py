@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bound
+from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bounds
 from attncheck.attention.formats import FORMATS
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.backends import numpy_backend
 from attncheck.judging.tiers import Tier, measure
@@ -201,15 +202,15 @@ def test_query_heads_that_share_keys_have_the_bounds_of_repeated_ones() -> None:
 def test_no_introduced_bound_follows_from_what_is_not_finite() -> None:
     inputs = drawn(11)
     stages = attend(inputs)
-    exact = stages["weights"].astype(np.float64)
-    assert introduced_bound("attention", {}, inputs, SINGLE, stages, exact, "weights") is not None
+    problem, exact = Problem.of("attention", {}, inputs), stages["weights"].astype(np.float64)
+    assert introduced_bounds(problem, SINGLE, stages, {"weights": exact}) is not None
     for poison in (np.nan, np.inf):
         broken = stages | {"scores": np.where(np.arange(5) == 2, poison, stages["scores"])}
         for stage in ("weights", "log_sum_exp"):
-            assert introduced_bound("attention", {}, inputs, SINGLE, broken, exact, stage) is None
+            assert introduced_bounds(problem, SINGLE, broken, {stage: exact}) is None
         # The output follows from the weights.
         output = stages["output"].astype(np.float64)
-        assert introduced_bound("attention", {}, inputs, SINGLE, broken, output, "output") is not None
+        assert introduced_bounds(problem, SINGLE, broken, {"output": output}) is not None
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3, 0, 4, 2), (1, 1, 0, 3, 4, 2), (0, 1, 2, 3, 4, 2), (1, 1, 2, 3, 0, 2)])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import FORWARD, NAMES, Problem, draw
 
-from attncheck.attention.bounds import accumulated_bounds, introduced_bound
+from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
 from attncheck.attention.graph import graph_of
 from attncheck.attention.problem import Problem as Canonical
 from attncheck.attention.radii import PROPAGATED, propagate
@@ -125,13 +125,13 @@ def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(nam
     for stage, high in highs.items():
         value = problem.without_added(stage, values.node(stage))
         assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
-        introduced = introduced_bound(operation, options, inputs, single, {}, high, stage)
+        introduced = introduced_bounds(Canonical.of(operation, options, inputs), single, {}, {stage: high})
         if operation == "multi_head_attention" and stage not in inputs:
             assert introduced is None, stage  # without the projections that were returned
             continue
         assert introduced is not None
         for part in ("max_error", "sigma"):
-            own, other = getattr(introduced, part), getattr(accumulated[stage], part)
+            own, other = getattr(introduced[stage], part), getattr(accumulated[stage], part)
             np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-30)
     assert list(accumulated_bounds(operation, options, inputs, single, highs, [stage])) == [stage]
 
@@ -167,15 +167,16 @@ def test_a_step_follows_from_what_was_returned_and_from_some_rows_of_it(name: st
     operation, options, inputs = draw(name).canonical()
     whole, rows = exact_stages(operation, options, inputs), [2, 1]
     stages = {stage: each.high + 0.125 for stage, each in whole.items()}  # whatever was returned
+    problem = Canonical.of(operation, options, inputs)
     for stage in stages:
-        found, some = (exact_from(operation, options, inputs, stages, stage, each) for each in (None, rows))
+        found, some = (exact_from(problem, stages, [stage], each) for each in (None, rows))
         assert found is not None
         assert some is not None
-        np.testing.assert_array_equal(some.high, rows_of_stage(stage, found.high, np.array(rows)))
+        np.testing.assert_array_equal(some[stage].high, rows_of_stage(stage, found[stage].high, np.array(rows)))
         # Names that are no stages, be they those of the oracle's own nodes, are nobody's predecessors.
-        without = exact_from(operation, options, inputs, {"exponentials": np.ones(1), "product": np.ones(1)}, stage)
+        without = exact_from(problem, {"exponentials": np.ones(1), "product": np.ones(1)}, [stage])
         assert without is not None
-        np.testing.assert_array_equal(without.high, whole[stage].high)
+        np.testing.assert_array_equal(without[stage].high, whole[stage].high)
 
 
 # Radii.
@@ -300,12 +301,15 @@ def test_errors_grow_along_the_graph_and_storage_is_charged_to_what_was_returned
     walk = error_walk(problem, single, value_walk(problem))
     for before, stage in pairwise(each for each in exact if each in walk.graph):
         if before in walk.graph[stage].follows and before in ("weights", "context", "scores"):
-            from_stages = introduced_bound(operation, options, inputs, single, exact, exact[stage], stage)
+            from_stages = introduced_bounds(
+                Canonical.of(operation, options, inputs), single, exact, {stage: exact[stage]}
+            )
             assert from_stages is not None
             own = accumulated_bounds(operation, options, inputs, single, exact)[stage].max_error
-            finite = np.isfinite(from_stages.max_error)
+            finite = np.isfinite(from_stages[stage].max_error)
             assert (
-                from_stages.max_error <= own * (1 + 1e-9) + 2.0**-22 * np.abs(np.nan_to_num(exact[stage], neginf=0))
+                from_stages[stage].max_error
+                <= own * (1 + 1e-9) + 2.0**-22 * np.abs(np.nan_to_num(exact[stage], neginf=0))
             )[finite].all()
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import INF, LK, LQ, SINKS, Problem, draw
 
-from attncheck.attention.bounds import accumulated_bounds, introduced_bound
+from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
 from attncheck.attention.errors import Operand
 from attncheck.attention.graph import graph_of, logits_order, nearest
 from attncheck.attention.latents import size_of_made
@@ -120,17 +120,18 @@ def test_a_softcap_behind_scores_that_were_not_returned_has_the_error_of_these(k
     options = options | {"softcap": 1.5}
     exact = {name: each.high for name, each in exact_stages(operation, options, inputs, ["scores", "capped"]).items()}
     accumulated = accumulated_bounds(operation, options, inputs, SINGLE, exact)["capped"]
-    introduced = introduced_bound(operation, options, inputs, SINGLE, {}, exact["capped"], "capped")
+    introduced = introduced_bounds(Canonical.of(operation, options, inputs), SINGLE, {}, {"capped": exact["capped"]})
     assert introduced is not None
-    np.testing.assert_allclose(introduced.max_error, accumulated.max_error, rtol=1e-6)
+    np.testing.assert_allclose(introduced["capped"].max_error, accumulated.max_error, rtol=1e-6)
 
 
 def test_a_returned_score_of_minus_infinity_may_have_been_any_number_where_it_was_used() -> None:
     operation, options, inputs = draw("dot").canonical()
     scores = np.where(np.arange(LK) == 2, -INF, highs(operation, options, inputs)["scores"])
-    bound = introduced_bound(operation, options, inputs, SINGLE, {"scores": scores}, 2 * np.tanh(scores / 2), "capped")
+    exact = {"capped": 2 * np.tanh(scores / 2)}
+    bound = introduced_bounds(Canonical.of(operation, options, inputs), SINGLE, {"scores": scores}, exact)
     assert bound is not None
-    np.testing.assert_array_equal(np.isinf(bound.max_error), np.isinf(scores))
+    np.testing.assert_array_equal(np.isinf(bound["capped"].max_error), np.isinf(scores))
 
 
 # Caches and rotations.
@@ -233,11 +234,11 @@ def test_a_row_of_fills_is_bounded_as_if_they_were_nothing(fill: float) -> None:
     assert accumulated_bounds(*posed, stored, exact)["output"].max_error[..., 2, :].min() > 0.1
     # What follows from a returned fill is not excused by its size.
     returned = {"masked": numpy_backend.attention(**posed[2], **posed[1])["masked"]}
-    step = exact_from(*posed, returned, "weights")
+    step = exact_from(Canonical.of(*posed), returned, ["weights"])
     assert step is not None
-    bound = introduced_bound(*posed, SINGLE, returned, step.high, "weights")
+    bound = introduced_bounds(Canonical.of(*posed), SINGLE, returned, {"weights": step["weights"].high})
     assert bound is not None
-    assert bound.max_error.max() < 1e-5
+    assert bound["weights"].max_error.max() < 1e-5
 
 
 @pytest.mark.parametrize("operation", ["attention", "attention_gradients"])

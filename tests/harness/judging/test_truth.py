@@ -128,7 +128,7 @@ def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(mo
     truth, asked = find_truth("attention", {}, inputs, "float64", supports_statistics=True), []
 
     def counted(*arguments: Any) -> Any:
-        asked.append(arguments[-1])
+        asked.append(*arguments[-1])
         return exact_from(*arguments)
 
     monkeypatch.setattr("attncheck.judging.truth.exact_from", counted)

@@ -23,6 +23,7 @@ from problems import draw
 
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
+from attncheck.attention.problem import Problem as Canonical
 from attncheck.oracle import evaluate as oracle
 from attncheck.oracle.enclosure import Enclosure, enclose, join
 from attncheck.oracle.evaluate import OutsideDomain, PrecisionExhausted, exact_from, exact_stages, predecessors
@@ -57,9 +58,9 @@ def agree(one: Enclosure, other: Enclosure) -> bool:
 
 
 def follows(posed: tuple[str, dict[str, Any], dict[str, Array]], stage: str, **returned: Array) -> Enclosure:
-    exact = exact_from(*posed, returned, stage)
+    exact = exact_from(Canonical.of(*posed), returned, [stage])
     assert exact is not None
-    return exact
+    return exact[stage]
 
 
 # Enclosures.
@@ -340,7 +341,7 @@ def test_divisions_by_zero_and_what_the_oracle_does_not_know_are_refused() -> No
     with pytest.raises(ValueError, match="no attention with key_lengths, window"):
         exact_stages("attention", {"window": (1, 0)}, inputs | {"key_lengths": np.ones(2)})
     with pytest.raises(ValueError, match="no convolution with anything"):
-        exact_from("convolution", {}, inputs, {}, "output")
+        Canonical.of("convolution", {}, inputs)
 
 
 # From an implementation's own stages.
@@ -400,11 +401,11 @@ def test_what_is_not_finite_where_it_is_attended_has_no_exact_value(poison: floa
     attended, forbidden = normal(2, 3, 4, 5), normal(2, 3, 4, 5)
     attended[0, 0, 2, 0] = forbidden[0, 0, 2, 4] = poison
     for stage in ("masked", "weights", "log_sum_exp"):
-        assert exact_from(*posed, {"scores": attended}, stage) is None
-        assert exact_from(*posed, {"scores": forbidden}, stage) is not None
-    assert exact_from(*posed, {"weights": attended}, "output") is None
-    assert exact_from(*posed, {"weights": attended}, "weights") is not None
-    assert (exact_from(*posed, {"masked": attended}, "weights") is None) == (poison != -INF)
+        assert exact_from(Canonical.of(*posed), {"scores": attended}, [stage]) is None
+        assert exact_from(Canonical.of(*posed), {"scores": forbidden}, [stage]) is not None
+    assert exact_from(Canonical.of(*posed), {"weights": attended}, ["output"]) is None
+    assert exact_from(Canonical.of(*posed), {"weights": attended}, ["weights"]) is not None
+    assert (exact_from(Canonical.of(*posed), {"masked": attended}, ["weights"]) is None) == (poison != -INF)
     biased = normal(2, 3, 4, 5)
     biased[..., 2, 2] = -INF  # as in BIAS
     assert not follows(posed, "weights", biased=biased).high[..., 2, 2].any()
@@ -427,7 +428,7 @@ def test_a_step_begins_at_the_nearest_of_the_stages_that_were_returned(
     name: str, returned: set[str], stage: str, wanted: set[str]
 ) -> None:
     operation, options, inputs = draw(name).canonical()
-    assert predecessors(operation, options, inputs, returned, stage) == wanted
+    assert predecessors(Canonical.of(operation, options, inputs), returned, stage) == wanted
 
 
 # Gradients.
@@ -453,4 +454,7 @@ def test_gradients_agree_with_complex_steps() -> None:
             assert abs(slope - exact[f"grad_{name}"].high[at]) < 1e-13, (name, at)
     assert (exact["grad_query"].high[0, :, 2] == 0).all()
     assert (exact["grad_query"].radius[0, :, 2] == 0).all()
-    assert exact_from(*problem.canonical(), {n: each.high for n, each in exact.items()}, "grad_value") is None
+    assert (
+        exact_from(Canonical.of(*problem.canonical()), {n: each.high for n, each in exact.items()}, ["grad_value"])
+        is None
+    )
