@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 import soundness_table
+from measuring import on_one_thread
 from soundness_campaign import Campaign, run_campaign
 from soundness_parts import Parts
 
@@ -202,4 +203,5 @@ def _exit_code(rows: pd.DataFrame) -> int:
 
 
 if __name__ == "__main__":
+    on_one_thread()
     sys.exit(main())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +18,16 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.worker import Outcome, Task
+from attncheck.processors import available_processors
 from attncheck.reading.canonical import call_form
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.searching.problems import Draw, Drawn, draw_problem
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""
+_WORTH_PROCESSES = 100
+"""Evaluations that are worth starting processes that judge."""
+_Found = tuple[Unit, Drawn, Mapping[str, Outcome]]
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,30 @@ def run_campaign(
     for unit in set(campaign.units).difference(asked):
         yield unit, []
     on_progress(0, len(asked))
-    for done, (unit, outcomes) in enumerate(_outcomes(asked, runners, problem), start=1):
-        yield unit, judge.rows_of(unit, problem(unit.number), outcomes)
+    found = ((unit, problem(unit.number), outcomes) for unit, outcomes in _outcomes(asked, runners, problem))
+    judged = _judged_side_by_side(judge, found) if len(asked) >= _WORTH_PROCESSES else _judged_here(judge, found)
+    for done, each in enumerate(judged, start=1):
+        yield each
         on_progress(done, len(asked))
+
+
+def _judged_here(judge: Judge, found: Iterable[_Found]) -> Iterator[tuple[Unit, list[Row]]]:
+    for unit, drawn, outcomes in found:
+        yield unit, judge.rows_of(unit, drawn, outcomes)
+
+
+def _judged_side_by_side(judge: Judge, found: Iterable[_Found]) -> Iterator[tuple[Unit, list[Row]]]:
+    """Judge by a process for each processor, in order."""
+    count = available_processors()
+    waiting: deque[tuple[Unit, Future[list[Row]]]] = deque()
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as processes:
+        for unit, drawn, outcomes in found:
+            waiting.append((unit, processes.submit(judge.rows_of, unit, drawn, outcomes)))
+            if len(waiting) > 2 * count:
+                first, rows = waiting.popleft()
+                yield first, rows.result()
+        for unit, rows in waiting:
+            yield unit, rows.result()
 
 
 def _outcomes(
