@@ -28,8 +28,8 @@ from attncheck.attention.problem import OutsideDomain, Problem
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import EAGER, numpy_backend
 from attncheck.oracle.evaluate import exact_from, exact_stages
-from attncheck.reading.canonical import canonical_form
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import canonical_form
 from attncheck.reading.selection import select_cases
 
 Arrays = dict[str, NDArray[Any]]

@@ -7,6 +7,7 @@ worker, is found by the parent, which begins a new worker behind it.
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import random
 import resource
 import shutil
@@ -22,6 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from attncheck.store import VARIABLE
 
 SECONDS = 5.0
 """What an input may take."""
@@ -164,6 +167,7 @@ def _work(target: str, seed: int, gib: float, numbers: list[int], now: Any, pipe
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     warnings.simplefilter("error")  # what would be printed on somebody's terminal is a finding too
     folder = Path(tempfile.mkdtemp(prefix="attncheck-fuzz-"))
+    os.environ[VARIABLE] = str(folder / "cache")
     (folder / "warm").mkdir()
     of_target.warm(folder / "warm")
     guard = _Guard(folder)

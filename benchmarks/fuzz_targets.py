@@ -24,21 +24,20 @@ from attncheck.config import expected_failures_of, read_config
 from attncheck.errors import AttncheckError, CaseError, Diagnostic, UsageError
 from attncheck.merge import merge_runs
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading.canonical import AttentionProblem, call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
-from attncheck.reading.lowered import lowered
+from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form, lowered
 from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
 from attncheck.reading.selection import select_cases
-from attncheck.reports.answer import exit_code_of
+from attncheck.reports.build_frames import make_frames
 from attncheck.reports.ci import annotation_lines, render_ci_summary
 from attncheck.reports.machine.outcome import outcome_document
 from attncheck.reports.machine.text import document_text
-from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results.reader import find_runs, read_runs
 

@@ -279,7 +279,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "special_open_log_sum_exp",
-        "harness/judging/special_rows.py",
+        "harness/judging/undefined_rows.py",
         "return nan_rows, empty & (nan_rows | (self.convention != DEFAULT_EMPTY_ROWS))",
         "return nan_rows, empty & nan_rows",
         "log_sum_exp of a row without a key is judged under every convention",
@@ -328,7 +328,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "fill_not_folded",
-        "harness/attention/mask.py",
+        "harness/attention/logits.py",
         "return before if kept is None else np.where(kept, before, -np.inf if problem.fill is None else problem.fill)",
         "return before if kept is None else np.where(kept, before, -np.inf)",
         "a mask's fill is -inf in the walk of values",
@@ -336,7 +336,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "packed_positions_ignored",
-        "harness/reading/lowered.py",
+        "harness/reading/lowering.py",
         "    allowed &= _by_position(options, found.query_position[:, np.newaxis], found.key_position)\n",
         "",
         "causality and windows of packed sequences are not folded into the mask",
@@ -344,7 +344,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "packed_lengths_ignored",
-        "harness/reading/lowered.py",
+        "harness/reading/lowering.py",
         'used = np.asarray(inputs.get("key_lengths", lengths[1]), np.int64)',
         "used = np.asarray(lengths[1], np.int64)",
         "keys beyond a packed sequence's length are attended to",
@@ -357,7 +357,7 @@ FAULTS: tuple[Fault, ...] = (
     # Reading
     _fault(
         "mask_chunk_without_padding",
-        "harness/reading/masks.py",
+        "harness/reading/generated_arrays.py",
         "((query - begin) // source.chunked == (key - begin) // source.chunked)",
         "(query // source.chunked == key // source.chunked)",
         "chunks begin at 0 whatever the padding",
@@ -365,7 +365,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "pages_one_too_many",
-        "harness/reading/lowered.py",
+        "harness/reading/lowering.py",
         "if (table[entry, : -(-int(used) // page)] >= pages).any():",
         "if (table[entry, : -(-int(used) // page)] > pages).any():",
         "a page that is just not there is accepted",
@@ -535,7 +535,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "convention_in_another_unit",
-        "harness/conventions/measure.py",
+        "harness/conventions.py",
         "if meaning.factor == 1:",
         "if meaning.factor != 0:",
         "a meaning in another unit is judged as if in its own",
@@ -576,7 +576,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "answer_not_run_is_agree",
-        "reports/answer.py",
+        "reports/summary.py",
         "return ExitCode.NOT_RUN if codes or frames.is_incomplete or unjudged(frames) else ExitCode.AGREE",
         "return ExitCode.NOT_RUN if codes or unjudged(frames) else ExitCode.AGREE",
         "a report of an incomplete run agrees",

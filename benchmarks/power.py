@@ -44,7 +44,7 @@ from attncheck.searching.novelty import asked_of
 from attncheck.searching.problems import Draw
 from attncheck.searching.reduction import reduce_problem
 from attncheck.searching.search import simplest_afresh
-from attncheck.searching.source import ProblemSource
+from attncheck.searching.variations import ProblemSource
 from attncheck.spec import DTYPES
 
 _SHARED = "shared heads"

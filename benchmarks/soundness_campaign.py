@@ -19,8 +19,8 @@ from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.worker import Outcome, Task
 from attncheck.processors import available_processors
-from attncheck.reading.canonical import call_form
 from attncheck.reading.expected_failures import ExpectedFailure
+from attncheck.reading.lowering import call_form
 from attncheck.searching.problems import Draw, Drawn, draw_problem
 
 _AHEAD = 24

@@ -75,13 +75,13 @@ class CheckResult:
     @property
     def headline(self) -> str:
         """The first line of the report, which says who agrees or is wrong, and how much was judged."""
-        from attncheck.reports.answer import make_summary
+        from attncheck.reports.summary import make_summary
 
         return make_summary(self.frames).first_line
 
     def __str__(self) -> str:
         """Return the headline and the facts behind it, a line each."""
-        from attncheck.reports.answer import make_summary
+        from attncheck.reports.summary import make_summary
 
         return "\n".join([self.headline, *make_summary(self.frames).sentences])
 
@@ -95,8 +95,7 @@ class CheckResult:
             most: How many failing cases are explained.
         """
         from attncheck.reports.explanation import repeated_explanation_text
-        from attncheck.reports.in_common import in_common_lines
-        from attncheck.reports.simplest import simplicity
+        from attncheck.reports.failure_patterns import in_common_lines, simplicity
 
         if not self.failures:
             return str(self)
@@ -237,7 +236,7 @@ def check(
             max_failures=max_failures,
         )
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
-        from attncheck.reports.making import make_frames
+        from attncheck.reports.build_frames import make_frames
 
         frames = make_frames(merge_runs(read_runs([evaluation])))
     judged = min(summary.judged.values(), default=0)

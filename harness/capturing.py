@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
 from attncheck.execution.operations import run_operation
-from attncheck.reading.canonical import call_form
 from attncheck.reading.loader import load_case_file
+from attncheck.reading.lowering import call_form
 from attncheck.reading.printed import MAX_NUMBERS
 from attncheck.reading.slugs import slug
 from attncheck.spec import DTYPES, inputs_of

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
 from attncheck.judging.xfail import ExpectedStage, expected_stages, inherited
-from attncheck.results.case_records import CaseRecords
 from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
+from attncheck.results.records import CaseRecords
 from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]

@@ -254,7 +254,7 @@ def _diagnosed(recorder: ResultRecorder, plan: Plan, judge: Judge, output: Path)
     if not recorder.failures:
         return []
     from attncheck.diagnosing import ReturnedStages, diagnose
-    from attncheck.results.diagnoses import change_rows, identity_of
+    from attncheck.results.resume import change_rows, identity_of
 
     failing = diagnose(recorder.failures, plan, judge, ReturnedStages(output, recorder.undiagnosed))
     change_rows(output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))

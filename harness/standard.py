@@ -21,12 +21,11 @@ from importlib.resources import files
 from itertools import combinations
 from typing import Any, get_args
 
-from attncheck.judging.special_rows import empty_rows
+from attncheck.judging.undefined_rows import empty_rows
 from attncheck.plan import Plan
-from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowered import lowered
+from attncheck.reading.lowering import AttentionProblem, lowered
 from attncheck.reading.model import Options
 from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, SCORE_INPUTS, InputSpec, Operation
 

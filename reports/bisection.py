@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.merge import merge_runs
+from attncheck.reports.build_frames import make_frames
 from attncheck.reports.diff.difference import BETTER, OTHER, WORSE, Difference, make_difference, outcomes
 from attncheck.reports.diff.text import print_changes
 from attncheck.reports.frames import Frames
-from attncheck.reports.making import make_frames
 from attncheck.reports.terminal import plain_console
 from attncheck.results.reader import find_runs, read_runs
 

@@ -14,12 +14,12 @@ from typing import Any
 import pandas as pd
 
 from attncheck.errors import OutputError
-from attncheck.reports.answer import make_summary
 from attncheck.reports.commands import first_commands
 from attncheck.reports.defects import Defect, defects
+from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import Frames, records
-from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.markdown.text import code, commands, escape, table
+from attncheck.reports.summary import make_summary
 from attncheck.reports.terminal import verdict_counts
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted

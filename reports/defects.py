@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import findings
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
+from attncheck.reports.summary import findings
 from attncheck.spec import BY_SCORE, DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import BY_ITSELF, counted

@@ -8,6 +8,11 @@ attributes are those of the schema that Jenkins and Surefire share (junit-10.xsd
 
 ``timestamp`` is when the run began (UTC), ``time`` how many seconds an evaluation took, as the run recorded both: the
 same results give the same bytes, and of two runs nothing but these may differ.
+
+Properties as JUnit XML: a suite per implementation, a test per property, case and dtype.
+
+A broken property, and one that holds less than is claimed, is a failure; a call that gave nothing is an error; what is
+unsupported or could not be judged is skipped with its reason.
 """
 
 from __future__ import annotations
@@ -24,12 +29,14 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 import pandas as pd
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import make_summary, wrong_implementations
+from attncheck.properties.rows import PropertyOutcome, PropertyRow, worst_of
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage, unjudged
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, records
 from attncheck.reports.printed_numbers import Misprint, misprints, printed_numbers
+from attncheck.reports.properties import command_for
+from attncheck.reports.summary import make_summary, wrong_implementations
 from attncheck.verdicts import Verdict
 
 # What XML 1.0 has no way to write, not even as a reference.
@@ -80,8 +87,6 @@ def render_junit(frames: Frames) -> Iterator[str]:
     """Give the XML piece by piece. The same frames give the same text."""
     suites = [*_suites(frames), *_documents(frames), *_problems(frames)]
     if frames.properties:
-        from attncheck.reports.junit_properties import property_suites
-
         suites += property_suites(frames.properties, frames.again)
     yield from render_suites(f"attncheck: {make_summary(frames).first_line}", suites)
 
@@ -280,3 +285,40 @@ def _text(value: object) -> str:
 def xml_text(text: str) -> str:
     """Write what XML cannot hold as a visible escape, such as ``\\x1b``; nothing is lost, nothing is markup."""
     return _NO_XML.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def property_suites(
+    properties: Mapping[str, Sequence[PropertyRow]], again: Mapping[str, Mapping[str, Sequence[str]]]
+) -> Iterator[Suite]:
+    """Make a suite of what each implementation came to, by environment."""
+    for label, rows in properties.items():
+        for name in dict.fromkeys(row.implementation for row in rows):
+            own = [row for row in rows if row.implementation == name]
+            words = again.get(label, {})
+            title = f"{label}: {name}: properties" if label else f"{name}: properties"
+            yield Suite(title, lambda own=own, words=words: _tests(own, words))  # type: ignore[misc]
+
+
+def _tests(rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:
+    groups: dict[tuple[str, str, str], list[PropertyRow]] = {}
+    for row in rows:
+        groups.setdefault((row.property_name, row.case, row.dtype), []).append(row)
+    for (name, case, dtype), group in groups.items():
+        worst = worst_of(group)
+        assert worst is not None, "a group has a row"
+        named = {"classname": xml_text(f"properties.{name}"), "name": xml_text(f"{case} [{dtype}]")}
+        test = Element("testcase", named)
+        _add(test, worst, command_for(worst, again))
+        yield test
+
+
+def _add(test: Element, row: PropertyRow, command: str) -> None:
+    text = f"{row.variant}: {row.sentence}" if row.variant else row.sentence
+    if row.fails_run:
+        add_result(test, "failure", text, row.outcome).text = xml_text(f"{text}\n\n{command}\n")
+    elif row.outcome == PropertyOutcome.FAILED:
+        add_result(test, "error", text, row.outcome).text = xml_text(text)
+    elif row.outcome in (PropertyOutcome.UNSUPPORTED, PropertyOutcome.NOT_JUDGED):
+        add_result(test, "skipped", f"{row.outcome}: {text}")
+    else:
+        SubElement(test, "system-out").text = xml_text(f"{row.outcome}: {text}")

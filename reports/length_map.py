@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.reports.features import TILES
+from attncheck.reports.failure_patterns import TILES, in_common, judged_of, lengths_of
 from attncheck.reports.frames import Column, Frames, once_for_frames
-from attncheck.reports.in_common import in_common, judged_of
-from attncheck.reports.simplest import lengths_of
 
 Counts = NDArray[np.int64]
 Holds = NDArray[np.bool_]

@@ -21,8 +21,7 @@ from attncheck.reports.machine.text import header
 from attncheck.reports.terminal import plain_console
 from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.findings import Finding
-from attncheck.searching.reducing import ReducedCase
-from attncheck.searching.search import Search, element_of
+from attncheck.searching.search import ReducedCase, Search, element_of
 
 Commands = Mapping[str, Sequence[str]]
 """What to run for each finding, by its file."""

@@ -22,8 +22,7 @@ from attncheck.reading.case import Case, Expected
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
-from attncheck.reports.documents.drawings import Drawing, Kept, drawings_of, title_of
-from attncheck.reports.documents.numbers import beside, element
+from attncheck.reports.documents import Drawing, Kept, beside, drawings_of, element, title_of
 from attncheck.reports.explanation import inputs_line
 from attncheck.reports.figures.panels import Panel, Pixels, ink_on, safe_text, shades, short_number
 from attncheck.reports.frames import rows_judged

@@ -20,9 +20,9 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.execution.limits import Limits
 from attncheck.execution.operations import run_operation
 from attncheck.processors import ISA
-from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import call_form
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.reader import Run, read_run

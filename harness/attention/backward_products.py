@@ -28,9 +28,9 @@ from attncheck.attention.backward_sums import (
     scaling_of,
 )
 from attncheck.attention.backward_weights import BackwardWeights
-from attncheck.attention.bias import exact_grad_bias, reach_of_grad_bias, spread_over
 from attncheck.attention.errors import Bound, Finished, Operand, Real, every_head, summation_variance, transposed
 from attncheck.attention.flags import handed_on
+from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spread_over
 from attncheck.attention.problem import Problem
 from attncheck.attention.products import exact_grad_key, exact_grad_query, reach_of_grad_key
 from attncheck.attention.rounding import RoundingModel

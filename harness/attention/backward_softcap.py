@@ -23,10 +23,9 @@ from attncheck.attention.backward_softmax import (
 from attncheck.attention.backward_weights import sum_of_row
 from attncheck.attention.errors import Logits, Real
 from attncheck.attention.flags import handed_on
-from attncheck.attention.mask import through_mask
+from attncheck.attention.logits import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh, through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.softcap import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh
 from attncheck.attention.step import At, Step
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from attncheck.attention.backward_mean import GradWeights
 from attncheck.attention.backward_weights import BackwardWeights, sum_of_row
 from attncheck.attention.errors import Logits, Operand, Real, product_variance, summation_variance
-from attncheck.attention.mask import through_mask
+from attncheck.attention.logits import through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax import exact_grad_logits

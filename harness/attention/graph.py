@@ -30,24 +30,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cache
 from itertools import pairwise
 
-from attncheck.attention.additive_score import ADDITIVE_SCORES
-from attncheck.attention.bias import BIAS
-from attncheck.attention.caching import joined_of
-from attncheck.attention.cosine_score import COSINE_SCORES
-from attncheck.attention.dequantization import dequantization_of
-from attncheck.attention.general_score import GENERAL_SCORES
+from attncheck.attention.caches import dequantization_of, joined_of
 from attncheck.attention.gradients import GRADIENTS
 from attncheck.attention.latents import LATENT_MEAN, LATENT_PRODUCT, made_of_latents
-from attncheck.attention.mask import MASK
+from attncheck.attention.logits import BIAS, MASK, SOFTCAP
 from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS
 from attncheck.attention.normalization import normalization_of
+from attncheck.attention.other_scores import ADDITIVE_SCORES, COSINE_SCORES, GENERAL_SCORES
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.products import PRODUCT
 from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
 from attncheck.attention.rotary import rotation_of
 from attncheck.attention.scores import RAW_SCORES, SCORES
 from attncheck.attention.sinks import GRAD_SINKS, SINKS
-from attncheck.attention.softcap import SOFTCAP
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
 from attncheck.attention.step import Node, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN

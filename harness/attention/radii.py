@@ -22,8 +22,8 @@ import numpy as np
 from attncheck.attention.errors import Ball, Real
 from attncheck.attention.problem import Problem
 from attncheck.attention.walk import radius_walk
-from attncheck.reading.canonical import canonical_form, rows_of_tables
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import canonical_form, rows_of_tables
 from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages
 
 PROPAGATED = frozenset(

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from attncheck.attention.backward_products import bound_of_summed_logits, value_of_summed_logits
 from attncheck.attention.backward_softmax import GradLogits
-from attncheck.attention.bias import exact_sum_of_logits
 from attncheck.attention.errors import Ball, Finished, Logits, Real, finite
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.logits import exact_sum_of_logits
 from attncheck.attention.problem import Problem, per_head
 from attncheck.attention.step import Around, At, Step
 

@@ -35,7 +35,7 @@ from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, R
 from attncheck.attention.exact_array import ExactArray, Exponentials, exponentials, log_sum, normalised
 from attncheck.attention.exponents import LARGEST_EXPONENT, Rows, is_linear, rows_of
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
-from attncheck.attention.mask import exact_through_mask
+from attncheck.attention.logits import exact_through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax_radius import log_sum_radius, weight_radius

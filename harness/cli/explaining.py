@@ -76,7 +76,7 @@ def explain(
     code = ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if explained.explanation.failure else code
     if as_json:
-        from attncheck.reports.machine.of_cases import explanation_document
+        from attncheck.reports.machine.case_documents import explanation_document
 
         print_document(explanation_document(explained, code, _commands(asked, limits, ("repro", "reduce"))))
     else:
@@ -154,9 +154,8 @@ def repro(
 def _script_document(
     explained: RepeatedExplanation, tries: int, asked: _Asked, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
-    from attncheck.reports.machine.case_documents import ScriptDocument
+    from attncheck.reports.machine.case_documents import ScriptDocument, answer_of, of_case
     from attncheck.reports.machine.failures import failure_of
-    from attncheck.reports.machine.of_cases import answer_of, of_case
     from attncheck.reports.machine.text import header
 
     failure = failure_of(explained.explanation, [command, *_commands(asked, limits, ("explain",))])
@@ -194,7 +193,7 @@ def _reduced(explained: RepeatedExplanation, asked: _Asked, limits: Limits) -> t
     from dataclasses import replace
 
     from attncheck.repeating import RepeatedExplanation
-    from attncheck.searching.reducing import reduce_case
+    from attncheck.searching.search import reduce_case
 
     patient = replace(limits, keep_going=True)
     reduced = reduce_case(asked.case, asked.implementation, asked.dtype, patient)

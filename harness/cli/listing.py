@@ -1,8 +1,12 @@
-"""Commands about the harness itself: ``list``, ``schema`` and ``mutants``."""
+"""Commands about the harness itself: ``list``, ``schema`` and ``mutants``.
+
+``show``: one case in the terminal, or as an image.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +16,7 @@ from attncheck.cli.options import (
     DEFAULT_CACHE_SIZE,
     AsJson,
     CacheSize,
+    CaseName,
     Listed,
     Match,
     Patterns,
@@ -21,7 +26,7 @@ from attncheck.cli.options import (
     Verbose,
 )
 from attncheck.cli.output import print_document
-from attncheck.cli.shared import print_faults, select, split, store_of
+from attncheck.cli.shared import checked_in, dtype_of, print_faults, select, select_one, split, store_of
 from attncheck.errors import ExitCode, UsageError
 from attncheck.processors import available_processors
 
@@ -166,3 +171,54 @@ def schema(
     from attncheck.reading.schema import case_schema, tag_schema
 
     typer.echo(tag_schema() if tags else case_schema(), nl=False)
+
+
+@app.command(
+    epilog=examples(
+        "attncheck show 'documents/base_r_vignette/four-words-*'",
+        "attncheck show 'attention/a-causal-row-sees-*' -s weights --save case.png",
+    )
+)
+def show(
+    case: CaseName,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype", "-d", metavar="DTYPE", help="One dtype of the case. Default: its first.", show_default=False
+        ),
+    ] = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option("--stage", "-s", metavar="NAMES", help="Show only these stages and inputs, comma-separated."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the case into this file instead: .png, .svg or .pdf. What does not fit goes on further pages, "
+            "FILE-2.png and so on.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a case with its inputs and its exact stages.
+
+    Numbers that a document prints stand beside the exact ones.
+    """
+    from attncheck.reports.show import image_format, print_case, save_case, work_out
+
+    if save is not None:
+        image_format(save)  # before anything takes time
+    found, selection = select_one(case, checked_in(None))
+    shown = work_out(found, dtype_of(found, dtype or found.dtypes[0]), split(stage))
+    written = [] if save is None else save_case(shown, save)
+    if as_json:
+        from attncheck.reports.machine.case_documents import case_document
+
+        print_document(case_document(shown, [str(path) for path in written]))
+    elif save is None:
+        print_case(shown, selection.tags)
+    else:
+        for path in written:
+            typer.echo(f"{path}: {found.name}")

@@ -28,19 +28,19 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Check": {
         "check": "running",
-        "report": "reporting",
+        "report": "publishing",
         **dict.fromkeys(("explain", "repro"), "explaining"),
         "list": "listing",
-        "show": "showing",
+        "show": "listing",
     },
     "Ask more of a kernel": {
         **dict.fromkeys(("search", "reduce"), "searching"),
-        "conventions": "measuring",
+        "conventions": "publishing",
         "properties": "properties",
-        "protocol": "programs",
+        "protocol": "interchange",
     },
-    "Compare": {"diff": "comparing", "bisect": "bisecting"},
-    "Exchange": {"vectors": "vectors", **dict.fromkeys(("export", "import"), "interchange"), "schema": "listing"},
+    "Compare": {"diff": "comparing", "bisect": "comparing"},
+    "Exchange": {"vectors": "interchange", **dict.fromkeys(("export", "import"), "interchange"), "schema": "listing"},
     "For maintainers": {**dict.fromkeys(("publish", "survey"), "publishing"), "mutants": "listing"},
 }
 """Panels of commands, each with the module that it is in, in the order in which help lists them."""

@@ -97,10 +97,8 @@ def properties(
     """
     from attncheck.commands import words_again
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.properties.asking import ask_all, select_property_cases
-    from attncheck.properties.files import write_property_rows
-    from attncheck.properties.rows import exit_code_of
-    from attncheck.properties.run import Asking, questions_of
+    from attncheck.properties.rows import exit_code_of, write_property_rows
+    from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
 
     limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
     lists = expected_failures or []
@@ -126,7 +124,7 @@ def properties(
     code = ExitCode.BAD_INPUT if selection.faults else code
     again = words_again(chosen.implementations, limits, None)
     if as_json:
-        from attncheck.reports.machine.of_properties import properties_document
+        from attncheck.reports.machine.outcome import properties_document
 
         notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
         print_document(properties_document(rows, again, code, notes))
@@ -143,8 +141,8 @@ def _print(
     explain: bool,
     quiet: bool,
 ) -> None:
-    from attncheck.properties.asking import described_call
-    from attncheck.reports.terminal_properties import explanation_of, print_properties
+    from attncheck.properties.run import described_call
+    from attncheck.reports.terminal import explanation_of, print_properties
 
     print_properties(rows, again, quiet=quiet)
     if explain:

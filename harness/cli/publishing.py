@@ -1,4 +1,9 @@
-"""Commands about what a repository publishes: ``publish`` and ``survey``."""
+"""Commands that make something of results, and run nothing: ``report``.
+
+Commands about what a repository publishes: ``publish`` and ``survey``.
+
+The command that asks implementations what they mean: ``conventions``.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,75 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import AnyRunFolders, AsJson, Quiet, RunFolders
+from attncheck.cli.completion import complete_implementation
+from attncheck.cli.options import (
+    Annotations,
+    AnyRunFolders,
+    AsJson,
+    Badges,
+    CiSummary,
+    Framework,
+    JunitXml,
+    MemoryLimit,
+    MinJudged,
+    Quiet,
+    RunFolders,
+    Sarif,
+    Signature,
+    Threads,
+    TimeLimit,
+)
 from attncheck.cli.output import print_document
-from attncheck.cli.shared import frames_of
+from attncheck.cli.shared import Outlets, ReportPlace, frames_of, limits_of, show_answer, write_ci_outputs, write_frames
 from attncheck.errors import ExitCode, ResultsError, UsageError
 
 if TYPE_CHECKING:
     from attncheck.properties.rows import PropertyRow
     from attncheck.reports.machine.other_documents import PublishedDocument
+
+
+@app.command(
+    epilog=examples(
+        "attncheck report results/latest",
+        "attncheck report results/before results/after --output results/compared",
+    )
+)
+def report(
+    runs: RunFolders,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Folder for the report. Default, for a single run: RUN/report."
+        ),
+    ] = None,
+    min_judged: MinJudged = None,
+    junit_xml: JunitXml = None,
+    ci_summary: CiSummary = None,
+    annotations: Annotations = False,
+    sarif: Sarif = None,
+    badge: Badges = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the report of one or several runs. Nothing is computed again."""
+    from attncheck.results.format import REPORT_FOLDER
+    from attncheck.results.reader import find_runs
+
+    outlets = Outlets(junit_xml, ci_summary, annotations, sarif, badge or ())
+    runs = find_runs(runs)
+    if output is None:
+        if len(runs) > 1:
+            raise UsageError("several runs are compared into a folder of their own: name it with --output")
+        output = runs[0] / REPORT_FOLDER
+    frames = frames_of(runs, min_judged)
+    from attncheck.reports.summary import exit_code_of
+
+    code = exit_code_of(frames)
+    place = ReportPlace(runs[0], write_frames(frames, output))
+    show_answer(frames, place, code, as_json="report" if as_json else "", quiet=quiet)
+    write_ci_outputs(frames, place, outlets, as_json=as_json)
+    raise typer.Exit(code)
+
 
 DEFAULT_FOLDER = Path("reports/published")
 _MAX_LISTED = 20
@@ -46,10 +112,10 @@ def publish(
 
     frames = frames_of(find_runs(runs))
     from attncheck.reports.coverage import stood_for
-    from attncheck.reports.publish.comparison import VERDICTS, drift, verdicts_of
+    from attncheck.reports.publish import VERDICTS, drift, verdicts_of
 
     if not check:
-        from attncheck.reports.publish.comparison import publish as write
+        from attncheck.reports.publish import publish as write
 
         path = write(frames, published)
         if as_json:
@@ -115,12 +181,18 @@ def survey(
     other versions, stays.
     """
     from attncheck.merge import merge_runs
-    from attncheck.properties.files import read_property_rows
+    from attncheck.properties.rows import read_property_rows
+    from attncheck.reports.build_frames import make_frames
     from attncheck.reports.coverage import stood_for
-    from attncheck.reports.making import make_frames
-    from attncheck.reports.survey.findings import read_findings
     from attncheck.reports.survey.pages import read_survey, write_survey
-    from attncheck.reports.survey.tables import Survey, differences, property_counts, read_meanings, survey_of
+    from attncheck.reports.survey.tables import (
+        Survey,
+        differences,
+        property_counts,
+        read_findings,
+        read_meanings,
+        survey_of,
+    )
     from attncheck.results.reader import find_runs, read_runs
     from attncheck.wording import counted
 
@@ -192,3 +264,61 @@ def _document(
         compared=compared,
         differences=list(differences or ()),
     )
+
+
+@app.command(
+    epilog=examples(
+        "attncheck conventions my_kernel.py:attention",
+        "attncheck conventions numpy torch.sdpa --dtype float32",
+    )
+)
+def conventions(
+    implementations: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMPLEMENTATION...",
+            help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+            autocompletion=complete_implementation,
+        ),
+    ],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            "-d",
+            metavar="DTYPE",
+            help="Dtype of the calls. Default: the most exact one declared.",
+            show_default=False,
+        ),
+    ] = None,
+    framework: Framework = None,
+    signature: Signature = None,
+    time_limit: TimeLimit = 60.0,
+    memory_limit: MemoryLimit = None,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which conventions an implementation follows.
+
+    Which corner causality starts from, what a query without a key gives, where a softcap stands: each question is a
+    call whose exact answer is another one for each meaning. The exit code is 1 if an implementation declares
+    otherwise, and 3 if nothing could be measured.
+    """
+    from attncheck.conventions import ask_all
+    from attncheck.execution.implementation_selection import select_implementations
+    from attncheck.reports.conventions import conventions_document, print_conventions
+
+    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
+    chosen = select_implementations(None, implementations, framework, limits, signature=signature)
+    for name in chosen.missing:
+        typer.echo(f"attncheck: {name} is not installed", err=True)
+    measured = {each.name: ask_all(each, dtype, limits) for each in chosen.implementations}
+    answers = [answer for each in measured.values() for answer in each]
+    code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
+    if not any(answer.kind in ("measured", "open") for answer in answers):
+        code = ExitCode.NOT_RUN
+    if as_json:
+        print_document(conventions_document(measured, code, chosen.missing))
+    else:
+        print_conventions(measured)
+    raise typer.Exit(code)

@@ -1,9 +1,12 @@
-"""A run as the command line asks for it: what is selected and chosen, how it runs, and what it comes to."""
+"""A run as the command line asks for it: what is selected and chosen, how it runs, and what it comes to.
+
+What the commands offer somebody who changes a kernel and looks again: narrow a run, order it, end it early.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -13,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.cli.iterating import Iteration, narrow
 from attncheck.cli.options import Keep
 from attncheck.cli.shared import limits_of, print_faults, select, split, store_of
 from attncheck.errors import CaseError, ExitCode, NothingFailed, UsageError
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
     from attncheck.results.narrowing import Narrowed
     from attncheck.run import RunSummary, Settings
 
+
 _NEEDED = ("run", "config", "progress", "execution.implementation_selection")
 """Modules that every run needs."""
-_NEEDED_AFTERWARDS = ("reports.making", "reports.terminal")
+_NEEDED_AFTERWARDS = ("reports.build_frames", "reports.terminal")
 _NEEDED_FOR_A_REPORT = ("reports.write",)
 
 
@@ -206,10 +209,8 @@ def _with_properties(
     request: RunRequest, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
 ) -> RunSummary:
     """Ask properties of what was chosen, write what was found beside the run's rows, and count it in its exit code."""
-    from attncheck.properties.asking import ask_all, select_property_cases
-    from attncheck.properties.files import note_exit_code, write_property_rows
-    from attncheck.properties.rows import exit_code_of
-    from attncheck.properties.run import Asking, questions_of
+    from attncheck.properties.rows import exit_code_of, note_exit_code, write_property_rows
+    from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
 
     lists = request.expected_failures or []
     asking = Asking(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
@@ -293,3 +294,40 @@ def _without_cluster(arguments: list[str]) -> list[str]:
     kept = [each for each in arguments if not each.startswith("--cluster=")]
     index = kept.index("--cluster") if "--cluster" in kept else len(kept)
     return [*kept[:index], *kept[index + 2 :]]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """How a run is narrowed, ordered and ended for somebody who changes a kernel and looks again."""
+
+    match: str | None = None
+    failed: bool = False
+    failed_first: bool = False
+    exitfirst: bool = False
+    maxfail: int | None = None
+    all_cases: bool = False
+    standard: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.all_cases and self.standard:
+            raise UsageError("--all-cases leaves no case out, --standard runs some alone: give one")
+        if self.failed and self.failed_first:
+            raise UsageError("--failed runs what failed last time alone, --failed-first before the rest: give one")
+
+    @property
+    def max_failures(self) -> int | None:
+        """After how many failing cases a run is stopped."""
+        return 1 if self.exitfirst else self.maxfail
+
+
+def narrow(
+    selection: Selection, iteration: Iteration, dtypes: list[str], names: list[str], output: Path, *, resume: bool
+) -> Narrowed:
+    """Return the cases that run: all that are selected, or what failed last time alone or before the rest."""
+    from attncheck.results.narrowing import Narrowed, failed_alone, failed_first
+
+    if iteration.failed:
+        return failed_alone(selection.cases, dtypes, names, output, resume=resume)
+    if iteration.failed_first:
+        return failed_first(selection.cases, dtypes, names, output)
+    return Narrowed(selection.cases, None, "")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.iterating import Iteration
 from attncheck.cli.options import (
     DEFAULT_CACHE_SIZE,
     AllCases,
@@ -54,7 +53,7 @@ from attncheck.cli.options import (
     Watch,
     WithProperties,
 )
-from attncheck.cli.requests import RunRequest, run_request
+from attncheck.cli.requests import Iteration, RunRequest, run_request
 from attncheck.cli.shared import (
     Outlets,
     ReportPlace,

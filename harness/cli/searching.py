@@ -194,8 +194,8 @@ def reduce(
     from attncheck.commands import command, words_again
     from attncheck.explain import find_implementation
     from attncheck.reports.search import reduction_document, reduction_lines
-    from attncheck.searching.reducing import reduce_case
-    from attncheck.searching.writing import write_case
+    from attncheck.searching.findings import write_case
+    from attncheck.searching.search import reduce_case
 
     found, _ = select_one(case)
     chosen_dtype, chosen = dtype_of(found, dtype), find_implementation(implementation, framework, signature)

@@ -119,7 +119,7 @@ def frames_of(runs: list[Path], min_judged: str | None = None) -> Frames:
     """Read results directories back as the frames of one report; ``min_judged`` replaces what the runs were asked."""
     from attncheck.config import minimum_of
     from attncheck.merge import merge_runs
-    from attncheck.reports.making import make_frames
+    from attncheck.reports.build_frames import make_frames
     from attncheck.results.parts import release_memory
     from attncheck.results.reader import read_runs
 

@@ -1,29 +1,38 @@
-"""``attncheck check --watch``: a check that runs again whenever one of its files is saved, and says what changed."""
+"""``attncheck check --watch``: a check that runs again whenever one of its files is saved, and says what changed.
+
+What changed between two runs of somebody who edits a kernel: what fails now, what passes, what fails otherwise.
+
+Which files a watched check depends on, and when one of them is saved: looked at again and again, nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import ast
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import localtime, strftime
+from time import localtime, monotonic, sleep, strftime
 from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.cli.changes import Changes, Failing, failing_evaluations, remembered
 from attncheck.cli.requests import RunRequest, run_request
 from attncheck.cli.shared import split
-from attncheck.cli.watched_files import WatchedFiles
 from attncheck.config import read_config
 from attncheck.errors import AttncheckError, ExitCode, NothingFailed, UsageError
 from attncheck.execution.user_code import Target, is_own
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import exists
-from attncheck.results.failed import Evaluation, FailedEvaluation, read_failed
+from attncheck.results.failed import Evaluation, FailedEvaluation, failed_evaluations, read_failed
+from attncheck.results.format import Row
+from attncheck.spec import DTYPES
 
 if TYPE_CHECKING:
     from attncheck.progress import Watcher
     from attncheck.run import RunSummary
+
 
 _MAX_NAMED = 3
 Finish = Callable[["RunSummary"], None]
@@ -143,3 +152,228 @@ def _named(paths: Sequence[Path]) -> str:
 
 def _say(text: str) -> None:
     typer.echo(f"attncheck: {text}", err=True)
+
+
+MAX_LISTED = 20
+"""Lines of one kind; the others are counted."""
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True)
+class Failing:
+    """How an evaluation fails: its verdict, the stage where it goes wrong, and how many times its bound the error is.
+
+    ``reason`` is what a whole evaluation that could not be made says of that.
+    """
+
+    verdict: str
+    stage: str
+    size: float | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        at = f" at {self.stage}" if self.stage else ""
+        size = "" if self.size is None else f", {self.size:.2g} times its bound"
+        return f"{self.verdict}{at}{size}{f': {self.reason}' if self.reason else ''}"
+
+
+EvaluationStates = Mapping[Evaluation, Failing]
+
+
+def failing_evaluations(rows: Iterable[Row]) -> dict[Evaluation, Failing]:
+    """Return how each failing evaluation fails, of the failing rows of a run."""
+    rows = list(rows)
+    rows_of = {(row.case, row.dtype, row.implementation, row.stage): row for row in reversed(rows)}
+    found = {}
+    for each in failed_evaluations(rows):
+        row = rows_of.get((*each.key, each.stage))
+        stage = (row.begins_at if row else None) or each.stage
+        found[each.key] = Failing(each.verdict, stage, _size(row), _reason(row) if not stage else "")
+    return found
+
+
+def _size(row: Row | None) -> float | None:
+    sizes = [size for size in (row.ratio, row.introduced_ratio) if size is not None] if row else []
+    return next((size for size in sizes if math.isfinite(size)), None)
+
+
+def _reason(row: Row | None) -> str:
+    return _ADDRESS.sub("0x...", " ".join(row.message.split())) if row else ""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is otherwise than in the run before; ``unchanged`` evaluations fail as they did, or were not run again."""
+
+    failing: EvaluationStates
+    passing: EvaluationStates
+    changed: Mapping[Evaluation, tuple[Failing, Failing]]
+    unchanged: int
+
+    @classmethod
+    def between(cls, before: EvaluationStates, now: EvaluationStates, unfinished: Collection[Evaluation]) -> Changes:
+        """Compare two runs.
+
+        Args:
+            before: What failed before.
+            now: What failed in the run since.
+            unfinished: What is known to fail after it, among it what it did not come to.
+        """
+        both = [key for key in before if key in now]
+        changed = {key: (before[key], now[key]) for key in both if str(before[key]) != str(now[key])}
+        passing = {key: found for key, found in before.items() if key not in now and key not in unfinished}
+        return cls(
+            failing={key: found for key, found in now.items() if key not in before},
+            passing=passing,
+            changed=changed,
+            unchanged=len(before) - len(passing) - len(changed),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is as before."""
+        return not (self.failing or self.passing or self.changed)
+
+    @property
+    def headline(self) -> str:
+        """Return how many evaluations there are of each kind."""
+        counts = {
+            "newly failing": len(self.failing),
+            "newly passing": len(self.passing),
+            "failing otherwise": len(self.changed),
+            "failing as before": self.unchanged,
+        }
+        said = [f"{count:,} {kind}" for kind, count in counts.items() if count]
+        is_well = not (self.failing or self.changed or self.unchanged)
+        return ", ".join(
+            [*(["nothing changed"] if self.is_empty else []), *said, *(["nothing fails"] if is_well else [])]
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Give a line for each case on an implementation that is otherwise than before, dtypes together."""
+        yield from _listed("newly failing", {key: str(found) for key, found in self.failing.items()})
+        yield from _listed("newly passing", {key: f"was {found}" for key, found in self.passing.items()})
+        both = self.changed.items()
+        yield from _listed("failing otherwise", {key: f"{now}; was {before}" for key, (before, now) in both})
+
+
+def _listed(kind: str, found: Mapping[Evaluation, str]) -> Iterator[str]:
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for (case, dtype, implementation), text in found.items():
+        together.setdefault((implementation, case, text), []).append(dtype)
+    for (implementation, case, text), dtypes in list(together.items())[:MAX_LISTED]:
+        yield f"{kind}: {implementation}: {case} [{', '.join(_in_order(dtypes))}]: {text}"
+    if (more := len(together) - MAX_LISTED) > 0:
+        yield f"{kind}: and {more:,} more"
+
+
+def _in_order(dtypes: Sequence[str]) -> list[str]:
+    return [dtype for dtype in DTYPES if dtype in dtypes]
+
+
+def remembered(
+    before: EvaluationStates, now: EvaluationStates, unfinished: Collection[Evaluation]
+) -> dict[Evaluation, Failing]:
+    """Return what the next run is compared with: what fails now, and what failed before and was not run again."""
+    return {**{key: found for key, found in before.items() if key in unfinished}, **now}
+
+
+SECONDS_BETWEEN = 0.2
+"""Between two looks at the files."""
+SECONDS_AT_REST = 0.1
+"""For so long nothing may change before a save counts as done: editors write in several steps."""
+SECONDS_AWAY = 5.0
+"""For so long a file that was there may be missing: some editors rename it away before they write it again."""
+_MAX_FILES = 500
+_CASE_FILES = ("*.yaml", "*.yml")
+
+State = tuple[int, int, int] | None
+"""When a file was modified, its size and its number on the disk; None where there is none."""
+FileStates = Mapping[Path, State]
+
+
+def state_of(path: Path) -> State:
+    """Look at a file without opening it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def changed(before: FileStates, now: FileStates) -> list[Path]:
+    """Return the files that are new, gone or not what they were."""
+    return sorted(path for path in {*before, *now} if before.get(path) != now.get(path))
+
+
+@dataclass
+class WatchedFiles:
+    """The files of kernels, what they import from their own folders, and files and folders of cases."""
+
+    kernels: Sequence[Path]
+    cases: Sequence[Path] = ()
+    _imported: dict[Path, tuple[State, tuple[Path, ...]]] = field(default_factory=dict)
+
+    def states(self) -> FileStates:
+        """Look at all files: which they are may have changed, too."""
+        found = {path: state_of(path) for path in self._case_files()}
+        for kernel in self.kernels:
+            waiting = [kernel]
+            while waiting and len(found) < _MAX_FILES:
+                path = waiting.pop()
+                if path not in found:
+                    found[path] = state_of(path)
+                    waiting += self._imports(path, found[path], kernel.parent)
+        return found
+
+    def wait(self, before: FileStates, pause: Callable[[float], None] = sleep) -> tuple[list[Path], FileStates]:
+        """Wait until something is not as it was ``before`` and is at rest; return what changed, and how all is now."""
+        while not changed(before, now := self.states()):
+            pause(SECONDS_BETWEEN)
+        begun = monotonic()
+        while True:
+            pause(SECONDS_AT_REST)
+            earlier, now = now, self.states()
+            is_away = any(now.get(path) is None and before.get(path) is not None for path in self.kernels)
+            if earlier == now and not (is_away and monotonic() - begun < SECONDS_AWAY):
+                # A file that was written back as it was is no change after all.
+                return (found, now) if (found := changed(before, now)) else self.wait(before, pause)
+
+    def _case_files(self) -> Iterator[Path]:
+        for path in self.cases:
+            if path.is_dir():
+                yield from (found for pattern in _CASE_FILES for found in path.rglob(pattern))
+            else:
+                yield path
+
+    def _imports(self, path: Path, state: State, folder: Path) -> tuple[Path, ...]:
+        """Return the files beside a kernel that one of its files imports; while it cannot be read, those of before."""
+        known = self._imported.get(path)
+        if known is not None and known[0] == state:
+            return known[1]
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return known[1] if known else ()
+        found = tuple(dict.fromkeys(_files_of(tree, path, folder)))
+        self._imported[path] = (state, found)
+        return found
+
+
+def _files_of(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                yield from _files_called(folder, each.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            start = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
+            parts = node.module.split(".") if node.module else []
+            for each in node.names:
+                yield from _files_called(start, [*parts, each.name])
+
+
+def _files_called(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """Give the files that an import of a dotted name reads below a folder; the last part may be no module."""
+    for part in parts:
+        yield from (found for found in (folder / f"{part}.py", folder / part / "__init__.py") if found.is_file())
+        folder /= part

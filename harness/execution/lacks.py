@@ -14,9 +14,9 @@ from attncheck.execution.operations import LackingError, call_of, check_paramete
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Failure, unsupported
-from attncheck.reading.canonical import AttentionProblem, call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, convert_inputs
+from attncheck.reading.lowering import AttentionProblem, call_form
 from attncheck.spec import OPERATIONS
 
 

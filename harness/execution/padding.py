@@ -20,8 +20,7 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.operations import call_of
 from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
 from attncheck.execution.worker import Failure, Outcome, Task
-from attncheck.reading.canonical import AttentionProblem
-from attncheck.reading.lowered import lowered
+from attncheck.reading.lowering import AttentionProblem, lowered
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,

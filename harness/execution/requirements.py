@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.execution.worker import Task
-from attncheck.reading.canonical import canonical_form
+from attncheck.reading.lowering import canonical_form
 from attncheck.spec import OPERATIONS, PROJECTIONS
 
 

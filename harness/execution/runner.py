@@ -3,11 +3,21 @@
 A worker that overruns its time, dies, or takes too much is killed with all that it started, and the next evaluation
 gets another. None is evaluated twice, except what ends a process in which other modes of its framework ran too: it is
 evaluated once more in a process of its own, where nothing is another's doing, and stays there.
+
+When to stop asking: what ends its process in every call costs a new worker, or a minute, each time.
+
+After ten equal ends in a row (a crash or a timeout with the same reason) its remaining evaluations are not tried. What
+is unsupported says nothing either way; any answer begins the count anew.
+
+What a worker prints: a file of which each evaluation's share is known, and which does not grow without end.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,23 +27,142 @@ from time import perf_counter
 from typing import Generic, TypeVar
 
 from attncheck.backends import EVERYTHING
+from attncheck.errors import OutputError
 from attncheck.execution.call import CallCancelled, CallTimeout, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.describing import DescribedWorkers
-from attncheck.execution.ends import EqualEnds
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits, scores_too_large
-from attncheck.execution.logs import Log
 from attncheck.execution.padding import Padding, padded_call
 from attncheck.execution.process_tree import memory_of
 from attncheck.execution.sessions import Session, StepResult
 from attncheck.execution.user_code import UserImplementation
-from attncheck.execution.worker import Failure, Outcome, Task, evaluate_and_measure, evaluate_session, start
-from attncheck.reading.canonical import call_form
+from attncheck.execution.worker import (
+    Computed,
+    Failure,
+    Outcome,
+    Task,
+    clean,
+    evaluate_and_measure,
+    evaluate_session,
+    start,
+)
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import call_form
 from attncheck.timing import Times
 from attncheck.verdicts import ALL_CASES
+
+MAX_EQUAL_ENDS = 10
+_ENDS = ("crash", "timeout")
+
+
+@dataclass
+class EqualEnds:
+    """How often in a row a worker has ended in the same way."""
+
+    keep_going: bool = False
+    _verdict: str = ""
+    _reason: str = ""
+    _count: int = 0
+
+    def instead(self) -> Failure | None:
+        """Return what is said of an evaluation that is not worth trying; None where it is."""
+        if self.keep_going or self._count < MAX_EQUAL_ENDS:
+            return None
+        return Failure(
+            "untried",
+            f"not tried: the {MAX_EQUAL_ENDS} evaluations before ended alike ({self._verdict}: {self._reason}); "
+            "--keep-going tries all",
+        )
+
+    def note(self, outcome: Outcome, reason: str) -> None:
+        """Take note of an evaluation that was tried; ``reason`` is the part of its message that repeats."""
+        if isinstance(outcome, Computed) or outcome.verdict not in (*_ENDS, "unsupported"):
+            self._count = 0
+        elif outcome.verdict in _ENDS:
+            same = (outcome.verdict, reason) == (self._verdict, self._reason)
+            self._verdict, self._reason, self._count = outcome.verdict, reason, self._count + 1 if same else 1
+
+
+_KEPT = 2**12
+_MIN_SPACE = 2**16
+_LAST_LINES = 3
+_FATAL = "Fatal Python error"
+"""Python's own last words; the lines after it say where, the innermost first."""
+_LONGEST = 300
+
+
+class Log:
+    """The file that a worker's standard output and standard error go to."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        """``most`` bytes are kept of what was printed before."""
+        self.path = path
+        self._most = most
+        self._begun = 0
+
+    def begin(self) -> None:
+        """What is printed from now on belongs to another evaluation than what was printed before."""
+        if self._size() > self._most:
+            self._shorten()
+        self._begun = self._size()
+
+    def printed(self) -> int:
+        """Return how many bytes have been printed since ``begin``."""
+        return max(self._size() - self._begun, 0)
+
+    def last_words(self) -> str:
+        """Return what was printed last since ``begin``, to be put behind a reason; empty where nothing was."""
+        lines = [line for line in self._end().splitlines() if line.strip()]
+        fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL)), None)
+        if fatal is None:
+            last = lines[-_LAST_LINES:]
+        else:
+            line_of = next((line for line in lines[fatal:] if line.lstrip().startswith("File ")), None)
+            last = [*lines[:fatal][1 - _LAST_LINES :], " at ".join(filter(None, (lines[fatal], line_of)))]
+        if not last:
+            return ""
+        text = " | ".join(clean(line[-_LONGEST:]) for line in last)
+        cut = text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}"
+        return f"; its last line{'s' * (len(last) > 1)}: {cut}"
+
+    def require_writable(self) -> None:
+        """Raise ``OutputError`` where a worker could not open the file."""
+        try:
+            self.path.open("ab").close()
+        except OSError as error:
+            raise OutputError.of(self.path, error) from None
+
+    def require_space(self) -> None:
+        """Raise ``OutputError`` where the disk is full: of what cannot print then, that is the reason and no other."""
+        with suppress(OSError):
+            if shutil.disk_usage(self.path.parent).free < _MIN_SPACE:
+                raise OutputError.of(self.path, OSError(errno.ENOSPC, ""))
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def _end(self) -> str:
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                begun = self._begun if self._begun <= size else 0
+                file.seek(max(begun, size - _KEPT))
+                return file.read(_KEPT).decode("utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def _shorten(self) -> None:
+        """Keep the end of a log that grew too long: the worker writes on behind it."""
+        with suppress(OSError):
+            with self.path.open("rb") as file:
+                file.seek(-min(_KEPT, self._size()), os.SEEK_END)
+                end = file.read()
+            self.path.write_bytes(b"[what was printed before is left out]\n" + end)
 
 
 def task_of(case: Case, inputs: Inputs) -> Task:

@@ -2,28 +2,38 @@
 
 No more of them are alive than may compute at the same time. Where there are more, each gets through a window of the
 plan and makes room for the next. Where there are fewer, and one has long to go, another of its kind takes part.
+
+What one or several workers of the same implementations get through, and whether another one would pay.
+
+What some implementations have answered to a unit that others have not answered yet.
+
+Implementations come through a plan one after the other where fewer workers may be alive than there are frameworks. Then
+most of what they answer waits, and what memory should not hold waits in a file that has no name and no other reader.
+
+Who may go on: at most so many at the same time, and of those that wait the one that comes first in the plan.
 """
 
 from __future__ import annotations
 
 import math
+import pickle
+import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from queue import Full, Queue, SimpleQueue
-from time import sleep
+from threading import Condition, Lock
+from time import perf_counter, sleep
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
-from attncheck.execution.worker import Failure, Outcome, Task
+from attncheck.execution.worker import Computed, Failure, Outcome, Task
 from attncheck.executors.judges import MAX_QUICK, MIN_UNITS, JudgingProcesses
-from attncheck.executors.priority_semaphore import PrioritySemaphore
-from attncheck.executors.shared_work import CHUNK, SharedWork
-from attncheck.executors.waiting import WaitingOutcomes
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.processors import available_processors
@@ -299,3 +309,159 @@ def _is_quick(together: _Together) -> bool:
 def _close(runners: _Together) -> None:
     for runner in runners:
         runner.close()
+
+
+CHUNK = 32
+"""Units that a worker takes at once, where several may."""
+MIN_SECONDS_LEFT = 15.0
+"""So long at least the rest has to take for another worker to be started, which takes seconds itself."""
+
+
+class SharedWork:
+    """The units of a plan, taken in order."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._units, self._next = units, 0
+        self._begun = 0.0
+        self._lock = Lock()
+
+    def take(self, most: int) -> Sequence[Unit]:
+        """Return the next units, so many at most; none where nothing is left."""
+        with self._lock:
+            self._begun = self._begun or perf_counter()
+            taken = self._units[self._next : self._next + most]
+            self._next += len(taken)
+            return taken
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the rest takes so long, at the speed so far, that another worker pays."""
+        with self._lock:
+            done, left = self._next - CHUNK, len(self._units) - self._next
+            return done > 0 and left > CHUNK and (perf_counter() - self._begun) / done * left > MIN_SECONDS_LEFT
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left."""
+        with self._lock:
+            return self._next >= len(self._units)
+
+
+MAX_HELD = 2**28
+"""Bytes of arrays that wait in memory."""
+
+
+@dataclass(frozen=True)
+class _Filed:
+    """Where in the file an outcome is."""
+
+    offset: int
+    length: int
+
+
+class WaitingOutcomes:
+    """Outcomes by unit, until every implementation that is asked for it has answered."""
+
+    def __init__(self, asked_of: Callable[[Unit], int], max_held: int = MAX_HELD) -> None:
+        """``asked_of`` counts the implementations that are asked for a unit."""
+        self._asked_of, self._max_held = asked_of, max_held
+        self._waiting: dict[int, dict[str, Outcome | _Filed]] = {}
+        self._held = 0
+        self._file: IO[bytes] | None = None
+
+    def add(self, unit: Unit, implementation: str, outcome: Outcome) -> dict[str, Outcome] | None:
+        """Return what all have answered to the unit, where this is the last answer."""
+        found = self._waiting.setdefault(unit.position, {})
+        if len(found) + 1 < self._asked_of(unit):
+            found[implementation] = self._kept(outcome)
+            return None
+        del self._waiting[unit.position]
+        return {**{name: self._taken(each) for name, each in found.items()}, implementation: outcome}
+
+    def close(self) -> None:
+        """Forget what still waits."""
+        self._waiting.clear()
+        if self._file is not None:
+            self._file.close()
+
+    def _kept(self, outcome: Outcome) -> Outcome | _Filed:
+        size = _size(outcome)
+        if self._held + size > self._max_held:
+            with suppress(OSError):  # where no file can hold it, memory has to
+                return self._filed(outcome)
+        self._held += size
+        return outcome
+
+    def _filed(self, outcome: Outcome) -> _Filed:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        data = pickle.dumps(outcome)
+        offset = self._file.seek(0, 2)
+        self._file.write(data)
+        self._file.flush()
+        return _Filed(offset, len(data))
+
+    def _taken(self, each: Outcome | _Filed) -> Outcome:
+        if not isinstance(each, _Filed):
+            self._held -= _size(each)
+            return each
+        assert self._file is not None
+        self._file.seek(each.offset)
+        outcome: Outcome = pickle.loads(self._file.read(each.length))  # what this process wrote, and nobody else can
+        return outcome
+
+
+def _size(outcome: Outcome) -> int:
+    return sum(array.nbytes for array in outcome.stages.values()) if isinstance(outcome, Computed) else 0
+
+
+_LOOK = 0.2
+"""Seconds between looks whether a spare place is still wanted."""
+
+
+class PrioritySemaphore:
+    """At most ``limit`` at the same time; a place is spare while fewer than ``busy`` are taken."""
+
+    def __init__(self, limit: int, busy: int | None = None) -> None:
+        self._free, self._kept_free = limit, max(0, limit - (limit if busy is None else busy))
+        self._waiting: list[tuple[int, int]] = []
+        self._tickets = 0
+        self._changed = Condition()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody waits for a place."""
+        with self._changed:
+            return bool(self._waiting)
+
+    @contextmanager
+    def acquire(self, step: int) -> Iterator[None]:
+        """Wait for a place; of those that wait, the one whose ``step`` in the plan comes first is next."""
+        with self._changed:
+            self._tickets += 1
+            ticket = (step, self._tickets)
+            self._waiting.append(ticket)
+            self._changed.wait_for(lambda: self._free and min(self._waiting) == ticket)
+            self._waiting.remove(ticket)
+            self._free -= 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def spare(self, is_wanted: Callable[[], bool]) -> Iterator[bool]:
+        """Wait for a place that nobody else waits for; give whether there is one, or it is not wanted any more."""
+        with self._changed:
+            while (wanted := is_wanted()) and not (self._free > self._kept_free and not self._waiting):
+                self._changed.wait(_LOOK)
+            self._free -= wanted
+        try:
+            yield wanted
+        finally:
+            with self._changed:
+                self._free += wanted
+                self._changed.notify_all()

@@ -18,20 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.formats import FORMATS
-from attncheck.judging.accuracy import judge_accuracy
-from attncheck.judging.alternatives import Alternative
-from attncheck.judging.empty_row_conventions import empty_row_conventions
-from attncheck.judging.findings import NO_FINDINGS, Findings
-from attncheck.judging.fitted import fitted_numbers
+from attncheck.judging.alternatives import Alternative, empty_row_conventions
+from attncheck.judging.diagnosis import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.readings import truth_of
 from attncheck.judging.residuals import approximate, residual
-from attncheck.judging.special_rows import scores_shape
 from attncheck.judging.truth import Truth
+from attncheck.judging.undefined_rows import scores_shape
 from attncheck.judging.wrong_result import (
     WrongResult,
     does_fit,
+    fitted_numbers,
     is_only_in_empty_rows,
+    judge_accuracy,
     stages_behind,
     try_reading,
     would_show,

@@ -18,22 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.formats import FORMATS
-from attncheck.judging.accuracy import judge_accuracy
-from attncheck.judging.alternatives import Alternative
+from attncheck.judging.alternatives import Alternative, empty_row_conventions
 from attncheck.judging.diagnosis import ACCURACY
-from attncheck.judging.empty_row_conventions import empty_row_conventions
-from attncheck.judging.fitted import fitted_numbers, with_scale_times
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.mistakes import with_bias_times
 from attncheck.judging.readings import Readings
 from attncheck.judging.residuals import approximate_stages
 from attncheck.judging.scales import has_scale, scales_in_words
 from attncheck.judging.truth import Truth, unsolved_truth, with_special_rows
-from attncheck.judging.wrong_result import WrongResult, does_fit
+from attncheck.judging.wrong_result import WrongResult, does_fit, fitted_numbers, judge_accuracy, with_scale_times
 from attncheck.oracle.enclosure import Enclosure
-from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import AttentionProblem
 
 Stages = Mapping[str, NDArray[Any]]
 

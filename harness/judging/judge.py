@@ -2,11 +2,13 @@
 
 Two implementations disagree where they differ by more than the sum of their bounds. Where some query rows stand for
 all, shape, dtype and the places of NaN and infinity are still compared everywhere, values in those rows.
+
+What the rows of a failing case carry, so that all cases of a run can decide together (``diagnosis.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -18,9 +20,9 @@ from attncheck.elements import stored_index, told_apart, written_element
 from attncheck.errors import ExitCode
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, compare_arrays, compare_forms
-from attncheck.judging.diagnosis import Evidence, Plain, pack
-from attncheck.judging.evidence import with_evidence
+from attncheck.judging.diagnosis import Evidence, Plain, evidence_of, pack
 from attncheck.judging.judge_implementation import (
+    DIAGNOSABLE,
     JudgedStages,
     OwnEmptyRows,
     judge_and_diagnose,
@@ -356,3 +358,23 @@ def _explain(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
         f"{judgement.message}; at {at} computed {computed}, exact {exact}, off by {judgement.error:.3g}, "
         f"bound {judgement.bound:.3g}"
     )
+
+
+def with_evidence(rows: Sequence[Row], judged: JudgedStages, explain: Callable[[StageJudgement], str]) -> list[Row]:
+    """Let rows that fail carry what the case says of its implementation, and how they read without a name.
+
+    ``explain`` returns the message of a judgement, with the element that it names.
+    """
+    failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
+    if not failing or not (judged.findings.fits or judged.findings.refuted):
+        return list(rows)
+    evidence = evidence_of(judged.findings, failing[0].stage, failing[0].operation)
+    plain = {each.stage: each for each in judged.plain or judged.judgements}
+    begins_at = judged.plain_begins_at or judged.begins_at
+
+    def packed(row: Row) -> str:
+        judgement = plain[row.stage]
+        return pack(evidence, Plain(judgement.verdict, explain(judgement), begins_at, row.message))
+
+    named = judged.diagnosis.name if judged.diagnosis is not None else None
+    return [replace(row, diagnosis=named, evidence=packed(row)) if row in failing else row for row in rows]

@@ -16,10 +16,9 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from attncheck.execution.cutting import is_of_shape
-from attncheck.judging.alternatives import Alternative
+from attncheck.judging.alternatives import Alternative, empty_row_conventions
 from attncheck.judging.case_diagnosis import diagnose_case
-from attncheck.judging.empty_row_conventions import empty_row_conventions
-from attncheck.judging.findings import NO_FINDINGS, Findings
+from attncheck.judging.diagnosis import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
 from attncheck.judging.readings import truth_of
 from attncheck.judging.truth import Truth

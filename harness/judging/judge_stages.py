@@ -4,6 +4,10 @@ The first says whether a stage is wrong, the second where it goes wrong: an erro
 The first stage whose introduced error fails is where the implementation goes wrong.
 
 Shape and dtype are those of whole arrays; values are judged on the query rows whose truth is known.
+
+The words for errors that are too large.
+
+Where in a stage its wrong elements lie, where few words say it exactly: one head, the last rows, a tile of keys.
 """
 
 from __future__ import annotations
@@ -16,15 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
+from attncheck.elements import written_ratio
 from attncheck.judging.compare import Index, index_of_largest
-from attncheck.judging.error_messages import explain_errors, explain_without_bound
-from attncheck.judging.locations import where_wrong
 from attncheck.judging.tiers import Measured, Tier, measure
 from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.reading.shapes import show
-from attncheck.spec import NORMALIZATIONS, ROTATIONS, Shape, stage_position, wide_dtype
+from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, stage_position, wide_dtype
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -296,3 +299,72 @@ def _numeric(
         is_own = introduced is None or introduced.tier.fails
         message = "; ".join(filter(None, (message, where_wrong(stage, wrong) if is_whole and is_own else "")))
     return StageJudgement(stage, verdict, accumulated, introduced, index, message=message, **details)
+
+
+def explain_errors(accumulated: Measured, introduced: Measured | None) -> str:
+    """Say how large the errors of a stage are, and whether they are its own."""
+    if introduced is None or not accumulated.tier.fails:
+        return _format_error(
+            "against the exact answer" if introduced is None else "in this step", introduced or accumulated
+        )
+    if introduced.tier.fails:
+        return _format_error("in this step", introduced)
+    return (
+        f"{_format_error('against the exact answer', accumulated)}; this step is right, the error comes from before it"
+    )
+
+
+def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: NDArray[np.bool_], against: str) -> str:
+    """Say what is wrong in places where no error is possible at all: a quotient would be infinite."""
+    error = np.where(elements, exact.error_of(array), 0.0)
+    largest, count = float(error.max()), int(elements.sum())
+    if stage == "weights" and not exact.high[elements].any():
+        keys = "a masked key has weight" if count == 1 else f"{count} masked keys have weight"
+        return f"{keys}, up to {largest:.3g}: a key that may not be attended to must have exactly 0"
+    what = "the exact answer" if against == "exact" else "this step"
+    return f"off by up to {largest:.3g} where {what} needs no rounding, so that no error is possible ({count} elements)"
+
+
+def _format_error(against: str, measured: Measured) -> str:
+    if measured.tier is Tier.PROVEN:
+        return f"{written_ratio(measured.ratio)} times the largest error that is possible {against}"
+    return (
+        f"errors too large to be rounding {against}: largest {measured.largest_z:.3g} sigma, "
+        f"root mean square {measured.mean_z:.3g} sigma over {measured.elements} elements"
+    )
+
+
+Flags = NDArray[np.bool_]
+
+_MIN_WRONG = 2
+"""Of a single element its index says more."""
+_NAMES = {"Lq": ("query row", "query rows"), "Lk": ("key", "keys"), "T": ("key", "keys")}
+_COLUMN = ("column", "columns")
+
+
+def where_wrong(stage: str, wrong: Flags) -> str:
+    """Say in which part of a stage all wrong elements are: ranges of its axes; empty where that is all of it.
+
+    Ranges are those of indices, ends included. An axis whose wrong indices are no range is left out.
+    """
+    count = int(wrong.sum())
+    if count < _MIN_WRONG:
+        return ""
+    parts = []
+    for axis, (one, many) in enumerate(_axes(stage, wrong.ndim)):
+        others = tuple(other for other in range(wrong.ndim) if other != axis)
+        indices = np.flatnonzero(wrong.any(axis=others))
+        first, last, length = int(indices[0]), int(indices[-1]), wrong.shape[axis]
+        if len(indices) < length and last - first + 1 == len(indices):
+            parts.append(f"{one} {first} of {length}" if first == last else f"{many} {first} to {last} of {length}")
+    return f"all {count} wrong elements are in {', '.join(parts)} (counted from 0)" if parts else ""
+
+
+def _axes(stage: str, rank: int) -> list[tuple[str, str]]:
+    """Return the names of a stage's axes, for one index and for several."""
+    batch, head = ("batch entry", "batch entries"), ("head", "heads")
+    letters = STAGE_SPECS[stage].axes[2:] if stage in STAGE_SPECS else ("Lq", "")
+    rest = [_NAMES.get(letter, _COLUMN) for letter in letters]
+    is_merged = rank == 3 and len(rest) == 2  # the merged heads of multi_head_attention
+    axes = [batch, _NAMES["Lq"], _COLUMN] if is_merged else [batch, head, *rest]
+    return axes[-rank:] if rank <= len(axes) else []

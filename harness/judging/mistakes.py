@@ -24,8 +24,8 @@ from attncheck.judging.alternatives import (
     without_input,
 )
 from attncheck.judging.scales import has_scale, scale_of
-from attncheck.judging.special_rows import scores_shape
-from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
+from attncheck.judging.undefined_rows import scores_shape
+from attncheck.reading.lowering import AttentionProblem, canonical_form, query_offset
 from attncheck.spec import BY_SCORE, LOGITS, MEANS, OPERATIONS, PER_HEAD, PROJECTIONS, score_kind
 from attncheck.verdicts import Verdict
 

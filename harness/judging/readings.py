@@ -2,6 +2,10 @@
 
 A reading is an alternative to what the case says: a convention, a mistake, another step. A truth keeps what they come
 to, so that the next implementation that fails the same case is compared with all of them at little cost.
+
+What is lowered may be taken for: other limits of sequences, pages, lengths, scales, projections of latent vectors.
+
+Each is the exact answer of another problem, which is laid out as the case is (``reading/lowering.py``).
 """
 
 from __future__ import annotations
@@ -9,17 +13,170 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from attncheck.judging.alternatives import Alternative
+from attncheck.judging.alternatives import Alternative, mistake, with_inputs, with_options, without_input
 from attncheck.judging.conventions import conventions_of
-from attncheck.judging.departures import departures_of
-from attncheck.judging.lowered_readings import readings_before_lowering
 from attncheck.judging.mistakes import mistakes_of
+from attncheck.judging.replaced_steps import departures_of
 from attncheck.judging.residuals import Approximation, approximate, residual
 from attncheck.judging.truth import Stages, Truth, find_truth
-from attncheck.reading.canonical import AttentionProblem, call_form
+from attncheck.reading.lowering import AttentionProblem, call_form, lowered
+from attncheck.spec import LOGITS, MEANS
+
+
+def readings_before_lowering(operation: str, called: AttentionProblem) -> Iterator[Alternative]:
+    """Yield what a call of an operation that is lowered may be taken for, the likeliest first; lowered themselves."""
+    if operation == "quantized_attention":
+        for name, description, stage, other in _scales(called):
+            yield mistake(name, description, lowered(operation, other)[1], stage)
+    elif operation == "latent_attention":
+        for name, description, stage, other in _projections(called):
+            yield mistake(name, description, lowered(operation, other)[1], stage)
+    elif operation != "normalized_attention":  # whose readings are those of what it is lowered to
+        yield from _of_sequences(operation, called)
+
+
+def _of_sequences(operation: str, called: AttentionProblem) -> Iterator[Alternative]:
+    """Yield other corners, lengths, limits and pages."""
+
+    def convention(name: str, description: str, other: AttentionProblem) -> Alternative:
+        return Alternative(name, description, "masked", lowered(operation, other)[1])
+
+    def wrong(name: str, description: str, other: AttentionProblem) -> Alternative:
+        return mistake(name, description, lowered(operation, other)[1])
+
+    if called.options.get("is_causal") or called.options.get("window"):
+        subject = "causality" if called.options.get("is_causal") else "the window"
+        description = f"{subject} is aligned top-left in each sequence; the case means its last query and key"
+        yield convention("aligned-top-left", description, with_options(called, alignment="top_left"))
+    lengths = called.inputs.get("key_lengths")
+    if lengths is not None:
+        for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less")):
+            other = np.clip(lengths + moved, 0, _most_keys(called))
+            description = f"a key length is taken for {how}; the case means the number of keys"
+            yield convention(f"key-lengths-one-too-{name}", description, with_inputs(called, key_lengths=other))
+        if lengths.size > 1:
+            shared = np.minimum(lengths[:1], _most_keys(called))
+            description = "the key length of the first sequence is taken for all"
+            yield wrong("key-lengths-of-first-batch-entry", description, with_inputs(called, key_lengths=shared))
+    others = _pages(called) if "block_table" in called.inputs else _limits(called)
+    yield from (wrong(*each) for each in others)
+
+
+def _most_keys(called: AttentionProblem) -> Any:
+    """Return how many keys each sequence has, used or not."""
+    if "block_table" in called.inputs:
+        table = called.inputs["block_table"]
+        return np.full(len(table), table.shape[1] * called.inputs["key_pages"].shape[1])
+    return np.diff(called.inputs["cu_seqlens_k"])
+
+
+def _limits(called: AttentionProblem) -> Iterator[tuple[str, str, AttentionProblem]]:
+    queries, keys = called.inputs["cu_seqlens_q"], called.inputs["cu_seqlens_k"]
+    plain = without_input(called, "key_lengths")
+    if "key_lengths" in called.inputs:
+        yield "key-lengths-ignored", "the key lengths are ignored", plain
+    if len(keys) > 2:
+        whole = with_inputs(plain, cu_seqlens_q=queries[[0, -1]], cu_seqlens_k=keys[[0, -1]])
+        yield "sequences-ignored", "the limits of sequences are ignored: every query sees the keys of all", whole
+        for steps, name, words in ((1, "late", "late: the next sequence's first key is seen"), (-1, "early", "early")):
+            moved = np.clip(keys + steps, 0, keys[-1])
+            moved[[0, -1]] = keys[[0, -1]]
+            if (np.diff(moved) >= 0).all():
+                yield (
+                    f"limits-one-too-{name}",
+                    f"sequences of keys end one too {words}",
+                    with_inputs(plain, cu_seqlens_k=moved),
+                )
+    if queries[-1] == keys[-1] and not np.array_equal(queries, keys):
+        yield "limits-of-queries", "the limits of queries are taken for keys", with_inputs(plain, cu_seqlens_k=queries)
+
+
+def _pages(called: AttentionProblem) -> Iterator[tuple[str, str, AttentionProblem]]:
+    table, pages = called.inputs["block_table"], len(called.inputs["key_pages"])
+    first = np.broadcast_to(table[:1], table.shape)
+    yield (
+        "block-table-of-first-batch-entry",
+        "the block table of the first batch entry is taken for all",
+        with_inputs(called, block_table=first),
+    )
+    in_order = np.arange(table.size, dtype=table.dtype).reshape(table.shape) % pages
+    yield (
+        "block-table-ignored",
+        "the block table is ignored: pages are read in their order",
+        with_inputs(called, block_table=in_order),
+    )
+    reverse = _used_reversed(called)
+    yield "pages-in-reverse", "the pages of each sequence are read in reverse", with_inputs(called, block_table=reverse)
+
+
+def _used_reversed(called: AttentionProblem) -> Any:
+    table, page = called.inputs["block_table"].copy(), called.inputs["key_pages"].shape[1]
+    for row, used in zip(table, called.inputs["key_lengths"], strict=True):
+        count = -(-int(used) // page)
+        row[:count] = row[:count][::-1]
+    return table
+
+
+def _scales(called: AttentionProblem) -> Iterator[tuple[str, str, str, AttentionProblem]]:
+    """Yield scales of stored keys and values that are left out, taken twice, or another's."""
+    scales = {name: called.inputs[f"{name}_scale"] for name in ("key", "value")}
+    for name, stage in (("key", LOGITS[0]), ("value", MEANS[0])):
+        scale = scales[name]
+        ignored, squared = with_inputs(called, **{f"{name}_scale": np.ones_like(scale)}), scale * scale
+        yield f"{name}-scale-ignored", f"the scale of the {name}s is left out", stage, ignored
+        twice = with_inputs(called, **{f"{name}_scale": squared})
+        yield f"{name}-scale-twice", f"the scale of the {name}s is multiplied twice", stage, twice
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = (1 / scale.astype(np.float64)).astype(scale.dtype)
+        if np.isfinite(inverse.astype(np.float64)).all():
+            divided = with_inputs(called, **{f"{name}_scale": inverse})
+            yield f"{name}-scale-divided", f"the {name}s are divided by their scale", stage, divided
+        if scale.shape[1] > 1:
+            first = np.broadcast_to(scale[:, :1], scale.shape)
+            of_first = with_inputs(called, **{f"{name}_scale": first})
+            yield f"{name}-scale-of-first-head", f"the {name} scale of the first head is taken for all", stage, of_first
+    swapped = with_inputs(called, key_scale=scales["value"], value_scale=scales["key"])
+    yield "scales-swapped", "the scales of keys and values are swapped", LOGITS[0], swapped
+
+
+def _projections(called: AttentionProblem) -> Iterator[tuple[str, str, str, AttentionProblem]]:
+    """Yield parts that are left out, and projections of latent vectors that are another's, transposed or none."""
+    inputs = called.inputs
+    if "key_rotary" in inputs:
+        nothing = with_inputs(called, key_rotary=np.zeros_like(inputs["key_rotary"]))
+        yield "rotated-part-ignored", "the part that is rotated is left out of the scores", LOGITS[0], nothing
+        zeros = np.zeros_like(inputs["key_projection"])
+        alone = with_inputs(called, key_projection=zeros)
+        yield "rotated-part-alone", "the part that is not rotated is left out of the scores", LOGITS[0], alone
+    for name, stage in (("key", LOGITS[0]), ("value", MEANS[0])):
+        weight = inputs[f"{name}_projection"]
+        if len(weight) > 1:
+            words = f"the {name} projection of the next head is taken"
+            others = {f"{name}_projection": np.roll(weight, -1, 0)}
+            yield f"{name}-projection-of-next-head", words, stage, with_inputs(called, **others)
+            first = {f"{name}_projection": np.broadcast_to(weight[:1], weight.shape)}
+            words = f"the {name} projection of the first head is taken for all"
+            yield f"{name}-projection-of-first-head", words, stage, with_inputs(called, **first)
+        if weight.shape[1] == weight.shape[2]:
+            turned = {f"{name}_projection": weight.swapaxes(1, 2)}
+            yield (
+                f"{name}-projection-transposed",
+                f"the {name} projection is transposed",
+                stage,
+                with_inputs(called, **turned),
+            )
+            same = {f"{name}_projection": np.broadcast_to(np.eye(weight.shape[1], dtype=weight.dtype), weight.shape)}
+            words = f"latent vectors are taken for the {name}s: their projection is left out"
+            yield f"{name}-projection-ignored", words, stage, with_inputs(called, **same)
+    key, value = inputs["key_projection"], inputs["value_projection"]
+    if key.shape == value.shape:
+        swapped = with_inputs(called, key_projection=value, value_projection=key)
+        yield "latent-projections-swapped", "the projections of keys and values are swapped", LOGITS[0], swapped
+
 
 _OF_HEADS = ("heads", "kv_heads")
 

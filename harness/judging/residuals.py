@@ -14,8 +14,8 @@ from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
 from attncheck.judging.scales import fit_scale, grid_around
-from attncheck.judging.special_rows import SpecialRows, special_rows
-from attncheck.reading.canonical import AttentionProblem, canonical_form
+from attncheck.judging.undefined_rows import SpecialRows, special_rows
+from attncheck.reading.lowering import AttentionProblem, canonical_form
 from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages
 
 Array = NDArray[Any]

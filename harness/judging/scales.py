@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.scores import scale_from
-from attncheck.reading.canonical import AttentionProblem
+from attncheck.reading.lowering import AttentionProblem
 from attncheck.spec import BY_SCORE, score_kind
 
 Real = NDArray[np.float64]

@@ -19,23 +19,29 @@ from attncheck.attention.bounds import Bound, accumulated_bounds, for_bounds, in
 from attncheck.attention.formats import FORMATS
 from attncheck.attention.problem import LOGITS, OutsideDomain, Problem
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
-from attncheck.judging.overflow import without_overflown
 from attncheck.judging.remembered import (
     enclosures_from_bytes,
     enclosures_to_bytes,
     key_of,
 )
-from attncheck.judging.special_rows import SpecialRows, special_rows, without_nan
-from attncheck.judging.undefined import BEHIND_A_MASK, Undefined, find_undefined, is_odd
+from attncheck.judging.undefined_rows import (
+    BEHIND_A_MASK,
+    SpecialRows,
+    Undefined,
+    find_undefined,
+    is_odd,
+    special_rows,
+    without_nan,
+    without_overflown,
+)
 from attncheck.oracle.blocks import are_blocked, exact_results
 from attncheck.oracle.bounds_by_rows import bounds_by_rows
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.evaluate import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
 from attncheck.oracle.sampling import Rows, every_row_counts, queries_of, sampled_rows
-from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowered import lowered
+from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages, stage_dtype, wide_dtype
 from attncheck.store import NO_STORE, Store

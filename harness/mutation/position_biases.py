@@ -17,7 +17,7 @@ from attncheck.mutation.forward_forms import where
 from attncheck.mutation.mask_forms import Masks, bias_dropped, bias_read_as
 from attncheck.mutation.mutant import mutant
 from attncheck.mutation.variant import Steps
-from attncheck.reading.position_biases import alibi_slopes, relative_buckets
+from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 
 _faulty = partial(mutant, "biases from positions", at="biased")
 _TOLERANCE = 2.0**-6

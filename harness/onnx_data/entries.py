@@ -1,7 +1,14 @@
-"""A case as an entry of a case file that is about to be written, with the arrays that lie beside it."""
+"""A case as an entry of a case file that is about to be written, with the arrays that lie beside it.
+
+How the inputs of a case stand in its file, where that decides what ONNX's operator is given for them.
+
+ONNX's Softmax as the operation softmax, whose scores lie along the last axis, and back.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.onnx_data.files import BackendTest, NotACase
-from attncheck.spec import DTYPES
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading.case import Case
+from attncheck.reading.file_kinds import StoredArray
+from attncheck.spec import DTYPES, Shape
 
 Array = NDArray[Any]
 Source = dict[str, Any]
@@ -97,3 +107,81 @@ def begin(test: BackendTest, operation: str, numbers: tuple[str, ...], known: fr
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
         raise NotACase(f"inputs of {' and '.join(sorted(dtypes))}")
     return Entry(operation, dtypes.pop())
+
+
+def shape_in_file(case: Case, name: str) -> Shape | None:
+    """Return the shape of an input that lies in a file, as it lies there; None of any other input."""
+    return _shape(padded(case, name) or _source(case, name))
+
+
+def is_turned(case: Case, name: str) -> bool:
+    """Whether an input lies in a file with its last two axes swapped."""
+    source = _source(case, name)
+    return isinstance(source, StoredArray) and source.transpose
+
+
+def padded(case: Case, name: str) -> kinds.Array | None:
+    """Return what a mask or a bias is before keys are added to it that nobody may attend to; None where none are."""
+    source = _source(case, name)
+    match source:
+        case kinds.Concat(concat=[StoredArray() as first, kinds.Constant() as rest], axis=-1) if not _is_arranged(
+            source
+        ):
+            return first if rest.constant == (-math.inf if name == "bias" else 0) else None
+    return None
+
+
+def _source(case: Case, name: str) -> kinds.Array:
+    source = case.inputs[name]
+    return case.arrays[source.ref] if isinstance(source, kinds.Reference) and not _is_arranged(source) else source
+
+
+def _shape(source: kinds.Array) -> Shape | None:
+    if not isinstance(source, StoredArray) or source.contents is None or source.rows is not None:
+        return None
+    return source.contents.shape
+
+
+def _is_arranged(source: kinds.Array) -> bool:
+    return source.transpose or any(value is not None for value in (source.rows, source.times, source.plus))
+
+
+_OPSET = 13
+"""Since then the axis is one axis. Before, it was where the array was folded to a matrix."""
+
+
+def softmax_entry(test: BackendTest) -> Entry:
+    """Return the case of a test: along the last axis but one, its array is transposed. Raises ``NotACase``."""
+    entry = begin(test, "softmax", ("input",), frozenset({"axis"}))
+    if test.opset < _OPSET:
+        raise NotACase(f"a Softmax of before opset {_OPSET}, which folds its array to a matrix")
+    scores, output = test.inputs["input"], test.outputs["output"]
+    if scores.ndim < 1:
+        raise NotACase("a Softmax of a single number")
+    axis = int(test.attributes.get("axis", -1))
+    axis = axis - scores.ndim if axis >= 0 else axis
+    if axis not in (-1, -2):
+        raise NotACase("a Softmax along another axis than the last two")
+    _check_rows(scores, axis)
+    source = entry.stored("input", scores)
+    entry.inputs["scores"] = {**source, "transpose": True} if axis == -2 else source
+    entry.expect("weights", "output", output, transpose=axis == -2)
+    return entry
+
+
+def softmax_test(name: str, case: Case, arrays: Mapping[str, Array], weights: Array) -> BackendTest:
+    """Return the test of a case and its exact weights, both of four axes. Raises ``NotACase``."""
+    scores, turned = arrays["scores"], is_turned(case, "scores")
+    _check_rows(scores, -1)
+    shape = shape_in_file(case, "scores") or scores.shape
+    if turned:
+        scores, weights = (np.swapaxes(each, -1, -2) for each in (scores, weights))
+    scores, weights = (each.reshape(shape) for each in (scores, weights))
+    attributes = {"axis": scores.ndim - 2} if turned else {}
+    return BackendTest(name, "Softmax", _OPSET, attributes, {"input": scores}, {"output": weights})
+
+
+def _check_rows(scores: Array, axis: int) -> None:
+    """Refuse a row without a finite score: what it gives is a convention of cases, and NaN by ONNX's formula."""
+    if (scores == -np.inf).all(axis=axis).any():
+        raise NotACase("a row of minus infinity alone, of which ONNX's Softmax makes NaN")

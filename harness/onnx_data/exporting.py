@@ -2,11 +2,16 @@
 
 Outputs that a case takes from a file, as one that was imported does, are written as they are, so that the way there and
 back loses nothing; the exact answer in their place where it is asked for.
+
+A case of attention as a node of ONNX's Attention, of the least opset that has what it needs.
+
+What the operator says by itself stays as it is: causality and windows behind a past, or from the end of lengths. All
+other rules about who attends to whom become its attn_mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +20,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS
 from attncheck.judging.truth import truth_of_case
-from attncheck.onnx_data.attention_export import attention_test, check_said, extra_stage
+from attncheck.onnx_data.entries import padded, shape_in_file, softmax_test
 from attncheck.onnx_data.files import BackendTest, NotACase, write_test
-from attncheck.onnx_data.softmax import softmax_test
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import numpy_dtype, rounded_once
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import canonical_form, query_offset
+from attncheck.spec import inputs_of
 from attncheck.store import Store
 from attncheck.vectors.export import lacks
 
@@ -165,3 +172,162 @@ def lines_of(exported: Exported) -> Iterator[str]:
     for reason, names in exported.left_out.items():
         listed = ", ".join(names[:_MAX_NAMED])
         yield f"left out: {len(names):,} ({listed}{', ...' if len(names) > _MAX_NAMED else ''}): {reason}"
+
+
+_SAID = frozenset({"scale", "softcap", "is_causal", "window", "alignment", "heads", "kv_heads", "empty_rows"})
+_TAKEN = frozenset(
+    name
+    for name, spec in inputs_of("attention", None).items()
+    if spec.required or spec.folds_into in ("mask", "key", "value") or name in ("mask", "bias")
+)
+"""Inputs that the operator has, or that become its mask."""
+_OPSET, _WITH_LENGTHS = 23, 24
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Who attends to whom: ``mask`` and lengths as the operator takes them, and its attributes."""
+
+    attributes: Mapping[str, int]
+    mask: Array | None
+    lengths: Array | None = None
+    are_folded: bool = False
+
+
+def check_said(case: Case) -> None:
+    """Raises ``NotACase`` for an option or an input that the operator does not have."""
+    options = sorted(case.options.keys() - _SAID)
+    inputs = sorted(case.inputs.keys() - _TAKEN)
+    if options or inputs:
+        raise NotACase(f"{(options or inputs)[0]}, which the operator does not have")
+    if case.options.get("empty_rows", "zero") != "zero":
+        raise NotACase("empty_rows that are not zero, as the operator has them")
+    if not case.options.get("scale", 1.0) > 0:
+        raise NotACase("a scale that is not positive, whose root the operator takes")
+
+
+def extra_stage(case: Case) -> str | None:
+    """Return the stage that qk_matmul_output is to hold: the first that the case expects, and the operator has."""
+    return next((expected.of for expected in case.expected if _kind_of(expected.of) in STAGE_OF_MODE), None)
+
+
+def _kind_of(stage: str) -> str:
+    """Return the stage under which the operator hands one out: biased scores are masked ones without a mask."""
+    return "masked" if stage == "biased" else stage
+
+
+def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: Mapping[str, Array]) -> BackendTest:
+    """Return the test of a case with its exact stages. Raises ``NotACase``."""
+    rules = _rules(case, arrays)
+    inputs = {onnx_name: arrays[own] for own, onnx_name in (("query", "Q"), ("key", "K"), ("value", "V"))}
+    outputs = {"Y": stages["output"]}
+    for word, own in (("key", "K"), ("value", "V")):
+        if f"past_{word}" in arrays:
+            past = arrays[f"past_{word}"]
+            outputs[f"present_{word}"] = np.concatenate([past, inputs[own]], axis=2)
+    attributes: dict[str, Any] = dict(rules.attributes)
+    attributes |= {each: float(case.options[each]) for each in ("scale", "softcap") if each in case.options}
+    if case.merged:
+        attributes |= {"q_num_heads": inputs["Q"].shape[1], "kv_num_heads": inputs["K"].shape[1]}
+        inputs = {each: _side_by_side(array) for each, array in inputs.items()}
+        outputs["Y"] = _side_by_side(outputs["Y"])
+    inputs |= _named("attn_mask", _attn_mask(case, arrays, rules))
+    inputs |= {each: arrays[each] for each in ("past_key", "past_value") if each in arrays}
+    inputs |= _named("nonpad_kv_seqlen", rules.lengths)
+    if extra := extra_stage(case):
+        attributes["qk_matmul_output_mode"] = STAGE_OF_MODE.index(_kind_of(extra))
+        outputs["qk_matmul_output"] = stages[extra]
+    return BackendTest(name, "Attention", _opset(rules), attributes, inputs, outputs)
+
+
+def _named(name: str, array: Array | None) -> dict[str, Array]:
+    return {} if array is None else {name: array}
+
+
+def _opset(rules: _Rules) -> int:
+    if rules.attributes.keys() & {"left_window_size", "right_window_size"}:
+        return WITH_WINDOWS
+    return _OPSET if rules.lengths is None else _WITH_LENGTHS
+
+
+def _side_by_side(heads: Array) -> Array:
+    """Lay heads side by side: (B, H, L, D) -> (B, L, H D)."""
+    batch, number, length, width = heads.shape
+    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(batch, length, number * width)
+
+
+def _rules(case: Case, arrays: Mapping[str, Array]) -> _Rules:
+    """Return who attends to whom, as the operator says it where it can, and otherwise as one mask."""
+    attributes, mask, lengths = _positions(case), arrays.get("mask"), arrays.get("key_lengths")
+    if "query_mask" not in arrays:
+        if lengths is not None and not attributes and _is_causality_of(mask, arrays):
+            return _Rules({"is_causal": 1}, None, lengths)
+        if _are_known(case, arrays, bool(attributes)):
+            return _Rules(attributes, mask, lengths)
+        if lengths is None and attributes and "past_key" not in arrays and _begin(case, arrays, _keys(arrays)):
+            return _Rules(attributes, mask, np.full(len(arrays["query"]), _keys(arrays)))
+    rows = np.arange(arrays["query"].shape[2])  # with rows, causality is part of the mask as well
+    folded = canonical_form(case.operation, case.options, arrays, rows).inputs.get("mask")
+    return _Rules({}, folded, are_folded=True)
+
+
+def _positions(case: Case) -> dict[str, int]:
+    """Return the attributes of causality and a window."""
+    attributes = {"is_causal": 1} if case.options.get("is_causal") else {}
+    if window := case.options.get("window"):
+        sides = zip(("left_window_size", "right_window_size"), window, strict=True)
+        attributes |= {name: side for name, side in sides if side is not None}
+    return attributes
+
+
+def _keys(arrays: Mapping[str, Array]) -> int:
+    past = arrays.get("past_key")
+    return int(arrays["key"].shape[2]) + (0 if past is None else int(past.shape[2]))
+
+
+def _are_known(case: Case, arrays: Mapping[str, Array], counts_positions: bool) -> bool:
+    """Whether the operator itself has these lengths, and queries where they stand."""
+    lengths, past = arrays.get("key_lengths"), arrays.get("past_key")
+    if lengths is None:
+        return not counts_positions or _begin(case, arrays, 0 if past is None else past.shape[2], from_end=False)
+    return past is None and (not counts_positions or _begin(case, arrays, lengths))
+
+
+def _begin(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
+    """Whether the first query of each batch entry stands at a position, or as many queries before it."""
+    own = arrays.get("query_offsets", np.array(query_offset(case.options, arrays)))
+    return bool((own == np.asarray(at) - (arrays["query"].shape[2] if from_end else 0)).all())
+
+
+def _is_causality_of(mask: Array | None, arrays: Mapping[str, Array]) -> bool:
+    """Whether a mask says what is_causal says with lengths: the last query stands at the last key that is used."""
+    if mask is None:
+        return False
+    queries, keys, lengths = arrays["query"].shape[2], arrays["key"].shape[2], arrays["key_lengths"]
+    positions = (lengths - queries).reshape(-1, 1, 1, 1) + np.arange(queries)[:, np.newaxis]
+    causal = np.arange(keys) <= positions
+    return mask.shape == causal.shape and bool((mask == causal).all())
+
+
+def _attn_mask(case: Case, arrays: Mapping[str, Array], rules: _Rules) -> Array | None:
+    """Return the one attn_mask, in the shape in which it lies in the case's file if it is one input of the case.
+
+    Any other has all queries and keys: the operator adds keys to one that is short, and its implementations take no
+    other axis of length 1 than batch and heads, or take it wrongly.
+    """
+    mask, bias = rules.mask, arrays.get("bias")
+    is_input = mask is None or bias is None
+    if mask is not None and bias is not None:
+        bias = np.asarray(np.where(mask, bias, bias.dtype.type(-np.inf)))
+    name, array = ("bias", bias) if mask is None or not is_input else ("mask", mask)
+    if array is None:
+        return None
+    shape = shape_in_file(case, name) if is_input and not (name == "mask" and rules.are_folded) else None
+    if shape is None or array.shape[-1] < _keys(arrays):
+        lengths = arrays["query"].shape[2], _keys(arrays)
+        return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:-2], *lengths)))
+    if padded(case, name) is not None:
+        if rules.lengths is None or shape[-1] < rules.lengths.max(initial=0):
+            return array
+        array = array[..., : shape[-1]]
+    return np.ascontiguousarray(array).reshape(shape)

@@ -1,4 +1,9 @@
-"""Folders of ONNX's tests read into a folder of cases: a file for each operator, and the arrays of each case beside."""
+"""Folders of ONNX's tests read into a folder of cases: a file for each operator, and the arrays of each case beside.
+
+ONNX's Attention as the operation attention: inputs, options, and what it says of the stages.
+
+https://onnx.ai/onnx/operators/onnx__Attention.html
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,206 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
+from onnx import TensorProto
 
+from attncheck.backends.onnx_attention import STAGE_OF_MODE
 from attncheck.errors import CaseError, OutputError
-from attncheck.onnx_data.attention_import import attention_entry
-from attncheck.onnx_data.entries import Entry
+from attncheck.onnx_data.entries import Entry, Source, begin, softmax_entry
 from attncheck.onnx_data.files import BackendTest, NotACase, folders_of, read_tests
-from attncheck.onnx_data.softmax import softmax_entry
+from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.loader import case_of_data
+from attncheck.reading.lowering import within_window
 from attncheck.reading.slugs import slug
+
+Array = NDArray[Any]
+_ATTRIBUTES = frozenset(
+    {
+        *("is_causal", "scale", "softcap", "left_window_size", "right_window_size"),
+        *("q_num_heads", "kv_num_heads", "softmax_precision", "qk_matmul_output_mode"),
+    }
+)
+_NUMBERS = ("Q", "K", "V", "past_key", "past_value")
+_PRECISIONS = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Heads, the lengths of the queries, of all keys and of the past, and whether heads come side by side."""
+
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    past: int
+    is_merged: bool
+
+
+def attention_entry(test: BackendTest) -> Entry:
+    """Return the case of a test. Raises ``NotACase`` for what no case says."""
+    entry = begin(test, "attention", _NUMBERS, _ATTRIBUTES)
+    sizes = _sizes(test)
+    entry.is_merged = sizes.is_merged
+    if sizes.is_merged:
+        entry.options |= {"heads": sizes.heads, "kv_heads": sizes.kv_heads}
+    for name, onnx_name in (("query", "Q"), ("key", "K"), ("value", "V")):
+        entry.inputs[name] = entry.stored(onnx_name, test.inputs[onnx_name])
+    for name in ("past_key", "past_value"):
+        if name in test.inputs:
+            past = test.inputs[name]
+            entry.inputs[name] = entry.stored(name, _side_by_side(past) if sizes.is_merged else past)
+    _take_options(entry, test)
+    _take_mask(entry, test, sizes)
+    _take_lengths(entry, test, sizes)
+    _take_outputs(entry, test, sizes)
+    return entry
+
+
+def _sizes(test: BackendTest) -> _Sizes:
+    if any(name not in test.inputs for name in ("Q", "K", "V")):
+        raise NotACase("a node without Q, K or V")
+    query, key, value = (test.inputs[name] for name in ("Q", "K", "V"))
+    ranks = {query.ndim, key.ndim, value.ndim}
+    if ranks not in ({3}, {4}):
+        raise NotACase(f"Q, K and V of {' and '.join(map(str, sorted(ranks)))} axes")
+    is_merged = ranks == {3}
+    past = test.inputs.get("past_key")
+    if ("past_key" in test.inputs) != ("past_value" in test.inputs):
+        raise NotACase("past_key without past_value")
+    if past is not None and (past.ndim != 4 or test.inputs["past_value"].ndim != 4):
+        raise NotACase("a past of other than 4 axes")
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if is_merged:
+        heads, kv_heads = (int(test.attributes.get(name, 0)) for name in ("q_num_heads", "kv_num_heads"))
+        if min(heads, kv_heads) < 1:
+            raise NotACase("Q, K and V of 3 axes without q_num_heads and kv_num_heads")
+    before = 0 if past is None else past.shape[2]
+    return _Sizes(heads, kv_heads, query.shape[-2], before + key.shape[-2], before, is_merged)
+
+
+def _side_by_side(heads: Array) -> Array:
+    """Lay heads side by side: (B, H, L, D) -> (B, L, H D)."""
+    batch, number, length, width = heads.shape
+    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(batch, length, number * width)
+
+
+def _by_head(array: Array, heads: int) -> Array:
+    """Give every head its own rows: (B, L, H D) -> (B, H, L, D)."""
+    batch, length, width = array.shape
+    if width % heads:
+        raise NotACase("a width that its heads do not share evenly")
+    return np.ascontiguousarray(array.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3))
+
+
+def _take_options(entry: Entry, test: BackendTest) -> None:
+    given = test.attributes
+    if given.get("is_causal"):
+        entry.options["is_causal"] = True
+    if "scale" in given:
+        if not given["scale"] > 0:
+            raise NotACase("a scale that is not positive")
+        entry.options["scale"] = float(given["scale"])
+    if given.get("softcap"):
+        if not given["softcap"] > 0:
+            raise NotACase("a softcap that is not positive")
+        entry.options["softcap"] = float(given["softcap"])
+    window = [int(given.get(name, -1)) for name in ("left_window_size", "right_window_size")]
+    if min(window) < -1:
+        raise NotACase("a side of a window below -1")
+    if max(window) >= 0:
+        entry.options["window"] = [None if side < 0 else side for side in window]
+    if "softmax_precision" in given:
+        _note_precision(entry, int(given["softmax_precision"]))
+
+
+def _note_precision(entry: Entry, number: int) -> None:
+    """Allow a softmax in the dtype, or in a wider one: a case says no precision, and bounds are those of its dtype."""
+    precision = _PRECISIONS.get(number)
+    own = numpy_dtype(entry.dtype).itemsize
+    if precision is None or (precision != entry.dtype and numpy_dtype(precision).itemsize <= own):
+        raise NotACase("a softmax_precision that is narrower than its inputs")
+    entry.notes.append(f"softmax_precision ({precision}) is left out: it does not change the exact answer")
+
+
+def _take_mask(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
+    """Take attn_mask as a mask or a bias, and write out the keys that the operator adds to a short one."""
+    mask = test.inputs.get("attn_mask")
+    if mask is None:
+        return
+    if mask.dtype.name not in ("bool", entry.dtype):
+        raise NotACase(f"an attn_mask of {mask.dtype.name} beside inputs of {entry.dtype}")
+    if not 1 <= mask.ndim <= 4:
+        raise NotACase(f"an attn_mask of {mask.ndim} axes")
+    source: Source = entry.stored("attn_mask", mask)
+    is_boolean, length = mask.dtype == np.bool_, mask.shape[-1]
+    if length == 1 < sizes.keys:
+        raise NotACase("an attn_mask of one key, which is either spread over all keys or padded")
+    if length < sizes.keys:
+        padding = {
+            "constant": 0 if is_boolean else float("-inf"),
+            "shape": [*mask.shape[:-1], sizes.keys - length],
+        }
+        source = {"concat": [source, padding], "axis": -1}
+    entry.inputs["mask" if is_boolean else "bias"] = source
+
+
+def _take_lengths(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
+    """Take nonpad_kv_seqlen: with it, the last query stands at the last key that is used."""
+    lengths = test.inputs.get("nonpad_kv_seqlen")
+    if lengths is None:
+        return
+    if sizes.past:
+        raise NotACase("nonpad_kv_seqlen behind a past")
+    entry.inputs["key_lengths"] = entry.stored("nonpad_kv_seqlen", lengths)
+    if not entry.options.keys() & {"is_causal", "window"}:
+        return
+    offsets = lengths.reshape(-1) - sizes.queries
+    if (offsets >= 0).all():
+        entry.inputs["query_offsets"] = entry.stored("query_offsets", offsets)
+        return
+    positions = offsets.reshape(-1, 1, 1, 1) + np.arange(sizes.queries)[:, np.newaxis]
+    seen = [] if not entry.options.pop("is_causal", False) else [np.arange(sizes.keys) <= positions]
+    if window := entry.options.pop("window", None):
+        seen += within_window(tuple(window), positions, np.arange(sizes.keys))
+    source = entry.stored("mask_of_positions", np.logical_and.reduce(np.broadcast_arrays(*seen)))
+    entry.inputs["mask"] = {"all_of": [source, entry.inputs["mask"]]} if "mask" in entry.inputs else source
+    entry.notes.append(
+        "is_causal and the window are written out as a mask: some queries stand before the first key, where no "
+        "query_offsets lead"
+    )
+
+
+def _take_outputs(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
+    for name in ("K", "V"):
+        present, past = (f"{word}_{'key' if name == 'K' else 'value'}" for word in ("present", "past"))
+        if present in test.outputs:
+            own = _by_head(test.inputs[name], sizes.kv_heads) if sizes.is_merged else test.inputs[name]
+            whole = np.concatenate([test.inputs[past], own], axis=2) if past in test.inputs else own
+            if whole.tobytes() != np.ascontiguousarray(test.outputs[present]).tobytes():
+                raise NotACase(f"a {present} that is not the past with what is new behind it")
+    if "Y" in test.outputs:
+        output = test.outputs["Y"]
+        entry.expect("output", "Y", _by_head(output, sizes.heads) if sizes.is_merged else output)
+    if "qk_matmul_output" in test.outputs:
+        entry.expect(_stage_of(entry, test), "qk_matmul_output", test.outputs["qk_matmul_output"])
+
+
+def _stage_of(entry: Entry, test: BackendTest) -> str:
+    """Name the stage that qk_matmul_output_mode hands out."""
+    mode = int(test.attributes.get("qk_matmul_output_mode", 0))
+    if not 0 <= mode < len(STAGE_OF_MODE):
+        raise NotACase(f"a qk_matmul_output_mode of {mode}")
+    stage = STAGE_OF_MODE[mode]
+    forbids = entry.options.keys() & {"is_causal", "window"} or entry.inputs.keys() & {"mask", "key_lengths"}
+    if stage == "masked" and not forbids:
+        stage = "biased" if "bias" in entry.inputs else "capped"
+    return "scores" if stage == "capped" and "softcap" not in entry.options else stage
+
 
 _ENTRIES: Mapping[str, Callable[[BackendTest], Entry]] = {"Attention": attention_entry, "Softmax": softmax_entry}
 _MAX_NAMED = 3

@@ -3,6 +3,16 @@
 Bits are compared first. Where they differ, each call is compared with its own exact answer: the oracle's, of its own
 inputs. Both exact answers are the same number x, as the property says, so that two calls within their bounds B and B'
 differ by at most B + B'. ``docs/numerics.md`` derives that, and what it means for parts that are merged.
+
+Parts of the keys, merged exactly by their log-sum-exps, compared with the whole.
+
+With outputs o_n and log-sum-exps L_n of the parts, p_n = e^(L_n) / sum_m e^(L_m), the whole is o = sum_n p_n o_n.
+Errors of at most B_n in the outputs and beta in every log-sum-exp change each weight by a factor of at most
+e^(2 beta), so that the merged output is off by at most
+
+    e^(2 beta) sum_n p_n B_n + (e^(2 beta) - 1) sum_n p_n |o_n - o|
+
+because the weights sum to 1 before and after. The merging itself is the oracle's, and rounds nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +29,9 @@ from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
-from attncheck.properties.problem import Problem
+from attncheck.oracle.enclosure import Enclosure
+from attncheck.properties.problem import Problem, Variant
 from attncheck.properties.rows import PropertyOutcome
-from attncheck.properties.variants import Variant
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
 
@@ -122,8 +132,6 @@ def judge_variant(
 ) -> Finding:
     """Judge one way to ask a property: the most severe of what its stages come to."""
     if variant.is_merged:
-        from attncheck.properties.merging import judge_merged
-
         return judge_merged(variant, problem, first, others, rounding_model, truths)
     found = []
     for stage in variant.stages or problem.results:
@@ -285,3 +293,70 @@ def judge_equal(
 
         found.append(judge_arrays(stage, first[stage], second[stage], what, sides))
     return max(found, key=lambda each: each.outcome.severity)
+
+
+_STATISTIC = "log_sum_exp"
+
+
+def judge_merged(
+    variant: Variant,
+    problem: Problem,
+    first: Results,
+    others: Sequence[Results],
+    rounding_model: str,
+    truths: Truths,
+) -> Finding:
+    """Judge parts of the keys, each with its output and its log_sum_exp, against the output of all keys."""
+    if any(_STATISTIC not in each for each in others):
+        return Finding(PropertyOutcome.UNSUPPORTED, f"returns no {_STATISTIC} to merge by")
+    if any(np.isnan(each[_STATISTIC].astype(np.float64)).any() for each in others):
+        return Finding(PropertyOutcome.BROKEN, f"a {_STATISTIC} of a part is NaN", _STATISTIC)
+    outputs = np.stack([each["output"].astype(np.float64) for each in others])
+    statistics = np.stack([each[_STATISTIC].astype(np.float64) for each in others])
+    merged = _merged(outputs, statistics)
+    rounded = merged.high.astype(first["output"].dtype)
+
+    def sides() -> tuple[Side, Side]:
+        one = side_of("the first call", truths.of(problem), "output", first["output"], rounding_model)
+        bound = _bound(variant, others, one.exact, rounding_model, truths) + merged.radius
+        allowed = bound + np.spacing(np.abs(one.exact))
+        with np.errstate(invalid="ignore"):
+            error = np.abs(merged.high - one.exact)
+        wrong = ~one.is_open & (np.isnan(error) | (error > allowed + one.allowed * 2.0**-50))
+        return one, Side(variant.what, merged.high, one.exact, allowed, wrong, one.is_open)
+
+    return judge_arrays("output", first["output"], rounded, variant.what, sides)
+
+
+def _merged(outputs: Real, statistics: Real) -> Enclosure:
+    """Merge parts as the oracle does, from what came back; one without a key counts for nothing."""
+    inputs = {"outputs": outputs, "log_sum_exps": statistics}
+    truth = find_truth("merge_states", {}, inputs, "float64", supports_statistics=False, whole=True)
+    return truth.exact["output"]
+
+
+def _bound(variant: Variant, others: Sequence[Results], whole: Real, rounding_model: str, truths: Truths) -> Real:
+    """Return how far the merged output may be off, by the bounds of the parts."""
+    exact, allowed, logs, widths = [], [], [], []
+    for call, result in zip(variant.calls, others, strict=True):
+        truth = truths.of(call.exact_problem)
+        output = side_of(call.what, truth, "output", result["output"], rounding_model)
+        statistic = side_of(call.what, truth, _STATISTIC, result[_STATISTIC], rounding_model)
+        empty = statistic.exact == -np.inf
+        exact.append(np.where(empty[..., np.newaxis], 0.0, output.exact))
+        allowed.append(np.where(empty[..., np.newaxis], 0.0, output.allowed))
+        logs.append(statistic.exact)
+        widths.append(np.where(empty, 0.0, statistic.allowed))
+    weights = _weights(np.stack(logs))[..., np.newaxis]
+    beta = np.max(np.stack(widths), axis=0)[..., np.newaxis]
+    spread = (weights * np.abs(np.stack(exact) - whole)).sum(axis=0)
+    bound: Real = np.exp(2 * beta) * (weights * np.stack(allowed)).sum(axis=0) + np.expm1(2 * beta) * spread
+    return bound
+
+
+def _weights(logs: Real) -> Real:
+    """Return the softmax over parts, of which one at least has a key."""
+    largest = logs.max(axis=0, keepdims=True)
+    powers = np.exp(logs - np.where(np.isfinite(largest), largest, 0.0))
+    total: Real = powers / np.maximum(powers.sum(axis=0, keepdims=True), np.finfo(np.float64).tiny)
+    return total

@@ -1,13 +1,17 @@
-"""Properties asked of implementations: calls in workers, judged as they come back."""
+"""Properties asked of implementations: calls in workers, judged as they come back.
+
+Properties as commands ask them: which cases, of which implementations, and what was expected to fail.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from attncheck.config import expected_failures_of, read_config
 from attncheck.elements import stored_index, written_element
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.execution.implementations import Implementation
@@ -16,12 +20,13 @@ from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.properties.judging import Finding, Results, Truths, judge_equal, judge_variant
-from attncheck.properties.problem import Problem, UnfitError
+from attncheck.properties.problem import AnyVariant, Pair, Problem, SessionVariant, UnfitError, Variant
 from attncheck.properties.rows import PropertyOutcome, PropertyRow
 from attncheck.properties.table import variants_of
-from attncheck.properties.variants import AnyVariant, Pair, SessionVariant, Variant
 from attncheck.reading.case import Case
+from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.selection import PROPERTIES_FILE, Selection, select_cases
 from attncheck.store import NO_STORE, Store
 
 _WITH_NEGATIVE_STRIDES = "numpy"
@@ -274,3 +279,67 @@ def _results(outcome: Outcome, stages: Sequence[str], what: str) -> Results:
     if missing := [stage for stage in stages if stage not in outcome.stages]:
         raise _NoResult(Failure("unsupported", f"returns no {missing[0]}"), what)
     return dict(outcome.stages)
+
+
+def select_property_cases(patterns: Sequence[str], lists: Sequence[Path] = (), store: Store = NO_STORE) -> Selection:
+    """Read the cases with properties that are named: by default those bundled, and the project's own.
+
+    Raises ``UsageError`` as ``select_cases`` does.
+    """
+    config = read_config()
+    named = patterns or (PROPERTIES_FILE, *config.cases)
+    return select_cases(named, expected_failures=(*config.expected_failures, *lists), store=store, properties=True)
+
+
+def ask_all(
+    implementations: Sequence[Implementation],
+    questions: Sequence[Question],
+    asking: Asking,
+    lists: Sequence[Path] = (),
+    on_row: Callable[[PropertyRow], None] = lambda row: None,
+    *,
+    complete: bool = False,
+) -> list[PropertyRow]:
+    """Ask every property, and mark what was expected to fail.
+
+    Where the questions are ``complete``, an expected failure that shows in none of them is outdated, and fails. Raises
+    ``CaseError`` for lists that cannot be read.
+    """
+    backends = [item.entry.name for item in implementations]
+    expected = [each for each in expected_failures_of(backends, lists) if each.entry.property is not None]
+    rows = ask_implementations(implementations, questions, asking, lambda row: on_row(marked(row, expected)))
+    return [*(marked(row, expected) for row in rows), *(_no_longer(rows, expected) if complete else ())]
+
+
+def marked(row: PropertyRow, expected: Iterable[ExpectedFailure]) -> PropertyRow:
+    """Mark a row that fails as a list of expected failures says, and say why."""
+    entry = next((each for each in expected if _concerns(each, row)), None)
+    if entry is None or row.outcome != PropertyOutcome.BROKEN:
+        return row
+    return replace(row, xfail=True, message=f"{row.message}; expected: {entry.entry.reason}")
+
+
+def _concerns(expected: ExpectedFailure, row: PropertyRow) -> bool:
+    return expected.concerns_property(row.property_name, row.implementation, row.case, row.dtype)
+
+
+def _no_longer(rows: Sequence[PropertyRow], expected: Sequence[ExpectedFailure]) -> list[PropertyRow]:
+    """Return a failing row for every entry that was asked for and did not happen."""
+    found = []
+    for each in expected:
+        asked = [row for row in rows if _concerns(each, row) and row.outcome in _JUDGED]
+        if asked and each.must_happen and not any(row.outcome == PropertyOutcome.BROKEN for row in asked):
+            message = f"an expected failure ({each.location}) no longer happens; remove it"
+            found.append(replace(asked[0], outcome=PropertyOutcome.XPASS.value, message=message, claim=""))
+    return found
+
+
+_JUDGED = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.NAN, PropertyOutcome.BROKEN)
+
+
+def described_call(question: Question) -> str:
+    """Say in a line what the first call of a question is."""
+    shapes = [f"{name} {'x'.join(map(str, array.shape))}" for name, array in question.problem.inputs.items()]
+    options: Mapping[str, object] = question.problem.options
+    given = [f"{name}={value}" for name, value in options.items()]
+    return f"{question.problem.operation}({', '.join([*shapes, *given])}) in {question.dtype}"

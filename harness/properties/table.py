@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from attncheck.properties import memory, numbers, orders, sequences
-from attncheck.properties.problem import Problem
-from attncheck.properties.variants import AnyVariant
+from attncheck.properties import numbers, sequences
+from attncheck.properties.problem import AnyVariant, Problem
 from attncheck.spec.properties import PROPERTIES
 
 Asked = Callable[[Problem], Sequence[AnyVariant]]
 """Makes further calls of a problem. Raises ``UnfitError`` where it says nothing of one."""
-_ROOMS = (orders, sequences, numbers, memory)
+_ROOMS = (sequences, numbers)
 
 ASKED_BY: Mapping[str, Asked] = {
     name: next(getattr(room, name) for room in _ROOMS if hasattr(room, name)) for name in PROPERTIES

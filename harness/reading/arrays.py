@@ -14,14 +14,12 @@ from attncheck.reading.array_fields import PrintedRows, RoundingFields
 from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.diagnostics import CaseFileError, each_of, short
 from attncheck.reading.file_kinds import StoredArray
+from attncheck.reading.generated_arrays import PatternFault, alibi_shape, blocks_shape, bucket_shape, mask_shape
 from attncheck.reading.generators import DrawFault, check_draw
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.reading.mask_kinds import MASK_PATTERNS
-from attncheck.reading.masks import PatternFault, blocks_shape, mask_shape
 from attncheck.reading.number_checks import check_boolean, check_finite, check_masks, check_no_mask, check_whole
-from attncheck.reading.position_biases import alibi_shape, bucket_shape
-from attncheck.reading.printed import PrintedArray, parse_printed
-from attncheck.reading.printed_text import MAX_AXES, PrintedError, count_numbers
+from attncheck.reading.printed import MAX_AXES, PrintedArray, PrintedError, count_numbers, parse_printed
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
 from attncheck.reading.stored_arrays import MAX_STORED, StoredArrayFault, contents_of
 from attncheck.reading.yaml_scalars import FieldPath

@@ -13,8 +13,7 @@ from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.diagnostics import CaseFileError, each_of
 from attncheck.reading.file_kinds import StoredNumbers
-from attncheck.reading.printed import PrintedArray, as_printed
-from attncheck.reading.printed_text import PrintedError
+from attncheck.reading.printed import PrintedArray, PrintedError, as_printed
 from attncheck.reading.shapes import lift, show, stage_axes
 from attncheck.reading.stored_arrays import StoredArrayFault, contents_of, read_stored
 from attncheck.reading.yaml_scalars import FieldPath

@@ -3,19 +3,28 @@
 for_each: {width: [16, 64], heads: [1, 4]}                       every width with every number of heads
 for_each: [{width: 16, heads: 4}, {width: 64, heads: 1}]         row by row
 for_each: {window: {one key: [0, 0], the past: [null, 0]}}       values that have names of their own
+
+Cases that a file writes once and means for several values, written out before anything else of them is checked.
+
+``for_each`` gives names their values, and ``{each: width}`` stands where one of them is to stand: as a whole value,
+anywhere in a case. There is nothing else to it: no arithmetic, and no text around it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
-from attncheck.reading.compressed_cases import referred
+from attncheck.reading.compressed_cases import EACH, Origin, WrittenOut, as_written, referred
 from attncheck.reading.diagnostics import CaseFileError, short
+from attncheck.reading.slugs import slug
+from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, YamlDocument
 from attncheck.reading.yaml_scalars import FieldPath
 
 ROW_NAME = "name"
@@ -168,3 +177,193 @@ def _text_of(value: Any, path: FieldPath, *, of_row: bool = False) -> str:
             return _label(value, path)
     advice = f"give the row a `{ROW_NAME}`" if of_row else "name the values: `window: {one key: [0, 0], ...}`"
     raise CaseFileError(path, f"{short(value)} cannot be part of a case's name; {advice}")
+
+
+FOR_EACH = "for_each"
+MAX_CASES = 1000
+"""The most cases that a file makes of those that it repeats."""
+MAX_MADE = 5 * MAX_NODES
+"""The most values that all of these cases have together."""
+_AS_THEY_ARE = (FOR_EACH, "name", "id")
+
+
+def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
+    """Return a file with each of its repeated cases written out, and what is wrong with their repetition."""
+    data = document.data
+    if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
+        return document, []
+    entries = data["cases"]
+    if not any(FOR_EACH in each for each in (data, *entries) if isinstance(each, dict)) and not any(references(data)):
+        return document, []
+    try:
+        _check_places(data)
+        writing = _Writing(read_axes(data[FOR_EACH], (FOR_EACH,)) if FOR_EACH in data else ())
+    except CaseFileError as fault:
+        return document, [fault]
+    for number, entry in enumerate(entries):
+        if not writing.is_full:
+            writing.add(number, entry)
+    if not writing.faults:
+        writing.faults += _unused(writing.shared, writing.used, "no case has")
+    if writing.faults:
+        return document, writing.faults
+    rest = {name: value for name, value in data.items() if name != FOR_EACH}
+    made = {**rest, "cases": writing.cases}
+    return WrittenOut(made, document.lines, data, tuple(writing.origins)), []
+
+
+def _check_places(data: Mapping[str, Any]) -> None:
+    rest = {name: value for name, value in data.items() if name not in ("cases", FOR_EACH)}
+    for path, name in references(rest):
+        raise CaseFileError(path, f"{as_written(name)} stands in cases alone; what they share is the same for all")
+
+
+def _unused(axes: Sequence[Axis], used: set[str], lacking: str) -> list[CaseFileError]:
+    return [
+        CaseFileError(axis.path_of(name), message)
+        for axis in axes
+        for name in axis.names
+        if name not in used
+        for message in [f"{lacking} {as_written(name)}; leave the name out, or put it where its values belong"]
+    ]
+
+
+class _Writing:
+    """The cases that have been written out so far."""
+
+    def __init__(self, shared: tuple[Axis, ...]) -> None:
+        self.shared = shared
+        self._positions = _positions(shared)
+        self.cases: list[Any] = []
+        self.origins: list[Origin] = []
+        self.used: set[str] = set()
+        self.faults: list[CaseFileError] = []
+        self.is_full = False
+        """Whether a limit was passed; what comes behind it is not looked at."""
+        self._repeated = self._made = 0
+
+    def add(self, number: int, entry: Any) -> None:
+        """Write one case out: once where nothing of it is repeated."""
+        try:
+            if not isinstance(entry, dict):
+                self._keep(entry, Origin(number, {}))
+                return
+            axes, used = self._axes(number, entry)
+            for choices in product(*(axis.choices for axis in axes)):
+                given = {name: value for choice in choices for name, value in choice.values.items() if name in used}
+                origin = Origin(number, {name: value.path for name, value in given.items()})
+                self._keep(self._case(number, entry, given, [choice.label for choice in choices]), origin)
+        except CaseFileError as fault:
+            self.faults.append(fault)
+
+    def _keep(self, case: Any, origin: Origin) -> None:
+        self.cases.append(case)
+        self.origins.append(origin)
+
+    def _axes(self, number: int, entry: Mapping[str, Any]) -> tuple[list[Axis], set[str]]:
+        """Return what a case is repeated over, all of its own and of the file's what it uses, and the names it uses."""
+        where: FieldPath = ("cases", number)
+        own = read_axes(entry[FOR_EACH], (*where, FOR_EACH)) if FOR_EACH in entry else ()
+        for name, position in _positions(own).items():
+            if name in self._positions:
+                path = own[position].path_of(name)
+                raise CaseFileError(path, f"{name!r} has its values from the file's {FOR_EACH} already")
+        every = (*self.shared, *own)
+        positions = ChainMap(_positions(own, len(self.shared)), self._positions)
+        used = _closure({name for _, name in references(_body(entry))}, positions, every)
+        self.used |= used
+        for fault in _unused(own, used, "the case has no"):
+            raise fault
+        axes = [every[position] for position in sorted({positions[name] for name in used if name in positions})]
+        self._count(math.prod(len(axis.choices) for axis in axes), axes)
+        return axes, used
+
+    def _count(self, cases: int, axes: Sequence[Axis]) -> None:
+        """Refuse more cases than anybody could read the verdicts of, before one of them is made."""
+        if axes and self._repeated + cases > MAX_CASES:
+            self.is_full = True
+            before = f" and {self._repeated} before them" if self._repeated else ""
+            raise CaseFileError(
+                axes[-1].path, f"this makes {cases} cases{before}; expected at most {MAX_CASES} in a file"
+            )
+        self._repeated += cases if axes else 0
+
+    def _case(
+        self, number: int, entry: Mapping[str, Any], given: Mapping[str, Value], labels: Sequence[str]
+    ) -> dict[str, Any]:
+        values: dict[str, Value] = {}
+        for name, value in given.items():
+            filled = _filled(value.data, values, value.path)
+            values[name] = Value(filled.data, value.path, filled.size, filled.depth)
+        where: FieldPath = ("cases", number)
+        filled = _filled(_body(entry), values, where)
+        self._made += filled.size + len(values)
+        if self._made > MAX_MADE:
+            self.is_full = True
+            raise CaseFileError(where, f"the cases of this file have more than {MAX_MADE} values, written out")
+        case: dict[str, Any] = filled.data
+        if "id" in entry:
+            case = {"id": _identified(entry["id"], labels), **case}
+        if "name" in entry:
+            case = {"name": _called(entry["name"], labels), **case}
+        return case
+
+
+def _body(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what names may stand in for values of."""
+    return {field: value for field, value in entry.items() if field not in _AS_THEY_ARE}
+
+
+def _called(name: Any, labels: Sequence[str]) -> Any:
+    return f"{name} ({', '.join(labels)})" if labels and isinstance(name, str) else name
+
+
+def _identified(own: Any, labels: Sequence[str]) -> Any:
+    return "-".join((own, *filter(None, map(slug, labels)))) if isinstance(own, str) else own
+
+
+def _positions(axes: Sequence[Axis], first: int = 0) -> dict[str, int]:
+    """Return which axis gives each name its values, counted from ``first``."""
+    return {name: position for position, axis in enumerate(axes, start=first) for name in axis.names}
+
+
+def _closure(names: set[str], positions: Mapping[str, int], axes: Sequence[Axis]) -> set[str]:
+    """Return names and those that their values refer to in turn."""
+    found: set[str] = set()
+    left = [*names]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += axes[positions[name]].references[name] if name in positions else ()
+    return found
+
+
+def _filled(data: Any, values: Mapping[str, Value], path: FieldPath) -> Value:
+    """Put values in the places of their names; where a field's value is null, the field is left out."""
+    if (name := referred(data)) is not None:
+        return _value(name, data, values, path)
+    if not isinstance(data, dict | list):
+        return Value(data, path)
+    parts = [
+        (part, inner, _filled(inner, values, (*path, part)))
+        for part, inner in (data.items() if isinstance(data, dict) else enumerate(data))
+    ]
+    size, depth = 1 + sum(each.size for *_, each in parts), 1 + max((each.depth for *_, each in parts), default=0)
+    if size > MAX_NODES or depth > MAX_DEPTH:
+        what = f"more than {MAX_NODES} values" if size > MAX_NODES else f"nested more than {MAX_DEPTH} levels deep"
+        raise CaseFileError(path, f"{what}, written out")
+    if isinstance(data, list):
+        return Value([each.data for *_, each in parts], path, size, depth)
+    kept = {part: each.data for part, inner, each in parts if each.data is not None or referred(inner) is None}
+    return Value(kept, path, size, depth)
+
+
+def _value(name: str, data: Mapping[str, Any], values: Mapping[str, Value], path: FieldPath) -> Value:
+    if len(data) > 1:
+        others = ", ".join(short(field) for field in data if field != EACH)
+        raise CaseFileError(path, f"{as_written(name)} stands for a whole value, alone; put {others} into the value")
+    if name not in values:
+        known = ", ".join(values) or "none"
+        raise CaseFileError(path, f"no {FOR_EACH} gives {short(name)} a value; names that have one here: {known}")
+    return values[name]

@@ -20,7 +20,7 @@ from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
 from attncheck.reading.file_kinds import StoredArray
-from attncheck.reading.lowered import poisoned
+from attncheck.reading.lowering import poisoned
 from attncheck.reading.mask_kinds import MASK_PATTERNS
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
@@ -185,11 +185,11 @@ def _exact_numbers(source: kinds.Array, generator: Generator | None) -> Array:
 
         return read_stored(source)
     if isinstance(source, Alibi):
-        from attncheck.reading.position_biases import make_alibi
+        from attncheck.reading.generated_arrays import make_alibi
 
         return make_alibi(source)
     if isinstance(source, MASK_PATTERNS):
-        from attncheck.reading.masks import make_mask
+        from attncheck.reading.generated_arrays import make_mask
 
         return np.asarray(make_mask(source), np.float64)
     return _numbers(source, generator)
@@ -204,11 +204,11 @@ def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
     if isinstance(source, kinds.Product):
         return reduce(_product, parts)
     if isinstance(source, kinds.Blocks):
-        from attncheck.reading.masks import make_blocks
+        from attncheck.reading.generated_arrays import make_blocks
 
         return Exact(*(make_blocks(each, source.block_size, source.shape) for each in (arrays[0], radii[0])))
     if isinstance(source, kinds.RelativeBuckets):
-        from attncheck.reading.position_biases import make_bucket_bias
+        from attncheck.reading.generated_arrays import make_bucket_bias
 
         return Exact(*(make_bucket_bias(source, each) for each in (arrays[0], radii[0])))
     return _known_exactly(_of_masks(source, [array != 0 for array in arrays]))

@@ -13,8 +13,8 @@ from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.dtypes import largest_number
 from attncheck.reading.file_kinds import StoredArray
+from attncheck.reading.generated_arrays import largest_of_alibi
 from attncheck.reading.inputs import rounding_of
-from attncheck.reading.position_biases import largest_of_alibi
 from attncheck.reading.printed import parse_printed
 from attncheck.reading.stored_arrays import MAX_COUNTS
 from attncheck.reading.yaml_scalars import FieldPath

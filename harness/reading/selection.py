@@ -1,23 +1,34 @@
-"""Which cases to run: the bundled corpus and people's own folders, chosen by path, glob, tag and expression."""
+"""Which cases to run: the bundled corpus and people's own folders, chosen by path, glob, tag and expression.
+
+Case files that were read before: the cases and tags that came of them, kept under every byte of the file.
+
+What is kept is unpickled, but only into the classes of a case: an entry that names anything else is none.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from attncheck.digests import digest_of, digest_of_code
 from attncheck.errors import CaseError, Diagnostic, UsageError
+from attncheck.reading import array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds
 from attncheck.reading.case import Case
 from attncheck.reading.compressed_cases import PackedCases
 from attncheck.reading.expression import Expression
-from attncheck.reading.kept_cases import load_kept_case_file, load_kept_tags
 from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
-from attncheck.store import Store, user_store
+from attncheck.store import Key, Store, UnreadableEntry, user_store
 from attncheck.wording import NEAR, expected, listed_or
 
 _WILD = re.compile(r"[*?[]")
@@ -318,3 +329,127 @@ def _check_tags(wanted: Sequence[str], known: dict[str, TagEntry]) -> None:
     for tag in wanted:
         if tag not in known:
             raise UsageError(f"undefined tag {tag!r}; {expected(tag, sorted(known), '`attncheck list tags`')}")
+
+
+_CODE = ("attncheck.reading", "attncheck.spec", "attncheck.backends.contract", "attncheck.digests", "attncheck.errors")
+_READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
+_LARGEST_FILE = 1 << 24
+_OF_ARRAY_KINDS = (array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds)
+_OF_CASES = frozenset(
+    {
+        *((module.__name__, name) for module in _OF_ARRAY_KINDS for name in vars(module)),
+        *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
+        *(("attncheck.reading.model", name) for name in ("Random", "Source", "TagEntry")),
+        ("attncheck.reading.printed", "PrintedArray"),
+        ("attncheck.spec.options", "Options"),
+    }
+)
+_OF_ARRAYS = frozenset(
+    {
+        *(("numpy", name) for name in ("dtype", "ndarray")),
+        *(("numpy._core.multiarray", name) for name in ("_reconstruct", "scalar")),
+        ("numpy._core.numeric", "_frombuffer"),
+    }
+)
+
+
+def load_kept_case_file(
+    path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str], store: Store
+) -> list[Case]:
+    """Do as ``load_case_file`` does, unless the same file was read before. Raises ``CaseError``.
+
+    A file of cases whose arrays lie in files of their own is read every time: those may have changed.
+    """
+    tags = sorted(known_tags)
+
+    def load() -> list[Case]:
+        from attncheck.reading.loader import load_case_file
+
+        return load_case_file(path, display_name, id_prefix, tags)
+
+    content = None if store.folder is None else _content_of(path)
+    if content is None:
+        return load()
+    digest = digest_of(_reading_version(), content, display_name, id_prefix, tags)
+    cases = store.remembered(lambda: Key("cases", digest), load, cases_to_bytes, cases_from_bytes)
+    return load() if any(map(_has_stored_arrays, cases)) else cases
+
+
+def load_kept_tags(folder: Path, display_name: str, store: Store) -> dict[str, TagEntry]:
+    """Read a folder's tags.yaml, unless the same file was read before. Raises ``CaseError``."""
+
+    def load() -> dict[str, TagEntry]:
+        from attncheck.reading.loader import load_tags
+
+        return load_tags(folder, display_name)
+
+    content = None if store.folder is None else _content_of(folder / TAG_FILE)
+    if content is None:
+        return load()
+    digest = digest_of(_reading_version(), TAG_FILE, content)
+    return store.remembered(lambda: Key("cases", digest), load, _packed, _tags_from_bytes)
+
+
+def _has_stored_arrays(case: Case) -> bool:
+    if any(expected.stored for expected in case.expected):
+        return True
+    left = [*case.arrays.values(), *case.inputs.values()]
+    while left:
+        source = left.pop()
+        if isinstance(source, file_kinds.StoredArray):
+            return True
+        left += [part for _, part in array_kinds.parts_of(source)]
+    return False
+
+
+@lru_cache
+def _reading_version() -> str:
+    return digest_of_code(_CODE, _READS_WITH)
+
+
+def _content_of(path: Path) -> bytes | None:
+    """Return the bytes of a file; None where reading it the usual way has to say what is wrong with it."""
+    try:
+        return path.read_bytes() if path.stat().st_size <= _LARGEST_FILE else None
+    except OSError:
+        return None
+
+
+def cases_to_bytes(cases: list[Case]) -> bytes:
+    """Write cases down, each with its digest."""
+    for case in cases:
+        assert case.digest
+    return _packed(cases)
+
+
+def cases_from_bytes(data: bytes) -> list[Case]:
+    """Read cases that ``cases_to_bytes`` wrote. Raises ``UnreadableEntry``."""
+    found = _unpacked(data)
+    if not (isinstance(found, list) and all(isinstance(each, Case) for each in found)):
+        raise UnreadableEntry
+    return found
+
+
+def _tags_from_bytes(data: bytes) -> dict[str, TagEntry]:
+    found = _unpacked(data)
+    if not (isinstance(found, dict) and all(isinstance(each, TagEntry) for each in found.values())):
+        raise UnreadableEntry
+    return found
+
+
+def _packed(found: object) -> bytes:
+    return zlib.compress(pickle.dumps(found, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        return _CasesAlone(io.BytesIO(zlib.decompress(data))).load()
+    except Exception as error:  # whatever bytes make of pickle's machine
+        raise UnreadableEntry from error
+
+
+class _CasesAlone(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _OF_CASES and (module, name) not in _OF_ARRAYS:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a case")
+        return super().find_class(module, name)

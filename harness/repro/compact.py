@@ -29,8 +29,7 @@ from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.repro.code import quoted
-from attncheck.repro.expected import expected_stages, spelled
-from attncheck.repro.parts import Expected
+from attncheck.repro.expected import Expected, expected_stages, spelled
 from attncheck.spec import CONVENTIONS, result_stages
 from attncheck.verdicts import Verdict
 

@@ -1,18 +1,31 @@
-"""One case on one implementation as a script of its own, which needs NumPy and that framework alone."""
+"""One case on one implementation as a script of its own, which needs NumPy and that framework alone.
+
+Scripts for what failed in a run, kept with its results: a report shows them where nothing can be run again.
+
+The call that a script reports: a framework's code, or what loads somebody's own, and ``compute`` around it.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from attncheck.errors import UsageError
+from attncheck.backends import BackendEntry
+from attncheck.commands import command, joined, words_again
+from attncheck.errors import OutputError, UsageError
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.execution.operations import call_of
 from attncheck.execution.padding import Padding, call_as_required
 from attncheck.execution.runner import task_of
+from attncheck.execution.signatures import INPUTS
 from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import THREAD_VARIABLES, Task
 from attncheck.judging.judge_stages import StageJudgement
@@ -20,10 +33,11 @@ from attncheck.judging.truth import truth_of_case
 from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.repro.call import PARTS, call_lines
+from attncheck.reading.record import case_record
 from attncheck.repro.code import copied, inlined, quoted, short
 from attncheck.repro.expected import expected_lines, expected_stages, written
-from attncheck.spec import result_stages
+from attncheck.results.format import SCRIPTS_FOLDER, Row
+from attncheck.spec import CONVENTIONS, result_stages
 from attncheck.wording import listed
 
 _MEMORY = "attncheck.execution.layout"
@@ -228,3 +242,177 @@ def _inputs(tasks: Mapping[str, Task]) -> Iterator[str]:
 
 def _section(title: str, *lines: str) -> str:
     return "\n".join([f"# {title}\n", *lines, "\n"])
+
+
+MAX_SCRIPTS = 50
+"""One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""
+
+Evaluation = tuple[str, str, str]
+"""case, implementation, dtype"""
+
+
+_FRESH = """
+If it finds nothing: a check makes many calls in one process, and this script makes one. This repeats those before it:
+
+    {explain}
+"""
+
+
+def write_scripts(
+    cases: Sequence[Case],
+    implementations: Sequence[Implementation],
+    failures: Iterable[Row],
+    results: Path,
+    limits: Limits | None = None,
+) -> int:
+    """Write a script for failing evaluations, first one of every implementation, and return how many.
+
+    ``limits`` are those of the run. ``scripts/index.json`` names the file of each, under case|implementation|dtype.
+    Raises ``OutputError``.
+    """
+    messages: dict[Evaluation, list[str]] = defaultdict(list)
+    for row in failures:
+        if row.comparison == "stage":
+            messages[row.case, row.implementation, row.dtype].append(f"{row.verdict} {row.stage}: {row.message}")
+    failing = {case for case, _, _ in messages}
+    known_cases = {case.id: case for case in cases if case.id in failing}  # of a large campaign, few are in memory
+    known_implementations = {item.name: item for item in implementations}
+    evaluations = [(case, name, dtype) for case, name, dtype in messages if case in known_cases]
+    index: dict[str, str] = {}
+    folder = results / SCRIPTS_FOLDER
+    again = words_again(implementations, limits or Limits(), results)
+    for evaluation in _one_of_each_first(evaluations)[:MAX_SCRIPTS]:
+        case, name, dtype = evaluation
+        if name not in again:  # an object of this process has no file
+            continue
+        file = f"{len(index):03d}.py"
+        explain = command("explain", case_record(known_cases[case], {}), again[name], dtype)
+        story = "\n".join([*messages[evaluation], _FRESH.format(explain=explain)])
+        runs_it = joined(["python", str(folder / file)])
+        try:
+            text = repro_script(known_cases[case], known_implementations[name], dtype, (), story, command=runs_it)
+        except UsageError:  # some modules cannot be taken apart
+            continue
+        index["|".join(evaluation)] = _write(folder / file, text)
+    if index:
+        _write(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+    return len(index)
+
+
+def _one_of_each_first(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Put the first place of every implementation before the second of any."""
+    by_name: dict[str, list[Evaluation]] = defaultdict(list)
+    for evaluation in evaluations:
+        by_name[evaluation[1]].append(evaluation)
+    return [evaluation for evaluation in chain.from_iterable(zip_longest(*by_name.values())) if evaluation is not None]
+
+
+def _write(path: Path, text: str) -> str:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+    return path.name
+
+
+PARTS = "attncheck.repro.expected"
+_DEVICES = "attncheck.backends.devices"
+_CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
+
+
+def call_lines(implementation: Implementation, task: Task, before: Sequence[Task] = ()) -> Iterator[str]:
+    """Yield code that leaves ``backend``, which has the conversions, and ``compute``, which makes the call.
+
+    What is called ``before`` is ``before_1``, ``before_2`` and so on.
+    """
+    tasks = {"compute": task, **{f"before_{number}": each for number, each in enumerate(before, 1)}}
+    if isinstance(implementation.entry, UserImplementation):
+        yield from _own(implementation.entry)
+    else:
+        yield from _framework(implementation, {_name(each) for each in tasks.values()})
+    if any(CONVENTIONS & dict(call_of(each.operation, each.options)[1]).keys() for each in tasks.values()):
+        yield "\n\n" + copied(PARTS, {"taken"})
+    for name, each in tasks.items():
+        says = "Make the call that is reported." if each is task else "Make a call that has to come before it."
+        yield f"\n\ndef {name}({', '.join(each.inputs)}):"
+        yield f'    """{says}"""'
+        yield f"    return {_call(implementation.entry, each)}"
+
+
+def _name(task: Task) -> str:
+    return call_of(task.operation, task.options)[0]
+
+
+def _call(entry: BackendEntry, task: Task) -> str:
+    name, options = call_of(task.operation, task.options)
+    conventions = {each: options.pop(each) for each in sorted(CONVENTIONS & options.keys())}
+    function = f"backend.{name}"
+    if isinstance(entry, UserImplementation):
+        function = _own_function(entry, name)
+        given = [*INPUTS[name], *(f"{each}={each}" for each in task.inputs if each not in INPUTS[name])]
+        required = entry.required.get(name, {}).items()
+        given += [f"{each}={value!r}" for each, value in required if each not in {**task.inputs, **options}]
+        names = result_stages(task.operation, task.options, task.inputs) or ("masked",)
+        call = f"named({function}({{}}), {quoted(names)})"
+    else:
+        given = [f"{each}={each}" for each in task.inputs]
+        call = f"{function}({{}})"
+    given += [f"{option}={value!r}" for option, value in options.items()]
+    if conventions:
+        given.append(f"**taken({function}, {conventions!r})")
+    return call.format(", ".join(given))
+
+
+def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
+    mode = implementation.declared
+    yield inlined(mode.module, {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute})
+    yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
+    yield from _moved(implementation.entry.name, mode.device)
+
+
+def _moved(framework: str, device: str) -> Iterator[str]:
+    """Yield what puts the tensors of ``backend`` on a device, if one is named."""
+    if device:
+        yield "\n\n" + inlined(_DEVICES, {"on_device"})
+        yield f"backend = {short(_DEVICES)}.on_device(backend, {framework!r}, {device!r})"
+
+
+def _own(entry: UserImplementation) -> Iterator[str]:
+    """Yield what loads the target and leaves it in ``kernel``."""
+    target = entry.target
+    if target.pickled:
+        raise UsageError(f"{entry.name} is an object; write it into a file and name it file.py:function")
+    if target.program:
+        raise UsageError(f"{entry.name} is a program: save the request that it is sent, `attncheck protocol --save`")
+    framework = f"attncheck.backends.{entry.framework}_backend"
+    yield inlined(framework, _CONVERSIONS)
+    yield f"backend = {short(framework)}"
+    yield from _moved(entry.framework, entry.device)
+    yield "\n\n"
+    is_file = target.module.endswith(".py")
+    needed = [] if is_file else ["from importlib import import_module"]
+    needed += ["from operator import attrgetter"] if target.attribute else []
+    yield from needed
+    yield copied(PARTS, {"named", *(["load_file"] if is_file else [])}) + "\n\n"
+    if is_file:
+        yield f"KERNEL = sys.argv[1] if len(sys.argv) > 1 else {target.module!r}"
+        loaded = "load_file(KERNEL)"
+    else:
+        root = target.module.partition(".")[0]
+        if any(Path(found).exists() for found in (root, f"{root}.py")):
+            yield f"sys.path.insert(0, {str(Path.cwd())!r})"
+        loaded = f"import_module({target.module!r})"
+    yield f"kernel = attrgetter({target.attribute!r})({loaded})" if target.attribute else f"kernel = {loaded}"
+    if entry.signature:
+        yield "from attncheck.execution.families import FAMILIES"
+        yield "from attncheck.execution.family_calls import contract_functions\n"
+        yield f"kernel = SimpleNamespace(**contract_functions(kernel, FAMILIES[{entry.signature!r}], backend))"
+
+
+def _own_function(entry: UserImplementation, name: str) -> str:
+    """Return what is called: the target's function of the contract's name, or the target, where it is that itself."""
+    own_name = entry.function if entry.function in INPUTS else "attention"
+    if entry.target.attribute and own_name == name and not entry.signature:
+        return f'getattr(kernel, "{name}", kernel)'
+    return f"kernel.{name}"

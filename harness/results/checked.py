@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from attncheck.errors import ResultsError
 from attncheck.reading.addresses import address
-from attncheck.results.case_records import CaseRecords, read_cases
 from attncheck.results.failed import CaseInDtype
 from attncheck.results.parts import read_rows
 from attncheck.results.reader import read_environment
+from attncheck.results.records import CaseRecords, read_cases
 from attncheck.verdicts import Verdict
 
 

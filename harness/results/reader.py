@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
-from attncheck.results.case_records import CaseRecords, read_cases, with_unnamed
 from attncheck.results.coverage import Stop
 from attncheck.results.format import FORMAT
 from attncheck.results.parts import ArrayKey, ArrayParts, read_rows, release_memory
 from attncheck.results.records import (
+    CaseRecords,
     EnvironmentRecord,
     SummaryRecord,
     check_record,
+    read_cases,
     read_json,
+    with_unnamed,
 )
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attncheck.errors import OutputError, ResultsError
-from attncheck.results.case_records import cases_text
 from attncheck.results.format import (
     ARRAY_SCHEMA,
     FORMAT,
@@ -29,7 +28,7 @@ from attncheck.results.format import (
     Row,
     StoredArray,
 )
-from attncheck.results.records import read_json
+from attncheck.results.records import cases_text, read_json
 
 _FOLDERS = ("rows", "arrays", "logs")
 

@@ -1,20 +1,31 @@
-"""What a search found, and the folder that keeps it: case files, scripts, and how far the search came."""
+"""What a search found, and the folder that keeps it: case files, scripts, and how far the search came.
+
+A problem as a case file that stands in any folder of cases: few numbers in the file itself, many beside it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from attncheck.errors import OutputError, UsageError
+from attncheck.reading.case import Case
+from attncheck.reading.dtypes import largest_number, rounded_once
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.loader import load_case_file
 from attncheck.reading.shapes import show
 from attncheck.reading.slugs import slug
-from attncheck.searching.concrete import ConcreteCase
+from attncheck.searching.concrete import Array, ConcreteCase, case_data, concrete_case, read_concrete
 from attncheck.searching.judging import Symptom
 from attncheck.searching.novelty import Seen, asked_of, kind_of
+from attncheck.spec import statistics_dtype
 
 STATE = "search.json"
 _FORMAT = 1
@@ -135,3 +146,151 @@ def _finding(record: dict[str, Any]) -> Finding:
         "shapes": {name: tuple(shape) for name, shape in record["shapes"].items()},
     }
     return Finding(**{**record, **own})
+
+
+MAX_IN_FILE = 2048
+"""Numbers of all inputs that are written into the case file; more go into an .npz file beside it."""
+_WIDTH = 110
+
+
+def write_case(problem: ConcreteCase, path: Path, name: str, found_by: str) -> Case:
+    """Write a problem as a file with one case, and return the case as it is read back.
+
+    Raises ``OutputError`` where it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if problem.elements <= MAX_IN_FILE:
+            inputs = {each: _in_file(problem, each) for each in problem.inputs}
+        else:
+            inputs = _beside(problem, path.with_suffix(".npz"))
+        path.write_text(_text(case_data(problem, inputs, name, found_by), path), encoding="utf-8")
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+    [case] = load_case_file(path, path.name, path.stem, ())
+    return case
+
+
+def read_written(path: Path) -> ConcreteCase:
+    """Read a case back that was written. Raises ``CaseError``."""
+    [case] = load_case_file(path, path.name, path.stem, ())
+    return concrete_case(case, case.dtypes[0])
+
+
+def holds(case: Case, problem: ConcreteCase, folder: Path) -> bool:
+    """Whether a case that was written gives an implementation the very numbers of a problem."""
+    drawn = read_concrete(problem, folder, "search/again")
+    one, other = (convert_inputs(each, make_exact_inputs(each), problem.dtype).arrays for each in (case, drawn))
+    return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    """Whether two arrays are equal bit by bit, except for which NaN there is."""
+    alike = one.dtype == other.dtype and one.shape == other.shape
+    wide, other_wide = (each.astype(np.float64) for each in (one, other))
+    is_equal = (wide == other_wide) & (np.signbit(wide) == np.signbit(other_wide))
+    return alike and bool((is_equal | (np.isnan(wide) & np.isnan(other_wide))).all())
+
+
+def _in_file(problem: ConcreteCase, name: str) -> dict[str, Any]:
+    array, spec = problem.inputs[name], problem.specs[name]
+    first = array.ravel()[:1]
+    if not array.size or (
+        array.size > 4 and not spec.whole and array.tobytes() == np.full_like(array, first).tobytes()
+    ):
+        constant = _number(problem, name, float(first[0])) if array.size else 0
+        return {"constant": constant, "shape": list(array.shape)}
+    return {"values": _nested(problem, name, array)}
+
+
+def _nested(problem: ConcreteCase, name: str, array: Array) -> Any:
+    if array.ndim:
+        return [_nested(problem, name, part) for part in array]
+    return array.item() if array.dtype.kind in "biu" else _number(problem, name, float(array))
+
+
+def _number(problem: ConcreteCase, name: str, value: float) -> float | int:
+    """Return the number of fewest digits that is stored as this one."""
+    spec = problem.specs[name]
+    if not math.isfinite(value) or spec.boolean or spec.whole or spec.eight_bits:
+        return _whole(value)
+    dtype = statistics_dtype(problem.dtype) if spec.statistics else problem.dtype
+    for digits in range(1, 17):
+        short = float(f"{value:.{digits}g}")
+        if abs(short) <= largest_number(dtype) and float(rounded_once(np.array(short), dtype)) == value:
+            value = short
+            break
+    return _whole(value)
+
+
+def _whole(value: float) -> float | int:
+    """Write a whole number without a point; 0 with a sign needs it."""
+    is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e6
+    return int(value) if is_whole and (value or math.copysign(1, value) > 0) else value
+
+
+def _beside(problem: ConcreteCase, path: Path) -> dict[str, Any]:
+    with path.open("wb") as file:
+        np.savez_compressed(file, **dict(problem.inputs))  # type: ignore[arg-type] # whose stubs know no mapping
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {name: {"file": path.name, "name": name, "sha256": checksum} for name in problem.inputs}
+
+
+def _text(data: dict[str, Any], path: Path) -> str:
+    """Write what stands in a file as YAML; lists and texts as JSON has them are YAML's, too."""
+    [entry] = data["cases"]
+    lines = [
+        f"title: {_flow(data['title'])}",
+        f"source: {{kind: {data['source']['kind']}, title: {_flow(data['source']['title'])}}}",
+        f"operation: {data['operation']}",
+        "cases:",
+        f"  - name: {_flow(entry['name'])}",
+        f"    dtypes: {_flow(entry['dtypes'])}",
+        "    inputs:",
+    ]
+    for name, source in entry["inputs"].items():
+        lines += _input_lines(name, source)
+    lines += [f"    {key}: {_flow(value)}" for key, value in entry.items() if key not in ("name", "dtypes", "inputs")]
+    return "\n".join(lines) + "\n"
+
+
+def _input_lines(name: str, source: dict[str, Any]) -> Iterator[str]:
+    line = f"      {name}: {_flow(source)}"
+    if len(line) <= _WIDTH or "values" not in source:
+        yield line
+        return
+    yield f"      {name}:"
+    yield "        values:"
+    yield from _list_lines(source["values"], 10)
+
+
+def _list_lines(values: list[Any], indent: int) -> Iterator[str]:
+    """Write a list entry by entry, each on one line if there is room, and single numbers as many to a line as fit."""
+    for value in values:
+        text = _flow(value)
+        if not isinstance(value, list) or indent + 2 + len(text) <= _WIDTH or not isinstance(value[0], list):
+            yield f"{' ' * indent}- {text}"
+            continue
+        yield f"{' ' * indent}-"
+        yield from _list_lines(value, indent + 2)
+
+
+def _flow(value: Any) -> str:
+    """Write a value on one line."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_flow, value)) + "]"
+        case float():
+            return _of_float(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _of_float(value: float) -> str:
+    if math.isnan(value):
+        return ".nan"
+    if math.isinf(value):
+        return ".inf" if value > 0 else "-.inf"
+    text = repr(value)
+    return text if "." in text or "e" not in text else text.replace("e", ".0e")

@@ -13,7 +13,7 @@ from typing import Any
 
 from attncheck.reading.slugs import slug
 from attncheck.searching.concrete import ConcreteCase
-from attncheck.searching.tile_edges import EDGES
+from attncheck.searching.shapes import EDGES
 from attncheck.spec import HEADS, score_kind
 
 _SIZES = (0, 1, 8, 15, 16, 63, 64, 127, 128)

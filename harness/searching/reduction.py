@@ -2,21 +2,32 @@
 
 Every case that is tried is judged as any other, and counts where it fails with the same verdict at the same first stage
 (``Symptom``). It works on any case, whoever wrote it: what a case is made of is known from the specification alone.
+
+The tries of a reduction: what is simpler and fails in the same way takes the place of what failed before.
+
+A problem with fewer elements along some axes: every input is cut alike, by the letters of the specification.
+
+Simpler numbers, masks, counts and options in the place of those of a problem that fails.
+
+How simple a problem is: what it asks, how large it is, how its numbers look; the simplest that fails is shown.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attncheck.searching.attempts import Attempts, ExhaustedError
-from attncheck.searching.concrete import ConcreteCase
-from attncheck.searching.simplification import simplify_counts, simplify_masks, simplify_numbers, simplify_options
-from attncheck.searching.slicing import cut, extent, letters_of, with_counts_that_fit, without_sequence
+from attncheck.digests import digest_of
+from attncheck.reading.dtypes import rounded_once
+from attncheck.searching.concrete import Array, ConcreteCase
+from attncheck.spec import HEADS, InputSpec, statistics_dtype
 
 MAX_TRIES = 1500
 MAX_SECONDS = 60.0
@@ -179,3 +190,344 @@ def _find_shortest(attempts: Attempts, letters: tuple[str, ...]) -> None:
 
 def _kept(kept: dict[str, np.ndarray], problem: ConcreteCase) -> ConcreteCase:
     return with_counts_that_fit(cut(problem, kept))
+
+
+class ExhaustedError(Exception):
+    """There have been tries enough."""
+
+
+@dataclass
+class Attempts:
+    """Tries simpler problems, none twice, until there are no tries or no seconds left; ``failing`` is the simplest."""
+
+    failing: ConcreteCase
+    fails: Callable[[ConcreteCase], bool]
+    left: int
+    until: float
+    made: int = 0
+    accepted: list[ConcreteCase] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+
+    def take(self, change: Callable[[ConcreteCase], ConcreteCase]) -> bool:
+        """Change what fails; whether the outcome is simpler and still fails. Raises ``ExhaustedError``."""
+        try:
+            simpler = change(self.failing)
+            if measure(simpler) >= measure(self.failing):
+                return False
+        except (ValueError, KeyError, IndexError):  # what cannot be cut so: axes that no longer fit together
+            return False
+        digest = _digest(simpler)
+        if digest in self._seen:
+            return False
+        self._seen.add(digest)
+        if self.left <= 0 or time.monotonic() > self.until:
+            raise ExhaustedError
+        self.left, self.made = self.left - 1, self.made + 1
+        if not self.fails(simpler):
+            return False
+        self.failing = simpler
+        self.accepted.append(simpler)
+        return True
+
+
+def _digest(problem: ConcreteCase) -> str:
+    inputs = [(name, array) for name, array in sorted(problem.inputs.items())]
+    layout = sorted(problem.memory_layout.items())
+    options = sorted((name, repr(value)) for name, value in problem.options.items())
+    return digest_of(inputs, layout, options, problem.supports_statistics, problem.stages)
+
+
+Kept = Mapping[str, NDArray[np.intp]]
+"""The positions that are kept of axes, by their letters."""
+
+_NORM_WEIGHTS = {"query_norm_weight": "H", "key_norm_weight": "Hkv"}
+
+
+def axes_of(problem: ConcreteCase, name: str) -> tuple[str, ...]:
+    """Return the letters of an input's axes; weights of norms go along widths, perhaps of all heads."""
+    if name not in _NORM_WEIGHTS:
+        return problem.specs[name].axes
+    return (f"{_NORM_WEIGHTS[name]}*D" if problem.options.get("norm_over") == "full" else "D",)
+
+
+def letters_of(problem: ConcreteCase) -> list[str]:
+    """Return the axes that a problem can be cut along, by their letters: those that other axes follow from are none."""
+    found = dict.fromkeys(
+        letter for name in problem.inputs for axis in axes_of(problem, name) for letter in axis.split("*")
+    )
+    own = [letter for letter in found if letter != "T" or "Lk" not in found]
+    return [letter for letter in own if letter not in ("S", "S1")]
+
+
+def extent(problem: ConcreteCase, letter: str) -> int:
+    """Return how many positions an axis has to be cut; of query heads, how many share a head of keys and values."""
+    lengths = problem.lengths
+    return lengths[letter] // lengths["Hkv"] if letter == "H" and "Hkv" in lengths else lengths[letter]
+
+
+def cut(problem: ConcreteCase, kept: Kept) -> ConcreteCase:
+    """Keep these positions along these axes; keys and values of a past stand before the others.
+
+    Raises ``ShapeFault`` for axes that do not fit together.
+    """
+    lengths = problem.lengths
+    whole = dict(_with_heads(problem, dict(kept)))
+    if "T" in lengths and "T" not in whole and whole.keys() & {"P", "Lk"}:
+        past = whole.get("P", np.arange(lengths.get("P", 0)))
+        new = whole.get("Lk", np.arange(lengths.get("Lk", 0)))
+        whole["T"] = np.concatenate([past, lengths.get("P", 0) + new])
+    inputs = {name: _cut_input(problem, name, array, whole) for name, array in problem.inputs.items()}
+    options = dict(problem.options)
+    for option, letter in zip(HEADS, ("H", "Hkv"), strict=True):
+        if option in options and letter in whole:
+            options[option] = len(whole[letter])
+    return problem.changed(inputs=inputs, options=options)
+
+
+def _with_heads(problem: ConcreteCase, kept: dict[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
+    """Let query heads go with the heads of keys and values that they share, and be as many for each of these."""
+    lengths = problem.lengths
+    if "Hkv" not in lengths or "H" not in lengths:
+        return kept
+    group = lengths["H"] // lengths["Hkv"]
+    if "Hkv" in kept and "H" not in kept:
+        kept["H"] = (kept["Hkv"][:, np.newaxis] * group + np.arange(group)).ravel()
+    elif "H" in kept and "Hkv" not in kept:  # positions in a group, of every group
+        kept["H"] = (np.arange(lengths["Hkv"])[:, np.newaxis] * group + kept["H"]).ravel()
+    return kept
+
+
+def _cut_input(problem: ConcreteCase, name: str, array: Array, kept: Kept) -> Array:
+    spec, lengths = problem.specs[name], problem.lengths
+    if array.dtype.kind in "iu" and spec.at_most in kept:
+        array = np.searchsorted(kept[spec.at_most], array).astype(np.int64)
+    for position, axis in enumerate(axes_of(problem, name)):
+        parts = axis.split("*")
+        if not kept.keys() & set(parts) or (spec.broadcast and array.shape[position] == 1):
+            continue
+        array = array.take(_positions(parts, kept, lengths), position)
+    return array
+
+
+def _positions(letters: Sequence[str], kept: Kept, lengths: Mapping[str, int]) -> NDArray[np.intp]:
+    """Return the positions that are kept of an axis of heads and widths side by side."""
+    found = np.zeros(1, np.intp)
+    for letter in letters:
+        own = kept.get(letter)
+        own = np.arange(lengths[letter]) if own is None else own
+        found = (found[:, np.newaxis] * lengths[letter] + own).ravel()
+    return found
+
+
+def without_sequence(problem: ConcreteCase, number: int) -> ConcreteCase:
+    """Leave one of several packed sequences out."""
+    kept = {}
+    for name, letter in (("cu_seqlens_q", "Lq"), ("cu_seqlens_k", "Lk")):
+        begin, end = problem.inputs[name][number : number + 2]
+        kept[letter] = np.delete(np.arange(problem.lengths[letter]), np.s_[int(begin) : int(end)])
+    lengths = problem.inputs.get("key_lengths")
+    shorter = cut(problem.changed(inputs={k: v for k, v in problem.inputs.items() if k != "key_lengths"}), kept)
+    inputs = {**shorter.inputs}
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        inputs[name] = np.delete(inputs[name], number + 1 if number == 0 else number)
+    if lengths is not None:
+        inputs["key_lengths"] = np.delete(lengths, number)
+    return problem.changed(inputs=inputs)
+
+
+def with_counts_that_fit(problem: ConcreteCase) -> ConcreteCase:
+    """Lower counts to what there is of what they count."""
+    lengths, inputs = problem.lengths, dict(problem.inputs)
+    for name, array in inputs.items():
+        spec: InputSpec = problem.specs[name]
+        if spec.whole and spec.at_most in lengths:
+            inputs[name] = np.minimum(array, lengths[spec.at_most])
+    return problem.changed(inputs=inputs)
+
+
+_ONE_BY_ONE = 64
+"""Numbers of an array of which each is looked at."""
+_OPTIONS: dict[str, Sequence[Any]] = {
+    "scale": (1.0, 2.0, 0.5, -1.0),
+    "softcap": (1.0, 2.0, 10.0),
+    "mask_fill": (0.0, -1.0, -10.0),
+    "epsilon": (1.0,),
+    "window": ((0, 0), (0, None), (None, 0), (1, 0), (0, 1), (1, 1), (1, None), (None, 1)),
+}
+
+
+def simplify_options(attempts: Attempts) -> None:
+    """Give options simpler values."""
+    for name, values in _OPTIONS.items():
+        for value in values:
+            if name in attempts.failing.options and attempts.take(partial(_with_option, name=name, value=value)):
+                break
+
+
+def _with_option(problem: ConcreteCase, name: str, value: Any) -> ConcreteCase:
+    return problem.changed(options={**problem.options, name: value})
+
+
+def simplify_masks(attempts: Attempts) -> None:
+    """Let a mask or bias say the same for all of an axis, and forbid less."""
+    for name in list(attempts.failing.optional_inputs):
+        if attempts.failing.specs[name].broadcast:
+            for axis in range(attempts.failing.inputs[name].ndim):
+                attempts.take(partial(_spread, name=name, axis=axis))
+        if attempts.failing.specs[name].boolean:
+            _replace_parts(attempts, name, lambda part: np.ones_like(part))
+
+
+def _spread(problem: ConcreteCase, name: str, axis: int) -> ConcreteCase:
+    return _with(problem, name, problem.inputs[name].take([0], axis))
+
+
+def simplify_counts(attempts: Attempts) -> None:
+    """Let lengths be 0 or 1, all of them or one by one."""
+    for name, array in list(attempts.failing.inputs.items()):
+        spec = attempts.failing.specs[name]
+        if spec.whole and not spec.required:
+            for number in (0, 1):
+                attempts.take(partial(_with, name=name, array=np.full_like(array, number)))
+
+
+def simplify_numbers(attempts: Attempts) -> None:
+    """Round whole arrays, first to the simplest numbers; then parts of them, and single numbers."""
+    names = [name for name in attempts.failing.inputs if attempts.failing.specs[name].is_number]
+    for simpler in _ROUNDINGS:
+        attempts.take(partial(_all_rounded, names=names, simpler=simpler))
+    for name in names:
+        for simpler in _ROUNDINGS:
+            if attempts.take(partial(_rounded, name=name, simpler=simpler)):
+                break
+        _replace_parts(attempts, name, np.zeros_like)
+        _replace_parts(attempts, name, np.ones_like)
+        _replace_parts(attempts, name, lambda part: np.clip(np.rint(_finite(part)), -2, 2))
+        _replace_parts(attempts, name, _in_two_digits)
+
+
+def _finite(array: Array) -> Array:
+    return np.where(np.isfinite(array), array, 0.0)
+
+
+def _in_two_digits(array: Array) -> Array:
+    short = [float(f"{number:.2g}") for number in array.ravel().tolist()]
+    return np.array(short).reshape(array.shape)
+
+
+def _power_of_two(array: Array) -> Array:
+    exponent = np.round(np.log2(np.where(array == 0, 1, np.abs(_finite(array)) + (array == 0) + 1e-300)))
+    return np.where(np.isfinite(array) & (array != 0), np.sign(array) * 2.0 ** np.clip(exponent, -126, 126), array)
+
+
+_ROUNDINGS: Sequence[Callable[[Array], Array]] = (
+    np.zeros_like,
+    np.ones_like,
+    _finite,
+    lambda array: np.clip(np.rint(_finite(array)), -2, 2),
+    lambda array: np.sign(array) if np.isfinite(array).all() else array,
+    np.rint,
+    lambda array: np.arange(1, array.size + 1, dtype=np.float64).reshape(array.shape),
+    _power_of_two,
+    _in_two_digits,
+)
+
+
+def _all_rounded(problem: ConcreteCase, names: Sequence[str], simpler: Callable[[Array], Array]) -> ConcreteCase:
+    for name in names:
+        problem = _rounded(problem, name, simpler)
+    return problem
+
+
+def _rounded(problem: ConcreteCase, name: str, simpler: Callable[[Array], Array]) -> ConcreteCase:
+    return _with(problem, name, simpler(problem.inputs[name]))
+
+
+def _with(problem: ConcreteCase, name: str, array: Array) -> ConcreteCase:
+    """Put another array in the place of an input, in the format in which that is stored; no more statistics of it."""
+    spec = problem.specs[name]
+    if spec.is_number:
+        format_ = str(problem.options.get("stored_as", "float8_e4m3fn")) if spec.eight_bits else problem.dtype
+        dtype = statistics_dtype(problem.dtype) if spec.statistics else format_
+        with np.errstate(over="ignore"):
+            array = rounded_once(np.asarray(array, np.float64), dtype).astype(np.float64)
+    layout = {each: kind for each, kind in problem.memory_layout.items() if each != name or kind != "broadcast"}
+    return problem.changed(
+        inputs={**problem.inputs, name: array},
+        memory_layout=layout,
+        supports_statistics=problem.supports_statistics and not spec.is_number,
+    )
+
+
+def _replace_parts(attempts: Attempts, name: str, simpler: Callable[[Array], Array]) -> None:
+    """Replace parts of an array where that makes it simpler: halves, quarters, and so on to single numbers."""
+    size = attempts.failing.inputs[name].size
+    if size < 2 or size > _ONE_BY_ONE * 8:
+        return
+    for length in _sizes(size, 1 if size <= _ONE_BY_ONE else size // 8):
+        for begin in range(0, size, length):
+            array = attempts.failing.inputs[name]
+            part = array.ravel()[begin : begin + length]
+            other = simpler(part)
+            if complexity(other) < complexity(part):
+                attempts.take(partial(_with_part, name=name, begin=begin, part=other))
+
+
+def _sizes(size: int, least: int) -> Iterator[int]:
+    length = (size + 1) // 2
+    while length >= max(least, 1):
+        yield length
+        if length == 1:
+            return
+        length = (length + 1) // 2
+
+
+def _with_part(problem: ConcreteCase, name: str, begin: int, part: Array) -> ConcreteCase:
+    array = problem.inputs[name].copy()
+    array.ravel()[begin : begin + part.size] = part
+    return _with(problem, name, array)
+
+
+Measure = tuple[int, int, float]
+
+
+def measure(problem: ConcreteCase) -> Measure:
+    """Return what is smaller for a simpler problem: of what it asks, of its elements, of its numbers, in this order."""
+    asked = len(problem.options.keys() - {*HEADS, "score"}) + len(problem.optional_inputs)
+    forms = len(problem.memory_layout) + (problem.stages is not None) + problem.supports_statistics
+    numbers = sum(complexity(array) for array in problem.inputs.values())
+    options = sum(_of_option(value) for value in problem.options.values())
+    return asked + forms, problem.elements, numbers + options
+
+
+def complexity(array: NDArray[Any]) -> float:
+    """Return how much there is to read in an array: of a number nothing if it is 0, little if it is a small integer."""
+    if array.dtype.kind == "b":
+        return float(np.count_nonzero(~array))
+    numbers = array.astype(np.float64).ravel()
+    return float(sum(_of_number(number) for number in numbers.tolist()))
+
+
+def _of_number(number: float) -> float:
+    """Return 0 for 0, about 1 for small integers, 2 for what can be written in few digits, 4 for what cannot."""
+    if number == 0:
+        return 0.1 if math.copysign(1, number) < 0 else 0.0
+    if not math.isfinite(number):
+        return 2.0
+    sign = 0.1 if number < 0 else 0.0
+    if number == int(number) and abs(number) <= 10:
+        return 1 + abs(number) / 20 + sign
+    if float(f"{number:.2g}") == number:
+        return 2 + sign
+    if math.frexp(number)[0] in (0.5, -0.5):
+        return 2.5 + sign
+    return 4 + sign
+
+
+def _of_option(value: Any) -> float:
+    match value:
+        case bool() | str():
+            return 0.0
+        case tuple():
+            return sum(0.5 if side is None else _of_number(side) for side in value)
+    return _of_number(float(value))

@@ -1,4 +1,7 @@
-"""The search: problems drawn, judged and, where they fail in a way that is new, reduced and written down."""
+"""The search: problems drawn, judged and, where they fail in a way that is new, reduced and written down.
+
+Any failing case of any file, reduced: what ``attncheck reduce`` and ``attncheck repro`` do.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from attncheck.elements import written_element
 from attncheck.errors import CaseError
-from attncheck.explain import Explanation
-from attncheck.searching.concrete import ConcreteCase
-from attncheck.searching.findings import Finding, SearchFolder, file_name, name_of
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.explain import Explanation, explain_case
+from attncheck.reading.case import Case
+from attncheck.searching.concrete import ConcreteCase, concrete_case, read_concrete
+from attncheck.searching.findings import Finding, SearchFolder, file_name, name_of, read_written, write_case
 from attncheck.searching.judging import Symptom, WorkerJudge, symptom_of
 from attncheck.searching.novelty import asked_of, kind_of
 from attncheck.searching.problems import Draw
-from attncheck.searching.reduction import Reduced, reduce_problem
-from attncheck.searching.source import ProblemSource
-from attncheck.searching.writing import read_written, write_case
+from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
+from attncheck.searching.variations import ProblemSource
 from attncheck.verdicts import Verdict
 
 MAX_FINDINGS = 20
@@ -212,3 +218,52 @@ def element_of(explanation: Explanation) -> str:
     where = written_element(first.index, first.stage, explanation.case.layout_of(first.stage))
     limit = "" if first.error is None or first.bound is None else f", error {first.error:.4g}, bound {first.bound:.4g}"
     return f"{where}: computed {first.value:.9g}, exact {first.exact:.9g}{limit}"
+
+
+MAX_NUMBERS = 1 << 15
+"""Of a reduced case that is explained by itself; one of more stays what it was."""
+
+
+@dataclass(frozen=True)
+class ReducedCase:
+    """What came of a case: the ``explanation`` of it, or of what it was reduced to; None where it does not fail.
+
+    ``original`` is the case itself as it was reduced, of so many ``tries``.
+    """
+
+    explanation: Explanation
+    original: ConcreteCase | None = None
+    problem: ConcreteCase | None = None
+    tries: int = 0
+    is_smallest: bool = False
+
+
+def reduce_case(
+    case: Case,
+    implementation: Implementation,
+    dtype: str,
+    limits: Limits,
+    tries: int = MAX_TRIES,
+    seconds: float = MAX_SECONDS,
+) -> ReducedCase:
+    """Reduce a case that fails in a fresh process. Raises ``CaseError`` where a list cannot be used."""
+    plain = explain_case(case, implementation, dtype, limits)
+    if not plain.fails:
+        return ReducedCase(plain)
+    judge = WorkerJudge(implementation, limits, ())
+    try:
+        problem = concrete_case(case, dtype)
+        wanted = symptom_of(judge.afresh(problem))
+        if wanted is None:  # it is not the numbers that make it fail
+            return ReducedCase(plain, problem, problem)
+        reduced = reduce_problem(problem, lambda each: judge.symptom(each) == wanted, tries, seconds)
+        simplest, explanation = simplest_afresh(reduced, judge, wanted)
+        if simplest.elements > MAX_NUMBERS:
+            return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)
+        spelled = read_concrete(simplest, Path(), "search/reduced", MAX_NUMBERS)
+        explanation = replace(explanation, case=spelled)
+    except CaseError:
+        return ReducedCase(plain)
+    finally:
+        judge.close()
+    return ReducedCase(explanation, problem, simplest, reduced.tries, reduced.is_smallest)

@@ -1,11 +1,22 @@
 """The shapes of the soundness campaign's problems: a pool of them, from which every problem takes one.
 
 Frameworks compile anew for each shape, JAX every single operation, so that there are few.
+
+Shapes at the edges of tiles, for a search: small ones mostly, and lengths just before, at and behind a power of two.
+
+A campaign that compares frameworks takes its shapes from a pool (``shapes.py``); here every problem has its own.
+
+The regimes of values: what the numbers of a random problem look like.
+
+Each regime draws a query (B, H, Lq, D), a key (B, Hkv, Lk, D) and a value (B, Hkv, Lk, Dv) in float64. ``GENERIC`` are
+those whose rounding errors behave like noise; the others are structured: their errors agree with each other, and
+statistics do not apply.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -172,3 +183,176 @@ def _lengths(random: Random, most: int, share_alike: float) -> tuple[int, int]:
             return one, one
         if one != other:
             return one, other
+
+
+EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+_SMALL = 9
+_BEYOND = (65, 127, 128, 129, 160, 192, 193, 255, 256, 257, 259)
+_SHARE_BEYOND_TILES = 0.06
+_LONGEST = 300
+_MANY_NUMBERS = 1 << 10
+"""Problems of more numbers than this are drawn less often in proportion, but not below ``_LEAST_SHARE``."""
+_LEAST_SHARE = 0.15
+_MAX_NUMBERS = 1 << 15
+_MAX_ENTRIES_AT_EDGES = 1 << 14
+
+
+def draw_at_edges(kind: str, random: Random) -> Dimensions:
+    """Draw the shape of a problem of a kind."""
+    if random.rand() < _SHARE_BEYOND_TILES:
+        return _beyond_tiles(random)
+    while True:
+        dims = _draw(random)
+        numbers = dims.B * (dims.H * dims.Lq * dims.D + dims.Hkv * dims.Lk * (dims.D + dims.Dv)) + dims.entries
+        share = max(_LEAST_SHARE, _MANY_NUMBERS / numbers)
+        if (
+            numbers <= _MAX_NUMBERS
+            and dims.entries <= max_entries(kind, _MAX_ENTRIES_AT_EDGES)
+            and random.rand() < share
+        ):
+            return dims
+
+
+def _draw(random: Random) -> Dimensions:
+    heads = KERNEL_HEADS if random.rand() < 0.1 else HEADS
+    query_heads, shared = heads[random.randint(len(heads))]
+    batch = int(random.choice([1, 1, 1, 2, 2, 3, 5, 17], p=[0.25, 0.2, 0.1, 0.2, 0.15, 0.06, 0.03, 0.01]))
+    queries, keys = _length(random), _length(random)
+    width, value_width = _width(random), _width(random)
+    keys = queries if random.rand() < 0.2 else keys
+    value_width = width if random.rand() < 0.35 else value_width
+    models = (int(each) for each in random.randint(1, 13, 4))
+    lengths = (batch, query_heads, queries, keys, width, value_width, *models, shared)
+    return Dimensions(*lengths)
+
+
+def _beyond_tiles(random: Random) -> Dimensions:
+    """Draw long queries and keys of one head: what goes wrong behind the first tiles."""
+    queries, keys = (int(random.choice(_BEYOND)) for _ in range(2))
+    keys = queries if random.rand() < 0.3 else keys
+    width, value_width, *models = (int(each) for each in random.randint(1, _SMALL, 6))
+    lengths = (1, 1, queries, keys, width, value_width, *models, 1)
+    return Dimensions(*lengths)
+
+
+def _length(random: Random) -> int:
+    """Draw a length: small, at an edge, or any up to some hundreds."""
+    which = random.rand()
+    if which < 0.6:
+        return int(random.randint(1, _SMALL + 1))
+    if which < 0.9:
+        return int(random.choice(EDGES))
+    return round(math.exp(random.uniform(0, math.log(_LONGEST))))
+
+
+def _width(random: Random) -> int:
+    """Draw a width: small mostly, or one for which kernels have a path of their own, or beside one."""
+    which = random.rand()
+    if which < 0.7:
+        return int(random.randint(1, _SMALL + 1))
+    if which < 0.9:
+        return int(random.choice(WIDTHS))
+    return int(random.choice(WIDTHS)) + int(random.choice([-1, 1]))
+
+
+Triple: TypeAlias = tuple[Real, Real, Real]
+
+
+def raw_scores(query: Real, key: Real) -> Real:
+    """Return q k^T (B, H, Lq, Lk), each key head shared by its group of query heads."""
+    groups = query.shape[1] // key.shape[1]
+    scores: Real = query @ np.repeat(key, groups, axis=1).swapaxes(-1, -2)
+    return scores
+
+
+def _normal(random: Random, dims: Dimensions) -> Triple:
+    return (
+        random.randn(dims.B, dims.H, dims.Lq, dims.D),
+        random.randn(dims.B, dims.Hkv, dims.Lk, dims.D),
+        random.randn(dims.B, dims.Hkv, dims.Lk, dims.Dv),
+    )
+
+
+def _uniform(random: Random, dims: Dimensions) -> Triple:
+    low = random.choice([-1.0, 0.0])
+    query, key, value = (random.uniform(low, 1, array.shape) for array in _normal(random, dims))
+    return query, key, value
+
+
+def _peaky(random: Random, dims: Dimensions) -> Triple:
+    query, key, value = _normal(random, dims)
+    return query * random.uniform(4, 30), key, value
+
+
+def _logits_80(random: Random, dims: Dimensions) -> Triple:
+    query, key, value = _normal(random, dims)
+    largest = np.abs(raw_scores(query, key)).max() / math.sqrt(dims.D)
+    return query * (80 / largest), key, value
+
+
+def _tiny(random: Random, dims: Dimensions) -> Triple:
+    """Products that underflow in float32, and weights that are nearly uniform."""
+    query, key, value = (array * 10 ** random.uniform(-25, -2) for array in _normal(random, dims))
+    return query, key, value
+
+
+def _cancelling(random: Random, dims: Dimensions) -> Triple:
+    """Columns in pairs whose products cancel except for a small part."""
+    query, key, value = _normal(random, dims)
+    half = dims.D // 2
+    query[..., half : 2 * half] = query[..., :half]
+    key[..., half : 2 * half] = -key[..., :half] * (1 + 1e-3 * random.randn(*key[..., :half].shape))
+    return query * 10 ** random.uniform(0, 2), key, value
+
+
+def _common_offset(random: Random, dims: Dimensions) -> Triple:
+    """One column whose product adds nearly the same large number to every logit."""
+    query, key, value = _normal(random, dims)
+    offset = math.sqrt(10 ** random.uniform(1, 3) * math.sqrt(dims.D))
+    query[..., 0] += offset
+    key[..., 0] += offset
+    return query, key, value
+
+
+def _heavy_tailed(random: Random, dims: Dimensions) -> Triple:
+    query, key, value = (random.standard_t(1.5, array.shape) for array in _normal(random, dims))
+    return query, key, value
+
+
+def _repeated_keys(random: Random, dims: Dimensions) -> Triple:
+    query, key, value = _normal(random, dims)
+    kept = random.randint(0, max(1, dims.Lk // 4), dims.Lk)
+    return query, key[..., kept, :], value
+
+
+def _offset_values(random: Random, dims: Dimensions) -> Triple:
+    query, key, value = _normal(random, dims)
+    return query, key, value + 10 ** random.uniform(1, 6)
+
+
+def _heavy_values(random: Random, dims: Dimensions) -> Triple:
+    query, key, value = _normal(random, dims)
+    return query, key, value * np.exp(4 * random.randn(*value.shape))
+
+
+def _small_integers(random: Random, dims: Dimensions) -> Triple:
+    query, key, value = (random.randint(-4, 5, array.shape).astype(np.float64) for array in _normal(random, dims))
+    return query, key, value
+
+
+REGIMES: Mapping[str, Callable[[Random, Dimensions], Triple]] = {
+    "normal": _normal,
+    "uniform": _uniform,
+    "peaky": _peaky,
+    "logits 80": _logits_80,
+    "tiny": _tiny,
+    "cancelling": _cancelling,
+    "common offset": _common_offset,
+    "heavy-tailed": _heavy_tailed,
+    "repeated keys": _repeated_keys,
+    "offset values": _offset_values,
+    "heavy values": _heavy_values,
+    "small integers": _small_integers,
+}
+
+GENERIC = frozenset({"normal", "uniform", "peaky", "logits 80", "common offset", "heavy-tailed", "heavy values"})

@@ -5,6 +5,28 @@ fails now and did not before, expected failures and what is unsupported being no
 now raises, crashes or takes too long; it got *better* where the opposite is so; everything else is another change. That
 alone decides the exit code: errors that grew within their bounds are reported (``errors.py`` says when), and so
 are cases, implementations and versions that differ. An evaluation that only one of the results has got neither.
+
+Errors that grew by more than rounding explains, between two results of the same cases.
+
+Both results are of the same inputs and compared with the same exact answer, so a version, a processor or a BLAS that
+sums in another order changes errors too, and none of that is worth a line. What is compared is therefore not the error,
+and not its ratio to the bound B either: of a small tensor one rounding more or less moves that from 0.1 to 0.9. It is
+z, the error over its statistical scale sigma (docs/numerics.md, sections 5 and 7), which rounding keeps small in
+whatever order it happens. An error grew where, against the exact answer or in the step from the implementation's own
+previous stage,
+
+- it is beyond rounding noise now: the largest z exceeds max(3, lambda(N) / 2) over the N elements of the stage, the
+  limit of a warning, or the tier is warning or worse now and was not before; and
+- it is more than twice what it was: the largest z, or the root mean square of z.
+
+It shrank where the same holds the other way round. What grew without failing is within its bound still: it is told and
+fails nothing. On inputs that are not generic errors may add up in one direction, so that z says less there; the rule is
+the same, as twice as much beyond noise is worth a look.
+
+On the bundled corpus the rule tells nothing between any two of the four frameworks' eager modes, which sum in different
+orders, call different BLAS and exponentials; a ratio that doubled and exceeds 0.1 would tell 13 to 29 stages of each.
+
+The frames of a difference, and what differs besides numbers: versions, processors, implementations.
 """
 
 from __future__ import annotations
@@ -12,22 +34,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from attncheck.errors import ExitCode, UsageError
-from attncheck.reports.answer import what_is_wrong
+from attncheck.judging.tiers import Tier, noise_limit
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
-from attncheck.reports.diff.errors import error_changes
-from attncheck.reports.diff.frames import (
-    CASE_CHANGES,
-    VERDICT_CHANGES,
-    environment_changes,
-    expected_failure_changes,
-    typed,
-)
+from attncheck.reports.expected_failures import ExpectedFailureGroup, expected_failure_groups
 from attncheck.reports.frames import Frames, failing, records
+from attncheck.reports.summary import what_is_wrong
 from attncheck.results.same_cases import changed
 from attncheck.verdicts import Verdict
 
@@ -241,3 +258,215 @@ def _case_changes(
         elif lines := _changed(before.cases[case], after.cases[case]):
             rows.append(("changed", case, failing[1][case], "; ".join(lines)))
     return typed(pd.DataFrame(rows, columns=list(CASE_CHANGES)), CASE_CHANGES)
+
+
+_ERROR_KEYS = ["environment", "implementation", "case", "dtype", "stage"]
+_GROWTH = 2.0
+_MEASURES = {
+    "accumulated": {"z": "largest_z", "mean": "mean_z", "ratio": "ratio", "tier": "tier"},
+    "introduced": {"z": "introduced_z", "ratio": "introduced_ratio", "tier": "introduced_tier"},
+}
+
+
+def error_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """Return what grew and what shrank of two ``results`` frames whose environments have the same names."""
+    parts = [
+        _changes(one, other, change, measure)
+        for measure in _MEASURES
+        for change, one, other in (("grew", before, after), ("shrank", after, before))
+    ]
+    found = typed(pd.concat(parts), ERROR_CHANGES)
+    if found.empty:
+        return found
+    # One line per stage: the measure in which it is larger.
+    found = found.assign(largest=found[["before_z", "after_z"]].max(axis=1))
+    found = found.sort_values(["change", "largest", *_ERROR_KEYS, "measure"], ascending=[True, False, *[True] * 6])
+    return found.drop_duplicates(["change", *_ERROR_KEYS]).drop(columns="largest").reset_index(drop=True)
+
+
+def _changes(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: str) -> pd.DataFrame:
+    names = _MEASURES[measure]
+    noisy = higher[_beyond_noise(higher, names)]
+    joined = _measured(noisy, names).merge(_measured(lower, names), on=_ERROR_KEYS, suffixes=("_higher", "_lower"))
+    known_limit = joined["z_higher"] > joined["limit_higher"]
+    new_tier = joined["tier_higher"].ne(Tier.WITHIN) & joined["tier_lower"].eq(Tier.WITHIN)
+    grown = joined["z_higher"] > _GROWTH * joined["z_lower"]
+    if "mean" in names:
+        grown |= joined["mean_higher"] > _GROWTH * joined["mean_lower"]
+    joined = joined[(known_limit | new_tier) & grown].assign(change=change, measure=measure)
+    first, second = ("lower", "higher") if change == "grew" else ("higher", "lower")
+    return joined.rename(
+        columns={
+            f"{name}_{side}": f"{when}_{name}"
+            for name in ("z", "ratio", "tier")
+            for side, when in ((first, "before"), (second, "after"))
+        }
+    )
+
+
+def _measured(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Return the keys and what is measured, where it is, under the same names for both measures."""
+    kept = rows[rows[names["z"]].notna()]
+    measured = kept[[*_ERROR_KEYS, *names.values()]].rename(columns={own: name for name, own in names.items()})
+    return measured.assign(limit=_limits(kept["shape"]))
+
+
+def _beyond_noise(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.Series[bool]:
+    return rows[names["z"]].gt(_limits(rows["shape"])) | (
+        rows[names["tier"]].notna() & rows[names["tier"]].ne(Tier.WITHIN)
+    )
+
+
+def _limits(shapes: pd.Series[str]) -> pd.Series[float]:
+    """Return the limit of z for tensors of each shape, written 1x2x5x5."""
+    limits = {shape: noise_limit(prod(_lengths(shape))) for shape in shapes.dropna().unique()}
+    return shapes.map(limits).astype("float64")
+
+
+def _lengths(shape: str) -> list[int]:
+    return [int(length) for length in shape.split("x") if length.isdigit()]
+
+
+DIFF_COLUMNS: Mapping[str, str] = {
+    "environment": "label of the run, of both where they have different ones",
+    "implementation": "backend and mode",
+    "case": "id of the case",
+    "dtype": "working dtype of inputs and results",
+    "stage": "named intermediate, or derived quantity",
+    "change": "of verdicts worse, better or other; of errors grew or shrank; else added, removed, changed",
+    "before": "verdict, version or value in the first results; empty where there is none",
+    "after": "the same in the second",
+    "before_stage": "where it began to go wrong in the first results; empty where nothing failed",
+    "after_stage": "the same in the second",
+    "case_changed": "whether the two results mean different cases by this id, so that errors were not compared",
+    "message": "what is wrong now, in words, or what was wrong before",
+    "measure": "accumulated: against the exact answer; introduced: by the step from the implementation's own stage",
+    "before_z": "largest error in units of its statistical scale, in the first results",
+    "after_z": "the same in the second",
+    "before_ratio": "largest error over its bound, in the first results; 1 is the limit",
+    "after_ratio": "the same in the second",
+    "before_tier": "within, warning (noisy), statistical or proven (wrong), in the first results",
+    "after_tier": "the same in the second",
+    "verdict": "one word: docs/reference/verdicts.md",
+    "before_cases": "in how many cases the expected failure happened in the first results",
+    "after_cases": "the same in the second",
+    "reason": "why the failure is expected",
+    "thread": "where that is discussed",
+    "failing": "evaluations of the case that fail: of a removed case in the first results, else in the second",
+    "what": "what of it differs",
+}
+
+VERDICT_CHANGES = (
+    "change",
+    "environment",
+    "implementation",
+    "case",
+    "dtype",
+    "before",
+    "before_stage",
+    "after",
+    "after_stage",
+    "case_changed",
+    "message",
+)
+ERROR_CHANGES = (
+    "change",
+    "environment",
+    "implementation",
+    "case",
+    "dtype",
+    "stage",
+    "measure",
+    "before_z",
+    "after_z",
+    "before_ratio",
+    "after_ratio",
+    "before_tier",
+    "after_tier",
+)
+KNOWN_CHANGES = (
+    "change",
+    "environment",
+    "implementation",
+    "verdict",
+    "stage",
+    "before_cases",
+    "after_cases",
+    "reason",
+    "thread",
+)
+CASE_CHANGES = ("change", "case", "failing", "what")
+ENVIRONMENT_CHANGES = ("change", "environment", "what", "before", "after")
+
+_NUMBERS = {
+    **dict.fromkeys(("before_z", "after_z", "before_ratio", "after_ratio"), "float64"),
+    **dict.fromkeys(("before_cases", "after_cases", "failing"), "int64"),
+    "case_changed": "bool",
+}
+
+
+def typed(frame: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
+    """Return the columns in order and in their types, also where there is no row to tell them from."""
+    return frame[list(columns)].astype({name: _NUMBERS.get(name, "str") for name in columns}).reset_index(drop=True)
+
+
+_HIDDEN = frozenset({"environment", "command", "complete", "exit_code"})
+"""Columns of environments that say how a run was started and ended, not where it ran."""
+_FEATURES = "cpu features"
+
+
+def environment_changes(before: Frames, after: Frames) -> pd.DataFrame:
+    """Return environments and implementations added or removed, and versions and processors that differ."""
+    facts = [_facts(frames) for frames in (before, after)]
+    rows = []
+    for environment, what in dict.fromkeys([*facts[0], *facts[1]]):
+        one, other = (of.get((environment, what)) for of in facts)
+        if one == other:
+            continue
+        change = "added" if one is None else "removed" if other is None else "changed"
+        if what == _FEATURES and one is not None and other is not None:
+            one, other = _without(one, other), _without(other, one)
+        rows.append((change, environment, what, one or "", other or ""))
+    return typed(pd.DataFrame(rows, columns=list(ENVIRONMENT_CHANGES)), ENVIRONMENT_CHANGES)
+
+
+def _facts(frames: Frames) -> dict[tuple[str, str], str]:
+    """Return what is said of each environment, by its label and by what is said, as text."""
+    facts = {
+        (row["environment"], str(name).removeprefix("version_").replace("_", " ")): _text(value)
+        for row in records(frames.environments)
+        for name, value in row.items()
+        if name not in _HIDDEN and not pd.isna(value)
+    }
+    for column in frames.columns:
+        facts[column.environment, f"implementation {column.implementation}"] = column.version
+    return facts
+
+
+def _without(names: str, others: str) -> str:
+    """Return those of many names that the other side has not."""
+    return " ".join(sorted(set(names.split()) - set(others.split())))
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
+    """Return the expected failures that appeared, went, or happen in more or fewer cases."""
+    first, second = ({_of(group): group for group in expected_failure_groups(frames)} for frames in (before, after))
+    rows = []
+    for key in sorted(first.keys() | second.keys()):
+        one, other = first.get(key), second.get(key)
+        counts = [len(group.cases) if group else 0 for group in (one, other)]
+        group = other or one
+        if counts[0] == counts[1] or group is None:
+            continue
+        change = "appeared" if one is None else "went" if other is None else "changed"
+        changed = (change, *key[:3], group.begins_at, *counts, group.reason, group.thread)
+        rows.append(changed)
+    return typed(pd.DataFrame(rows, columns=list(KNOWN_CHANGES)), KNOWN_CHANGES)
+
+
+def _of(group: ExpectedFailureGroup) -> tuple[str, str, str, str]:
+    return group.environment, group.implementation, group.verdict, group.reason

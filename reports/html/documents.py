@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from attncheck.reports.cells import FAILS_A_RUN, cell_table, is_unsupported
-from attncheck.reports.documents.pages import DocumentCase, DocumentPage, document_pages
+from attncheck.reports.documents import DocumentCase, DocumentPage, document_pages
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.contents import LETTERS_PER_INPUT, LETTERS_PER_NUMBER, Budget, within
-from attncheck.reports.html.pictures import Heat, heat_of
-from attncheck.reports.html.text import Anchors, unique_slugs
+from attncheck.reports.html.contents import LETTERS_PER_INPUT, LETTERS_PER_NUMBER, Anchors, Budget, unique_slugs, within
+from attncheck.reports.html.evidence import Heat, heat_of
 from attncheck.reports.printed_numbers import NumberCounts, number_counts_of
 
 _MAX_IN_PART = 10

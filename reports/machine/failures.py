@@ -10,11 +10,11 @@ import pandas as pd
 
 from attncheck.explain import NUMBERS, Explanation
 from attncheck.reading.record import case_record
-from attncheck.reports.answer import findings
 from attncheck.reports.commands import commands_again
+from attncheck.reports.failure_patterns import shape_text
 from attncheck.reports.frames import Frames, failing, once_for_frames, records
 from attncheck.reports.machine.documents import Failure
-from attncheck.reports.simplest import shape_text
+from attncheck.reports.summary import findings
 from attncheck.verdicts import Verdict
 
 AGAIN = ("explain", "repro")

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import what_is_wrong
 from attncheck.reports.bisection import Bisection
 from attncheck.reports.diff.difference import WORSE, Difference
 from attncheck.reports.diff.text import sentences
@@ -22,6 +21,7 @@ from attncheck.reports.machine.other_documents import (
     ReleaseRecord,
 )
 from attncheck.reports.machine.text import header
+from attncheck.reports.summary import what_is_wrong
 
 _KEYS = ["environment", "implementation", "case", "dtype"]
 

@@ -1,25 +1,37 @@
-"""The document of a report: what check, report and vectors verify print."""
+"""The document of a report: what check, report and vectors verify print.
+
+The document of what holds between two calls.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import make_summary, verdict_table
+from attncheck.properties.rows import PropertyRow, sentence_of
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import judged_counts, unjudged
 from attncheck.reports.defects import Defect, defects
+from attncheck.reports.failure_patterns import InCommon as Found
+from attncheck.reports.failure_patterns import in_common
 from attncheck.reports.frames import Frames
-from attncheck.reports.in_common import InCommon as Found
-from attncheck.reports.in_common import in_common
-from attncheck.reports.machine.documents import CoverageRecord, DefectRecord, InCommon, Outcome, Stopped
+from attncheck.reports.machine.documents import CoverageRecord, DefectRecord, InCommon, Outcome, PropertyRecord, Stopped
 from attncheck.reports.machine.failures import failures_of
-from attncheck.reports.machine.of_properties import property_record
+from attncheck.reports.machine.other_documents import PropertiesDocument
 from attncheck.reports.machine.text import header
 from attncheck.reports.printed_numbers import number_counts
-from attncheck.reports.properties import asked_rows, broken_properties, property_table, words_by_title
+from attncheck.reports.properties import (
+    asked_rows,
+    broken_properties,
+    command_for,
+    failing_first,
+    property_table,
+    words_by_title,
+)
+from attncheck.reports.summary import make_summary, verdict_table
 
 
 def outcome_document(
@@ -97,3 +109,25 @@ def _in_common(found: Found) -> InCommon:
         passing_elsewhere=found.passing_elsewhere,
         counted=f"{found.noun}s",
     )
+
+
+def properties_document(
+    rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]], code: ExitCode, notes: Sequence[str]
+) -> PropertiesDocument:
+    """Return every way in which properties were asked; ``again`` names implementations on a command line."""
+    commands = (command_for(row, again) for row in failing_first(rows)[:1])
+    return PropertiesDocument(
+        attncheck=header("properties"),
+        exit_code=int(code),
+        answer=sentence_of(rows),
+        failures=[],
+        next=[each for each in commands if each],
+        notes=list(notes),
+        properties=[property_record(row, again if row.fails_run else {}) for row in rows],
+    )
+
+
+def property_record(row: PropertyRow, again: Mapping[str, Sequence[str]]) -> PropertyRecord:
+    """Return one way in which a property was asked."""
+    command = command_for(row, again) if again else ""
+    return PropertyRecord(**row.as_record(), fails=row.fails_run, next=[command] if command else [])

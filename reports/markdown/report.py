@@ -2,6 +2,12 @@
 
 The answer; the verdict of every case; each document's printed numbers beside each framework's; the largest differences;
 versions.
+
+Each document's numbers beside each framework's, in Markdown.
+
+Properties in Markdown: implementation by property, and what fails with its numbers.
+
+The report's section on verdicts: every case on every implementation, or, of very many, what does not agree.
 """
 
 from __future__ import annotations
@@ -11,9 +17,20 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.reports.answer import make_summary
+from attncheck.elements import written_element
 from attncheck.reports.commands import first_commands
 from attncheck.reports.defects import Defect, defects
+from attncheck.reports.documents import (
+    DocumentCase,
+    DocumentPage,
+    Expectation,
+    NumberLine,
+    NumberTable,
+    Value,
+    as_matrix,
+    count,
+    document_pages,
+)
 from attncheck.reports.expected_failures import (
     EMPTY_ROWS_NOTE,
     EXPECTED_FAILURES_NOTE,
@@ -22,6 +39,7 @@ from attncheck.reports.expected_failures import (
     empty_rows,
     expected_failure_groups,
 )
+from attncheck.reports.failure_patterns import described, in_common_lines
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -30,13 +48,24 @@ from attncheck.reports.frames import (
     element_in,
     environment_facts,
     records,
+    rows_judged,
     under_erratum,
 )
-from attncheck.reports.in_common import in_common_lines
-from attncheck.reports.markdown.text import code, commands, escape, number, table
-from attncheck.reports.markdown.verdicts import verdict_section
+from attncheck.reports.html.contents import unique_slugs
+from attncheck.reports.markdown.text import code, commands, details, escape, number, table
 from attncheck.reports.printed_numbers import number_counts_of
-from attncheck.reports.simplest import described
+from attncheck.reports.properties import (
+    OUTCOMES_NOTE,
+    PropertyCell,
+    asked_rows,
+    command_for,
+    failing_first,
+    property_table,
+    words_by_title,
+)
+from attncheck.reports.summary import make_summary, verdict_table
+from attncheck.reports.terminal import verdict_counts
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
@@ -170,7 +199,6 @@ def render_markdown(frames: Frames) -> str:
 def _properties(frames: Frames) -> list[list[str]]:
     if not frames.properties:
         return []
-    from attncheck.reports.markdown.properties import properties_section
 
     return [properties_section(frames)]
 
@@ -178,7 +206,6 @@ def _properties(frames: Frames) -> list[list[str]]:
 def _documents(frames: Frames) -> list[list[str]]:
     if not documents_of(frames):
         return []
-    from attncheck.reports.markdown.documents import document_sections
 
     return document_sections(frames)
 
@@ -307,3 +334,222 @@ def _environments(frames: Frames) -> list[str]:
     rows = [[escape(name), *map(escape, texts)] for name, texts in environment_facts(frames)]
     headings = ["", *map(escape, frames.environments["environment"])]
     return ["## Environments", "", *table(headings, rows)]
+
+
+_MAX_VISIBLE = 40
+"""Longer tables are folded away."""
+
+
+Images = Mapping[str, Sequence[str]]
+"""Lines of Markdown that show what is drawn of a case, by its id."""
+
+
+def document_sections(frames: Frames, images: Images | None = None) -> list[list[str]]:
+    """Return a section per document: its cases, and in each what it prints and what it computes without printing.
+
+    Without images each section leads to the pictures of the HTML report, which has those of everything that fails.
+    """
+    pages = document_pages(frames)
+    if not pages:
+        return []
+    opening = [
+        "## Documents",
+        "",
+        "Each number that a document prints, beside the exact answer and what each implementation computes; elements "
+        "count from 0.",
+    ]
+    names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
+    drawn = [f"Drawn in [report.html](report.html#document-{name})." if images is None else "" for name in names]
+    return [opening, *(_document(page, images or {}, where) for page, where in zip(pages, drawn, strict=True))]
+
+
+def _document(page: DocumentPage, images: Images, drawn: str) -> list[str]:
+    by = f", by {escape(page.author)}" if page.author else ""
+    section = f"; {escape(page.section)}" if page.section else ""
+    lines = [f"### {escape(page.title)}", "", f"*{escape(page.source)}*{by}{section}.", ""]
+    lines += [f"- {escape(note)}" for note in page.notes]
+    lines += ["", drawn] if drawn else []
+    return [*lines, *(line for case in page.cases for line in _case(case, images))]
+
+
+def _case(case: DocumentCase, images: Images) -> list[str]:
+    lines = ["", f"#### {escape(case.name)}", "", *map(escape, case.notes), *images.get(case.id, ())]
+    for expectation in case.expectations:
+        lines += ["", *_expectation(expectation)]
+    return lines
+
+
+def _expectation(expected: Expectation) -> list[str]:
+    title = f"**{code(expected.name)}**"
+    if expected.called:
+        title = f"**{escape(expected.called)}** (stage {code(expected.name)})"
+    if not expected.tables:
+        return [f"{title}: {escape(expected.holds[0].lower() + expected.holds[1:])}"]
+    notes = [escape(note) for note in expected.notes]
+    if expected.erratum:
+        notes.append(f"**Erratum.** {escape(expected.erratum)}")
+    holds = f"**{escape(expected.holds)}**" if expected.fails else escape(expected.holds)
+    if expected.basis == "unprinted":
+        lines = [f"{title}: computed, not printed. {holds}", *(f"\n{note}" for note in notes)]
+        return [*lines, "", escape(expected.spread), "", *_matrix(expected.tables[0])]
+    lines = [f"{title}: {holds}", *(f"\n{note}" for note in notes), ""]
+    for numbers in expected.tables:
+        body = _number_table(numbers, expected.basis)
+        if numbers.dtype == DTYPES[0] and len(numbers.lines) <= _MAX_VISIBLE:
+            lines += [*body, ""]
+        else:
+            lines += [*details(f"{numbers.dtype}: {count(len(numbers.lines))}", body), ""]
+    return lines[:-1]
+
+
+def _number_table(numbers: NumberTable, basis: str) -> list[str]:
+    """One line per number: the document's, the exact one, then each implementation's."""
+    with_environment = len({column.environment for column in numbers.columns}) > 1
+    titles = [escape(column.title(with_environment=with_environment)) for column in numbers.columns]
+    rows = [[line.index, _printed(line), line.exact, *map(_value, line.values)] for line in numbers.lines]
+    return table(["element", basis, "exact", *titles], rows, "lrr" + "r" * len(titles))
+
+
+def _value(value: Value | None) -> str:
+    if value is None:
+        return ""
+    return f"{value.text} **{value.verdict}**" if value.state else value.text
+
+
+def _printed(line: NumberLine) -> str:
+    return f"{code(line.printed)} **{line.mark_text}**" if line.mark_text else code(line.printed)
+
+
+def _matrix(numbers: NumberTable) -> list[str]:
+    """Show the exact numbers as a matrix."""
+    lines: Sequence[NumberLine] = numbers.lines
+    matrix = as_matrix(lines)
+    caption = f"exact answer for {numbers.dtype}"
+    headings = [caption, *map(str, range(max(map(len, matrix.values()))))]
+    body = table(headings, [[row, *cells] for row, cells in matrix.items()], "l" + "r" * len(headings))
+    return body if len(lines) <= _MAX_VISIBLE else details(f"{caption}: {count(len(lines))}", body)
+
+
+_MAX_COMMANDS = 3
+
+
+def properties_section(frames: Frames) -> list[str]:
+    """Return a line per property with what it comes to on each implementation; nothing where none was asked."""
+    rows = asked_rows(frames)
+    if not rows:
+        return []
+    shown = property_table(rows)
+    lines = [[code(line.name), escape(line.says), *map(_property_cell, line.cells)] for line in shown.lines]
+    headings = ["property", "what must hold", *map(escape, shown.columns)]
+    section = ["## Properties", "", OUTCOMES_NOTE, "", *table(headings, lines)]
+    failing = failing_first(rows)
+    if not failing:
+        return section
+    wrong = [
+        [
+            *(escape(row.implementation), code(row.property_name), code(row.case), row.dtype, f"**{row.outcome}**"),
+            written_element(row.index, row.stage),
+            *map(_number, (row.first, row.second, row.exact, row.first_bound, row.second_bound)),
+            escape(row.sentence),
+        ]
+        for row in failing[:_MAX_LISTED]
+    ]
+    columns = ["implementation", "property", "case", "dtype", "outcome", "element", "first", "second", "exact"]
+    columns += ["its bound", "the other's", "what happened"]
+    section += ["", "### Properties that do not hold", "", *table(columns, wrong, "llllllrrrrrl")]
+    if len(failing) > _MAX_LISTED:
+        section += ["", f"And {len(failing) - _MAX_LISTED} more, in `properties.csv`."]
+    again = words_by_title(frames)
+    shown_again = commands([line for row in failing[:_MAX_COMMANDS] if (line := command_for(row, again))])
+    return [*section, "", *shown_again[:-1]] if shown_again else section
+
+
+def _number(value: float | None) -> str:
+    """Write a number shortly, NaN too: it is what went wrong."""
+    return "" if value is None else f"{value:.6g}"
+
+
+def _property_cell(cell: PropertyCell) -> str:
+    text = escape(cell.text)
+    if cell.state == "failing":
+        return f"**{text}**"
+    return f"{text}, expected" if cell.state == "xfail" else text
+
+
+_MAX_LISTED_CASES, _MAX_CELLS = 2_000, 40_000
+"""A forge shows no file of many megabytes, and nobody reads one."""
+
+Verdicts = Mapping[str, Mapping[Column, str]]
+
+
+def verdict_section(frames: Frames) -> list[str]:
+    """Return the verdict of every case on every implementation, a table per topic."""
+    verdicts: Verdicts = verdict_table(frames)
+    most = min(_MAX_LISTED_CASES, max(1, _MAX_CELLS // max(1, len(frames.columns))))
+    lines = ["## Verdicts", ""]
+    if len(verdicts) > most:
+        shown = _not_agreeing(verdicts, most)
+        lines += _instead_of_all(frames, verdicts, len(shown))
+        verdicts = shown
+    return [
+        *lines,
+        *_tables(frames, verdicts),
+        "An implementation agrees where every stage is within its derived error bound of the exact answer, "
+        "statistically too on inputs for which that can be said, and where every printed number holds. Without another "
+        "word, all dtypes agree.",
+    ]
+
+
+def _not_agreeing(verdicts: Verdicts, most: int) -> Verdicts:
+    """Return the first cases in which some implementation does not agree: what fails before the rest."""
+    failing = [case for case, cells in verdicts.items() if any("**" in cell for cell in cells.values())]
+    others = [case for case, cells in verdicts.items() if set(cells.values()) != {"agree"}]
+    chosen = set(list(dict.fromkeys([*failing, *others]))[:most])
+    return {case: cells for case, cells in verdicts.items() if case in chosen}
+
+
+def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> list[str]:
+    """Say that not all is shown, and count what is not."""
+    others = sum(set(cells.values()) != {"agree"} for cells in verdicts.values())
+    which = f"the {shown:,}" if shown == others else f"{shown:,} of the {others:,}"
+    headings, counts = verdict_counts(frames)
+    return [
+        f"{len(verdicts):,} cases on {len(frames.columns):,} implementations are too many to be read one by one. The "
+        f"tables below show {which} in which some implementation does not agree or did not run, those that fail first; "
+        "every verdict is in `results.csv`. This is how many cases have which verdict:",
+        "",
+        *table([escape(heading) for heading in headings], [[escape(cell) for cell in line] for line in counts]),
+        "",
+    ]
+
+
+def _tables(frames: Frames, verdicts: Verdicts) -> list[str]:
+    with_environment = len({column.environment for column in frames.columns}) > 1
+    headings = ["case", *(escape(column.title(with_environment=with_environment)) for column in frames.columns)]
+    sampled = _sampled(frames)
+    by_file: dict[str, list[str]] = {}
+    for case in verdicts:
+        by_file.setdefault(frames.cases[case]["file"], []).append(case)
+    lines = []
+    for file, cases in by_file.items():
+        title = frames.cases[cases[0]]["title"]
+        rows = [
+            [
+                escape(frames.cases[case]["name"] + sampled.get(case, "")),
+                *(_verdict_cell(verdicts[case][column]) for column in frames.columns),
+            ]
+            for case in cases
+        ]
+        lines += [f"### {escape(title)} ({code(file)})", "", *table(headings, rows), ""]
+    return lines
+
+
+def _verdict_cell(words: str) -> str:
+    """Show a cell; a stage in it may have any name, only the stars around a verdict are markup."""
+    return escape(words).replace(r"\*\*", "**")
+
+
+def _sampled(frames: Frames) -> dict[str, str]:
+    """Say of each case in which some query rows stand for all how many."""
+    rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
+    return {row["case"]: f" ({rows_judged(row['judged_rows'], row['query_rows'])})" for row in records(rows)}

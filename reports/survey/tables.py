@@ -2,11 +2,14 @@
 
 Runs are reduced to rows one by one, so that what is judged in different environments, and at different times, stands in
 one table: a row takes the place of an earlier one of the same implementation in the same version.
+
+The findings of a survey: what is wrong in a release, each with its script, read from their document.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +20,9 @@ from typing import Any, NamedTuple
 from attncheck.errors import ResultsError
 from attncheck.properties.rows import PropertyOutcome, PropertyRow
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
+from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.properties import OUTCOMES_NOTE
-from attncheck.reports.simplest import given_of
-from attncheck.reports.survey.findings import Finding
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
 from attncheck.spec.properties import PROPERTIES
 from attncheck.verdicts import ALL_CASES, Verdict
@@ -300,3 +302,69 @@ def _versions_of(survey: Survey) -> list[tuple[str, str]]:
 def _on_any_processor(row: Judged) -> dict[str, int]:
     counts = {name: int(getattr(row, name)) for name in Judged._fields[3:]}
     return {"right or known": counts.pop("right") + counts.pop("known"), **counts}
+
+
+_HEADING = re.compile(r"^## (?P<library>\S+) (?P<release>\S+): (?P<title>.+)$", re.MULTILINE)
+_SCRIPT = re.compile(r"^```python\n(?P<script>.*?)^```\n?", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+_CODE = re.compile(r"`([^`]+)`")
+
+
+class Finding(NamedTuple):
+    """Something wrong in a release of a library: a title, the text about it, and a script that shows it."""
+
+    library: str
+    release: str
+    title: str
+    text: str
+    script: str
+
+    @property
+    def anchor(self) -> str:
+        """The place in the document, as Markdown readers name it."""
+        heading = f"{self.library} {self.release}: {self.title}".lower()
+        return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+
+    @property
+    def paragraphs(self) -> list[list[tuple[str, bool]]]:
+        """The text as paragraphs, each of pieces that are code or not."""
+        found = []
+        for paragraph in self.text.split("\n\n"):
+            pieces = _CODE.split(" ".join(paragraph.split()))
+            found.append([(piece, bool(place % 2)) for place, piece in enumerate(pieces) if piece])
+        return found
+
+
+def read_findings(path: Path) -> list[Finding]:
+    """Read a document with a heading ``## library release: title`` and a script for each finding.
+
+    Raises ``ResultsError`` where it cannot be read, or a finding has no script.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path} cannot be read: {error}") from None
+    headings = list(_HEADING.finditer(text))
+    if not headings:
+        raise ResultsError(f"{path}: expected a heading such as `## torch 2.13: what is wrong` for each finding")
+    ends = [*(each.start() for each in headings[1:]), len(text)]
+    return [_finding(path, each, text[each.end() : end]) for each, end in zip(headings, ends, strict=True)]
+
+
+def document_of(findings: Sequence[Finding]) -> str:
+    """Write findings as the document that ``read_findings`` reads."""
+    lines = ["# Findings", ""]
+    for each in findings:
+        lines += [f"## {each.library} {each.release}: {each.title}", ""]
+        lines += [each.text, ""] if each.text else []
+        lines += ["```python", each.script.rstrip("\n"), "```", ""]
+    return "\n".join(lines)
+
+
+def _finding(path: Path, heading: re.Match[str], body: str) -> Finding:
+    script = _SCRIPT.search(body)
+    if script is None:
+        raise ResultsError(f"{path}: {heading['title']!r} has no script; expected a block that begins with ```python")
+    around = body[: script.start()].strip() + "\n\n" + body[script.end() :].strip()
+    said = _LINK.sub(r"\1", around.strip())
+    return Finding(heading["library"], heading["release"], heading["title"], said, script["script"])

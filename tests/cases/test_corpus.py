@@ -19,12 +19,11 @@ from attncheck.attention.problem import Problem
 from attncheck.backends import EVERYTHING
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
-from attncheck.judging.special_rows import empty_rows, scores_shape, special_rows
-from attncheck.reading.canonical import AttentionProblem, canonical_form
+from attncheck.judging.undefined_rows import empty_rows, scores_shape, special_rows
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import bundled_expected_failures
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.lowered import lowered
+from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered
 from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, SCORE_INPUTS

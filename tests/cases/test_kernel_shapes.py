@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from attncheck.judging.special_rows import empty_rows
-from attncheck.reading.canonical import AttentionProblem
+from attncheck.judging.undefined_rows import empty_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import AttentionProblem
 from attncheck.reading.selection import select_cases
 from attncheck.reading.tiles import TEMPLATE, tile_row
 

@@ -25,7 +25,7 @@ from attncheck.execution.families import FAMILIES, Family
 from attncheck.execution.signatures import expected_signature
 from attncheck.properties.table import ASKED_BY
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
-from attncheck.reports.columns import COLUMNS, NUMBERS, PAIRS, RESULTS
+from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.machine.other_documents import DOCUMENTS
 from attncheck.reports.machine.schema import reference, results_schema
 from attncheck.spec.properties import PROPERTIES

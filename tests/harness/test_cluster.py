@@ -26,7 +26,7 @@ from attncheck.execution.user_code import Target, entry_of
 from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
-from attncheck.reports.making import make_frames
+from attncheck.reports.build_frames import make_frames
 from attncheck.reports.write import write_report
 from attncheck.results.reader import Run, read_run, read_runs
 from attncheck.run import RunSummary, Settings, run_cases
@@ -306,13 +306,11 @@ def test_what_no_worker_offers_is_named_before_anything_runs(
 def test_another_version_on_a_worker_is_refused(
     run: Callable[..., Any], processes: Processes, honest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attncheck.executors.dask import versions
+    from attncheck.executors.dask import tasks
 
     processes.have(1)
-    there = versions._version("numpy")
-    monkeypatch.setattr(
-        versions, "_version", lambda name, found=versions._version: "0.1" if name == "numpy" else found(name)
-    )
+    there = tasks._version("numpy")
+    monkeypatch.setattr(tasks, "_version", lambda name, found=tasks._version: "0.1" if name == "numpy" else found(name))
     with pytest.raises(UsageError, match=f"has other versions than this machine: numpy: {there} there, 0.1 here; ins"):
         run("other", honest, processes.address)
 
@@ -351,8 +349,7 @@ def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
-    from attncheck.executors.dask.tasks import JobContext, check_versions
-    from attncheck.executors.dask.versions import asked_of, found_here
+    from attncheck.executors.dask.tasks import JobContext, asked_of, check_versions, found_here
     from attncheck.judging.units import Judge
 
     kernel = tmp_path / "kernel.py"

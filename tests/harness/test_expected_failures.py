@@ -20,11 +20,11 @@ from attncheck.explain import explain_case
 from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
-from attncheck.reports.answer import make_summary, verdict_table
+from attncheck.reports.build_frames import make_frames
 from attncheck.reports.explanation import explanation_text
 from attncheck.reports.frames import Frames
-from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.summary import make_summary, verdict_table
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
 

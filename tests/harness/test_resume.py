@@ -21,7 +21,7 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import Selection, select_cases
-from attncheck.reports.making import make_frames
+from attncheck.reports.build_frames import make_frames
 from attncheck.results import resume
 from attncheck.results.format import Row
 from attncheck.results.parts import read_rows

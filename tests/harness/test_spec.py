@@ -23,7 +23,7 @@ from attncheck.execution.operations import call_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS, expected_signature
 from attncheck.judging.conventions import conventions_of
 from attncheck.quantities import QUANTITIES
-from attncheck.reading.canonical import AttentionProblem
+from attncheck.reading.lowering import AttentionProblem
 from attncheck.spec import (
     ASKED_BY,
     GRADIENTS,

@@ -17,9 +17,9 @@ from attncheck.cli import app
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
+from attncheck.reports.build_frames import make_frames
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
-from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
 from attncheck.results.format import EXACT, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs

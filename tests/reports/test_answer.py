@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import exit_code_of, make_summary, verdict_table, what_is_wrong
 from attncheck.reports.cells import Cell, State, cell_table, worst_cell
 from attncheck.reports.expected_failures import (
     ExpectedFailureGroup,
@@ -19,6 +18,7 @@ from attncheck.reports.expected_failures import (
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.markdown.report import link
 from attncheck.reports.printed_numbers import misprints
+from attncheck.reports.summary import exit_code_of, make_summary, verdict_table, what_is_wrong
 
 TWO = {"numpy.eager": "1.0", "torch.eager": "1.0"}
 

@@ -9,8 +9,11 @@ from xml.etree import ElementTree
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import exit_code_of, make_summary
-from attncheck.reports.badge import (
+from attncheck.reports.coverage import coverage, judged_counts, narrowings, unjudged
+from attncheck.reports.frames import Frames
+from attncheck.reports.html.render import render_html
+from attncheck.reports.summary import exit_code_of, make_summary
+from attncheck.reports.write import (
     AMBER,
     BLUE,
     GREEN,
@@ -23,9 +26,6 @@ from attncheck.reports.badge import (
     render_endpoint,
     render_svg,
 )
-from attncheck.reports.coverage import coverage, judged_counts, narrowings, unjudged
-from attncheck.reports.frames import Frames
-from attncheck.reports.html.render import render_html
 
 UNSUPPORTED: dict[str, Any] = {"stage": "", "verdict": "unsupported"}
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from attncheck.reports.answer import findings
 from attncheck.reports.ci import annotation_lines, render_ci_summary
 from attncheck.reports.defects import cause_line, defects
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
 from attncheck.reports.markdown.report import wrong_section
+from attncheck.reports.summary import findings
 from attncheck.reports.terminal import print_summary
 from attncheck.results.format import Row
 

@@ -14,21 +14,28 @@ from here import command_here
 from attncheck.errors import UsageError
 from attncheck.judging.tiers import noise_limit, threshold
 from attncheck.merge import merge_runs
-from attncheck.reports.diff import frames
-from attncheck.reports.diff.difference import Difference, make_difference
-from attncheck.reports.diff.errors import error_changes
-from attncheck.reports.diff.frames import (
+from attncheck.reports.build_frames import make_frames
+from attncheck.reports.diff import difference
+from attncheck.reports.diff.difference import (
     CASE_CHANGES,
     ENVIRONMENT_CHANGES,
     ERROR_CHANGES,
     KNOWN_CHANGES,
     VERDICT_CHANGES,
+    Difference,
+    error_changes,
+    make_difference,
     typed,
 )
-from attncheck.reports.diff.lines import WIDTH, change_lines, shortened
-from attncheck.reports.diff.text import render_diff_markdown, sentences, write_difference
+from attncheck.reports.diff.text import (
+    WIDTH,
+    change_lines,
+    render_diff_markdown,
+    sentences,
+    shortened,
+    write_difference,
+)
 from attncheck.reports.machine.of_differences import rows_of
-from attncheck.reports.making import make_frames
 from attncheck.results.reader import matched_runs, read_runs
 
 Side = Path | list[Path]
@@ -268,9 +275,9 @@ def test_every_frame_has_documented_columns_of_their_types(everything: Differenc
     wanted = ("VERDICT_CHANGES", "ERROR_CHANGES", "KNOWN_CHANGES", "CASE_CHANGES", "ENVIRONMENT_CHANGES")
     for frame, name in zip(tables.values(), wanted, strict=True):
         assert len(frame)
-        assert tuple(frame.columns) == getattr(frames, name)
-        assert set(frame.columns) <= frames.DIFF_COLUMNS.keys()
-        empty = frames.typed(frame.head(0), getattr(frames, name))
+        assert tuple(frame.columns) == getattr(difference, name)
+        assert set(frame.columns) <= difference.DIFF_COLUMNS.keys()
+        empty = difference.typed(frame.head(0), getattr(difference, name))
         assert list(empty.dtypes) == list(frame.dtypes)
 
 

@@ -11,13 +11,20 @@ import numpy as np
 import pytest
 
 from attncheck.reading.selection import select_cases
-from attncheck.reports.documents.drawings import Kept, drawings_of
-from attncheck.reports.documents.numbers import beside, element
-from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
+from attncheck.reports.documents import (
+    DocumentCase,
+    DocumentPage,
+    Expectation,
+    Kept,
+    beside,
+    document_pages,
+    drawings_of,
+    element,
+)
 from attncheck.reports.figures.heatmaps import heatmaps
 from attncheck.reports.figures.panels import MISPRINT, cell_text
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.pictures import heat_of
+from attncheck.reports.html.evidence import heat_of
 from attncheck.results.format import EXACT, INPUTS, StoredArray
 
 HOSTILE = "<script>alert(1)</script> $\\frac{ | `x` \x1b[31m"

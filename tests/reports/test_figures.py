@@ -15,16 +15,24 @@ from hypothesis import strategies as st
 
 from attncheck.reading.record import case_record
 from attncheck.reading.selection import select_cases
-from attncheck.reports.figures.error_maps import _crossed, error_map
-from attncheck.reports.figures.error_matrices import MAX_CELLS, describe_errors, error_matrices
-from attncheck.reports.figures.heatmaps import annotated_heatmap, heatmaps
-from attncheck.reports.figures.panels import Panel, describe, ink_on, panels_of, safe_text, shades, short_number
+from attncheck.reports.failure_patterns import in_common_lines, lengths_of
+from attncheck.reports.figures.heatmaps import _crossed, annotated_heatmap, error_map, heatmaps
+from attncheck.reports.figures.panels import (
+    MAX_CELLS,
+    Panel,
+    describe,
+    describe_errors,
+    error_matrices,
+    ink_on,
+    panels_of,
+    safe_text,
+    shades,
+    short_number,
+)
 from attncheck.reports.figures.picture import Picture
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.length_maps import drawn_lengths
-from attncheck.reports.in_common import in_common_lines
+from attncheck.reports.html.details import drawn_lengths
 from attncheck.reports.length_map import explaining_tile, length_maps
-from attncheck.reports.simplest import lengths_of
 
 HOSTILE = "$\\frac{ </svg><script>alert('\"1\"')</script> & \x00\x1b[31m\ud800\n\u202e 日本 \\n }_^$"
 SVG = "{http://www.w3.org/2000/svg}"

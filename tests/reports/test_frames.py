@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from attncheck.reports.arrays import KeptArrays, error_ratio
-from attncheck.reports.columns import COLUMNS
+from attncheck.reports.build_frames import COLUMNS
 from attncheck.reports.frames import (
     Column,
     Frames,

@@ -17,16 +17,26 @@ import pandas as pd
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from attncheck.reports.answer import make_summary
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.figures.panels import Panel
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.html import documents
-from attncheck.reports.html.compiled import CompiledTemplates
-from attncheck.reports.html.contents import Budget, budget_of, urgent_first, within
-from attncheck.reports.html.pictures import error_pictures, heat_of
-from attncheck.reports.html.render import render_html
-from attncheck.reports.html.text import NOTHING, failing_words, make_anchors, shape_text, short, slug, unique_slugs
+from attncheck.reports.html.contents import (
+    NOTHING,
+    Budget,
+    budget_of,
+    failing_words,
+    make_anchors,
+    shape_text,
+    short,
+    slug,
+    unique_slugs,
+    urgent_first,
+    within,
+)
+from attncheck.reports.html.evidence import error_pictures, heat_of
+from attncheck.reports.html.render import CompiledTemplates, render_html
+from attncheck.reports.summary import make_summary
 from attncheck.results.format import EXACT, StoredArray, bound_name
 
 PageOf = Callable[..., Any]

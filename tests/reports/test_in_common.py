@@ -18,12 +18,11 @@ from attncheck.reading.expression import read_expression
 from attncheck.reading.record import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.ci import render_ci_summary
+from attncheck.reports.failure_patterns import in_common, in_common_lines, lengths_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
-from attncheck.reports.in_common import in_common, in_common_lines
 from attncheck.reports.machine.outcome import outcome_document
 from attncheck.reports.markdown.report import render_markdown
-from attncheck.reports.simplest import lengths_of
 from attncheck.reports.terminal import print_summary
 from attncheck.results.format import Row
 from attncheck.run import Settings, run_cases

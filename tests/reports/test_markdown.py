@@ -11,10 +11,9 @@ import pytest
 
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames
-from attncheck.reports.markdown import verdicts
-from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.markdown import report
+from attncheck.reports.markdown.report import render_markdown, verdict_section
 from attncheck.reports.markdown.text import code, details, escape, number, table
-from attncheck.reports.markdown.verdicts import verdict_section
 
 
 def cells_of(line: str) -> list[str]:
@@ -255,7 +254,7 @@ def listed(lines: list[str]) -> list[int]:
 
 
 def test_as_many_cases_as_can_be_read_are_all_there(section_of: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "_MAX_CASES", 8)
+    monkeypatch.setattr(report, "_MAX_LISTED_CASES", 8)
     lines = section_of(8, failing=[3])
     assert listed(lines) == list(range(8))
     assert not any("too many" in line for line in lines)
@@ -264,7 +263,7 @@ def test_as_many_cases_as_can_be_read_are_all_there(section_of: Report, monkeypa
 def test_of_more_only_those_that_do_not_agree_are_there_and_all_are_counted(
     section_of: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdicts, "_MAX_CASES", 8)
+    monkeypatch.setattr(report, "_MAX_LISTED_CASES", 8)
     lines = section_of(9, failing=[3, 7], unsupported=[1])
     assert listed(lines) == [1, 3, 7]
     assert lines[2].startswith("9 cases on 1 implementations are too many")
@@ -276,7 +275,7 @@ def test_of_more_only_those_that_do_not_agree_are_there_and_all_are_counted(
 def test_what_fails_comes_first_where_even_that_is_too_much(
     section_of: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdicts, "_MAX_CELLS", 4)
+    monkeypatch.setattr(report, "_MAX_CELLS", 4)
     lines = section_of(9, failing=[6, 7, 8], unsupported=[0, 1, 2])
     assert listed(lines) == [0, 6, 7, 8]
     assert "show 4 of the 6 in which" in lines[2]

@@ -11,17 +11,15 @@ import pandas as pd
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.properties.files import write_property_rows
-from attncheck.properties.rows import PropertyRow
-from attncheck.reports.answer import exit_code_of, make_summary
+from attncheck.properties.rows import PropertyRow, write_property_rows
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
 from attncheck.reports.junit import render_junit
 from attncheck.reports.machine.outcome import outcome_document
-from attncheck.reports.markdown.properties import properties_section
-from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.markdown.report import properties_section, render_markdown
 from attncheck.reports.properties import asked_rows, broken_properties, property_table
-from attncheck.reports.terminal_properties import explanation_of
+from attncheck.reports.summary import exit_code_of, make_summary
+from attncheck.reports.terminal import explanation_of
 from attncheck.reports.write import write_report
 
 GOOD = PropertyRow("numpy.eager", "repeated", "mine/a", "float32", "20 calls", "bitwise", elements=4, message="all 4")

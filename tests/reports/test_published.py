@@ -18,19 +18,17 @@ from attncheck.backends import BACKENDS
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.merge import merge_runs
-from attncheck.properties.files import write_property_rows
-from attncheck.properties.rows import PropertyRow
+from attncheck.properties.rows import PropertyRow, write_property_rows
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
+from attncheck.reports.build_frames import make_frames
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.survey import render_survey
-from attncheck.reports.making import make_frames
-from attncheck.reports.publish.comparison import drift, publish, read_verdicts
-from attncheck.reports.survey.findings import Finding, read_findings
-from attncheck.reports.survey.pages import read_survey, render_markdown, write_survey
+from attncheck.reports.publish import drift, publish, read_verdicts
+from attncheck.reports.survey.pages import read_survey, render_markdown, render_survey, write_survey
 from attncheck.reports.survey.tables import (
     ALL,
     Accuracy,
+    Finding,
     Judged,
     Meaning,
     PropertyCounts,
@@ -39,11 +37,12 @@ from attncheck.reports.survey.tables import (
     feature_order,
     features_of,
     property_counts,
+    read_findings,
     read_meanings,
     survey_of,
 )
-from attncheck.results.case_records import CaseRecords
 from attncheck.results.reader import Run, read_run
+from attncheck.results.records import CaseRecords
 from attncheck.verdicts import ALL_CASES
 
 Command = Callable[..., tuple[int, str, str]]
@@ -181,7 +180,7 @@ def test_what_some_processors_do_alone_is_published_alike_on_all(
 ) -> None:
     (tmp_path / "known.yaml").write_text(OF_A_PROCESSOR, encoding="utf-8")
     known = load_expected_failures([tmp_path / "known.yaml"])
-    monkeypatch.setattr("attncheck.reports.publish.comparison.bundled_expected_failures", lambda backends: known)
+    monkeypatch.setattr("attncheck.reports.publish.bundled_expected_failures", lambda backends: known)
     agrees = hand.row(case="file/a", stage="output")
     fails = hand.row(case="file/a", stage="output", verdict="nonfinite", xfail=True, reason="so")
     publish(hand.frames([agrees], label="here"), tmp_path / "published")

@@ -10,11 +10,11 @@ import pytest
 
 from attncheck.reading.record import case_record
 from attncheck.reading.selection import select_cases
-from attncheck.reports.answer import findings
 from attncheck.reports.commands import first_commands
 from attncheck.reports.defects import defects
+from attncheck.reports.failure_patterns import described, given_of, shape_text, simplicity
 from attncheck.reports.frames import Frames
-from attncheck.reports.simplest import described, given_of, shape_text, simplicity
+from attncheck.reports.summary import findings
 from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]

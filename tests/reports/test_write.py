@@ -12,14 +12,13 @@ import pytest
 
 from attncheck.errors import OutputError
 from attncheck.merge import merge_runs
-from attncheck.reports.columns import RESULTS
+from attncheck.reports.build_frames import RESULTS, make_frames
 from attncheck.reports.frames import Frames
 from attncheck.reports.junit import render_junit
-from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.write import harmless, write_junit, write_report
-from attncheck.results.case_records import CaseRecords
 from attncheck.results.reader import read_run
+from attncheck.results.records import CaseRecords
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -35,7 +35,7 @@ IMPORTED = (
     "attncheck.execution.sessions",
     "attncheck.execution.signatures",
     "attncheck.execution.user_call",
-    "attncheck.execution.user_source",
+    "attncheck.execution.user_code",
     "attncheck.execution.worker",
     "attncheck.executors.judges",
     "attncheck.judging.judge",

@@ -18,8 +18,7 @@ from distributed import Client
 from attncheck.errors import ClusterError, UsageError
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group
-from attncheck.executors.dask.tasks import JobContext, end_run
-from attncheck.executors.dask.versions import asked_of, differences, found_here
+from attncheck.executors.dask.tasks import JobContext, asked_of, differences, end_run, found_here
 from attncheck.judging.units import Judge
 
 CONNECT_SECONDS = 10.0

@@ -3,6 +3,12 @@
 The client plans and writes; the workers compute everything. Only a few batches are in flight at a time, so that what
 the client and the scheduler hold does not grow with the plan. What kills workers is tried again alone
 (``quarantine.py``).
+
+Units of a plan, packed into tasks for a cluster.
+
+What was in flight when workers died, tried again: one unit at a time, nothing beside it, on one worker.
+
+Dask blames everything that a dead worker had before it. Here only what kills a worker again, alone, is to blame.
 """
 
 from __future__ import annotations
@@ -10,21 +16,30 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
-from distributed import Future
+from distributed import Future, wait
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group
-from attncheck.executors.dask.batches import fetched, serving, submit
-from attncheck.executors.dask.connection import Cluster, connected, describe, lacking, lost, threads_of, worker_command
-from attncheck.executors.dask.quarantine import QuarantinedUnit, judge_alone
-from attncheck.executors.dask.tasks import Judged
+from attncheck.execution.worker import Failure
+from attncheck.executors.dask.connection import (
+    Cluster,
+    connected,
+    describe,
+    lacking,
+    lost,
+    offers,
+    threads_of,
+    worker_command,
+)
+from attncheck.executors.dask.tasks import Batch, Evaluated, Judged, evaluate_batch, judge_batch
 from attncheck.judging.units import Judge
 from attncheck.plan import Plan, Unit
 from attncheck.recorder import ResultRecorder
@@ -170,3 +185,123 @@ class _Driver:
             command = worker_command(self.cluster.address, missing)
             why = f"no worker is left for {PATIENCE_SECONDS:g} s; start one with: {command}"
             raise lost(self.cluster.address, why)
+
+
+_FETCH_SECONDS = 2.0
+
+
+def serving(cluster: Cluster, unit: Unit) -> list[int]:
+    """Return the groups that serve a unit."""
+    return [number for number, group in enumerate(cluster.groups) if unit.dtype in group.dtypes]
+
+
+def pack(plan: Plan, units: Sequence[Unit]) -> bytes:
+    """Pack units with their cases, once for all tasks of a batch."""
+    indices = {case: number for number, case in enumerate(dict.fromkeys(unit.case for unit in units))}
+    here = tuple(replace(unit, case=indices[unit.case]) for unit in units)
+    return pickle.dumps(Batch(tuple(plan.cases[case] for case in indices), here), pickle.HIGHEST_PROTOCOL)
+
+
+def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> Future:
+    """Send the tasks of a batch, an evaluation for each group and one that judges; return the latter's future."""
+    batch = pack(plan, units)
+    groups = sorted({group for unit in units for group in serving(cluster, unit)})
+    evaluations = [
+        cluster.client.submit(
+            evaluate_batch,
+            cluster.packed,
+            batch,
+            group,
+            key=f"evaluate-{cluster.job.name}-{number}-{group}",
+            resources=cluster.groups[group].implementation.needs,
+        )
+        for group in groups
+    ]
+    key = f"judge-{cluster.job.name}-{number}"
+    return cluster.client.submit(judge_batch, cluster.packed, batch, groups, evaluations, key=key)
+
+
+def fetched(future: Future) -> Any:
+    """Fetch a result that is there; None where it is so no more, because the worker that held it is lost."""
+    seconds = _FETCH_SECONDS
+    while future.status == "finished":
+        try:
+            return future.result(timeout=seconds)
+        except TimeoutError:
+            seconds *= 2  # either it is lost, and the status will tell, or it is large and the line slow
+        except KilledWorker:  # it was lost, and computed again
+            return None
+    return None
+
+
+_LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class QuarantinedUnit:
+    """A unit that was in flight when workers died, so many times that Dask gave up."""
+
+    unit: Unit
+    deaths: int
+
+
+def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Callable[[], None]) -> Judged:
+    """Compute and judge a unit; an evaluation that kills its worker is a crash. ``look`` gives up waiting for workers.
+
+    Raises ``ClusterError`` where judging it kills a worker.
+    """
+    unit = suspect.unit
+    batch, groups, answers = pack(plan, [unit]), serving(cluster, unit), []
+    for group in groups:
+        needs = cluster.groups[group].implementation.needs
+        key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}"
+        answer = _alone(cluster, key, needs, look, evaluate_batch, cluster.packed, batch, group)
+        answers.append(_crashed(suspect) if answer is None else answer)
+    key = f"judge-{cluster.job.name}-alone-{unit.position}"
+    packed = _alone(cluster, key, {}, look, judge_batch, cluster.packed, batch, groups, answers)
+    if packed is None:
+        raise lost(cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it")
+    judged: Judged = pickle.loads(packed)
+    return judged
+
+
+def _crashed(suspect: QuarantinedUnit) -> Evaluated:
+    times = suspect.deaths + 1
+    reason = f"the cluster's worker died {times} times with this evaluation, the last time with nothing beside it"
+    return Evaluated((Failure("crash", reason),), {}, 0.0)
+
+
+def _alone(
+    cluster: Cluster,
+    key: str,
+    needs: Mapping[str, float],
+    look: Callable[[], None],
+    function: Callable[..., Any],
+    *arguments: object,
+) -> Any:
+    """Call a function on one worker and no other; None where that worker dies of it."""
+    worker = _somebody(cluster, needs, look)
+    future = cluster.client.submit(
+        function, *arguments, key=key, workers=[worker], allow_other_workers=False, resources=dict(needs) or None
+    )
+    try:
+        while future.status in ("pending", "lost"):
+            with suppress(TimeoutError), cluster.client.as_current():
+                wait([future], timeout=_LOOK_SECONDS)
+            if future.status != "finished" and worker not in cluster.workers():
+                return None
+        return future.result() if future.status == "error" else fetched(future)
+    except KilledWorker:
+        return None
+    finally:
+        future.cancel()
+
+
+def _somebody(cluster: Cluster, needs: Mapping[str, float], look: Callable[[], None]) -> str:
+    """Return the address of a worker that offers something, once there is one."""
+    while True:
+        found = [address for address, worker in cluster.workers().items() if offers(worker, needs)]
+        if found:
+            return min(found)
+        look()
+        sleep(_LOOK_SECONDS)

@@ -1,15 +1,21 @@
 """What runs on the workers of a cluster: batches of units, evaluated in a framework's own process, and judged.
 
 Only descriptions travel there: the inputs are made where they are used, as a local run makes them.
+
+What has to be the same on every machine: numbers of two versions in one report would be nobody's.
 """
 
 from __future__ import annotations
 
 import pickle
+import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
+from hashlib import sha256
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock, Thread
 from time import perf_counter
@@ -17,8 +23,8 @@ from time import perf_counter
 from attncheck.errors import UsageError
 from attncheck.execution.limits import Limits, with_memory_per_worker
 from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Outcome
-from attncheck.executors.dask.versions import asked_of, differences, found_here
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
@@ -198,3 +204,71 @@ def _plan_of(packed: bytes) -> Plan:
     """Unpack a batch; whoever evaluates it here next, or judges it, shares its inputs."""
     batch: Batch = pickle.loads(packed)
     return Plan(batch.cases, batch.units)
+
+
+ABSENT = "nothing"
+_ALWAYS = ("attncheck", "distributed", "numpy", "ml_dtypes", "python-flint")
+_CODE = ("attncheck.backends", "attncheck")
+_BESIDE = ("backends", "cases", "reports")
+"""What lies in the folder of an installed `attncheck`, and beside it in a checkout."""
+_PYTHON, _SOURCE = "Python", "attncheck's code"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Distributions, and files by path, that have to be the same."""
+
+    packages: tuple[str, ...]
+    files: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the versions are listed under."""
+        return (_PYTHON, _SOURCE, *self.packages, *self.files)
+
+
+def asked_of(groups: Iterable[Group]) -> Asked:
+    """Return what has to be the same where these groups run."""
+    entries = [group.implementation.entry for group in groups]
+    packages = {*_ALWAYS, *(name for entry in entries for name in (*entry.packages, *entry.distributions))}
+    own = {entry.target.module for entry in entries if isinstance(entry, UserImplementation)}
+    return Asked(tuple(sorted(packages)), tuple(sorted(path for path in own if path.endswith(".py"))))
+
+
+def found_here(asked: Asked) -> dict[str, str]:
+    """Return the versions of what is asked for as they are in this process."""
+    found = {_PYTHON: platform.python_version(), _SOURCE: _digest_of_code()}
+    found |= {name: _version(name) for name in asked.packages}
+    return found | {path: _digest(Path(path)) if Path(path).is_file() else ABSENT for path in asked.files}
+
+
+def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Say in words what is not as expected."""
+    return [
+        f"{name}: {found.get(name, ABSENT)} there, {wanted} here"
+        for name, wanted in expected.items()
+        if found.get(name, ABSENT) != wanted
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ABSENT
+
+
+@cache
+def _digest_of_code() -> str:
+    """Checkouts of one version may still differ."""
+    folders = [Path(folder) for name in _CODE for folder in import_module(name).__path__]
+    found = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.py")]
+    files = [(name.as_posix(), path) for name, path in found if name.parts[0] not in _BESIDE]
+    total = sha256()
+    for name, path in sorted(files):
+        total.update(f"{name}\0{_digest(path)}\0".encode())
+    return total.hexdigest()[:12]
+
+
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()[:12]

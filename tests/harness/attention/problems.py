@@ -14,9 +14,8 @@ from attncheck.attention.problem import Problem as Canonical
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.canonical import AttentionProblem, call_form, canonical_form
 from attncheck.reading.dtypes import rounded_once
-from attncheck.reading.lowered import lowered
+from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form, lowered
 from attncheck.spec import statistics_dtype
 
 Array = NDArray[Any]

@@ -28,9 +28,9 @@ from attncheck.attention.step import Around, At
 from attncheck.attention.walk import error_walk, reach_walk, value_walk
 from attncheck.backends import numpy_absorbed, numpy_backend
 from attncheck.oracle.evaluate import exact_from, exact_stages
-from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.dtypes import EIGHT_BITS, rounded_once
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import call_form, canonical_form
 from attncheck.spec import stage_dtype
 
 Array = NDArray[Any]

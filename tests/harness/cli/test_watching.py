@@ -15,8 +15,7 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
-from attncheck.cli.changes import MAX_LISTED, Changes, Failing, failing_evaluations, remembered
-from attncheck.cli.watched_files import WatchedFiles, changed
+from attncheck.cli.watching import MAX_LISTED, Changes, Failing, WatchedFiles, changed, failing_evaluations, remembered
 from attncheck.results.failed import Evaluation
 from attncheck.results.format import Row
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attncheck.conventions import QUESTIONS, Question
-from attncheck.conventions.measure import is_meant, truth_of_meaning
+from attncheck.conventions import QUESTIONS, Question, is_meant, truth_of_meaning
 from attncheck.reading.dtypes import rounded_once
 from attncheck.spec import DTYPES, ROUNDING_MODELS
 

@@ -11,7 +11,7 @@ import pytest
 
 from attncheck.errors import ExitCode
 from attncheck.execution import ends
-from attncheck.execution.ends import MAX_EQUAL_ENDS, EqualEnds
+from attncheck.execution.runner import MAX_EQUAL_ENDS, EqualEnds
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.reading.expected_failures import load_expected_failures

@@ -22,8 +22,15 @@ from attncheck.execution.imports import InstalledPackages
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.user_call import declarations
-from attncheck.execution.user_code import LoadError, Target, UserImplementation, entry_of, is_own
-from attncheck.execution.user_source import FromSource, import_user_module
+from attncheck.execution.user_code import (
+    FromSource,
+    LoadError,
+    Target,
+    UserImplementation,
+    entry_of,
+    import_user_module,
+    is_own,
+)
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

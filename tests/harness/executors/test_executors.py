@@ -27,11 +27,9 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
-from attncheck.executors import local, shared_work
+from attncheck.executors import local
 from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
-from attncheck.executors.priority_semaphore import PrioritySemaphore
-from attncheck.executors.shared_work import CHUNK, SharedWork
-from attncheck.executors.waiting import WaitingOutcomes
+from attncheck.executors.local import CHUNK, PrioritySemaphore, SharedWork, WaitingOutcomes
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Unit
 from attncheck.reading.case import Case
@@ -259,10 +257,10 @@ def test_several_workers_of_one_framework_come_to_what_one_comes_to(
     alone = run_cases(cases, chosen, Settings(tmp_path / "alone", limits=Limits(workers=1), store=NO_STORE))
     for module in (run, local):
         monkeypatch.setattr(module, "available_processors", lambda: 3)
-    monkeypatch.setattr(shared_work, "MIN_SECONDS_LEFT", 0.0)
+    monkeypatch.setattr(local, "MIN_SECONDS_LEFT", 0.0)
     monkeypatch.setattr(local, "CHUNK", 2)
     monkeypatch.setattr(local, "_BETWEEN_LOOKS", 0.001)
-    monkeypatch.setattr(shared_work, "CHUNK", 2)
+    monkeypatch.setattr(local, "CHUNK", 2)
     shared = run_cases(cases, chosen, Settings(tmp_path / "shared", limits=Limits(workers=3), store=NO_STORE))
     assert alone == shared
     assert contents(tmp_path / "alone") == contents(tmp_path / "shared")
@@ -277,7 +275,7 @@ def test_ones_own_kernel_has_one_worker_in_which_calls_follow_each_other(
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value):\n    return query\n", encoding="utf-8")
     chosen = select_implementations(None, [f"{kernel}:attention"])
-    monkeypatch.setattr(shared_work, "MIN_SECONDS_LEFT", 0.0)
+    monkeypatch.setattr(local, "MIN_SECONDS_LEFT", 0.0)
     run_cases(
         select_cases(["attention"]).cases, chosen, Settings(tmp_path / "run", limits=Limits(workers=3), store=NO_STORE)
     )
@@ -425,7 +423,7 @@ def test_the_rest_is_long_where_it_would_take_long_at_the_speed_so_far(
     taken: int, seconds: float, is_long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [5.0]
-    monkeypatch.setattr(shared_work, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(local, "perf_counter", lambda: now[0])
     work = SharedWork(units(10 * CHUNK))
     for _ in range(taken):
         work.take(CHUNK)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attncheck.judging.accuracy import _cosine, _is_noise
 from attncheck.judging.truth import find_truth
+from attncheck.judging.wrong_result import _cosine, _is_noise
 
 RNG = np.random.default_rng(8)
 

@@ -13,7 +13,7 @@ from attncheck.backends import numpy_backend as reference
 from attncheck.judging import case_diagnosis, judge_implementation, residuals
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.truth import find_truth
-from attncheck.reading.canonical import canonical_form
+from attncheck.reading.lowering import canonical_form
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from attncheck.judging.locations import where_wrong
+from attncheck.judging.judge_stages import where_wrong
 
 
 def wrong(shape: tuple[int, ...], *places: tuple[int | slice, ...]) -> np.ndarray:

@@ -15,14 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
 from problems import NAMES, Problem, draw
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.judging import special_rows as module
+from attncheck.judging import undefined_rows as module
 from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.judge_stages import agrees, failing_elements, judge_stages
-from attncheck.judging.special_rows import empty_rows
 from attncheck.judging.truth import Truth
-from attncheck.judging.undefined import find_undefined
-from attncheck.reading.canonical import AttentionProblem
+from attncheck.judging.undefined_rows import empty_rows, find_undefined
+from attncheck.reading.lowering import AttentionProblem
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.judging.accuracy import ACCURACIES
 from attncheck.judging.diagnosis import Decision, Fit
 from attncheck.judging.readings import Readings
 from attncheck.judging.truth import Truth
+from attncheck.judging.wrong_result import ACCURACIES
 from attncheck.mutation.catalogue import CONTROLS, MUTANTS, SUBJECTS
 from attncheck.mutation.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
 from attncheck.mutation.score import run_mutants
-from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowered import lowered
+from attncheck.reading.lowering import AttentionProblem, lowered
 from attncheck.reading.selection import select_cases
 from attncheck.spec import EMPTY_ROWS
 

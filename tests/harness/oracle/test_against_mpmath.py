@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
 from problems import draw
 
 from attncheck.oracle.evaluate import exact_stages
-from attncheck.reading.canonical import canonical_form
+from attncheck.reading.lowering import canonical_form
 from attncheck.spec import BY_SCORE, OPERATIONS, STAGES, computed_stages, score_kind
 
 Array = NDArray[Any]

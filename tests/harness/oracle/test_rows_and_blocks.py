@@ -31,9 +31,9 @@ from attncheck.oracle.blocks import are_blocked, exact_results
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.evaluate import OutsideDomain, exact_stages
 from attncheck.oracle.sampling import MAX_ELEMENTS, index_in_all, rows_of_stage, sampled_rows
-from attncheck.reading.canonical import canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import canonical_form
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from attncheck.errors import ExitCode, ResultsError
-from attncheck.properties.files import read_property_rows, write_property_rows
-from attncheck.properties.rows import PropertyOutcome, PropertyRow, exit_code_of, sentence_of, worst_of
+from attncheck.properties.rows import (
+    PropertyOutcome,
+    PropertyRow,
+    exit_code_of,
+    read_property_rows,
+    sentence_of,
+    worst_of,
+    write_property_rows,
+)
 from attncheck.results.format import PROPERTIES_TABLE
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from attncheck.attention.radii import propagate
-from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import call_form, canonical_form
 
 Load = Callable[[str | bytes], list[Case]]
 

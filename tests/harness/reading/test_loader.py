@@ -22,8 +22,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.case_maker import MAX_LOOKED_AT
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.loader import load_tags
-from attncheck.reading.printed import MAX_NUMBERS, Rounding, parse_printed
-from attncheck.reading.printed_text import PrintedError
+from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
 from attncheck.reading.selection import exists
 from attncheck.reading.yaml_reader import MAX_BYTES, read_yaml
 from attncheck.reading.yaml_scalars import YamlFault

@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.reading.canonical import AttentionProblem, call_form, canonical_form, query_offset
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowered import _LAID_OUT_BY, lowered, poisoned
+from attncheck.reading.lowering import (
+    _LAID_OUT_BY,
+    AttentionProblem,
+    call_form,
+    canonical_form,
+    lowered,
+    poisoned,
+    query_offset,
+)
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS
 

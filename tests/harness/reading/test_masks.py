@@ -17,9 +17,15 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading import mask_kinds
 from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.case import Case
+from attncheck.reading.generated_arrays import (
+    alibi_shape,
+    alibi_slopes,
+    make_alibi,
+    make_mask,
+    mask_shape,
+    relative_buckets,
+)
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.masks import make_mask, mask_shape
-from attncheck.reading.position_biases import alibi_shape, alibi_slopes, make_alibi, relative_buckets
 
 Load = Callable[[str | bytes], list[Case]]
 Seen = Callable[[int, int, int], bool]

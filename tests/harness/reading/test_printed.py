@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from attncheck.reading.case import Case
-from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
-from attncheck.reading.printed_text import Cells, PrintedError, count_numbers, shape_of, split_numbers
+from attncheck.reading.printed import (
+    Cells,
+    PrintedArray,
+    PrintedError,
+    Rounding,
+    count_numbers,
+    parse_printed,
+    shape_of,
+    split_numbers,
+)
 
 AS_SHOWN = Rounding()
 

@@ -20,8 +20,9 @@ from attncheck.execution.user_code import Target, entry_of
 from attncheck.explain import explain_case, find_implementation
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
-from attncheck.repro import compact_script, failing, repro_script, write_scripts
+from attncheck.repro import compact_script, repro_script, write_scripts
 from attncheck.repro.compact import MAX_LINES
+from attncheck.repro.script import _one_of_each_first
 from attncheck.results.format import Row
 from attncheck.searching.search import element_of
 
@@ -546,7 +547,7 @@ def test_a_run_without_failures_leaves_no_scripts_of_an_earlier_one(tmp_path: Pa
 
 def test_every_implementation_has_its_first_script_before_any_has_a_second() -> None:
     places = [("one", "a", "float32"), ("two", "a", "float32"), ("one", "b", "float32")]
-    assert failing._one_of_each_first(places) == [places[0], places[2], places[1]]
+    assert _one_of_each_first(places) == [places[0], places[2], places[1]]
 
 
 def test_what_no_script_can_show_has_none(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from attncheck.errors import AttncheckError, OutputError, ResultsError
 from attncheck.merge import merge_runs
-from attncheck.reports.answer import exit_code_of
+from attncheck.reports.build_frames import make_frames
 from attncheck.reports.frames import Frames
+from attncheck.reports.html.contents import unique_slugs
 from attncheck.reports.html.render import render_html
-from attncheck.reports.html.text import unique_slugs
-from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results import parts
 from attncheck.results.format import FORMAT, Row, StoredArray

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from attncheck.errors import OutputError, ResultsError
 from attncheck.reading.dtypes import numpy_dtype
-from attncheck.results.case_records import CaseRecords, cases_text, read_cases, with_unnamed
 from attncheck.results.format import FORMAT, Row, StoredArray
 from attncheck.results.parts import decode_array
 from attncheck.results.reader import read_run
+from attncheck.results.records import CaseRecords, cases_text, read_cases, with_unnamed
 from attncheck.results.writer import ResultsWriter
 
 MakeRow = Callable[..., Row]

@@ -14,8 +14,8 @@ from attncheck.searching.concrete import ConcreteCase, read_concrete
 from attncheck.searching.novelty import Seen, asked_of, features_of, identity_of
 from attncheck.searching.problems import OPERATIONS as DRAWN
 from attncheck.searching.problems import Draw, Drawn, draw_problem
-from attncheck.searching.source import ProblemSource
-from attncheck.searching.tile_edges import EDGES
+from attncheck.searching.shapes import EDGES
+from attncheck.searching.variations import ProblemSource
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
 
 

@@ -24,9 +24,8 @@ from attncheck.reading.selection import select_cases
 from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.findings import STATE
 from attncheck.searching.judging import Symptom, WorkerJudge, symptom_of
-from attncheck.searching.reduction import reduce_problem
+from attncheck.searching.reduction import measure, reduce_problem
 from attncheck.searching.search import simplest_afresh
-from attncheck.searching.simplicity import measure
 
 RIGHT = """
 import numpy as np

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck import cli
 from attncheck.errors import ResultsError, UsageError
-from attncheck.vectors.format import Name, VectorsWriter, digest_of_call, read_lines
+from attncheck.vectors.export import Name, VectorsWriter, digest_of_call, read_lines
 from attncheck.vectors.recorded import RecordedOutputs, names_in, read_array
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,260 @@
+"""A bias on the scores, s + b, and its transpose: the sum over the axes along which it was spread.
+
+D <- D + u_s (|s + b| + D) + eta_s          base 2: + u_c (|s| + |b| + D)
+
+The mask: -inf, or a number that is given, where a mask or causality (j <= i) forbids the key.
+
+Nothing is rounded. A forbidden score has no error, for its weight must be exactly 0. With a fill f it is the number f
+itself, whatever the score was:
+
+    D = 0          base 2: u_c |f|, for it is multiplied by log2(e)
+
+and no gradient goes back through it: the slope of the logit by the score is 0 there, and 1 elsewhere.
+
+The softcap, c tanh(s / c) (Gemma Team 2024, section 2), and its transpose: times sech(s / c)^2.
+
+    z = s/c, h = tanh z:  dz = D/|c| + (2u_c + u_s)(|z| + D/|c|);  dh = min(1, sech(z)^2 + 0.77 dz) dz
+    D <- [ |c| dh + (eps_tanh + u_c + 2u_s)(|c h| + |c| dh) ] (1 + 8u*) + 2 eta_s (1 + |c|)
+
+0.77 > max |d sech^2 / dz| = 4 / (3 sqrt 3). The slope of tanh is at most 1, and c tanh moves by 2 c at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.attention.errors import Ball, Logits, Real
+from attncheck.attention.exact_array import ExactArray
+from attncheck.attention.flags import Flags, Reach, any_of, handed_on
+from attncheck.attention.problem import Problem
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.step import Around, At, Step, stored_behind_bias, stored_logits
+from attncheck.spec import Shape
+
+
+def _bias_exact(problem: Problem, before: ExactArray) -> ExactArray:
+    if "bias" not in problem.inputs:
+        return before
+    return before + problem.exact(problem.on_scores(problem.inputs["bias"], before.shape))
+
+
+def _bias_value(problem: Problem, before: Real) -> Real:
+    return before + problem.on_scores(problem.inputs["bias"], before.shape) if "bias" in problem.inputs else before
+
+
+def _bias_radius(around: Around, value: Real, before: Ball) -> Real:
+    if "bias" not in around.problem.inputs:
+        return before.radius
+    radius = around.problem.on_scores(around.radii["bias"], value.shape)
+    return np.where(np.isinf(value), 0, before.radius + radius)
+
+
+def _bias_error(at: At, before: Logits) -> Logits:
+    return _biased(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
+
+
+def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
+    before, unit = error.value, rounding.score_unit
+    size = np.abs(after)
+    max_error = error.max_error + unit * (size + error.max_error) + rounding.score_underflow
+    independent = error.independent + unit**2 * size * size
+    if rounding.folding == "base":
+        # Both terms are multiplied by log2(e) first, and may cancel afterwards.
+        parts = np.abs(before) + np.abs(after - before)
+        max_error = max_error + rounding.compute_unit * (parts + error.max_error)
+        independent = independent + rounding.compute_unit**2 * parts * parts
+    shared = error.shared_with_proportion(before)
+    return Logits(after, max_error, independent, shared, error.floor + rounding.score_underflow)
+
+
+def exact_grad_bias(problem: Problem, grad_logits: ExactArray) -> ExactArray:
+    """Return the gradient in the shape of the bias, of rank 2 at least."""
+    own = slice(None, grad_logits.shape[-1] - problem.added_keys)
+    return exact_sum_of_logits(grad_logits, problem.array("bias").shape, own)
+
+
+def spread_over(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
+    """Lift a shape to a rank; return it, and the axes of length 1, along which one number was added everywhere."""
+    lifted = (1,) * (rank - len(shape)) + shape
+    return lifted, tuple(axis for axis, length in enumerate(lifted) if length == 1)
+
+
+def exact_sum_of_logits(grad_logits: ExactArray, shape: Shape, columns: slice) -> ExactArray:
+    """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
+    _, axes = spread_over(shape, len(grad_logits.shape))
+    chosen = grad_logits.rearranged(lambda part: part[..., columns])
+    return chosen.sum(*axes).reshaped(np.atleast_2d(np.empty(shape)).shape)
+
+
+def _bias_reach(known: Reach, before: Flags) -> Flags:
+    if "bias" not in known.flags:
+        return before
+    flags = known.flags["bias"]
+    if known.problem.added_keys and flags.shape[-1] > 1:
+        flags = known.problem.on_scores(flags, (*flags.shape[:-1], flags.shape[-1] + known.problem.added_keys))
+    return before | flags
+
+
+def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
+    """Collect what the bias was spread over; a row is reached as a whole."""
+    shape = known.flags["bias"].shape[:-1]
+    reached = any_of(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
+    return reached if reached.shape[-1] == 1 else reached[..., : known.problem.own_keys]
+
+
+BIAS = Step(_bias_exact, _bias_value, _bias_error, _bias_radius, stored_behind_bias, _bias_reach)
+
+
+def _mask_exact(problem: Problem, before: ExactArray) -> ExactArray:
+    kept = problem.kept(before.shape)
+    if problem.fill is None or kept is None:
+        return before.restricted_to(kept)
+    filled = before.where(kept, problem.number(problem.fill))
+    return filled.with_attended(None if before.attended is None else before.attended | ~kept)
+
+
+def _mask_value(problem: Problem, before: Real) -> Real:
+    kept = problem.kept(before.shape)
+    return before if kept is None else np.where(kept, before, -np.inf if problem.fill is None else problem.fill)
+
+
+def _mask_radius(around: Around, _: Real, before: Ball) -> Real:
+    kept = around.problem.kept(before.value.shape)
+    return before.radius if kept is None else np.where(kept, before.radius, 0)
+
+
+def _mask_error(at: At, before: Logits) -> Logits:
+    replaced = filled(at.problem, before.value.shape)
+    return replace(before, value=at.value) if replaced is None else _with_fill(at, before, at.value, replaced)
+
+
+def _stored(at: At, value: Real) -> Logits:
+    """Take what was returned; a fill that was returned is the number that was used."""
+    logits, replaced = stored_behind_bias(at, value), filled(at.problem, value.shape)
+    return logits if replaced is None else _with_fill(at, logits, value, replaced & (value == at.problem.fill))
+
+
+def _with_fill(at: At, logits: Logits, value: Real, replaced: NDArray[np.bool_]) -> Logits:
+    assert at.problem.fill is not None
+    error = at.rounding.compute_unit * abs(at.problem.fill) if at.rounding.folding == "base" else 0.0
+    of_score = np.broadcast_to(logits.value, value.shape)
+    return Logits(
+        value,
+        np.where(replaced, error, logits.max_error),
+        np.where(replaced, error**2, logits.independent),
+        np.where(replaced, 0.0, logits.shared_with_proportion(np.where(np.isinf(of_score), 0.0, of_score))),
+        np.where(replaced, 0.0, logits.floor),
+        constant=replaced,
+    )
+
+
+def filled(problem: Problem, shape: Shape) -> NDArray[np.bool_] | None:
+    """Return where the fill stands in the place of a score; None where there is none."""
+    kept = None if problem.fill is None else problem.kept(shape)
+    return None if kept is None else ~kept
+
+
+def through_mask(problem: Problem, array: Real) -> Real:
+    """Set to 0, in the scores' shape, what goes back through a score that a fill took the place of."""
+    replaced = filled(problem, array.shape)
+    return array if replaced is None else np.where(replaced, 0.0, array)
+
+
+def exact_through_mask(problem: Problem, gradients: ExactArray) -> ExactArray:
+    """Do the same with exact numbers."""
+    replaced = filled(problem, gradients.shape)
+    return gradients if replaced is None else gradients.where(~replaced, 0.0)
+
+
+def _mask_reach(known: Reach, before: Flags) -> Flags:
+    problem = known.problem
+    if problem.fill is None or known.attended is None:  # by addition NaN would stay
+        return before
+    replaced = filled(problem, known.attended.shape)
+    return before if replaced is None else before & ~replaced
+
+
+MASK = Step(_mask_exact, _mask_value, _mask_error, _mask_radius, _stored, _mask_reach)
+
+
+def cap_of(problem: Problem) -> float | None:
+    """Return c; None without a softcap."""
+    softcap = problem.options.get("softcap")
+    return None if softcap is None else float(softcap)
+
+
+def _softcap_exact(problem: Problem, scores: ExactArray) -> ExactArray:
+    if cap_of(problem) is None:
+        return scores
+    cap = problem.number(problem.options["softcap"])
+    capped = (scores / cap).tanh() * cap
+    if capped.attended is None:
+        return capped
+    return capped.where(capped.attended, -cap).with_attended()  # the tanh of -inf is -1
+
+
+def _softcap_value(problem: Problem, scores: Real) -> Real:
+    cap = cap_of(problem)
+    return scores if cap is None else np.asarray(cap * np.tanh(scores / cap))
+
+
+def _softcap_radius(around: Around, _: Real, scores: Ball) -> Real:
+    cap = cap_of(around.problem)
+    return scores.radius if cap is None else np.minimum(scores.radius, 2 * cap)
+
+
+def _softcap_error(at: At, scores: Logits) -> Logits:
+    cap = cap_of(at.problem)
+    return scores if cap is None else _capped(scores, cap, at.value, at.rounding)
+
+
+def _capped(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> Logits:
+    # tanh(-inf) is -1 without any error
+    before = np.where(error.value == -np.inf, 0.0, error.value)
+    size, unit = abs(cap), rounding.score_unit
+    ratio = before / cap
+    height, slope = np.abs(np.tanh(ratio)), slope_of_tanh(ratio)
+    rise = rise_of_tanh(ratio, error.max_error / size, rounding)
+    relative = rounding.tanh_error + rounding.compute_unit + 2 * unit
+    floor = np.asarray(2 * rounding.score_underflow * (1 + size))
+    max_error = size * (rise + relative * (height + rise)) * (1 + 8 * rounding.coarsest_unit) + floor
+    spread = error.independent + (2 * rounding.compute_unit**2 + unit**2) * before * before
+    functional = (rounding.tanh_error**2 + 2 * unit**2) * (size * height) ** 2
+    shared = error.shared_with_proportion(before)
+    steep = np.minimum(1, slope + 0.77 * np.sqrt(spread + shared) / size) ** 2
+    return Logits(value, max_error, steep * spread + functional, steep * shared, floor + np.sqrt(steep) * error.floor)
+
+
+def rise_of_tanh(argument: Real, moved: Real, rounding: RoundingModel) -> Real:
+    """Return dh: how far tanh can move where its argument s / c does, ``moved`` being what the error of s moves it."""
+    moved = moved + (2 * rounding.compute_unit + rounding.score_unit) * (np.abs(argument) + moved)
+    rise: Real = np.minimum(1, slope_of_tanh(argument) + 0.77 * moved) * moved
+    return rise
+
+
+def slope_of_tanh(argument: Real) -> Real:
+    """sech^2 without the cancellation of 1 - tanh^2, nor the overflow of cosh."""
+    decay = np.exp(-2 * np.abs(argument))
+    slope: Real = 4 * decay / (1 + decay) ** 2
+    return slope
+
+
+def exact_slope(problem: Problem, scores: ExactArray) -> ExactArray:
+    """Return the derivative of the softcap: 1 without one."""
+    if cap_of(problem) is None:
+        return scores.of_numbers(np.ones(scores.shape))
+    decay = (abs(scores / problem.number(problem.options["softcap"])) * -2).exp()  # sech(x) = 2 e^-|x| / (1 + e^-2|x|)
+    return decay * 4 / ((decay + 1) * (decay + 1))
+
+
+def exact_grad_scores(problem: Problem, grad_logits: ExactArray, slope: ExactArray) -> ExactArray:
+    """Go back through the softcap."""
+    if cap_of(problem) is None:
+        return grad_logits
+    return grad_logits * slope
+
+
+SOFTCAP = Step(_softcap_exact, _softcap_value, _softcap_error, _softcap_radius, stored_logits, handed_on)

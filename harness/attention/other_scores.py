@@ -1,0 +1,310 @@
+"""The bilinear score, q W k^T (Luong et al. 2015, section 3.1), plus a number for each head where there is one.
+
+q W k^T  (n1, n2)        D = { c |q||W||k|^T + u_s [ max(|qW||k|^T, |q||Wk^T|) + 2 |s| ] } (1 + c + 8u*) + eta
+                         c = (n1 + n2) u_acc; either association
+q W k^T + b              c (|q||W||k|^T + |b|), for the sum may begin with b; 2u (|s - b| + |s|) for 2u_s |s|,
+                         u = max(u_s, u_c): the product is stored before b is added, or added to it as it is
+
+The additive score, w . tanh(q Wq + k Wk + b), a small network (Bahdanau et al. 2015, appendix A.1.2).
+
+    with A terms, X = q Wq (n1), Y = k Wk (n2):
+    dX = (n1 + n2) u_acc |q||Wq| + u_s |X|, dY likewise (one product of [q; k] is allowed)
+    dz = [ dX + dY + 3u (|X| + |Y| + |b|) ] (1 + 8u* + (n1 + n2) u_acc) + eta,   u = max(u_s, u_c)
+    dh = min(1, sech(z)^2 + 0.77 dz) dz + (eps_tanh + u_s)(|h| + ..)
+    D  = [ |w| dh + A u_acc |w|(|h| + dh) + 2u_s |s| ] (1 + 8u* + A u_acc) + eta
+
+Variances by the same rules: each rounding's square, and each underflow's, through squared coefficients. Errors of X (or
+Y) are shared by the keys (or queries) that meet them. Each score has its own A of them, so that a score's variance is
+not affected; to the softmax those of X are errors that the keys of a row have in common.
+
+The cosine of query and key, times a scale if one is given: a q.k / (|q| |k|) (Graves et al. 2014, section 3.3.1).
+
+    A_c = |a| |q||k|^T / (|q|_2 |k|_2)
+    D = [ A_c (d u_acc + 2(u_c + u_s)) + |s| ((d + 2) u_acc + 3u_c + n_s u_s) ] (1 + 8u* + 2d u_acc) + eta
+
+D covers: normalise first; divide last; multiply by reciprocals. Around x, x / |x| moves by at most 2 |r| / |x| in the
+norms of vectors; a product of two unit vectors moves by at most the sum of what they move by, and by at most 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, split_logits, transposed
+from attncheck.attention.exact_array import ExactArray
+from attncheck.attention.flags import Flags, Reach, reach_of_scores
+from attncheck.attention.logits import slope_of_tanh
+from attncheck.attention.problem import Problem, per_head
+from attncheck.attention.projection import flushed_factors
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.scores import is_power_of_two, scale_of
+from attncheck.attention.step import Around, At, Step, stored_logits
+
+
+def _exact_of_general(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+    product = query @ problem.exact(problem.array("weight")) @ key.transposed()
+    return product if "score_bias" not in problem.inputs else product + problem.exact(_bias(problem), product.shape)
+
+
+def _value_of_general(problem: Problem, query: Real, key: Real) -> Real:
+    scores: Real = query @ problem.array("weight") @ transposed(key)
+    return scores if "score_bias" not in problem.inputs else scores + _bias(problem)
+
+
+def _bias(problem: Problem) -> Real:
+    """Return the bias of each head at the rank of scores, (H, 1, 1), or 0 without one."""
+    return per_head(problem.inputs["score_bias"]) if "score_bias" in problem.inputs else np.zeros((1, 1, 1))
+
+
+def _radius_of_general(around: Around, _: Real, query: Ball, key: Ball) -> Real:
+    weight = around.ball("weight")
+    turned = Ball(query.value @ weight.value, query.radius_of_product(weight.value, weight.radius))
+    radius = turned.radius_of_product(transposed(key.value), transposed(key.radius))
+    return radius + per_head(around.radii["score_bias"]) if "score_bias" in around.problem.inputs else radius
+
+
+def _error_of_general(at: At, query: Operand, key: Operand) -> Logits:
+    bias, weight = _bias(at.problem), at.problem.array("weight")
+    error = _general_error(query.value, key.value, weight, at.value - bias, at.rounding)
+    if "score_bias" not in at.problem.inputs:
+        return replace(error, value=at.value)
+    return _with_bias(error, at.value, np.abs(bias), sum(weight.shape), at.rounding)
+
+
+def _with_bias(product: Logits, exact: Real, bias: Real, terms: int, rounding: RoundingModel) -> Logits:
+    """Add a bias to a product: behind it, or as the first term of its sum."""
+    unit, summed = max(rounding.score_unit, rounding.compute_unit), terms * rounding.accumulate_unit
+    size = np.abs(product.value) + np.abs(exact)
+    max_error = product.max_error + (summed * bias + 2 * unit * size) * (1 + summed + 8 * rounding.coarsest_unit)
+    # Partial sums that begin with b: (x + b)^2 <= 2 x^2 + 2 b^2.
+    variance = 2 * product.independent + 2 * (terms * rounding.accumulate_unit**2 * bias**2 + unit**2 * size**2)
+    floor = product.floor + 2 * rounding.score_underflow
+    return Logits(exact, max_error + 2 * rounding.score_underflow, variance, 2 * product.shared, floor)
+
+
+def _reach(known: Reach, query: Flags, key: Flags) -> Flags:
+    reached = reach_of_scores("weight")(known, query, key)
+    return reached | per_head(known.flags["score_bias"]) if "score_bias" in known.flags else reached
+
+
+GENERAL_SCORES = Step(
+    _exact_of_general, _value_of_general, _error_of_general, _radius_of_general, stored_logits, _reach
+)
+
+
+def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: RoundingModel) -> Logits:
+    """Bound q W k^T: query (..., Lq, D), key (..., Lk, Dk), weight (D, Dk)."""
+    u_acc, unit = rounding.accumulate_unit, rounding.score_unit
+    first, second = weight.shape
+    left, right = query @ weight, key @ transposed(weight)  # q W, k W^T
+    size_q, size_k = np.abs(query), np.abs(key)
+    magnitude = size_q @ np.abs(weight) @ transposed(size_k)
+    halves = np.maximum(np.abs(left) @ transposed(size_k), size_q @ transposed(np.abs(right)))
+    terms = (first + second) * u_acc + 2 * rounding.product_error
+    max_error = (terms * magnitude + unit * (halves + 2 * np.abs(exact))) * (1 + terms + 8 * rounding.coarsest_unit)
+    sums = size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :]
+    inner = 2 * (max(first, second) + 2) * rounding.accumulate_underflow
+    floor = (inner + rounding.score_underflow) * sums + inner + 2 * rounding.score_underflow
+    if rounding.product_unit:
+        floor = floor + flushed_factors(size_q, np.abs(weight), rounding) @ transposed(size_k)
+        floor = floor + flushed_factors(size_q @ np.abs(weight), transposed(size_k), rounding)
+    variance = np.maximum(
+        _bilinear_variance(query, weight, left, key, exact, rounding),
+        transposed(_bilinear_variance(key, transposed(weight), right, query, transposed(exact), rounding)),
+    )
+    variance = variance + 2 * unit**2 * exact * exact
+    of_query = _projected_variance(query, weight, left, rounding) @ transposed(key * key)  # one q W meets all keys
+    return split_logits(exact, max_error + floor, variance, of_query, floor, rounding)
+
+
+def _projected_variance(query: Real, weight: Real, left: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of q W, which is ``left``, and of its storage."""
+    variance = product_variance(rounding, weight.shape[0], left * left, (query * query) @ (weight * weight))
+    return variance + (rounding.score_unit * left) ** 2
+
+
+def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of (q W) k^T, storage of the result left out; ``left`` is q W."""
+    square_k = transposed(key * key)
+    outer = product_variance(rounding, weight.shape[1], exact * exact, (left * left) @ square_k)
+    variance: Real = _projected_variance(query, weight, left, rounding) @ square_k + outer
+    # What cuts have in common is in one product as in the other.
+    return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance
+
+
+def _exact_of_additive(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+    query_part = query @ problem.exact(problem.array("query_weight"))
+    key_part = key @ problem.exact(problem.array("key_weight"))
+    if "score_bias" in problem.inputs:
+        query_part = query_part + problem.exact(problem.array("score_bias"), query_part.shape)
+    each_query = query_part.rearranged(lambda part: part[..., :, np.newaxis, :])
+    hidden = each_query + key_part.rearranged(lambda part: part[..., np.newaxis, :, :])  # (B, H, Lq, Lk, A)
+    scores = hidden.tanh() @ problem.exact(problem.array("score_vector")[:, np.newaxis])  # (B, H, Lq, Lk, 1)
+    return scores.reshaped(scores.shape[:-1])
+
+
+def _hidden_value(problem: Problem, query: Real, key: Real) -> Real:
+    hidden = _outer(query @ problem.array("query_weight"), key @ problem.array("key_weight"))
+    return hidden + problem.inputs["score_bias"] if "score_bias" in problem.inputs else hidden
+
+
+def _value_of_additive(problem: Problem, query: Real, key: Real) -> Real:
+    scores: Real = np.tanh(_hidden_value(problem, query, key)) @ problem.array("score_vector")
+    return scores
+
+
+def _radius_of_additive(around: Around, _: Real, query: Ball, key: Ball) -> Real:
+    of_query, of_key, vector = (around.ball(name) for name in ("query_weight", "key_weight", "score_vector"))
+    radius = _outer(
+        query.radius_of_product(of_query.value, of_query.radius), key.radius_of_product(of_key.value, of_key.radius)
+    )
+    if "score_bias" in around.problem.inputs:
+        radius = radius + around.radii["score_bias"]
+    height = np.tanh(_hidden_value(around.problem, query.value, key.value))
+    return Ball(height, np.minimum(radius, 2)).radius_of_product(vector.value, vector.radius)
+
+
+def _outer(of_query: Real | None, of_key: Real | None) -> Real:
+    assert of_query is not None
+    assert of_key is not None
+    return of_query[..., :, np.newaxis, :] + of_key[..., np.newaxis, :, :]
+
+
+def _error_of_additive(at: At, query: Operand, key: Operand) -> Logits:
+    return _additive_error({**at.problem.inputs, "query": query.value, "key": key.value}, at.value, at.rounding)
+
+
+_OF_ALL = ("query_weight", "key_weight", "score_vector", "score_bias")
+ADDITIVE_SCORES = Step(
+    _exact_of_additive,
+    _value_of_additive,
+    _error_of_additive,
+    _radius_of_additive,
+    stored_logits,
+    reach_of_scores(*_OF_ALL),
+)
+
+
+def _additive_error(inputs: Mapping[str, Real], exact: Real, rounding: RoundingModel) -> Logits:
+    """Bound w . tanh(q Wq + k Wk + b); inputs as in ``Backend.additive_scores``, exact (..., Lq, Lk)."""
+    unit, vector = rounding.score_unit, inputs["score_vector"]
+    terms, width = inputs["query_weight"].shape[0] + inputs["key_weight"].shape[0], vector.shape[-1]
+    part_q = _part(inputs["query"], inputs["query_weight"], terms, rounding)
+    part_k = _part(inputs["key"], inputs["key_weight"], terms, rounding)
+    bias = inputs.get("score_bias", np.zeros(width))
+    moved, spread, of_query, hidden = _hidden(part_q, part_k, bias, terms, rounding)
+    height, size = np.abs(np.tanh(hidden)), np.abs(vector)
+    relative = rounding.tanh_error + unit
+    moved = moved + relative * (height + moved)
+    spread = spread + (rounding.tanh_error**2 + unit**2) * height**2
+    summed = width * rounding.accumulate_unit + rounding.product_error
+    max_error = moved @ size + summed * ((height + moved) @ size) + 2 * unit * np.abs(exact)
+    floor = 2 * (width + 2) * rounding.accumulate_underflow + rounding.score_underflow * (2 + size.sum())
+    floor += rounding.product_underflow * (width + size.sum())
+    variance = product_variance(rounding, width, exact * exact, height**2 @ vector**2)
+    variance = variance + spread @ vector**2 + 2 * unit**2 * exact * exact
+    max_error = max_error * (1 + 8 * rounding.coarsest_unit + summed) + floor
+    return split_logits(exact, max_error, variance, of_query @ vector**2, np.asarray(floor), rounding)
+
+
+def _part(inputs: Real, weight: Real, terms: int, rounding: RoundingModel) -> Operand:
+    """Return inputs times weight with its error, (..., L, A)."""
+    part, u_acc, unit = inputs @ weight, rounding.accumulate_unit, rounding.score_unit
+    relative = terms * u_acc + rounding.product_error
+    max_error = relative * (np.abs(inputs) @ np.abs(weight)) + unit * np.abs(part)
+    if rounding.product_unit:
+        max_error = max_error + flushed_factors(np.abs(inputs), np.abs(weight), rounding)
+    squares = (inputs * inputs) @ (weight * weight)
+    return Operand(part, max_error, product_variance(rounding, terms, part * part, squares) + (unit * part) ** 2)
+
+
+def _hidden(
+    part_q: Operand, part_k: Operand, bias: Real, terms: int, rounding: RoundingModel
+) -> tuple[Real, Real, Real, Real]:
+    """Return how far tanh z moves, its variance from there, what keys may share of it, and z: (..., Lq, Lk, A) each.
+
+    One q Wq, plus the bias, meets all keys of its row.
+    """
+    unit = max(rounding.score_unit, rounding.compute_unit)
+    hidden = _outer(part_q.value, part_k.value) + bias
+    size = _outer(np.abs(part_q.value), np.abs(part_k.value)) + np.abs(bias)
+    moved = _outer(part_q.max_error, part_k.max_error) + 3 * unit * size
+    moved = moved * (1 + 8 * rounding.coarsest_unit + terms * rounding.accumulate_unit)
+    moved = moved + 2 * (terms + 4) * rounding.accumulate_underflow + 4 * rounding.score_underflow
+    slope = slope_of_tanh(hidden)
+    assert part_q.variance is not None
+    of_sums = 3 * unit**2 * size**2
+    spread = _outer(part_q.variance, part_k.variance) + of_sums
+    steep = np.minimum(1, slope + 0.77 * np.sqrt(spread))
+    of_query = part_q.variance[..., :, np.newaxis, :] + of_sums
+    return np.minimum(1, slope + 0.77 * moved) * moved, steep**2 * spread, steep**2 * of_query, hidden
+
+
+def _exact_of_cosine(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+    query_direction, key_direction = (rows / (rows * rows).sum(-1).sqrt() for rows in (query, key))
+    cosines = query_direction @ key_direction.transposed()
+    scale = problem.options.get("scale")
+    return cosines if scale is None else cosines * problem.number(scale)
+
+
+def _value_of_cosine(problem: Problem, query: Real, key: Real) -> Real:
+    return (_unit_rows(query) @ transposed(_unit_rows(key))) * scale_of(problem)
+
+
+def _radius_of_cosine(around: Around, _: Real, query: Ball, key: Ball) -> Real:
+    moved = _moved_direction(query)[..., :, np.newaxis] + _moved_direction(key)[..., np.newaxis, :]
+    return np.minimum(moved, 2) * abs(scale_of(around.problem))
+
+
+def _moved_direction(vectors: Ball) -> Real:
+    moved: Real = 2 * np.linalg.norm(vectors.radius, axis=-1) / np.linalg.norm(vectors.value, axis=-1)
+    return moved
+
+
+def _error_of_cosine(at: At, query: Operand, key: Operand) -> Logits:
+    return _cosine_error(query, key, scale_of(at.problem), at.value, at.rounding)
+
+
+COSINE_SCORES = Step(
+    _exact_of_cosine, _value_of_cosine, _error_of_cosine, _radius_of_cosine, stored_logits, reach_of_scores()
+)
+
+
+def _cosine_error(query: Operand, key: Operand, scale: float, exact: Real, rounding: RoundingModel) -> Logits:
+    """Bound a q.k / (|q| |k|), for |q|^2 and |k|^2 that are normal numbers of the accumulation format.
+
+    A square root halves the relative error of a sum of squares; two lengths have together that of one.
+    """
+    width, size, u_acc, u_c = query.value.shape[-1], abs(scale), rounding.accumulate_unit, rounding.compute_unit
+    unit_q, unit_k = _unit_rows(query.value), _unit_rows(key.value)
+    storing = rounding.score_unit * (1 if is_power_of_two(scale) else 3)
+    reduced = rounding.product_error  # of the product, and of the two lengths, whose squares may be products too
+    stored = 2 * (u_c + rounding.score_unit)
+    elements = size * np.abs(unit_q) @ transposed(np.abs(unit_k)) * (width * u_acc + stored + reduced)
+    lengths = np.abs(exact) * ((width + 2) * u_acc + 3 * u_c + storing + reduced)
+    floor = np.asarray((1 + size) * 2 * (width + 4) * (rounding.accumulate_underflow + rounding.score_underflow))
+    floor = floor + (1 + size) * 2 * width * rounding.product_underflow
+    max_error = (elements + lengths) * (1 + 8 * rounding.coarsest_unit + 2 * width * u_acc) + floor
+    square, squares = exact * exact, size**2 * (unit_q * unit_q) @ transposed(unit_k * unit_k)
+    of_lengths = square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + rounding.score_unit * storing)
+    variance = (
+        product_variance(rounding, width, square, squares)
+        + 2 * (u_c**2 + rounding.score_unit**2) * squares
+        + of_lengths
+        + square * rounding.product_common
+    )
+    # One query, divided by its length, meets all keys of its row; the scale is one number.
+    of_query = (u_c**2 + rounding.score_unit**2) * squares + of_lengths
+    return split_logits(exact, max_error, variance, of_query, floor, rounding)
+
+
+def _unit_rows(matrix: Real) -> Real:
+    # Scaled first: the squares of a row may under- or overflow where its length does not.
+    largest = np.abs(matrix).max(axis=-1, keepdims=True, initial=0)
+    scaled = matrix / np.where(largest > 0, largest, 1)
+    length = np.sqrt((scaled * scaled).sum(axis=-1, keepdims=True))
+    unit: Real = scaled / length  # NaN: a vector of length 0 has no direction
+    return unit

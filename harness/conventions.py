@@ -1,0 +1,579 @@
+"""The questions: one call of attention each, and what it is if the implementation means this or that.
+
+A meaning is the same problem with everything said: a mask in place of causality, a scale in place of none. Its exact
+answer is what the call gives if that is meant, so that a question has to be asked with numbers for which no two
+meanings have the same answer (``tests/harness/conventions`` proves that they have not, in every dtype). To ask another
+one, add it to ``QUESTIONS``.
+
+Questions asked of an implementation in its worker, and their answers compared with what they may mean.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.errors import UsageError
+from attncheck.execution.families import FAMILIES
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.execution.runner import GroupRunner, group_by_process
+from attncheck.execution.user_code import UserImplementation
+from attncheck.execution.worker import Computed, Failure, Outcome, Task
+from attncheck.judging.judge_stages import agrees
+from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.dtypes import rounded_once
+from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+
+Array = NDArray[Any]
+
+WIDTH = 4
+"""D and Dv: 1/sqrt(D) and 1/D are exact in every dtype."""
+_SPREAD = 1.5
+"""Standard deviation of queries and keys: weights differ, and none is nearly 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Options and inputs of a call of ``attention``, the inputs in float64."""
+
+    options: Mapping[str, Any]
+    inputs: Mapping[str, Array]
+
+    def but(self, options: Mapping[str, Any] | None = None, /, **inputs: Array | None) -> Call:
+        """Return the call with other options and inputs; what is None is left out."""
+        chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
+        return Call(chosen, {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None})
+
+
+@dataclass(frozen=True, eq=False)
+class Meaning:
+    """What a call may mean, and by what that shows.
+
+    Either the stage is the exact answer of ``problem``, times ``factor``; or every number of its ``rows`` (which count
+    queries) is ``constant``, and all others are whatever they are.
+    """
+
+    words: str
+    problem: Call | None = None
+    factor: float = 1.0
+    constant: float = 0.0
+    rows: slice = field(default_factory=lambda: slice(None))
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A call, and its meanings, of which the first is what attncheck's cases mean, unless they never ask it.
+
+    ``declaration`` maps words to the value of ``empty_rows`` that declares this, where it can be declared.
+    ``from_the_end`` is the call of a function whose own words count from the last query and key: its second meaning.
+    """
+
+    name: str
+    asks: str
+    call: Call
+    meanings: tuple[Meaning, ...]
+    stage: str = "output"
+    declaration: Mapping[str, str] = field(default_factory=dict)
+    is_in_cases: bool = True
+    from_the_end: Call | None = None
+
+    def counted_from_the_end(self, causal: str) -> Question:
+        """Return the question for a function whose word for causality, and windows, count from the last query and key.
+
+        The contract's words count from the first. What such a function is asked by its own word is then never called.
+        """
+        asked = replace(self, asks=self.asks.replace("is_causal", causal))
+        if self.from_the_end is None:
+            return asked
+        first, second, *others = self.meanings
+        return replace(asked, call=self.from_the_end, meanings=(second, first, *others))
+
+    @property
+    def expected(self) -> str:
+        """What attncheck's cases mean; empty where they never ask it, or do not judge what comes back."""
+        return self.meanings[0].words if self.is_in_cases else ""
+
+
+def _normal(seed: int, *shape: int) -> Array:
+    return np.random.RandomState(seed).standard_normal(shape) * _SPREAD
+
+
+def _call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> Call:
+    shape = batch, key_heads or heads, keys, WIDTH
+    query = _normal(1, batch, heads, queries, WIDTH)
+    return Call({}, {}).but(query=query, key=_normal(2, *shape), value=_normal(3, *shape))
+
+
+def _mask(rows: str) -> Array:
+    """Return a mask (1, 1, Lq, Lk) from rows such as ``"110 011"``, 1 where a query may attend to a key."""
+    return np.array([[character == "1" for character in row] for row in rows.split()])[np.newaxis, np.newaxis]
+
+
+def _causal(queries: int, keys: int, offset: int) -> Array:
+    return (np.arange(keys) <= np.arange(queries)[:, np.newaxis] + offset)[np.newaxis, np.newaxis]
+
+
+def _causality() -> list[Question]:
+    few, many = _call(3, 5), _call(5, 3)
+    past = _call(3, 3).but(past_key=_normal(4, 1, 2, 2, WIDTH), past_value=_normal(5, 1, 2, 2, WIDTH))
+    causal, corner = {"is_causal": True}, "the corner is {}"
+    top, bottom, ignored = corner.format("top left"), corner.format("bottom right"), "causality is left out"
+    later = many.but(mask=_causal(5, 3, -2))
+    masked = _call(4, 4).but(mask=_mask("1011 1101 0111 1011"))
+    both = masked.inputs["mask"] & _causal(4, 4, 0)
+    return [
+        Question(
+            "causal, more keys than queries",
+            "which keys a query sees with is_causal",
+            few.but(causal),
+            (
+                Meaning(top, few.but(mask=_causal(3, 5, 0))),
+                Meaning(bottom, few.but(mask=_causal(3, 5, 2))),
+                Meaning(ignored, few),
+            ),
+            from_the_end=few.but(mask=_causal(3, 5, 2)),
+        ),
+        Question(
+            "causal, more queries than keys",
+            "which keys a query sees with is_causal",
+            many.but(causal),
+            (
+                Meaning(top, many.but(mask=_causal(5, 3, 0))),
+                *(
+                    Meaning(f"{bottom}, without a key: {value}", later.but({"empty_rows": value}))
+                    for value in sorted(EMPTY_ROWS, key=DEFAULT_EMPTY_ROWS.__ne__)
+                ),
+                Meaning(ignored, many),
+            ),
+            from_the_end=later,
+        ),
+        Question(
+            "causal, after a past",
+            "where queries stand with is_causal, past_key and past_value",
+            past.but(causal),
+            (
+                Meaning("after the past", past.but(mask=_causal(3, 5, 2))),
+                Meaning("at the first key of the past", past.but(mask=_causal(3, 5, 0))),
+                Meaning(ignored, past),
+                Meaning("the past is left out", past.but(past_key=None, past_value=None, mask=_causal(3, 3, 0))),
+            ),
+            is_in_cases=False,  # they hand a mask over
+        ),
+        Question(
+            "causal, with a mask",
+            "which keys a query sees with is_causal and a mask",
+            masked.but(causal),
+            (
+                Meaning("keys that both allow", masked.but(mask=both)),
+                Meaning("only the mask counts", masked),
+                Meaning("only causality counts", masked.but(mask=_causal(4, 4, 0))),
+            ),
+        ),
+    ]
+
+
+def _masks() -> list[Question]:
+    masked = _call(3, 4).but(mask=_mask("1011 1100 0110"))
+    biased = _call(3, 4).but(bias=_normal(6, 1, 2, 3, 4))
+    empty = _call(3, 4).but(mask=_mask("1011 0000 0110"))
+    unmasked, hidden = empty.but(mask=_mask("1011 1111 0110")), masked.but(mask=~masked.inputs["mask"])
+    lengths = _call(3, 5, batch=2).but(key_lengths=np.array([2, 4]))
+    first = np.arange(5) < np.array([2, 4]).reshape(2, 1, 1, 1)
+    said = lengths.but(key_lengths=None)
+    words = {"zero": "0", "uniform": "the mean of all values", "nan": "NaN"}
+    return [
+        Question(
+            "mask",
+            "what true means in a mask",
+            masked,
+            (
+                Meaning("may attend", masked),
+                Meaning("may not attend", hidden),
+                Meaning("the mask is left out", masked.but(mask=None)),
+            ),
+        ),
+        Question(
+            "bias",
+            "what a bias is added to",
+            biased,
+            (
+                Meaning("the scaled scores", biased),
+                Meaning("the scores before the scale", biased.but(bias=biased.inputs["bias"] * WIDTH**-0.5)),
+                Meaning("the bias is left out", biased.but(bias=None)),
+            ),
+        ),
+        Question(
+            "a query without a key",
+            "what the output is",
+            empty,
+            (
+                *(Meaning(words[value], empty.but({"empty_rows": value})) for value in words),
+                Meaning("as if nothing were masked", unmasked),
+            ),
+            declaration={text: value for value, text in words.items()},
+        ),
+        Question(
+            "key_lengths",
+            "which keys count",
+            lengths,
+            (
+                Meaning("the first ones", said.but(mask=first)),
+                Meaning("the last ones", said.but(mask=first[..., ::-1])),
+                Meaning("one more than the first ones", said.but(mask=np.roll(first, 1, -1) | first)),
+                Meaning("key_lengths are left out", said),
+            ),
+        ),
+    ]
+
+
+def _options() -> list[Question]:
+    plain = _call(3, 4)
+    window = _call(6, 6)
+    across = _call(3, 6)
+    capped = _call(3, 4).but({"softcap": 1.0}, bias=_normal(6, 1, 2, 3, 4))
+    hidden = _call(3, 4).but({"softcap": 1.0}, mask=_mask("1011 1100 0110"))
+    grouped = _call(3, 4, heads=4, key_heads=2)
+    tiled = {name: grouped.inputs[name][:, [0, 1, 0, 1]] for name in ("key", "value")}
+    left_out = "the softcap is left out"
+    return [
+        Question(
+            "scale, by default",
+            "what the scores are multiplied by",
+            plain,
+            (
+                Meaning("1/sqrt(D)", plain.but({"scale": WIDTH**-0.5})),
+                Meaning("1", plain.but({"scale": 1.0})),
+                Meaning("1/D", plain.but({"scale": 1 / WIDTH})),
+            ),
+        ),
+        Question(
+            "scale, of 0",
+            "what the scores are multiplied by",
+            plain.but({"scale": 0.0}),
+            (
+                Meaning("0", plain.but({"scale": 0.0})),
+                Meaning("as without a scale", plain.but({"scale": WIDTH**-0.5})),
+                Meaning("1", plain.but({"scale": 1.0})),
+            ),
+        ),
+        Question(
+            "softcap, with a bias",
+            "what is capped",
+            capped,
+            (
+                Meaning("the scores before the bias", capped),
+                Meaning("the scores with the bias", capped.but({"softcap_follows": "biased"})),
+                Meaning(left_out, capped.but({"softcap": None})),
+            ),
+        ),
+        Question(
+            "softcap, with a mask",
+            "what is capped",
+            hidden,
+            (
+                Meaning("the scores before the mask", hidden),
+                Meaning("the scores after the mask", hidden.but({"softcap_follows": "masked"})),
+                Meaning(left_out, hidden.but({"softcap": None})),
+            ),
+        ),
+        Question(
+            "window (2, 0)",
+            "how many keys a query sees",
+            window.but({"window": (2, 0)}),
+            (
+                Meaning("its own and two before", window.but({"window": (2, 0)})),
+                Meaning("its own and one before", window.but({"window": (1, 0)})),
+                Meaning("its own and two before, and all after", window.but({"window": (2, None)})),
+                Meaning("the window is left out", window),
+            ),
+        ),
+        Question(
+            "window (1, 1), more keys than queries",
+            "where the first query stands",
+            across.but({"window": (1, 1)}),
+            (
+                Meaning("at the first key", across.but({"window": (1, 1), "alignment": "top_left"})),
+                Meaning(
+                    "so that the last query stands at the last key",
+                    across.but({"window": (1, 1), "alignment": "bottom_right"}),
+                ),
+                Meaning("the window is left out", across),
+            ),
+            from_the_end=across.but(mask=_causal(3, 6, 4) & ~_causal(3, 6, 1)),
+        ),
+        Question(
+            "grouped heads",
+            "which key head query head h takes",
+            grouped,
+            (Meaning("h // (H / Hkv)", grouped), Meaning("h % Hkv", grouped.but(None, **tiled))),
+        ),
+    ]
+
+
+def _statistics() -> list[Question]:
+    plain, empty = _call(3, 4), _call(3, 4).but(mask=_mask("1011 0000 0110"))
+    own = slice(1, 2)
+    return [
+        Question(
+            "log_sum_exp",
+            "of which base it is",
+            plain,
+            (
+                Meaning("e", plain),
+                Meaning("2", plain, factor=float(np.log(2))),
+                Meaning("e, of scores without a scale", plain.but({"scale": 1.0})),
+            ),
+            stage="log_sum_exp",
+        ),
+        Question(
+            "log_sum_exp without a key",
+            "what it is",
+            empty,
+            (
+                Meaning("-inf", constant=-np.inf, rows=own),
+                Meaning("0", constant=0.0, rows=own),
+                Meaning("+inf", constant=np.inf, rows=own),
+                Meaning("NaN", constant=np.nan, rows=own),
+                Meaning("as if nothing were masked", empty.but(mask=_mask("1011 1111 0110"))),
+            ),
+            stage="log_sum_exp",
+        ),
+    ]
+
+
+def _hidden_numbers() -> list[Question]:
+    """Ask what a number does that nobody may attend to: at key 2, which is masked for every query."""
+    masked = _call(3, 4).but(mask=_mask("1101 1001 0101"))
+    found = []
+    for name in ("key", "value"):
+        for words, number in (("NaN", np.nan), ("infinity", np.inf)):
+            array = masked.inputs[name].copy()
+            array[..., 2, :] = number
+            found.append(
+                Question(
+                    f"{words} in a masked {name}",
+                    "what it does",
+                    masked.but(None, **{name: array}),
+                    (Meaning("nothing", masked), Meaning("it makes the output NaN", constant=np.nan)),
+                    is_in_cases=False,  # what it does is open
+                )
+            )
+    return found
+
+
+QUESTIONS: tuple[Question, ...] = tuple(
+    question for of_a_kind in (_causality, _masks, _options, _statistics, _hidden_numbers) for question in of_a_kind()
+)
+"""All questions, in the order in which they are shown."""
+
+
+_OTHER_UNIT = 4.0
+_NEARER = 25.0
+"""What is computed in bfloat16 in place of float32 is a hundredth off, and meanings differ by half."""
+_NEAR = 1e-3
+Kind = Literal["measured", "open", "unsupported", "failed"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an implementation means by one question.
+
+    Attributes:
+        question: What was asked.
+        kind: ``measured``; ``open`` where what came back is none of the meanings, or several; ``unsupported``, or
+            ``failed`` where the call raised, ended or took too long.
+        means: The meaning's words; what came back, or why nothing did, where it is none.
+        declared: What the implementation declares, in the same words; empty where it declares nothing of this.
+        declaration: The value of ``empty_rows`` by which somebody's own function declares what it does; empty where
+            nothing has to be declared.
+        is_exact: Whether what came back is within the error bounds of what it means, and not merely far nearer to that
+            than to anything else.
+    """
+
+    question: Question
+    kind: Kind
+    means: str
+    declared: str = ""
+    declaration: str = ""
+    is_exact: bool = True
+
+    @property
+    def departs(self) -> bool:
+        """Whether this is not what attncheck's cases mean."""
+        return self.kind in ("measured", "open") and self.means != (self.question.expected or self.means)
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the implementation declares otherwise."""
+        return bool(self.declared) and self.kind in ("measured", "open") and self.declared != self.means
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "convention": self.question.name,
+            "asks": self.question.asks,
+            "kind": self.kind,
+            "means": self.means,
+            "cases_mean": self.question.expected,
+            "departs": self.departs,
+            "declared": self.declared,
+            "contradicts": self.contradicts,
+            "declaration": self.declaration,
+            "is_exact": self.is_exact,
+        }
+
+
+def ask_all(
+    implementation: Implementation,
+    dtype: str | None = None,
+    limits: Limits | None = None,
+    questions: Sequence[Question] = QUESTIONS,
+) -> list[Measured]:
+    """Ask an implementation what it means, in one of its dtypes: the most exact one, unless another is asked for.
+
+    Conventions are asked for by no keyword: what comes back is what it does by itself.
+
+    Raises:
+        UsageError: It declares no such dtype.
+    """
+    family = FAMILIES.get(getattr(implementation.entry, "signature", ""))
+    if family is not None and family.corner == "bottom right":
+        questions = [each.counted_from_the_end(family.says_causal) for each in questions]
+    declared = [name for name in DTYPES if implementation.rounding_model(name)]
+    chosen = dtype or next(iter(declared), "")
+    if chosen not in declared:
+        raise UsageError(
+            f"{implementation.name} declares no {chosen or 'dtype'}; expected one of {', '.join(declared)}"
+        )
+    (group,) = group_by_process(implementation, [chosen])
+    with tempfile.TemporaryDirectory() as logs:
+        runner: GroupRunner[str] = GroupRunner(group, limits or Limits(), Path(logs))
+        try:
+            return [_asked(question, implementation, chosen, runner) for question in questions]
+        finally:
+            runner.close()
+
+
+def _asked(question: Question, implementation: Implementation, dtype: str, runner: GroupRunner[str]) -> Measured:
+    task = task_of_question(question, dtype)
+    rounding_model = implementation.rounding_model(dtype)
+    assert rounding_model is not None, "the dtype was chosen for that"
+    found = _measured(question, runner.evaluate(task), dtype, rounding_model)
+    if not question.declaration:
+        return found
+    own = implementation.declared.conventions.get("empty_rows")
+    if own is not None:
+        words = next(text for text, value in question.declaration.items() if value == own.value)
+        found = replace(found, declared=words)
+    is_own = isinstance(implementation.entry, UserImplementation)
+    if is_own and (found.contradicts or (found.departs and own is None and not _has_keyword(task, runner))):
+        return replace(found, declaration=question.declaration.get(found.means, ""))
+    return found
+
+
+def _has_keyword(task: Task, runner: GroupRunner[str]) -> bool:
+    """Return whether the function has a keyword ``empty_rows``, by which cases ask for what they mean."""
+    outcome = runner.evaluate(replace(task, options={**task.options, "empty_rows": DEFAULT_EMPTY_ROWS}))
+    return isinstance(outcome, Computed) and not outcome.not_asked
+
+
+def task_of_question(question: Question, dtype: str) -> Task:
+    """Return the call of a question in a dtype."""
+    return Task("attention", dict(question.call.options), _stored(question.call.inputs, dtype))
+
+
+def _measured(question: Question, outcome: Outcome, dtype: str, rounding_model: str) -> Measured:
+    if isinstance(outcome, Failure):
+        is_unsupported = outcome.verdict == "unsupported"
+        return Measured(question, "unsupported" if is_unsupported else "failed", outcome.message)
+    assert isinstance(outcome, Computed), "an outcome is one or the other"
+    array = outcome.stages.get(question.stage)
+    if array is None:
+        return Measured(question, "unsupported", f"it does not return {question.stage}")
+    found = [each.words for each in question.meanings if is_meant(question, each, array, dtype, rounding_model)]
+    if len(found) == 1:
+        return Measured(question, "measured", found[0])
+    if found:
+        return Measured(question, "open", " or ".join(found))
+    nearest = _nearest(question, array, dtype)
+    if nearest is None:
+        return Measured(question, "open", f"something else: {_described(question, array)}")
+    return Measured(question, "measured", nearest.words, is_exact=False)
+
+
+def _nearest(question: Question, array: Array, dtype: str) -> Meaning | None:
+    """Return the meaning that what came back is far nearer to than to any other; None where there is none."""
+    distances = sorted(
+        (_distance(question, each, array, dtype), number)
+        for number, each in enumerate(question.meanings)
+        if each.problem is not None
+    )
+    if not distances or not np.isfinite(distances[0][0]):
+        return None
+    (least, number), *others = distances
+    if others:
+        return question.meanings[number] if least * _NEARER < others[0][0] else None
+    # Of one alone nobody can say that others are farther: it has to be near in itself.
+    largest = float(np.abs(array, dtype=np.float64).max(initial=0.0))
+    return question.meanings[number] if least < _NEAR * largest else None
+
+
+def _distance(question: Question, meaning: Meaning, array: Array, dtype: str) -> float:
+    """Return the largest error against a meaning; infinite where NaN and infinity are elsewhere."""
+    exact = truth_of_meaning(meaning, dtype).exact.get(question.stage)
+    if exact is None or exact.high.shape != array.shape:
+        return float("inf")
+    own = array.astype(np.float64) * meaning.factor
+    is_odd = ~np.isfinite(exact.high)
+    if not np.array_equal(own[is_odd], exact.high[is_odd], equal_nan=True) or not np.isfinite(own[~is_odd]).all():
+        return float("inf")
+    return float(np.abs(own - exact.high)[~is_odd].max(initial=0.0))
+
+
+def is_meant(question: Question, meaning: Meaning, array: Array, dtype: str, rounding_model: str) -> bool:
+    """Return whether what came back is what a meaning gives, within the bounds of the rounding model."""
+    if meaning.problem is None:
+        own = array[:, :, meaning.rows]
+        return bool(np.array_equal(own, np.full_like(own, meaning.constant), equal_nan=True))
+    truth = truth_of_meaning(meaning, dtype)
+    exact = truth.exact.get(question.stage)
+    if exact is None or exact.high.shape != array.shape:
+        return False
+    truth = truth.for_returned({question.stage: array})
+    if meaning.factor == 1:
+        return agrees(truth, question.stage, array, rounding_model)
+    # Another unit is rounded elsewhere, to a neighbouring exponent at most, and so is what it is made of.
+    allowed = _OTHER_UNIT * (truth.bounds(rounding_model)[question.stage].max_error + exact.radius)
+    return bool((np.abs(array.astype(np.float64) * meaning.factor - exact.high) <= allowed).all())
+
+
+@lru_cache(maxsize=256)
+def truth_of_meaning(meaning: Meaning, dtype: str) -> Truth:
+    """Return the exact answer of what a call may mean."""
+    problem = meaning.problem
+    assert problem is not None, "a constant has no problem"
+    return find_truth(
+        "attention", problem.options, _stored(problem.inputs, dtype), dtype, supports_statistics=False, whole=True
+    )
+
+
+def _stored(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:
+    """Round inputs to a dtype, except for masks and counts."""
+    return {name: array if array.dtype.kind in "bi" else rounded_once(array, dtype) for name, array in inputs.items()}
+
+
+def _described(question: Question, array: Array) -> str:
+    """Say of what came back what can be said without knowing what it is."""
+    if (nan := np.isnan(array)).any():
+        return f"{np.count_nonzero(nan)} of {array.size} numbers are NaN"
+    if question.stage == "log_sum_exp":
+        return f"{float(np.ravel(array[:, :, 1:2])[0]):.6g}"
+    return f"shape {array.shape}, first number {float(np.ravel(array)[0]):.6g}" if array.size else "nothing"

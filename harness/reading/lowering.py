@@ -1,0 +1,442 @@
+"""What a case's options mean, in two forms.
+
+``call_form`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
+of queries, a position that no argument tells) folded into the mask. ``canonical_form`` is what is true: one mask says
+who may attend to whom, the past is part of the keys, a rotary embedding has a row for each query and key, and nothing
+else is left. Behind projections the past stays apart, as what is cached of earlier ones. Parts that are merged are
+scores, one for each part, and values of each query's own.
+
+Operations that are another one once their keys and values are laid out: packed, in pages, or in 8 bits.
+
+Packed sequences attend with one mask for all of them; a key that no query may use is a key of zeros that is masked. The
+pages of a cache are read into one array of keys for each batch entry, slots that are not used likewise. Nothing is
+rounded by that, so exact answers and bounds are those of ``attention`` and ``attention_gradients``. Keys and values of
+8 bits are widened, which is exact, too; their scales become factors, with a step of their own
+(``attention/caches.py``). Weights of norms of queries and keys get a row for each
+head, of ones where there are none (``attention/normalization.py``). Latent vectors are keys and values of one head,
+from which a step makes those of every head (``attention/latents.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.reading.dtypes import largest_number, rounded_once
+from attncheck.reading.shapes import ShapeFault
+from attncheck.spec import CONVENTIONS, HEADS, OPERATIONS, OPTIONS, InputSpec, Shape
+
+Array = NDArray[Any]
+Rows = NDArray[np.intp]
+Inputs = Mapping[str, Array]
+Options = Mapping[str, Any]
+
+_READING_ONLY = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
+_SPECS: Mapping[str, InputSpec] = {
+    name: spec
+    for own in OPERATIONS.values()
+    if not (own.has_projections or own.is_lowered)
+    for name, spec in own.inputs.items()
+}
+_MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
+_ROTARY = frozenset({"rotary_cos", "rotary_sin"})
+_PASTS = tuple((name, str(spec.folds_into)) for name, spec in _SPECS.items() if spec.folds_into in ("key", "value"))
+"""Inputs that come before another one, and the name of that."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionProblem:
+    """An operation's options and inputs."""
+
+    options: dict[str, Any]
+    inputs: dict[str, Array]
+
+
+def call_form(operation: str, options: Options, inputs: Inputs) -> AttentionProblem:
+    """Return the call that implementations are asked for: is_causal and window count from the positions they know."""
+    if OPERATIONS[operation].is_lowered:  # its signature says all that a case can
+        kept = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
+        return AttentionProblem(kept, dict(inputs))
+    if OPERATIONS[operation].has_parts:
+        return AttentionProblem(_without_base_e(options), dict(inputs))
+    own, past = query_offset(options, inputs), _past_length(inputs)
+    is_told = "query_offsets" in inputs  # so that the function knows where queries stand
+    folded = {
+        name
+        for name, differs in (("is_causal", own != 0 or past != 0), ("window", own != past))
+        if differs and not is_told
+    } | {"query_mask"}
+    return _folded(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
+
+
+def canonical_form(operation: str, options: Options, inputs: Inputs, rows: Rows | None = None) -> AttentionProblem:
+    """Return the same computation with one mask and one set of keys and values.
+
+    Where ``rows`` are given, with these query rows alone: nothing of the shape (Lq, Lk) is made. Causality is then part
+    of the mask, for a row that has moved up would otherwise be taken for an earlier one.
+    """
+    if OPERATIONS[operation].has_parts:
+        is_canonical = "log_sum_exps" not in inputs
+        meant = {name: value for name, value in _without_base_e(options).items() if name not in CONVENTIONS}
+        return AttentionProblem(meant, dict(inputs) if is_canonical else _as_scores(inputs, rows))
+    folded = {"window", *_MASKS}
+    if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
+        folded.add("is_causal")
+    posed = _folded(operation, options, inputs, folded, rows)
+    for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
+        posed.options.pop(name, None)
+    for past, name in _PASTS:
+        if past in posed.inputs and OPERATIONS[operation].has_projections:
+            posed.inputs[f"cached_{name}"] = posed.inputs.pop(past)  # the new ones are not projected yet
+        elif past in posed.inputs:
+            posed.inputs[name] = np.concatenate([posed.inputs.pop(past), posed.inputs[name]], axis=-2)
+    tables = rows_of_tables(inputs, rows)
+    kept = {name: array for name, array in posed.inputs.items() if name not in _ROTARY}
+    return AttentionProblem(posed.options, kept | tables)
+
+
+def _without_base_e(options: Options) -> dict[str, Any]:
+    """Leave out the base that log_sum_exps have anyway: a function without that keyword can do it."""
+    return {name: value for name, value in options.items() if (name, value) != ("lse_base", "e")}
+
+
+def _as_scores(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
+    """Return parts as keys: log_sum_exps as scores, outputs as values, of which those of an empty part are 0.
+
+    What an empty part holds counts for nothing, whatever it is: NaN, too.
+    """
+    kept = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
+    log_sum_exps, outputs = kept["log_sum_exps"], kept["outputs"]
+    empty = (log_sum_exps == -np.inf)[..., np.newaxis]
+    values = np.where(empty, np.zeros((), outputs.dtype), outputs)
+    lowered = {"scores": np.moveaxis(log_sum_exps, 0, -1), "row_values": np.moveaxis(values, 0, -2)}
+    return {name: np.ascontiguousarray(each) for name, each in lowered.items()}
+
+
+def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[float, float] = (1, 0)) -> dict[str, Array]:
+    """Return the rows of the rotary tables for each query and each key, which count the past.
+
+    A past comes rotated: its keys have ``of_past``, the cosine and sine of no rotation. Empty without tables.
+    """
+    if inputs.keys().isdisjoint(_ROTARY):
+        return {}
+    (queries, keys), past = _lengths(inputs), _past_length(inputs)
+    positions = query_positions({}, inputs, np.arange(queries) if rows is None else rows)[..., 0]
+    found: dict[str, Array] = {}
+    for name, table, alone in zip(("cos", "sin"), (inputs["rotary_cos"], inputs["rotary_sin"]), of_past, strict=True):
+        found[f"query_{name}"] = table[positions]
+        before = np.full((past, table.shape[-1]), alone, table.dtype)
+        found[f"key_{name}"] = np.concatenate([before, table[past:keys]])
+    return found
+
+
+def query_offset(options: Options, inputs: Inputs) -> int:
+    """Return the position of the first query among all keys, which causality and windows count from."""
+    match options.get("alignment"):
+        case "top_left":
+            return 0
+        case "bottom_right":
+            queries, keys = _lengths(inputs)
+            return keys - queries
+    return _past_length(inputs)
+
+
+def query_positions(options: Options, inputs: Inputs, rows: Rows) -> Array:
+    """Return where query rows stand among all keys: (Lq, 1), or (B, 1, Lq, 1) where each batch entry has an offset."""
+    offsets = inputs.get("query_offsets")
+    if offsets is None:
+        return np.asarray(rows[:, np.newaxis] + query_offset(options, inputs))
+    return np.asarray(rows[:, np.newaxis] + offsets.astype(np.intp).reshape(-1, 1, 1, 1))
+
+
+def _folded(
+    operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None
+) -> AttentionProblem:
+    """Turn these options and inputs into one mask, together with the mask that is given; with ``rows``, of these."""
+    # What is not causal is not asked for causality: a function without that keyword can do it.
+    kept_options = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
+    if not OPERATIONS[operation].has_projections:
+        kept_options = {name: value for name, value in kept_options.items() if name not in HEADS}
+    if kept_options.get("mask_fill") is not None:
+        kept_options |= _rounded_fill(float(kept_options.pop("mask_fill")), inputs)
+    kept_inputs = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
+    allowed: list[Array] = []
+    if names:
+        queries = np.arange(_lengths(inputs)[0]) if rows is None else rows
+        positions, keys = query_positions(options, inputs, queries), np.arange(_lengths(inputs)[1])
+    if "is_causal" in names and kept_options.pop("is_causal", False):
+        allowed.append(keys <= positions)
+    if "window" in names and (window := kept_options.pop("window", None)) is not None:
+        allowed += within_window(window, positions, keys)
+    if "query_offsets" in names:
+        kept_inputs.pop("query_offsets", None)
+    if "key_lengths" in names and (lengths := kept_inputs.pop("key_lengths", None)) is not None:
+        allowed.append(keys < lengths.reshape(-1, 1, 1, 1))
+    if "query_mask" in names and (is_query := kept_inputs.pop("query_mask", None)) is not None:
+        allowed.append(is_query[:, np.newaxis, :, np.newaxis])
+    if allowed:
+        kept_inputs["mask"] = _all_of([*allowed, *([kept_inputs["mask"]] if "mask" in inputs else [])])
+    return AttentionProblem(kept_options, kept_inputs)
+
+
+def _rounded_fill(fill: float, inputs: Inputs) -> dict[str, float]:
+    """Round a fill to the dtype of what it stands among; beyond the dtype's range it is -inf, as without one."""
+    dtype = inputs["query" if "query" in inputs else "scores"].dtype.name
+    with np.errstate(over="ignore"):
+        rounded = float(rounded_once(np.array(fill), dtype))
+    return {} if rounded == -np.inf else {"mask_fill": rounded}
+
+
+def _rows_of(name: str, array: Array, rows: Rows) -> Array:
+    """Keep these query rows of an input that has any; one row of a mask or bias stands for all."""
+    spec = _SPECS.get(name)
+    if spec is None or "Lq" not in spec.axes:
+        return array
+    axis = spec.axes.index("Lq") - len(spec.axes)
+    one_for_all = spec.broadcast and (array.ndim < -axis or array.shape[axis] == 1)
+    return array if one_for_all else array.take(rows, axis)
+
+
+def within_window(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:
+    """Return what a window asks of keys, for queries at these positions."""
+    left, right = window
+    before = [] if left is None else [keys >= positions - left]
+    return before if right is None else [*before, keys <= positions + right]
+
+
+def _all_of(masks: Iterable[Array]) -> Array:
+    together: Array = reduce(np.logical_and, masks)
+    return together.reshape((1,) * (4 - together.ndim) + together.shape)
+
+
+def _past_length(inputs: Inputs) -> int:
+    past = inputs.get("past_key", inputs.get("cached_key"))
+    return 0 if past is None else int(past.shape[-2])
+
+
+def _lengths(inputs: Inputs) -> tuple[int, int]:
+    """Return how many queries and how many keys there are, the past among them."""
+    if "query" not in inputs:
+        queries, keys = inputs["scores"].shape[-2:]
+        return int(queries), int(keys)
+    return int(inputs["query"].shape[-2]), int(inputs["key"].shape[-2]) + _past_length(inputs)
+
+
+_LARGE = 1e30
+
+
+def lowered(operation: str, posed: AttentionProblem) -> tuple[str, AttentionProblem]:
+    """Return the operation that one is once its keys and values are laid out, and its options and inputs.
+
+    An operation that lowers to none comes back as it is. With the option ``alignment``, which no case has, positions
+    count as it says: top_left from the first key of a sequence.
+    """
+    lowers_to = OPERATIONS[operation].lowers_to
+    if lowers_to is None:
+        return operation, posed
+    return lowers_to, _LAID_OUT_BY[operation](posed)
+
+
+def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
+    """Return the inputs with what no query may use of keys and values replaced, as the option ``poison`` says."""
+    if not options.get("poison"):
+        return dict(inputs)
+    value = np.nan if options["poison"] == "nan" else min(_LARGE, largest_number(dtype))
+    if "block_table" in inputs:
+        unused, names = ~_used_slots(inputs), ("key_pages", "value_pages")
+    else:
+        unused, names = ~_Sequences.of(inputs).is_used, ("key", "value")
+    others = {}
+    for name in names:
+        others[name] = inputs[name].copy()
+        others[name][unused if name.endswith("pages") else np.s_[..., unused, :]] = value
+    return {**inputs, **others}
+
+
+def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape], counts: Inputs) -> None:
+    """Hold the counts of packed sequences and paged caches against each other, and the widths of norms.
+
+    ``counts`` are those of a case.
+
+    Raises ``ShapeFault`` for the first that does not fit.
+    """
+    if OPERATIONS[operation].lowers_to is None:
+        return
+    if "block_table" in counts:
+        _check_pages(shapes, counts)
+    for name in ("query", "key"):
+        if f"{name}_norm_weight" in shapes:
+            _check_norm_weight(f"{name}_norm_weight", options, shapes[name], shapes[f"{name}_norm_weight"])
+    if "cu_seqlens_q" not in counts:
+        return
+    if shapes["query"][0] != 1:
+        raise ShapeFault(
+            "query", f"expected a batch of 1, whose sequences lie one after the other, got {shapes['query'][0]}"
+        )
+    for name, of in (("cu_seqlens_q", "query"), ("cu_seqlens_k", "key")):
+        _check_limits(name, counts[name], shapes[of][-2], of)
+    lengths = np.diff(counts["cu_seqlens_k"])
+    for number, (used, length) in enumerate(zip(counts.get("key_lengths", ()), lengths, strict=False)):
+        if used > length:
+            raise ShapeFault("key_lengths", f"sequence {number} has {length} keys, of which {used} cannot be used")
+
+
+def _check_limits(name: str, limits: Array, length: int, of: str) -> None:
+    if limits[0] != 0 or limits[-1] != length:
+        raise ShapeFault(
+            name, f"expected limits from 0 to {length}, the length of {of}, got {limits[0]:g} to {limits[-1]:g}"
+        )
+    if (np.diff(limits) < 0).any():
+        raise ShapeFault(name, "expected limits of which none is smaller than the one before it")
+
+
+def _check_norm_weight(name: str, options: Options, of: Shape, shape: Shape) -> None:
+    is_full = options.get("norm_over") == "full"
+    wanted = of[-1] * (of[-3] if is_full else 1)
+    if shape[-1] != wanted:
+        what = "all heads" if is_full else "a head"
+        raise ShapeFault(name, f"expected a weight for each of the {wanted} elements of {what}, got {shape[-1]}")
+
+
+def _check_pages(shapes: Mapping[str, Shape], counts: Inputs) -> None:
+    pages, page = shapes["key_pages"][:2]
+    table = counts["block_table"].reshape(shapes["block_table"])
+    for entry, used in enumerate(counts["key_lengths"]):
+        if (table[entry, : -(-int(used) // page)] >= pages).any():
+            raise ShapeFault(
+                "block_table", f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class _Sequences:
+    """Packed sequences by query and by key: which one each belongs to, and where it stands in it.
+
+    A query's position counts from the first key of its sequence, and the last query's is that of the last key that is
+    used; those of the first queries may be negative.
+    """
+
+    of_query: Array
+    of_key: Array
+    query_position: Array
+    key_position: Array
+    is_used: Array
+
+    @classmethod
+    def of(cls, inputs: Inputs, *, from_start: bool = False) -> _Sequences:
+        """Read the limits; ``from_start`` a sequence's first query stands at its first key instead."""
+        starts, lengths, numbers = [], [], []
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            limits = inputs[name].astype(np.int64)
+            starts.append(limits[:-1])
+            lengths.append(np.diff(limits))
+            numbers.append(np.repeat(np.arange(len(limits) - 1), lengths[-1]))
+        used = np.asarray(inputs.get("key_lengths", lengths[1]), np.int64)
+        of_query, of_key = numbers
+        in_query, in_key = (np.arange(len(each)) - start[each] for each, start in zip(numbers, starts, strict=True))
+        offset = 0 if from_start else (used - lengths[0])[of_query]
+        return cls(of_query, of_key, in_query + offset, in_key, in_key < used[of_key])
+
+
+def _packed(posed: AttentionProblem) -> AttentionProblem:
+    options = dict(posed.options)
+    found = _Sequences.of(posed.inputs, from_start=options.pop("alignment", "") == "top_left")
+    allowed = (found.of_query[:, np.newaxis] == found.of_key) & found.is_used
+    allowed &= _by_position(options, found.query_position[:, np.newaxis], found.key_position)
+    unused = ~found.is_used[:, np.newaxis]
+    kept = {"query", "sinks", "grad_output"}
+    others = {name: array for name, array in posed.inputs.items() if name in kept}
+    laid_out: dict[str, Array] = {
+        name: np.where(unused, np.zeros_like(posed.inputs[name]), posed.inputs[name]) for name in ("key", "value")
+    }
+    return AttentionProblem(options, {**others, **laid_out, "mask": allowed[np.newaxis, np.newaxis]})
+
+
+def _paged(posed: AttentionProblem) -> AttentionProblem:
+    inputs, options = posed.inputs, dict(posed.options)
+    table, used = inputs["block_table"].astype(np.int64), inputs["key_lengths"].astype(np.int64)
+    page, queries = inputs["key_pages"].shape[1], inputs["query"].shape[-2]
+    positions = np.arange(table.shape[1] * page)
+    is_used = positions < used[:, np.newaxis]  # (B, T)
+    pages = np.where(is_used[:, ::page], table, 0)  # what is not used may be no page at all
+    laid_out = {}
+    for name in ("key", "value"):
+        cache = inputs[f"{name}_pages"]
+        rows = cache[pages].reshape(len(table), len(positions), *cache.shape[2:])  # (B, W, Lp, Hkv, D) before
+        laid_out[name] = np.where(is_used[..., np.newaxis, np.newaxis], rows, np.zeros_like(rows)).swapaxes(1, 2)
+    offset = 0 * used if options.pop("alignment", "") == "top_left" else used - queries
+    query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
+    allowed = is_used[:, np.newaxis] & _by_position(options, query_position[..., np.newaxis], positions)
+    others = {name: array for name, array in inputs.items() if name in {"query", "sinks"}}
+    return AttentionProblem(options, {**others, **laid_out, "mask": allowed[:, np.newaxis]})
+
+
+def _quantized(posed: AttentionProblem) -> AttentionProblem:
+    """Widen keys and values, which the working dtype holds exactly, and give each key its own factor."""
+    inputs = dict(posed.inputs)
+    for name in ("key", "value"):
+        widened = inputs[name].astype(inputs["query"].dtype)
+        scale = np.broadcast_to(inputs.pop(f"{name}_scale"), widened.shape[:-1])
+        inputs[name], inputs[f"{name}_factor"] = widened, scale[..., np.newaxis]
+    options = {name: value for name, value in posed.options.items() if name != "stored_as"}
+    return AttentionProblem(options, inputs)
+
+
+def _normalized(posed: AttentionProblem) -> AttentionProblem:
+    """Give each head its row of the weights of the norms."""
+    inputs = dict(posed.inputs)
+    for name in ("query", "key"):
+        heads, width = inputs[name].shape[-3], inputs[name].shape[-1]
+        weight = inputs.pop(f"{name}_norm_weight", np.ones(1, inputs[name].dtype))
+        rows = weight.reshape(heads, width) if len(weight) == heads * width else weight
+        inputs[f"{name}_norm"] = np.ascontiguousarray(np.broadcast_to(rows, (heads, width)))
+    return AttentionProblem(dict(posed.options), inputs)
+
+
+def _latent(posed: AttentionProblem) -> AttentionProblem:
+    """Put what is rotated behind queries and latent vectors, which are the keys and values of one head."""
+    inputs = dict(posed.inputs)
+    latent = inputs.pop("latent")[:, np.newaxis]  # (B, 1, Lk, C)
+    inputs["key"] = inputs["value"] = latent
+    if "key_rotary" in inputs:
+        inputs["query"] = np.concatenate([inputs["query"], inputs.pop("query_rotary")], axis=-1)
+        inputs["key"] = np.concatenate([latent, inputs.pop("key_rotary")[:, np.newaxis]], axis=-1)
+    return AttentionProblem(dict(posed.options), inputs)
+
+
+def _used_slots(inputs: Inputs) -> Array:
+    """Return which slots of which pages hold a key that any batch entry uses: (Np, Lp)."""
+    is_used: Array = np.zeros(inputs["key_pages"].shape[:2], np.bool_)
+    page = is_used.shape[1]
+    for pages, used in zip(inputs["block_table"].astype(np.int64), inputs["key_lengths"].astype(np.int64), strict=True):
+        positions = np.arange(used)
+        is_used[pages[positions // page], positions % page] = True
+    return is_used
+
+
+def _by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
+    """Say who may attend to whom by position, and take the options that say so out."""
+    allowed = np.ones(np.broadcast_shapes(queries.shape, keys.shape), np.bool_)
+    if options.pop("is_causal", False):
+        allowed &= keys <= queries
+    if (window := options.pop("window", None)) is not None:
+        for rule in within_window(window, queries, keys):
+            allowed &= rule
+    options.pop("poison", None)
+    return allowed
+
+
+_LAID_OUT_BY: Mapping[str, Callable[[AttentionProblem], AttentionProblem]] = {
+    "packed_attention": _packed,
+    "packed_attention_gradients": _packed,
+    "paged_attention": _paged,
+    "quantized_attention": _quantized,
+    "normalized_attention": _normalized,
+    "latent_attention": _latent,
+}
+"""How each operation that lowers to another is laid out."""

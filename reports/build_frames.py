@@ -1,0 +1,337 @@
+"""The frames made of results: rows split by what they compare, versions added, sorted.
+
+The columns of the frames: what each means, and which frame has which, in order.
+
+Parquet holds every text as it is. CSV is for spreadsheets too, so there, in columns of text:
+
+- a text that a spreadsheet would run as a formula (it begins with = + - @, a tab or a line break) has an apostrophe
+  before it, and so has what stands like that after a semicolon, a tab or a line break within a text; a number that is
+  written as text, such as -0.25 in ``printed``, stays as it is;
+- line breaks are single line feeds, inside quotes; other control characters are replacement characters (U+FFFD);
+- an empty text is a pair of quotes, and no value at all is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from attncheck.merge import Merged
+from attncheck.reports.arrays import KeptArrays
+from attncheck.reports.frames import Column, Frames, stage_order
+from attncheck.results.coverage import Asked
+from attncheck.results.format import PROPERTIES_TABLE
+from attncheck.results.reader import Run
+from attncheck.spec import DTYPES, OPERATIONS
+
+if TYPE_CHECKING:
+    from attncheck.properties.rows import PropertyRow
+
+
+_MAX_WARNINGS = 10
+
+
+def _properties(run: Run) -> list[PropertyRow]:
+    """Return what a run found of properties; few are asked for any."""
+    if not (run.directory / PROPERTIES_TABLE).exists():
+        return []
+    from attncheck.properties.rows import read_property_rows
+
+    return read_property_rows(run.directory)
+
+
+def make_frames(merged: Merged) -> Frames:
+    """Split merged rows into frames, add versions, and sort."""
+    rows = merged.rows.copy(deep=False)
+    versions = {
+        (run.label, name): run.environment["versions"].get(package, "")
+        for run in merged.runs
+        for name, package in run.environment["implementations"].items()
+    }
+    for column, environment, implementation in (
+        ("version", "environment", "implementation"),
+        ("other_version", "other_environment", "other"),
+    ):
+        rows[column] = _looked_up(rows[environment], rows[implementation], versions)
+    rows["basis"] = rows["comparison"]
+    rows["printed"] = rows["reference_text"]
+    for column in ("judged_rows", "query_rows", "unjudged"):
+        rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
+    kinds = rows["comparison"]
+    return Frames(
+        results=_sorted(rows[kinds == "stage"], RESULTS),
+        pairs=_sorted(rows[kinds == "pair"], PAIRS),
+        numbers=_sorted(rows[kinds.isin(["printed", "known", "exact"])], NUMBERS),
+        environments=_environments(merged),
+        columns=tuple(Column(*key, version) for key, version in versions.items()),
+        cases=merged.cases,
+        notes=_notes(merged),
+        has_faults=any(run.environment["faults"] for run in merged.runs),
+        is_incomplete=any(_problems(run, merged) for run in merged.runs),
+        problems=tuple(line for run in merged.runs for line in _problems(run, merged)),
+        announced=tuple(line for run in merged.runs for line in _announced(run, merged)),
+        asked={run.label: Asked.of(run.environment, len(run.cases), run.stopped) for run in merged.runs},
+        sources={
+            (run.label, name): source
+            for run in merged.runs
+            for name, source in run.environment.get("sources", {}).items()
+        },
+        started={run.label: run.environment.get("started", "") for run in merged.runs},
+        times=rows.loc[rows["seconds"].notna(), ["environment", "implementation", "case", "dtype", "seconds"]],
+        arrays=KeptArrays({run.label: run.directory for run in merged.runs}),
+        again={run.label: run.environment.get("again", {}) for run in merged.runs},
+        properties={run.label: found for run in merged.runs if (found := _properties(run))},
+        classes={(run.label, name): of for run in merged.runs for name, of in run.environment["classes"].items()},
+    )
+
+
+def _looked_up(one: pd.Series[str], other: pd.Series[str], found: Mapping[tuple[str, str], str]) -> pd.Series[str]:
+    """Look up two columns' values together, each combination once."""
+    ones, first = pd.factorize(one, use_na_sentinel=True)
+    others, second = pd.factorize(other, use_na_sentinel=True)
+    texts = [found.get((name, each)) for name in [*first, None] for each in [*second, None]]
+    # A value that is absent has the code -1, the last place.
+    codes = (ones % (len(first) + 1)) * (len(second) + 1) + others % (len(second) + 1)
+    return pd.Series(texts, dtype=one.dtype).take(codes).set_axis(one.index)
+
+
+def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    keys = [
+        _ranks(rows["case"], str),
+        _ranks(rows["dtype"], DTYPES.index),
+        _ranks(rows["environment"], str),
+        _ranks(rows["implementation"], str),
+        _ranks(rows["stage"], stage_order),
+        _ranks(rows["other_environment"], str),
+        _ranks(rows["other"], str),
+        _ranks(rows["basis"], str),
+        _ranks(rows["index"], _index_order),
+    ]
+    return rows[list(columns)].take(np.lexsort(keys[::-1])).reset_index(drop=True)
+
+
+def _ranks(texts: pd.Series[str], key: Callable[[str], Any]) -> NDArray[np.intp]:
+    """Return each text's place in the order of a key, which is asked once for each; what is absent comes first."""
+    codes, found = pd.factorize(texts, use_na_sentinel=True)
+    distinct = found.tolist()
+    ranks = np.empty(len(distinct) + 1, dtype=np.intp)
+    ranks[sorted(range(len(distinct)), key=lambda number: key(distinct[number]))] = np.arange(len(distinct))
+    ranks[-1] = -1
+    return ranks[codes]
+
+
+def _index_order(index: str) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in index.split(",")) if index else ()
+
+
+def _environments(merged: Merged) -> pd.DataFrame:
+    records = []
+    for run in merged.runs:
+        environment = run.environment
+        records.append(
+            {
+                "environment": run.label,
+                "python": environment["python"],
+                **{f"version_{name}": version for name, version in sorted(environment["versions"].items())},
+                "platform": environment["platform"],
+                "processors": environment["processors"],
+                "threads_per_worker": environment["threads_per_worker"],
+                "cpu_features": " ".join(environment["cpu_features"]),
+                "flags": " ".join(f"{name}={value}" for name, value in sorted(environment["flags"].items())),
+                "command": environment["command"],
+                "complete": run.is_complete,
+                "exit_code": None if run.summary is None else run.summary["exit_code"],
+            }
+        )
+    return pd.DataFrame(records).sort_values("environment", ignore_index=True)
+
+
+def _notes(merged: Merged) -> tuple[str, ...]:
+    """Say what did not run, and why, run by run; then what could not be compared across them."""
+    notes = []
+    for run in merged.runs:
+        left_out = run.environment["left_out"].items()
+        filled = [(name, reason + _instead(name, run, merged)) for name, reason in left_out]
+        notes += [f"{_where(run, merged)}{name} was left out: {reason}" for name, reason in filled]
+        notes += [
+            f"{_where(run, merged)}{name} could not run: {reason}{instead}"
+            for name, reason in run.environment["missing"].items()
+            if (instead := _instead(name, run, merged))
+        ]
+        notes += _problems(run, merged)
+    return (*notes, *merged.notes, *_warnings(merged))
+
+
+def _warnings(merged: Merged) -> list[str]:
+    """Say what in the cases is probably not meant, each thing once."""
+    found = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
+    lines = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
+    return [*lines, f"and {len(found) - len(lines)} more warnings"] if len(found) > len(lines) else lines
+
+
+def _problems(run: Run, merged: Merged) -> list[str]:
+    """Say what was asked for and is not there; a framework that is simply not installed is not asked for."""
+    where, problems = _where(run, merged), _announced(run, merged)
+    if run.summary is None:
+        problems.append(f"{where}this run was interrupted, or is still going on: its results are not complete")
+    return [*problems, *(f"{where}partial results: {note}" for note in run.notes)]
+
+
+def _announced(run: Run, merged: Merged) -> list[str]:
+    """Say which of them a run printed when it began."""
+    where, environment = _where(run, merged), run.environment
+    missing = [each for each in environment["missing"].items() if not _instead(each[0], run, merged)]
+    problems = [f"{where}{name} could not run: {reason}" for name, reason in missing]
+    return [*problems, *(f"{where}bad case: {fault}" for fault in environment["faults"])]
+
+
+def _instead(name: str, run: Run, merged: Merged) -> str:
+    """Say which other environment ran a backend or implementation that this one lacks; empty where none did."""
+    filled = [
+        other.label
+        for other in merged.runs
+        if other is not run and any(f"{each}.".startswith(f"{name}.") for each in other.environment["implementations"])
+    ]
+    return f"; {filled[0]} ran it" if filled else ""
+
+
+def _where(run: Run, merged: Merged) -> str:
+    return f"{run.label}: " if len(merged.runs) > 1 else ""
+
+
+COLUMNS: Mapping[str, str] = {
+    "environment": "label of the run",
+    "implementation": "backend and mode",
+    "version": "version of the implementation's framework",
+    "case": "id of the case: its file, then its name",
+    "operation": ", ".join(OPERATIONS),
+    "dtype": "working dtype of inputs and results",
+    "stage": "named intermediate, or derived quantity; empty where the whole case failed",
+    "verdict": "one word: docs/reference/verdicts.md",
+    "xfail": "an expected failure, does not fail a run",
+    "shape": "lengths of the stage's axes",
+    "index": "element where the two differ most, or the number's place",
+    "value": "the implementation's number there",
+    "reference": "the number that it is compared with",
+    "difference": "absolute difference of the two",
+    "allowed": "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
+    "against": "exact or step: which comparison of a stage index, value, reference, difference and allowed are of",
+    "ratio": "largest difference over what is allowed there, in the whole stage",
+    "tier": "within, warning (noisy), statistical or proven (wrong), against the exact answer",
+    "largest_z": "largest error in units of its statistical scale",
+    "mean_z": "root mean square of the errors in units of their statistical scale",
+    "introduced_tier": "the same tier for the step from the implementation's own previous stage",
+    "introduced_ratio": "the same ratio for that step",
+    "introduced_z": "the same largest z for that step",
+    "begins_at": "the first stage that is itself at fault in this case",
+    "judged_rows": "query rows that were judged, where some stand for all; empty where all were",
+    "query_rows": "query rows that the stage has, where some stand for all",
+    "unjudged": "elements (of the judged rows) that no exact answer was known of; of a pair, those of them that differ",
+    "other": "the implementation that it is compared with, and its environment",
+    "message": "what is wrong, in words",
+    "padded": "what the call was padded with, as the implementation requires; empty where it was not",
+    "lacks": "what an implementation would need to support the case, comma-separated",
+    "diagnosis": "what the implementation does instead: a name of docs/diagnoses.md; empty where that is not known",
+    "reason": "why the failure is expected",
+    "thread": "where that is discussed",
+    "empty_rows": "what a query without a key gives (zero, uniform, nan), where nothing else differs from the case",
+    "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
+    "called": "the document's own name for the stage",
+    "printed": "the number as it is printed",
+    "half_unit": "what the printed digits leave open on the value's side: half a unit of the last one if rounded",
+    "exact": "the exact answer, rounded to float64",
+    "propagated": "what the rounding of the case's inputs can move the number by",
+    "hint": "what would explain a misprint, and how a case declares it",
+    "document_bound": "largest error of the precision that the document was computed in; empty where none is declared",
+}
+
+RESULTS = (
+    "environment",
+    "implementation",
+    "version",
+    "case",
+    "operation",
+    "dtype",
+    "stage",
+    "verdict",
+    "xfail",
+    "shape",
+    "index",
+    "value",
+    "reference",
+    "difference",
+    "allowed",
+    "against",
+    "ratio",
+    "tier",
+    "largest_z",
+    "mean_z",
+    "introduced_tier",
+    "introduced_ratio",
+    "introduced_z",
+    "begins_at",
+    "judged_rows",
+    "query_rows",
+    "unjudged",
+    "message",
+    "lacks",
+    "padded",
+    "diagnosis",
+    "reason",
+    "thread",
+    "empty_rows",
+)
+PAIRS = (
+    "case",
+    "operation",
+    "dtype",
+    "stage",
+    "environment",
+    "implementation",
+    "version",
+    "other_environment",
+    "other",
+    "other_version",
+    "verdict",
+    "xfail",
+    "index",
+    "value",
+    "reference",
+    "difference",
+    "allowed",
+    "ratio",
+    "unjudged",
+    "message",
+    "reason",
+    "thread",
+)
+NUMBERS = (
+    "case",
+    "dtype",
+    "stage",
+    "called",
+    "basis",
+    "index",
+    "printed",
+    "environment",
+    "implementation",
+    "version",
+    "value",
+    "verdict",
+    "xfail",
+    "reference",
+    "exact",
+    "difference",
+    "half_unit",
+    "propagated",
+    "document_bound",
+    "allowed",
+    "message",
+    "hint",
+    "reason",
+    "thread",
+)

@@ -1,1 +1,0 @@
-"""A page per published document, as data that every kind of report lays out."""

@@ -1,0 +1,498 @@
+"""What the failing cases of an implementation have in common, and the passing ones have not.
+
+A line is made only where it is no story: every failing case has the feature, or nine of ten, and no passing case of all
+has it, or at least three quarters of those that have it fail. Beyond that, fewer than one in a hundred random choices
+of so many failing cases may have anything in common as well: every feature that was looked at counts against the one
+that fits (``_Test``). Of two features together, each has to stand that test among the cases that have the other. What
+describes the same cases is said once, in the simplest words. Where all failing cases have nothing in common, those that
+fail alike may have: with wrong numbers or none, with one verdict at one stage.
+
+What can be said of a case that other cases may have in common with it: its options, inputs, axes, dtype and tags.
+
+Failing cases from the simplest to the most involved, each with its shape and what it probes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from attncheck.errors import ExitCode
+from attncheck.reading.shapes import axis_lengths, lengths_text
+from attncheck.reports.cells import State, cell_table
+from attncheck.reports.frames import Column, Frames, once_for_frames
+from attncheck.spec import AXES, DTYPES, HEADS, OPERATIONS, OPTIONS, Options, inputs_of
+from attncheck.verdicts import Verdict
+
+MIN_CASES = 3
+"""That fail, and that pass."""
+_MIN_SHARE = 0.75
+"""Of the cases with a feature, that fail where not all do."""
+_ODDS = 100
+"""One in so many random choices may have something in common by chance."""
+_MAX_TELLING = 100
+"""Features that are tried two by two: the simplest ones."""
+_PASSING = frozenset({State.AGREE, State.ERRATUM, State.MISPRINT, State.XPASS})
+_FAILS, _IS_WRONG, _CANNOT_RUN = "fails", "is wrong", "could not be run"
+_EXCEPTIONS = 10
+"""One of so many failing cases may lack what the others have in common."""
+
+
+@dataclass(frozen=True)
+class InCommon:
+    """Where an implementation fails: in ``failing`` of the ``holding`` that have it, in ``exceptions`` of ``others``.
+
+    ``noun`` is what was counted: cases, or where some fail in some of their dtypes alone, evaluations.
+    """
+
+    column: Column
+    verb: str
+    where: str
+    failing: int
+    holding: int
+    others: int
+    noun: str = "case"
+    tile: int = 0
+    """The tile that explains it, where one does."""
+    exceptions: int = 0
+
+    @property
+    def passing_elsewhere(self) -> int:
+        """How many pass that have it not."""
+        return self.others - self.exceptions
+
+    def text(self, *, with_environment: bool) -> str:
+        """Say it as a line, without the last full stop."""
+        name = self.column.title(with_environment=with_environment, with_version=False)
+        only = "" if self.failing == self.holding else " only"
+        counted = "" if self.noun == "case" else f" {self.noun}s"
+        return (
+            f"{name} {self.verb}{only} where {self.where}: {self.failing:,} of {self.holding:,}{counted}; "
+            f"passes elsewhere: {self.passing_elsewhere:,} of {self.others:,}"
+        )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was judged of a column: case, dtype, verdict and first failing stage of every evaluation.
+
+    The verdict is empty where it passes.
+    """
+
+    cases: Sequence[str]
+    dtypes: Sequence[str]
+    verdicts: Sequence[str]
+    stages: Sequence[str]
+
+    @property
+    def failing(self) -> Holds:
+        """Which of the evaluations fail."""
+        return np.array([bool(verdict) for verdict in self.verdicts], dtype=bool)
+
+    def part(self, chosen: Holds) -> Judged:
+        """Return some of the evaluations."""
+        columns = (self.cases, self.dtypes, self.verdicts, self.stages)
+        kept = np.flatnonzero(chosen).tolist()
+        return Judged(*([column[number] for number in kept] for column in columns))
+
+
+@once_for_frames
+def in_common(frames: Frames) -> tuple[InCommon, ...]:
+    """Return what can be said, at most a line for each implementation, or one for each way in which it fails."""
+    return tuple(found for column in frames.columns for found in _of_column(frames, column))
+
+
+def in_common_lines(frames: Frames) -> list[str]:
+    """Say it, a line each."""
+    many = len(frames.environments) > 1
+    return [found.text(with_environment=many) for found in in_common(frames)]
+
+
+def _of_column(frames: Frames, column: Column) -> Iterator[InCommon]:
+    judged = judged_of(frames, column)
+    yield from _told(frames, column, judged, judged.failing, _FAILS, (_way, _kind))
+
+
+_Label = Callable[[str, str], str]
+
+
+def _way(verdict: str, stage: str) -> str:
+    return _IS_WRONG if Verdict(verdict).exit_code is ExitCode.DISAGREE else _CANNOT_RUN
+
+
+def _kind(verdict: str, stage: str) -> str:
+    way = _way(verdict, stage)
+    return f"{way} ({verdict}{f' at {stage}' if stage else ''})" if way == _IS_WRONG else way
+
+
+def _told(
+    frames: Frames, column: Column, judged: Judged, failing: Holds, verb: str, finer: Sequence[_Label]
+) -> Iterator[InCommon]:
+    """Yield what some failing evaluations have in common against all that pass, or else what smaller groups have."""
+    chosen = failing | ~judged.failing
+    if not _are_enough(judged.part(chosen)):
+        return
+    if found := _separated(frames, column, judged.part(chosen), verb):
+        yield found
+    elif finer:
+        labels = np.array([finer[0](*of) if of[0] else "" for of in zip(judged.verdicts, judged.stages, strict=True)])
+        for label in dict.fromkeys(labels[failing]):
+            yield from _told(frames, column, judged, failing & (labels == label), label, finer[1:])
+
+
+def judged_of(frames: Frames, column: Column) -> Judged:
+    """Return what passes or fails; what fails as expected, or was not tried or judged, says nothing."""
+    cases, dtypes, verdicts, stages = [], [], [], []
+    for case, cells in cell_table(frames).items():
+        for dtype, cell in cells.get(column, {}).items():
+            fails = cell.state is State.FAILING and cell.verdict != Verdict.UNTRIED
+            if fails or cell.state in _PASSING:
+                cases.append(case)
+                dtypes.append(dtype)
+                verdicts.append(cell.verdict if fails else "")
+                stages.append(cell.stage if fails else "")
+    return Judged(cases, dtypes, verdicts, stages)
+
+
+def _are_enough(judged: Judged) -> bool:
+    of, failing = np.array(judged.cases, dtype=object), judged.failing
+    return len(set(of[failing])) >= MIN_CASES and len(set(of[~failing])) >= MIN_CASES
+
+
+def _separated(frames: Frames, column: Column, judged: Judged, verb: str) -> InCommon | None:
+    """Return the simplest that every failing evaluation has, or nearly every one, and no passing one, or few."""
+    failing = judged.failing
+    index = {case: number for number, case in enumerate(dict.fromkeys(judged.cases))}
+    of_case = np.array([index[case] for case in judged.cases])
+    cases = [frames.cases[case] for case in index]
+    fails, passes = np.zeros(len(cases), dtype=bool), np.zeros(len(cases), dtype=bool)
+    fails[of_case[failing]] = passes[of_case[~failing]] = True
+    if not (fails & passes).any():  # all dtypes of a case are alike: cases are counted
+        found = _fitting(case_features(cases), fails, 1.0)
+        noun = "case"
+    else:
+        of_evaluations = (Feature(each.text, each.holds[of_case], each.tile) for each in case_features(cases))
+        features = (each for part in (dtype_features(judged.dtypes), of_evaluations) for each in part)
+        found = _fitting(features, failing, len(cases) / len(failing))  # dtypes of a case are no cases of their own
+        noun = "evaluation"
+    if found is None:
+        return None
+    of = fails if noun == "case" else failing
+    failed, held = int((of & found.holds).sum()), int(found.holds.sum())
+    exceptions = int(of.sum()) - failed
+    return InCommon(column, verb, found.text, failed, held, len(found.holds) - held, noun, found.tile, exceptions)
+
+
+def _fitting(features: Iterator[Feature], failing: Holds, weight: float) -> Feature | None:
+    """Return the feature that tells failing from passing, else what comes closest, of single features and pairs."""
+    candidates: list[Feature] = []
+    nearly_all: list[Feature] = []
+    seen: set[bytes] = set()
+    most = int(failing.sum()) - int(failing.sum()) // _EXCEPTIONS
+    for feature in features:
+        count = int(feature.holds.sum())
+        mark = blake2b(np.packbits(feature.holds).tobytes(), digest_size=16).digest()
+        if not 0 < count < len(failing) or mark in seen:
+            continue
+        seen.add(mark)
+        if feature.holds[failing].all():
+            candidates.append(feature)
+        elif int(feature.holds[failing].sum()) >= most:
+            nearly_all.append(feature)
+    test = _Test(int(failing.sum()), len(failing), len(seen), weight)
+    for feature in candidates:
+        if int(feature.holds.sum()) == test.failing:
+            return feature if test.is_evident(test.failing, test.all) else None
+    near = [*_nearly(candidates, test), *_pairs(candidates, test)]
+    near = near or [feature for feature in nearly_all if test.is_evident_but_for(feature.holds, failing)]
+    return min(near, key=lambda feature: int(feature.holds.sum()), default=None)
+
+
+@dataclass(frozen=True)
+class _Test:
+    """So many evaluations fail of all, and so many features were looked at; each has the weight of a part of a case."""
+
+    failing: int
+    all: int
+    features: int
+    weight: float
+
+    def is_evident(self, holding: int, among: int) -> bool:
+        """Whether it is no chance that the failing of ``among`` cases are all in the ``holding`` of them."""
+        bits = _bits(among, self.failing) - _bits(holding, self.failing)
+        return bits * self.weight >= math.log2(self.features * _ODDS)
+
+    def is_evident_but_for(self, holds: Holds, failing: Holds) -> bool:
+        """Whether it is no chance that nearly all that fail are among those that hold, and nearly all of these fail."""
+        holding, hits = int(holds.sum()), int((holds & failing).sum())
+        chosen = _bits(holding, hits) + _bits(self.all - holding, self.failing - hits)
+        bits = _bits(self.all, self.failing) - chosen
+        choices = self.features * (self.failing // _EXCEPTIONS + 1)
+        return hits >= _MIN_SHARE * holding and bits * self.weight >= math.log2(choices * _ODDS)
+
+
+def _nearly(candidates: Sequence[Feature], test: _Test) -> Iterator[Feature]:
+    """Yield what holds wherever something fails, and hardly anywhere else."""
+    for feature in candidates:
+        holding = int(feature.holds.sum())
+        if test.failing >= _MIN_SHARE * holding and test.is_evident(holding, test.all):
+            yield feature
+
+
+def _pairs(candidates: Sequence[Feature], test: _Test) -> Iterator[Feature]:
+    """Yield two together that hold wherever something fails, and hardly anywhere else, the simplest first.
+
+    Each of the two has to tell something among the cases that have the other.
+    """
+    held = [(feature, int(feature.holds.sum())) for feature in candidates]
+    telling = [each for each in held if test.is_evident(test.failing, each[1])][:_MAX_TELLING]
+    for one, other in sorted(combinations(range(len(telling)), 2), key=sum):
+        (first, of_first), (second, of_second) = telling[one], telling[other]
+        both = first.holds & second.holds
+        holding = int(both.sum())
+        if test.failing >= _MIN_SHARE * holding and test.is_evident(holding, min(of_first, of_second)):
+            yield Feature(f"{first.text} and {second.text}", both, first.tile or second.tile)
+
+
+def _bits(of: int, chosen: int) -> float:
+    """Return the logarithm, to base 2, of the number of ways to choose."""
+    return (math.lgamma(of + 1) - math.lgamma(chosen + 1) - math.lgamma(of - chosen + 1)) / math.log(2)
+
+
+Holds = NDArray[np.bool_]
+Record = Mapping[str, Any]
+
+_MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
+TILES = (16, 32, 64, 128, 256)
+"""Tiles that kernels have."""
+_ALONG = {"Lk": "keys", "Lq": "queries"}
+_COUNTS = ("B", "H", "Hkv")
+"""Axes of which no kernel has tiles."""
+_PAIRS = (("H", "Hkv"), ("Lq", "Lk"), ("Lq", "T"), ("D", "Dv"), ("D", "Dk"))
+_SPREAD = {"B": "the batch", "H": "heads", "Lq": "queries", "T": "keys"}
+_MAX_BORDERS = 64
+"""Of one axis; of many different lengths some are taken."""
+_MAX_VALUES = 12
+"""Different values of one option, or of one width, that are told apart."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A predicate: its words, behind *where*, and of which cases it holds. Features come simplest first."""
+
+    text: str
+    holds: Holds
+    tile: int = 0
+    """The tile that it is about, where it is about one."""
+
+
+def dtype_features(dtypes: Sequence[str]) -> Iterator[Feature]:
+    """Yield what can be said of the dtypes of evaluations."""
+    given = np.array(dtypes)
+    for dtype in DTYPES:
+        yield Feature(f"the dtype is {dtype}", given == dtype)
+    yield Feature("the dtype has 16 bits", np.isin(given, ("bfloat16", "float16")))
+    yield Feature("the dtype is float64 or float32", np.isin(given, ("float64", "float32")))
+    for dtype in DTYPES:
+        yield Feature(f"the dtype is not {dtype}", given != dtype)
+
+
+def case_features(cases: Sequence[Record]) -> Iterator[Feature]:
+    """Yield what can be said of case records: what needs fewer words and says more of a kernel comes first."""
+    lengths = [lengths_of(case) for case in cases]
+    axes = {
+        letter: np.array([each.get(letter, -1) for each in lengths])
+        for letter in AXES
+        if any(letter in each for each in lengths)
+    }
+    yield from _given(cases)
+    yield from _feature_pairs(axes)
+    for letter, values in axes.items():
+        for number in (1, 0):
+            yield Feature(f"{letter} is {number}", values == number)
+    yield from _past_tiles(axes)
+    yield from _multiples(axes)
+    yield from _widths(axes)
+    yield from _borders(axes)
+    yield from _values(cases)
+    yield from _spread(cases, lengths)
+    yield from _words(cases)
+
+
+def _given(cases: Sequence[Record]) -> Iterator[Feature]:
+    """Options that are set, and inputs that need not be given."""
+    given = [frozenset(given_of(case)) for case in cases]
+    for name in sorted(frozenset().union(*given) - set(HEADS)):
+        holds = np.array([name in each for each in given])
+        is_option = name in OPTIONS
+        verb = "set" if is_option else "given"
+        yield Feature(f"{name} is {verb}", holds)
+        yield Feature(f"{name} is not {verb}", ~holds)
+
+
+def _feature_pairs(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+    for one, other in _PAIRS:
+        if one in axes and other in axes:
+            first, second = axes[one], axes[other]
+            known = (first >= 0) & (second >= 0)
+            yield Feature(f"{one} differs from {other}", known & (first != second))
+            yield Feature(f"{one} equals {other}", known & (first == second))
+            yield Feature(f"{one} is smaller than {other}", known & (first < second))
+            yield Feature(f"{one} is larger than {other}", known & (first > second))
+
+
+def past_last_full(lengths: NDArray[Any], tile: int | NDArray[Any]) -> Holds:
+    """Whether there are full tiles, and some elements past the last of them."""
+    past: Holds = (lengths > tile) & (lengths % tile != 0)
+    return past
+
+
+def _past_tiles(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+    """What a kernel that handles full tiles alone gets wrong."""
+    for letter, what in _ALONG.items():
+        for tile in TILES if letter in axes else ():
+            text = f"{what} lie past the last full tile of {tile}"
+            yield Feature(text, past_last_full(axes[letter], tile), tile)
+        if {letter, "D"} <= axes.keys():
+            width = np.maximum(axes["D"], 1)
+            yield Feature(f"{what} lie past the last full tile of D", past_last_full(axes[letter], width))
+
+
+def _multiples(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+    for letter, values in axes.items():
+        known = values >= 0
+        for divisor in () if letter in _COUNTS else _MULTIPLES:
+            whole = values % divisor == 0
+            said, other = ("is even", "is odd") if divisor == 2 else (f"is a multiple of {divisor}", "")
+            yield Feature(f"{letter} {other or f'is no multiple of {divisor}'}", known & ~whole)
+            yield Feature(f"{letter} {said}", known & whole)
+
+
+def _widths(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+    """Yield what kernels are compiled for: a width."""
+    for letter in ("D", "Dv", "Dk"):
+        for width in np.unique(axes.get(letter, np.zeros(0)))[-_MAX_VALUES:]:
+            yield Feature(f"{letter} is {width}", axes[letter] == width)
+
+
+def _borders(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+    """What is above a length that occurs, and what is below one."""
+    for letter, values in axes.items():
+        known = values >= 0
+        found = np.unique(values[known])
+        if len(found) > _MAX_BORDERS:
+            found = found[np.linspace(0, len(found) - 1, _MAX_BORDERS).astype(int)]
+        for value in found:
+            yield Feature(f"{letter} > {value}", known & (values > value))
+            yield Feature(f"{letter} < {value}", known & (values < value))
+
+
+def _values(cases: Sequence[Record]) -> Iterator[Feature]:
+    """What options are set to: one of a few words or numbers, a sign, a window that is open."""
+    for name in OPTIONS:
+        given = [case["options"].get(name) for case in cases]
+        words = sorted({each for each in given if isinstance(each, str)})
+        for word in words[:_MAX_VALUES]:
+            yield Feature(f"{name} is {word}", np.array([each == word for each in given]))
+        numbers = np.array([_number(each) for each in given])
+        yield Feature(f"{name} is 0", numbers == 0)
+        yield Feature(f"{name} is negative", numbers < 0)
+        for side, index in (("left", 0), ("right", 1)):
+            is_open = [isinstance(each, list) and len(each) == 2 and each[index] is None for each in given]
+            yield Feature(f"the {name} is open to the {side}", np.array(is_open))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan
+
+
+def _spread(cases: Sequence[Record], lengths: Sequence[Mapping[str, int]]) -> Iterator[Feature]:
+    """Along which axes a mask or bias has one slice for all."""
+    for name in ("mask", "bias"):
+        shapes = [case["inputs"].get(name, ()) for case in cases]
+        for position, (letter, called) in enumerate(_SPREAD.items()):
+            holds = [
+                len(shape) == len(_SPREAD) and shape[position] == 1 and of.get(letter, 0) > 1
+                for shape, of in zip(shapes, lengths, strict=True)
+            ]
+            yield Feature(f"the {name} is spread over {called}", np.array(holds))
+
+
+def _words(cases: Sequence[Record]) -> Iterator[Feature]:
+    """The operation, how inputs are kept and lie in memory, and the tags."""
+    operations = [str(case["operation"]) for case in cases]
+    storages = [case.get("storage") for case in cases]
+    layouts = [dict(case.get("memory_layout") or {}).values() for case in cases]
+    tags = [frozenset(case["tags"]) for case in cases]
+    for operation in sorted(set(operations)):
+        yield Feature(f"the operation is {operation}", np.array([each == operation for each in operations]))
+    for storage in DTYPES:
+        yield Feature(f"storage is {storage}", np.array([each == storage for each in storages]))
+    for layout in ("strided", "transposed", "broadcast"):
+        yield Feature(f"an input is {layout} in memory", np.array([layout in each for each in layouts]))
+    yield Feature("heads come side by side", np.array([bool(case.get("merged")) for case in cases]))
+    for tag in sorted(frozenset().union(*tags)):
+        yield Feature(f"the tag is {tag}", np.array([tag in each for each in tags]))
+
+
+def simplest_first(frames: Frames, wrong: pd.DataFrame) -> pd.DataFrame:
+    """Sort what is wrong with implementations by its cases; what is wrong with documents and records comes last."""
+    if wrong.empty:
+        return wrong
+    order = {case: simplicity(frames.cases[case]) for case in wrong["case"].unique()}
+    keys = [
+        (not (implementation and dtype), *(order[case] if implementation and dtype else (0, 0)))
+        for case, implementation, dtype in zip(wrong["case"], wrong["implementation"], wrong["dtype"], strict=True)
+    ]
+    return wrong.iloc[sorted(range(len(keys)), key=keys.__getitem__)].reset_index(drop=True)
+
+
+def simplicity(case: Record) -> tuple[int, int]:
+    """Sort key of a case record: how many elements its inputs have, then how much is given that need not be."""
+    return sum(math.prod(shape) for shape in case["inputs"].values()), len(given_of(case))
+
+
+def given_of(case: Record) -> list[str]:
+    """Return the options and inputs of a case record that need not be given, by name."""
+    options = case["options"]
+    optional = () if case["operation"] not in OPERATIONS else _optional(case)
+    return [
+        *(name for name in Options.__dataclass_fields__ if options.get(name) not in (None, False)),
+        *(name for name in case["inputs"] if name in optional),
+    ]
+
+
+def _optional(case: Record) -> list[str]:
+    score = case["options"].get("score")
+    try:
+        return [name for name, spec in inputs_of(case["operation"], score).items() if not spec.required]
+    except (KeyError, TypeError):  # a record that somebody else wrote
+        return []
+
+
+def lengths_of(case: Record) -> dict[str, int]:
+    """Return the length of every axis of a case record; empty where nothing is known of its shapes."""
+    if case["operation"] not in OPERATIONS:
+        return {}
+    return axis_lengths(
+        case["operation"], case["options"], {name: tuple(shape) for name, shape in case["inputs"].items()}
+    )
+
+
+def shape_text(case: Record) -> str:
+    """Write the shape of a case record: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8."""
+    return lengths_text(lengths_of(case))
+
+
+def described(case: Record) -> str:
+    """Say what shape a case record has, and what it probes."""
+    probes = f"probes {', '.join(case['tags'])}" if case["tags"] else ""
+    return "; ".join(filter(None, (shape_text(case), probes)))

@@ -1,0 +1,320 @@
+"""A comparison that is kept in a repository: Markdown with pictures, the verdicts, and the versions they are of.
+
+README.md      the answer, what is wrong or known, every verdict, and each document with its numbers and pictures
+pictures/      what the documents compute, drawn from exact answers and so the same on every machine
+verdicts.csv   one row per case, implementation and dtype: what a later run is compared with
+versions.csv   one row per implementation
+
+Nothing in verdicts.csv depends on the processor: errors, their sizes and warnings about noise stay out of it. What is
+expected to fail on some processors alone is published as that, whether it failed here or not.
+
+The README of a published comparison, and its pictures: what the documents are given and compute.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import pandas as pd
+
+from attncheck.errors import OutputError, ResultsError, UsageError
+from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
+from attncheck.reports.cells import Cell, State, cell_table
+from attncheck.reports.documents import Drawing, document_pages
+from attncheck.reports.figures.heatmaps import heatmaps
+from attncheck.reports.frames import Frames, expected_failures, records, stage_order
+from attncheck.reports.markdown.report import (
+    document_overview,
+    document_sections,
+    empty_rows_section,
+    expected_failures_section,
+    verdict_section,
+    wrong_section,
+)
+from attncheck.reports.markdown.text import escape, table
+from attncheck.reports.summary import make_summary
+from attncheck.reports.write import harmless
+from attncheck.verdicts import ALL_CASES, Verdict
+
+README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"
+
+
+class Evaluation(NamedTuple):
+    """What a published verdict is of, in the texts that stand in the file."""
+
+    case: str
+    implementation: str
+    dtype: str
+
+
+class Published(NamedTuple):
+    """A published verdict: the word, the stage at which it goes wrong if it does, and whether it is expected."""
+
+    verdict: str
+    begins_at: str
+    xfail: str
+
+    def __str__(self) -> str:
+        xfail = "xfail " if self.xfail == "true" else ""
+        return f"{xfail}{self.verdict}{f' at {self.begins_at}' if self.begins_at else ''}"
+
+
+Verdicts = dict[Evaluation, Published]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A verdict that is not the published one; None where there is none on that side."""
+
+    evaluation: Evaluation
+    published: Published | None
+    found: Published | None
+
+    def __str__(self) -> str:
+        where = f"{self.evaluation.case} {self.evaluation.implementation} in {self.evaluation.dtype}"
+        return f"{where}: published {self.published or 'nothing'}, the run has {self.found or 'nothing'}"
+
+
+def publish(frames: Frames, directory: Path) -> Path:
+    """Write the comparison, in place of an earlier one; return the path of README.md.
+
+    The same frames give the same bytes. Raises ``UsageError`` for runs that are not complete, ``OutputError`` for a
+    folder that holds something else.
+    """
+    if frames.problems:
+        raise UsageError(f"only complete runs are published: {frames.problems[0]}")
+    verdicts = verdicts_of(frames)
+    readme, pictures = render_readme(frames)
+    try:
+        _prepare(directory)
+        for name, data in pictures.items():
+            (directory / name).write_bytes(data)
+        for name, text in {VERDICTS: _verdicts_csv(verdicts), VERSIONS: _versions_csv(frames), README: readme}.items():
+            (directory / name).write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise OutputError.of(directory, error) from None
+    return directory / README
+
+
+def drift(frames: Frames, directory: Path) -> list[Difference]:
+    """Return how a run's verdicts differ from the published ones, by case, implementation and dtype.
+
+    What the run left out because other cases stand for it is no difference.
+    """
+    left_out, found = _left_out(frames), verdicts_of(frames)
+    published = {key: verdict for key, verdict in read_verdicts(directory).items() if key not in left_out}
+    return [
+        Difference(evaluation, published.get(evaluation), found.get(evaluation))
+        for evaluation in sorted(published.keys() | found.keys())
+        if published.get(evaluation) != found.get(evaluation)
+    ]
+
+
+def _left_out(frames: Frames) -> set[Evaluation]:
+    """Return what an implementation was not asked for because other cases stand for it."""
+    rows = frames.results[frames.results["lacks"].eq(ALL_CASES)]
+    return {
+        Evaluation(harmless(case), harmless(implementation), dtype)
+        for case, implementation, dtype in rows[["case", "implementation", "dtype"]].itertuples(index=False)
+    }
+
+
+def verdicts_of(frames: Frames) -> Verdicts:
+    """Return the verdicts of frames, sorted, without what was left out because other cases stand for it.
+
+    Raises ``UsageError`` where an implementation ran in two environments.
+    """
+    columns = sorted(frames.columns, key=lambda column: column.implementation)
+    for first, second in pairwise(columns):
+        if first.implementation == second.implementation:
+            raise UsageError(
+                f"{first.implementation} ran in {first.environment} and in {second.environment}; "
+                "a published comparison has each implementation once"
+            )
+    begins = _known_begins(frames)
+    elsewhere = _of_some_processors(frames)
+    left_out = _left_out(frames)
+    return dict(
+        sorted(
+            (
+                evaluation,
+                _on_some_processors(cell, elsewhere, case, column.implementation, dtype)
+                or _published(cell, begins.get((case, column.implementation, dtype), "")),
+            )
+            for case, cells in cell_table(frames).items()
+            for column, by_dtype in cells.items()
+            for dtype, cell in by_dtype.items()
+            if (evaluation := Evaluation(harmless(case), harmless(column.implementation), dtype)) not in left_out
+        )
+    )
+
+
+def read_verdicts(directory: Path) -> Verdicts:
+    """Read the published verdicts. Raises ``ResultsError`` where there are none."""
+    path = directory / VERDICTS
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *rows = list(csv.reader(file)) or [[]]
+    except FileNotFoundError:
+        raise ResultsError(f"{path} does not exist; expected the verdicts that `attncheck publish` writes") from None
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise ResultsError(f"{path} cannot be read: {error}") from None
+    if tuple(header) != _HEADER:
+        raise ResultsError(f"{path} has the columns {','.join(header)}; expected {','.join(_HEADER)}")
+    verdicts: Verdicts = {}
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(_HEADER):
+            raise ResultsError(f"{path}: row {number} has {len(row)} cells; expected {len(_HEADER)}")
+        evaluation = Evaluation(*row[:3])
+        if evaluation in verdicts:
+            raise ResultsError(f"{path}: row {number} is the second of {' '.join(evaluation)}; expected one")
+        verdicts[evaluation] = Published(*row[3:])
+    return verdicts
+
+
+_HEADER = (*Evaluation._fields, *Published._fields)
+
+
+def _published(cell: Cell, xfail_begins_at: str) -> Published:
+    """Write a cell as texts, those that stand in the file."""
+    if cell.state is State.ERRATUM:
+        return Published(Verdict.MISPRINT.value, "", "true")
+    if cell.state is State.XFAIL:
+        return Published(cell.verdict, harmless(xfail_begins_at), "true")
+    return Published(cell.verdict, harmless(cell.stage), "false")
+
+
+def _of_some_processors(frames: Frames) -> list[ExpectedFailure]:
+    """Return what is expected of the implementations on some processors alone, this machine's or others."""
+    backends = {column.implementation.partition(".")[0] for column in frames.columns}
+    return [each for each in bundled_expected_failures(sorted(backends)) if each.entry.processor is not None]
+
+
+def _on_some_processors(
+    cell: Cell, elsewhere: Iterable[ExpectedFailure], case: str, implementation: str, dtype: str
+) -> Published | None:
+    """Write a cell that agrees on some processors and fails as expected on others; None for any other cell."""
+    if cell.state not in (State.AGREE, State.XFAIL):
+        return None
+    for each in elsewhere:
+        verdict, processor = each.entry.verdict, each.entry.processor
+        if each.names(implementation, case, dtype) and (cell.state is State.AGREE or cell.verdict == verdict):
+            return Published(f"{verdict} with {processor}", "", "true")
+    return None
+
+
+def _known_begins(frames: Frames) -> Mapping[tuple[str, str, str], str]:
+    """Return the first stage at which each expected failure shows, by case, implementation and dtype."""
+    begins: dict[tuple[str, str, str], str] = {}
+    for row in records(expected_failures(frames.results)):
+        evaluation = (row["case"], row["implementation"], row["dtype"])
+        stage = row["stage"] if pd.isna(row["begins_at"]) else row["begins_at"]
+        begins[evaluation] = min(begins.get(evaluation, stage), stage, key=stage_order)
+    return begins
+
+
+def _verdicts_csv(verdicts: Verdicts) -> str:
+    return _csv(_HEADER, [(*evaluation, *published) for evaluation, published in verdicts.items()])
+
+
+def _versions_csv(frames: Frames) -> str:
+    runs = {run["environment"]: run for run in records(frames.environments)}
+    rows = []
+    for column in frames.columns:
+        run = runs[column.environment]
+        rows.append((column.implementation, column.version, run["python"], str(run.get("version_attncheck", ""))))
+    return _csv(("implementation", "version", "python", "attncheck"), sorted(rows))
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *(map(harmless, row) for row in rows)])
+    return text.getvalue()
+
+
+def _prepare(directory: Path) -> None:
+    """Make the folder, or empty it of an earlier comparison; anything else is left alone."""
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
+        raise OutputError(
+            f"{directory} is not empty and holds no published comparison; name another folder with --published"
+        )
+    if (directory / FOLDER).is_dir():
+        shutil.rmtree(directory / FOLDER)
+    (directory / FOLDER).mkdir(parents=True)
+
+
+FOLDER = "pictures"
+_ODD = re.compile(r"[^a-z0-9_]+")
+
+
+def draw_documents(frames: Frames) -> tuple[dict[str, list[str]], dict[str, bytes]]:
+    """Return by case the Markdown that shows its pictures, and the pictures by their paths beside that Markdown."""
+    shown: dict[str, list[str]] = {}
+    pictures: dict[str, bytes] = {}
+    for page in document_pages(frames):
+        for number, case in enumerate(page.cases, 1):
+            start = f"{FOLDER}/{_plain(PurePosixPath(page.file).stem)}-{number}"
+            images = list(_images(case.drawings, start, pictures))
+            if images:
+                shown[case.id] = ["", "\n".join(images)]
+    return shown, pictures
+
+
+def _images(drawings: tuple[Drawing, ...], start: str, pictures: dict[str, bytes]) -> Iterator[str]:
+    """Draw, add to the pictures, and yield the Markdown of each image."""
+    for number, drawing in enumerate(drawings, 1):
+        picture = heatmaps(drawing.panels)
+        path = f"{start}-{number:02}-{_plain(drawing.names[0])}.svg"
+        while path in pictures:  # two documents whose files have one name, in different folders
+            path = path.replace(".svg", "-.svg")
+        pictures[path] = picture.data
+        yield f"![{escape(picture.alternative)}]({path})"
+
+
+def _plain(name: str) -> str:
+    """Return a name of a file that needs no quotes anywhere."""
+    return _ODD.sub("_", name.lower())[:60]
+
+
+def render_readme(frames: Frames) -> tuple[str, dict[str, bytes]]:
+    """Return the Markdown, and the pictures by their paths beside it. The same frames give the same bytes."""
+    shown, pictures = draw_documents(frames)
+    sections = [
+        _opening(frames),
+        _versions(frames),
+        wrong_section(frames),
+        expected_failures_section(frames),
+        empty_rows_section(frames),
+        document_overview(frames),
+        verdict_section(frames),
+        *document_sections(frames, shown),
+    ]
+    return "\n".join(line for section in sections if section for line in [*section, ""]), pictures
+
+
+def _opening(frames: Frames) -> list[str]:
+    answer = make_summary(frames)
+    return [
+        "# The bundled corpus on the pinned versions",
+        "",
+        f"**{escape(answer.first_line)}**",
+        "",
+        *(f"- {escape(sentence)}" for sentence in answer.sentences),
+        "",
+        "`make publish` writes this folder, this page included; nothing in it is written by hand. CI holds the runs of "
+        "the corpus against [verdicts.csv](verdicts.csv), in which nothing depends on the processor, and fails where a "
+        "verdict differs. The last digits of the numbers on this page are those of one machine.",
+    ]
+
+
+def _versions(frames: Frames) -> list[str]:
+    rows = [[escape(column.implementation), escape(column.version)] for column in frames.columns]
+    return ["## Versions", "", *table(["implementation", "version"], rows), "", "Also in [versions.csv](versions.csv)."]

@@ -1,1 +1,0 @@
-"""The comparison that the repository keeps, and its check."""

@@ -1,0 +1,554 @@
+"""The answer, and the verdict of every case on every implementation: what all reports open with.
+
+What a comparison rests on, in sentences: what was evaluated, judged and compared, and how much of it failed.
+
+The first line of every report: who agrees, who is wrong and where, and which printed numbers do not hold.
+
+An implementation is blamed for its own numbers alone. What a document prints wrongly, and what is recorded of an
+implementation and no longer so, are sentences of their own: of those, nobody is told to be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from attncheck.backends import EAGER_MODE, EVERYTHING
+from attncheck.errors import ExitCode
+from attncheck.properties.rows import exit_code_of as properties_exit_code
+from attncheck.properties.rows import sentence_of
+from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
+from attncheck.reports.coverage import Coverage, coverage, judged_rows, narrowings, padded_sentences, unjudged
+from attncheck.reports.failure_patterns import simplest_first
+from attncheck.reports.frames import (
+    Column,
+    Frames,
+    by_convention,
+    count_numbers,
+    element_in,
+    expected_failures,
+    failing,
+    groups,
+    is_document,
+    once_for_frames,
+    records,
+    stage_order,
+)
+from attncheck.reports.printed_numbers import OF_DOCUMENTS, NumberCounts, misprints, number_counts
+from attncheck.spec import DTYPES
+from attncheck.verdicts import Verdict
+from attncheck.wording import counted, listed
+
+_MAX_IN_PART = 12
+"""Implementations of which a report says one by one what they lack; ``judged`` in JSON has all."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a report says first: who agrees and what is wrong, how much was judged of what was asked, and the facts."""
+
+    word: str
+    judged: str
+    sentences: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """Those of the sentences that say that too little was judged."""
+
+    @property
+    def first_line(self) -> str:
+        """Return both as one line."""
+        return " ".join(f"{text}." for text in (self.word, self.judged) if text)
+
+
+@once_for_frames
+def make_summary(frames: Frames) -> Summary:
+    """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
+    short = tuple(f"Too little was judged: {line}." for line in unjudged(frames))
+    rest = (*_in_part(frames), *padded_sentences(frames), *narrowings(frames))
+    return Summary(headline(frames), extent(frames), (*short, *facts(frames), *_properties(frames), *rest), short)
+
+
+def _properties(frames: Frames) -> list[str]:
+    """Say in a sentence what properties come to, where they were asked for."""
+    return [sentence_of([row for rows in frames.properties.values() for row in rows])] if frames.properties else []
+
+
+def _in_part(frames: Frames) -> list[str]:
+    """Say of each implementation what it lacks, where the first line has no room for that."""
+    part = [each for each in coverage(frames) if not each.is_whole]
+    if len(part) <= MAX_SPELT_OUT or frames.results.empty:
+        return []
+    many = len(frames.asked) > 1
+    names = [each.column.title(with_environment=many, with_version=False) for each in part[:_MAX_IN_PART]]
+    sentences = [f"{name}: {each.words}." for name, each in zip(names, part, strict=False)]
+    more = len(part) - len(sentences)
+    return [*sentences, *([f"And {more} more implementations were judged in part."] if more else [])]
+
+
+def exit_code_of(frames: Frames) -> ExitCode:
+    """Return the exit code of a comparison; the first that applies."""
+    bad = pd.concat([failing(frames.results), failing(frames.numbers), failing(frames.pairs)])
+    codes = {Verdict(verdict).exit_code for verdict in bad["verdict"]}
+    asked = [row for rows in frames.properties.values() for row in rows]
+    codes |= {properties_exit_code(asked)} - {ExitCode.AGREE} if asked else set()
+    if frames.has_faults:
+        return ExitCode.BAD_INPUT
+    if ExitCode.DISAGREE in codes:
+        return ExitCode.DISAGREE
+    return ExitCode.NOT_RUN if codes or frames.is_incomplete or unjudged(frames) else ExitCode.AGREE
+
+
+@once_for_frames
+def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
+    """Return the words for every case and column: the worst verdict, where it begins, in which dtypes."""
+    return {
+        case: {column: _cell(cells[column]) if column in cells else "not run" for column in frames.columns}
+        for case, cells in cell_table(frames).items()
+    }
+
+
+def _cell(cells: Mapping[str, Cell]) -> str:
+    """Say one word for all dtypes, or one per dtype where they differ."""
+    words = {dtype: _word(cell) for dtype, cell in cells.items()}
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    return "; ".join(f"{dtype}: {word}" for dtype, word in words.items())
+
+
+def _word(cell: Cell) -> str:
+    if cell.state not in FAILS_A_RUN:
+        return cell.word
+    return f"**{cell.word}** at {cell.stage}" if cell.stage else f"**{cell.word}**"
+
+
+def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
+    """Return one row per failing case, dtype and implementation: where it begins, and how many rows fail in all.
+
+    Pairs are the evidence behind a stage's verdict and are listed only where no stage is blamed. ``with_records``, what
+    is printed or recorded wrongly is listed too, with every implementation that shows it.
+    """
+    columns = ["case", "dtype", "environment", "implementation", "stage", "verdict", "message"]
+    results, numbers = failing(frames.results), failing(frames.numbers)
+    if not with_records:
+        results = results[results["verdict"].ne(Verdict.XPASS)]
+        numbers = numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]
+    results = results[[*columns, "begins_at"]].assign(is_number=False)
+    bad = pd.concat([results, numbers[columns].assign(is_number=True)])
+    pairs = failing(frames.pairs)
+    explained = set(zip(bad["case"], bad["dtype"], bad["stage"], strict=True))
+    loose = pairs[[key not in explained for key in zip(pairs["case"], pairs["dtype"], pairs["stage"], strict=True)]]
+    if len(loose):
+        bad = pd.concat([bad, loose.assign(message=_pair_messages(loose, frames))[columns].assign(is_number=False)])
+    if bad.empty:
+        return bad[columns].assign(rows=0)
+    keys = ["case", "dtype", "environment", "implementation"]
+    # A stage that only inherits an error comes after the one where it begins, wherever it stands in the computation.
+    # So does a number, of a stage that fails itself: what is said of the stage says why the number misses.
+    inherited = (bad["begins_at"].notna() & bad["begins_at"].ne(bad["stage"])) | bad["is_number"]
+    # An implementation that does not return the stage where it goes wrong is told it all the same.
+    begins_at = bad["begins_at"].where(bad["begins_at"].notna(), bad["stage"])
+    bad = bad.assign(inherited=inherited, order=bad["stage"].map(stage_order), stage=begins_at)
+    bad = bad.sort_values([*keys, "inherited", "order"], kind="stable")
+    first = bad.groupby(keys, sort=False).first().reset_index()
+    first["rows"] = bad.groupby(keys, sort=False).size().to_numpy()
+    return first[[*columns, "rows"]]
+
+
+@once_for_frames
+def wrong_implementations(frames: Frames) -> pd.DataFrame:
+    """Return what is wrong without what documents print or lists record, for which no implementation is to blame."""
+    return what_is_wrong(frames, with_records=False)
+
+
+@once_for_frames
+def findings(frames: Frames) -> pd.DataFrame:
+    """Return what is reported as wrong: of implementations as above, of documents and records each thing once.
+
+    The simplest cases come first.
+    What is printed or recorded wrongly has neither implementation nor dtype: every one of them shows it.
+    """
+    wrong = wrong_implementations(frames)
+    found = [
+        dict.fromkeys(wrong.columns, "")
+        | {"case": each.case, "stage": each.stage, "verdict": each.verdict, "message": each.message, "rows": each.rows}
+        for each in misprints(frames)
+    ]
+    xpassed = failing(frames.results)
+    xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].drop_duplicates("message")
+    found += [
+        {name: row.get(name, "") for name in wrong.columns} | {"implementation": row["implementation"], "rows": 1}
+        for row in records(xpassed)
+    ]
+    wrong = simplest_first(frames, wrong)
+    return pd.concat([wrong, pd.DataFrame(found, columns=wrong.columns)], ignore_index=True) if found else wrong
+
+
+def _pair_messages(pairs: pd.DataFrame, frames: Frames) -> list[str]:
+    return [f"differs from {row['other']}{_apart(frames, row)}" for row in records(pairs)]
+
+
+def _apart(frames: Frames, row: Mapping[str, Any]) -> str:
+    if row["message"]:
+        return f": {row['message']}"
+    return f" by {row['difference']:.3g} at {element_in(frames.cases[row['case']], row)}"
+
+
+def facts(frames: Frames) -> tuple[str, ...]:
+    """Return what there is to say of evaluations, stages, pairs, printed numbers and expected failures."""
+    sentences = (_evaluations_sentence, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
+    return tuple(text for sentence in sentences if (text := sentence(frames)))
+
+
+def _evaluations_sentence(frames: Frames) -> str:
+    results = frames.results
+    ran = set(results.loc[results["verdict"].ne(Verdict.UNSUPPORTED), "dtype"])
+    dtypes = [dtype for dtype in DTYPES if dtype in ran]
+    columns = frames.columns
+    keys = ["environment", "implementation", "case", "dtype"]
+    evaluations = len(results[keys].drop_duplicates())
+    judged = len(judged_rows(frames).drop_duplicates())
+    environments = results["environment"].nunique()
+    where = f" in {environments} environments" if environments > 1 else ""
+    part = "all" if judged == evaluations else f"{judged:,}" if judged else "none"
+    share = f", {part} of them judged" if evaluations else ""
+    return (
+        f"{counted(results['case'].nunique(), 'case')} on {counted(len(columns), 'implementation')}{where} "
+        f"in {listed(dtypes) or 'no dtype'}: {counted(evaluations, 'evaluation')}{share}."
+    )
+
+
+def _stages_sentence(frames: Frames) -> str:
+    stages = frames.results[frames.results["stage"] != ""]
+    judged = stages[stages["verdict"].ne(Verdict.UNVERIFIED)]
+    if judged.empty:
+        return "No stage was compared with the exact answer."
+    bad = len(failing(judged))
+    warned = judged["tier"].eq("warning") | judged["introduced_tier"].eq("warning")
+    noisy = int((judged["verdict"].eq(Verdict.AGREE) & warned).sum())
+    one = len(judged) == 1
+    held = "it is within its error bound" if one else "all are within their error bounds"
+    text = (
+        f"{counted(len(judged), 'stage')} {'was' if one else 'were'} compared with the exact answer; "
+        f"{f'{bad} fail' if bad > 1 else '1 fails' if bad else held}{_except_for(judged)}."
+    )
+    if noisy:
+        text += f" {noisy} {'are' if noisy > 1 else 'is'} noisier than known good implementations, a warning."
+    if (open_ := int(judged["unjudged"].sum())) > 0:
+        stages_of = counted(int(judged["unjudged"].gt(0).sum()), "stage")
+        text += f" {counted(open_, 'element')} of {stages_of} have no exact answer and were not judged."
+    sampled = judged.loc[judged["query_rows"].notna(), "case"].nunique()
+    if sampled:
+        text += f" In {counted(sampled, 'large case')}, only a sample of the query rows was checked."
+    return text
+
+
+def _except_for(rows: pd.DataFrame) -> str:
+    expected = expected_failures(rows)
+    own = int(by_convention(expected).sum())
+    parts = [counted(len(expected) - own, "expected failure")] if len(expected) > own else []
+    parts += [f"{own:,} of another convention"] if own else []
+    return f", except for {listed(parts)}" if parts else ""
+
+
+def _known_sentence(frames: Frames) -> str:
+    """Count the evaluations that fail as expected, or by a convention; empty where none does."""
+    expected = expected_failures(frames.results)
+    own = by_convention(expected)
+    listed_ones, others = expected[~own], expected[own]
+    sentences = [_known(listed_ones, ("fails", "fail"), "as expected (xfail)")] if len(listed_ones) else []
+    if len(others):
+        sentences.append(_known(others, ("follows", "follow"), "another convention for queries without a key"))
+    return " ".join(sentences)
+
+
+def _known(rows: pd.DataFrame, verbs: tuple[str, str], how: str) -> str:
+    evaluations = len(rows[["environment", "implementation", "case", "dtype"]].drop_duplicates())
+    implementations = len(rows[["environment", "implementation"]].drop_duplicates())
+    return (
+        f"{counted(evaluations, 'evaluation')} of {counted(implementations, 'implementation')} "
+        f"{verbs[evaluations > 1]} {how}, which fails no run."
+    )
+
+
+def _compared(frames: Frames) -> pd.DataFrame:
+    """Return the pairs of which something is known: without a bound, values that differ say nothing."""
+    return frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
+
+
+def _pairs_sentence(frames: Frames) -> str:
+    compared, bad = len(_compared(frames)), len(failing(frames.pairs))
+    if frames.pairs.empty and len(frames.columns) == 1:
+        return ""
+    text = (
+        f"Of {counted(compared, 'comparison')} of two implementations at one stage, "
+        f"{'none disagrees' if bad == 0 else f'{bad} disagree' if bad > 1 else '1 disagrees'}"
+        f"{_except_for(frames.pairs)}."
+    )
+    others = len(frames.pairs) - compared
+    if others:
+        text += f" In {others:,} more the values differ and were not compared: no exact answer bounds them."
+    return text
+
+
+def _numbers_sentence(frames: Frames) -> str:
+    """Say which of the printed numbers hold; those under a recorded erratum are counted apart."""
+    found = number_counts(frames)
+    sentences = [_printed_sentence(found)] if found.printed else []
+    if found.errata:
+        sentences.append(
+            "1 printed number comes from a different call than the document shows; it is listed as an erratum."
+            if found.errata == 1
+            else f"{found.errata:,} printed numbers come from a different call than the document shows; they are "
+            "listed as errata."
+        )
+    if not sentences:
+        sentences.append(_without_documents(frames))
+    if found.not_returned:
+        stages, them = ("a stage", "it") if found.not_returned == 1 else (f"{found.not_returned} stages", "them")
+        sentences.append(f"The printed numbers of {stages} were not compared: no implementation returned {them}.")
+    return " ".join([*sentences, *_unprinted_sentence(frames)])
+
+
+def _without_documents(frames: Frames) -> str:
+    """Say what was compared in place of the numbers that documents print."""
+    own = frames.numbers[frames.numbers["basis"].isin(["printed", "known"])]
+    if own.empty:
+        return "No printed number was compared."
+    bad = len(failing(own))
+    held = "every one holds" if not bad else f"{bad} of {len(own)} comparisons fail"
+    return f"The cases give {counted(count_numbers(own), 'number')} to compare with: {held}."
+
+
+def _printed_sentence(found: NumberCounts) -> str:
+    """Count every printed number once."""
+    if found.hold == found.printed:
+        return f"The documents print {counted(found.printed, 'number')}: every one holds."
+    one_or_many = (
+        (found.hold, "holds", "hold"),
+        (found.misprints, "does not hold", "do not hold"),
+        (found.missed, "is missed by an implementation", "are missed by an implementation"),
+        (found.unverified, "is unverified", "are unverified"),
+    )
+    parts = [f"{number:,} {one if number == 1 else many}" for number, one, many in one_or_many if number]
+    why = ": there is no exact answer to compare with" if found.unverified else ""
+    return f"Of {counted(found.printed, 'printed number')} {listed(parts)}{why}."
+
+
+def _unprinted_sentence(frames: Frames) -> list[str]:
+    documents = [key for key, case in frames.cases.items() if is_document(case)]
+    unprinted = frames.numbers[frames.numbers["case"].isin(documents) & frames.numbers["basis"].eq("exact")]
+    if unprinted.empty:
+        return []
+    bad, open_ = len(failing(unprinted)), int(unprinted["verdict"].eq(Verdict.UNVERIFIED).sum())
+    text = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "all are within their error bounds"
+    if open_:
+        text = f"{bad} of {len(unprinted)} comparisons of them fail and {open_} are unverified"
+    count = count_numbers(unprinted)
+    return [f"{count:,} further numbers are computed by the documents and not printed; {text}."]
+
+
+MAX_NAMED = 4
+"""Implementations that one line names."""
+MAX_SPELT_OUT = 2
+"""Implementations of which one line says what they lack."""
+_STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
+_KEYS = ["environment", "implementation"]
+
+
+@once_for_frames
+def headline(frames: Frames) -> str:
+    """Return who and what, without the last full stop."""
+    found = coverage(frames)
+    if frames.results.empty:
+        return "Nothing was run"
+    if not any(each.judged for each in found):
+        stopped = frames.results["verdict"].isin(_STOPPED).all()
+        return ". ".join(["Nothing could be run" if stopped else "Nothing was judged", *_of_documents(frames)])
+    return ". ".join([_of_implementations(frames, found), *_of_documents(frames)])
+
+
+def extent(frames: Frames) -> str:
+    """Return what was judged of what was asked, and what the rest lacks, without the last full stop."""
+    found = coverage(frames)
+    if frames.results.empty:
+        return ""
+    if len(found) == 1:
+        return f"J{found[0].words[1:]}"
+    part = [each for each in found if not each.is_whole]
+    standard = [each for each in found if each.is_whole and each.stood_for]
+    whole = [each for each in found if each.is_whole and not each.stood_for]
+    if standard and not part and len({each.asked for each in found}) == 1:
+        return _of_standard_cases(frames, whole, standard)
+    if len(part) <= MAX_SPELT_OUT:
+        sentences = [f"{_name(frames, each.column)}: {each.words}" for each in part]
+    else:
+        short = [
+            f"{_name(frames, each.column)} {each.judged:,} of {each.offered or each.standard:,}"
+            for each in part[:MAX_NAMED]
+        ]
+        more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
+        sentences = [f"Not judged in all cases: {', '.join(short)}{more}"]
+    sentences += [f"{_name(frames, each.column)}: {each.words}" for each in standard]
+    if whole:
+        asked = {each.asked for each in whole}
+        cases = (
+            f"{next(iter(asked)):,} of {counted(next(iter(asked)), 'case')}" if len(asked) == 1 else "all of its cases"
+        )
+        others = "The other" if len(whole) == 1 else "The others"
+        sentences.append(f"{others}: judged {cases}" if sentences else f"Judged {cases} on each")
+    return ". ".join(sentences)
+
+
+def _of_standard_cases(frames: Frames, whole: Sequence[Coverage], standard: Sequence[Coverage]) -> str:
+    """Say who was judged in all cases, and who in the standard ones."""
+    parts = [f"{_listed(frames, whole)}: {whole[0].judged:,} of {counted(whole[0].asked, 'case')}"] if whole else []
+    for count in dict.fromkeys(each.judged for each in standard):
+        names = _listed(frames, [each for each in standard if each.judged == count])
+        parts.append(f"{names}: the {counted(count, 'standard case')}, which cover the rest")
+    return "; ".join(parts)
+
+
+def _listed(frames: Frames, found: Sequence[Coverage]) -> str:
+    names = [_name(frames, each.column) for each in found]
+    return ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} implementations"
+
+
+def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
+    wrong = _cases_of(_blamed(frames))
+    bad = failing(frames.results)
+    stopped = _cases_of(bad[bad["verdict"].isin(_STOPPED)])
+    judged = [each for each in found if each.judged]
+    right = [each for each in judged if _key(each) not in wrong]
+    clauses = _wrong(frames, judged, wrong)
+    if right:
+        clauses.append(_right(frames, right, alone=not wrong))
+    if clause := _disagreeing(frames, wrong):
+        clauses.append(clause)
+    if not_judged := [each for each in found if not each.judged]:
+        names = _names(frames, not_judged)
+        clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
+    if ended := [asked.stopped for asked in frames.asked.values() if asked.stopped]:
+        failing_cases = counted(sum(each.failing for each in ended), "failing case")
+        clauses.append(f"{'the run was' if len(frames.asked) == 1 else 'a run was'} stopped after {failing_cases}")
+    if stopped:
+        cases = counted(len(set().union(*stopped.values())), "case")
+        clauses.append(f"in {cases}, {_names(frames, _with(found, stopped))} could not be run")
+    elif frames.is_incomplete:
+        clauses.append("not everything could be run")
+    text = "; ".join(clauses)
+    return f"All{text[3:]}" if text.startswith("all ") else text
+
+
+def _wrong(frames: Frames, judged: Sequence[Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
+    blamed = sorted(_with(judged, wrong), key=lambda each: -len(wrong[_key(each)]))
+    clauses = [
+        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[_key(each)]), each)}" for each in blamed[:MAX_NAMED]
+    ]
+    if len(blamed) > MAX_NAMED:
+        clauses.append(f"{len(blamed) - MAX_NAMED} more implementations are wrong")
+    return clauses
+
+
+def _part(wrong: int, of: Coverage) -> str:
+    if of.judged == 1:
+        return "the only case that it was judged in"
+    return f"{'all' if wrong == of.judged else f'{wrong:,} of the'} {of.judged:,} cases that it was judged in"
+
+
+def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
+    """Say who agrees: with each other where several do, and with the exact answer in any case."""
+    aside = _headline_except_for(frames, {_key(each) for each in right})
+    verb = "agrees" if len(right) == 1 else "agree"
+    names = _names(frames, right)
+    if len(right) > MAX_NAMED and not alone:
+        names = f"the other {names}"
+    compared = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
+    if len(right) == 1 or compared.empty:
+        where = "" if all(each.is_whole for each in right) or not alone else " where judged"
+        sentences = f"{names} {verb} with the exact answer{where}{aside}"
+        return sentences if len(right) == 1 else f"{sentences}, and no two of them could be compared"
+    return f"{names} {verb}{aside}"
+
+
+def _headline_except_for(frames: Frames, right: set[tuple[str, str]]) -> str:
+    """Say in how many cases who agrees fails as expected, and in how many it follows another convention."""
+    expected = expected_failures(frames.results)
+    own, parts = by_convention(expected), []
+    for rows, what in ((expected[~own], "expected failures"), (expected[own], "another convention")):
+        cases = set().union(*(found for key, found in _cases_of(rows).items() if key in right), set())
+        parts += [f"{what} in {counted(len(cases), 'case')}"] if cases else []
+    return f", except for {listed(parts)}" if parts else ""
+
+
+def _blamed(frames: Frames) -> pd.DataFrame:
+    """Return the rows for which an implementation is to blame: numbers that it computes."""
+    stages, numbers = failing(frames.results), failing(frames.numbers)
+    stages = stages[~stages["verdict"].isin([*_STOPPED, Verdict.XPASS])]
+    return pd.concat([stages, numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]])
+
+
+def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
+    """Say which two differ although neither is to blame; empty where none do."""
+    pairs = failing(frames.pairs)
+    others = zip(pairs["environment"], pairs["implementation"], strict=True)
+    second = zip(pairs["other_environment"], pairs["other"], strict=True)
+    loose = pairs[[one not in wrong and two not in wrong for one, two in zip(others, second, strict=True)]]
+    if loose.empty:
+        return ""
+    names = loose[["environment", "implementation", "other_environment", "other"]].drop_duplicates()
+    cases = counted(loose["case"].nunique(), "case")
+    if len(names) > 1:
+        return f"{len(names)} pairs of implementations differ in {cases}"
+    environment, one, other_environment, other = names.iloc[0]
+    many = len(frames.asked) > 1
+    first, last = (
+        (f"{name} ({where})" if many else name) for name, where in ((one, environment), (other, other_environment))
+    )
+    return f"{first} and {last} differ in {cases}"
+
+
+def _of_documents(frames: Frames) -> list[str]:
+    """Say of the printed numbers what does not hold and what was not compared, a sentence each."""
+    numbers = number_counts(frames)
+    sentences = []
+    if numbers.misprints:
+        verb = "does" if numbers.misprints == 1 else "do"
+        sentences.append(f"{numbers.misprints:,} of {counted(numbers.printed, 'printed number')} {verb} not hold")
+    if numbers.unverified:
+        verb = "is" if numbers.unverified == 1 else "are"
+        sentences.append(f"{numbers.unverified:,} of {counted(numbers.printed, 'printed number')} {verb} unverified")
+    bad = failing(frames.results)
+    if outdated := bad.loc[bad["verdict"].eq(Verdict.XPASS), "message"].nunique() + numbers.outdated:
+        sentences.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
+    return sentences
+
+
+def _cases_of(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
+    return {key: set(part["case"]) for key, part in groups(rows, _KEYS).items()}
+
+
+def _with(found: Sequence[Coverage], keys: object) -> list[Coverage]:
+    return [each for each in found if _key(each) in keys]  # type: ignore[operator]
+
+
+def _key(each: Coverage) -> tuple[str, str]:
+    return each.column.environment, each.column.implementation
+
+
+def _names(frames: Frames, found: Sequence[Coverage]) -> str:
+    """Name a few implementations, count many."""
+    if len(found) > MAX_NAMED:
+        return f"{'all ' if len(found) == len(frames.columns) else ''}{len(found)} implementations"
+    return listed(_name(frames, each.column) for each in found)
+
+
+def _name(frames: Frames, column: Column) -> str:
+    """Name an implementation; the default mode of a framework, where nothing else of it ran, by the framework alone."""
+    framework, _, mode = column.implementation.partition(".")
+    alike = {each.implementation for each in frames.columns if each.implementation.startswith(f"{framework}.")}
+    default = EVERYTHING[framework].default_mode if framework in EVERYTHING else EAGER_MODE
+    short = framework if mode == default and len(alike) == 1 else column.implementation
+    same = sum(each.implementation == column.implementation for each in frames.columns)
+    return f"{short} ({column.environment})" if same > 1 else short
