@@ -297,8 +297,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "bound_of_weights_halved",
         "harness/attention/softmax.py",
-        "max_error = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor",
-        "max_error = (moved + relative * (p + moved)) * (1 + 2 * relative) / 2 + floor",
+        "max_error = (moved * (1 + relative) + p * relative) * (1 + 2 * relative) + floor",
+        "max_error = (moved * (1 + relative) + p * relative) * (1 + 2 * relative) / 2 + floor",
         "the bound of the weights is half",
         "harness/attention/test_bounds.py harness/judging/test_golden.py",
     ),

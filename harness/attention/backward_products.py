@@ -28,7 +28,16 @@ from attncheck.attention.backward_sums import (
     scaling_of,
 )
 from attncheck.attention.backward_weights import BackwardWeights
-from attncheck.attention.errors import Bound, Finished, Operand, Real, every_head, summation_variance, transposed
+from attncheck.attention.errors import (
+    NOTHING,
+    Bound,
+    Finished,
+    Operand,
+    Real,
+    every_head,
+    summation_variance,
+    transposed,
+)
 from attncheck.attention.flags import handed_on
 from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spread_over
 from attncheck.attention.problem import Problem
@@ -101,17 +110,19 @@ def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingM
     """Return a ds k."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(key)
     of_scores, attended = np.abs(scores.value), weights.attended
+    square_scores, square_keys = of_scores * of_scores, size * size
+    max_error = scale * (scores.max_error @ size)
     return Sums(
         value=factor * (scores.value @ key),
-        magnitude=scale * ((of_scores + scores.max_error) @ size),
-        squares=scale**2 * (of_scores**2 @ size**2),
-        max_error=scale * (scores.max_error @ size),
+        magnitude=scale * (of_scores @ size) + max_error,
+        squares=scale**2 * (square_scores @ square_keys),
+        max_error=max_error,
         variance=scale**2 * query_variance(scores, key, rounding),
-        moves=np.zeros((1, 1)),
-        deviation=np.zeros((1, 1)),
+        moves=NOTHING,
+        deviation=NOTHING,
         scaling=scaling_of(factor, rounding),
         floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
-        lost=_underflow(factor, attended @ size**2, (of_scores**2).sum(axis=-1, keepdims=True), rounding, power=2),
+        lost=_underflow(factor, attended @ square_keys, square_scores.sum(axis=-1, keepdims=True), rounding, power=2),
         count=weights.rows.count,
         constants=weights.rows.constants(rounding),
     )
@@ -120,21 +131,22 @@ def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingM
 def _over_queries(scores: GradScores, query: Real, factor: float, rounding: RoundingModel) -> Sums:
     """Return a ds^T q."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(query)
-    of_scores, attended = np.abs(scores.value), transposed(weights.attended)
-    squares, deviation = transposed(of_scores**2), np.zeros((1, 1))
+    of_scores, attended, deviation = transposed(np.abs(scores.value)), transposed(weights.attended), NOTHING
+    squares, square_queries = of_scores * of_scores, size * size
+    max_error = scale * (transposed(scores.max_error) @ size)
     if weights.shares_errors:
         deviation = scale * (transposed(scores.deviation(rounding)) @ size)
     return Sums(
         value=factor * (transposed(scores.value) @ query),
-        magnitude=scale * (transposed(of_scores + scores.max_error) @ size),
-        squares=scale**2 * (squares @ size**2),
-        max_error=scale * (transposed(scores.max_error) @ size),
-        variance=scale**2 * (transposed(scores.variance(rounding)) @ size**2),
+        magnitude=scale * (of_scores @ size) + max_error,
+        squares=scale**2 * (squares @ square_queries),
+        max_error=max_error,
+        variance=scale**2 * (transposed(scores.variance(rounding)) @ square_queries),
         moves=factor * (transposed(constant_moves(scores.logits) * scores.slope.value) @ query),
         deviation=deviation,
         scaling=scaling_of(factor, rounding),
-        floor=_underflow(factor, attended @ size, transposed(of_scores).sum(axis=-1, keepdims=True), rounding),
-        lost=_underflow(factor, attended @ size**2, squares.sum(axis=-1, keepdims=True), rounding, power=2),
+        floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
+        lost=_underflow(factor, attended @ square_queries, squares.sum(axis=-1, keepdims=True), rounding, power=2),
         count=attended.sum(axis=-1, keepdims=True),
         constants=weights.rows.constants(rounding),
     )
@@ -142,21 +154,20 @@ def _over_queries(scores: GradScores, query: Real, factor: float, rounding: Roun
 
 def _of_weights(weights: BackwardWeights, gradient: Real, rounding: RoundingModel) -> Sums:
     """Return p^T g."""
-    rows, size = weights.rows, np.abs(gradient)
-    deviation = np.zeros((1, 1))
+    rows, size, square, deviation = weights.rows, np.abs(gradient), gradient * gradient, NOTHING
     if weights.shares_errors:
         deviation = transposed(weights.deviation()) @ size
     return Sums(
         value=transposed(rows.weights) @ gradient,
         magnitude=transposed(weights.largest + weights.max_error) @ size,
-        squares=transposed(rows.weights**2) @ size**2,
+        squares=transposed(rows.weights * rows.weights) @ square,
         max_error=transposed(weights.max_error) @ size,
-        variance=transposed(weights.variance(rounding)) @ size**2,
+        variance=transposed(weights.variance(rounding)) @ square,
         moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
         deviation=deviation,
         scaling=Scaling(1.0),
-        floor=np.zeros((1, 1)),
-        lost=np.zeros((1, 1)),
+        floor=NOTHING,
+        lost=NOTHING,
         count=transposed(weights.attended).sum(axis=-1, keepdims=True),
         constants=rows.constants(rounding),
     )

@@ -20,13 +20,14 @@ from attncheck.attention.backward_softmax import (
     of_own_exponents,
     storage_of,
 )
-from attncheck.attention.backward_weights import sum_of_row
-from attncheck.attention.errors import Logits, Real
+from attncheck.attention.errors import Logits, Real, sum_of_row
 from attncheck.attention.flags import handed_on
 from attncheck.attention.logits import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh, through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import At, Step
+
+_ONE = np.ones((1, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,10 @@ class Slope:
     softcap: float | None
     max_error: Real  # E_kappa
     variance: Real  # V_kappa
+
+    def times(self, array: Real) -> Real:
+        """Multiply by the slope, where it is not 1 throughout."""
+        return array if self.value is _ONE else array * self.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +92,7 @@ def _value_of_slope(problem: Problem, scores: Real) -> Real:
 def _error_of_slope(at: At, scores: Logits) -> Slope:
     problem, cap, rounding = at.problem, cap_of(at.problem), at.rounding
     if cap is None:
-        whole = np.ones((1, 1)) if problem.fill is None else np.ones(scores.value.shape)
+        whole = _ONE if problem.fill is None else np.ones(scores.value.shape)
         return Slope(through_mask(problem, whole), None, np.zeros((1, 1)), np.zeros((1, 1)))
     argument = scores.value / cap
     slope = slope_of_tanh(argument)
@@ -117,7 +122,7 @@ def _variance(scores: Logits, argument: Real, slope: Real, cap: float, rounding:
 
 
 def _error_of_grad_scores(at: At, logits: GradLogits, slope: Slope) -> GradScores:
-    value = logits.value * slope.value
+    value = slope.times(logits.value)
     return GradScores(logits, slope, value, _through_softcap(logits, slope, at.rounding))
 
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from attncheck.attention.backward_mean import GradWeights
-from attncheck.attention.backward_weights import BackwardWeights, sum_of_row
-from attncheck.attention.errors import Logits, Operand, Real, product_variance, summation_variance
+from attncheck.attention.backward_weights import BackwardWeights
+from attncheck.attention.errors import Logits, Operand, Real, product_variance, sum_of_row, summation_variance
 from attncheck.attention.logits import through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel

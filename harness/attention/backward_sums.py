@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.backward_softmax import storage_of
 from attncheck.attention.backward_weights import BackwardWeights
-from attncheck.attention.errors import ORDER_FACTOR, Bound, Finished, Real, bound_of, product_variance
+from attncheck.attention.errors import NOTHING, ORDER_FACTOR, Bound, Finished, Real, bound_of, product_factors
 from attncheck.attention.exponents import is_linear
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import constant_roundings, folds_exactly_into_operands, roundings_of_scale
@@ -42,7 +42,7 @@ class Scaling:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums over keys or queries of an error-prone factor times inputs, per query head: (B, H, L, D) each."""
+    """Sums over keys or queries of an error-prone factor times inputs, per query head: (B, H, L, D) or ``NOTHING``."""
 
     value: Real
     magnitude: Real  # of what is added up, errors included
@@ -78,6 +78,8 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
     tiles = 1 if rounding.gradient_tile is None else max(math.ceil(length / rounding.gradient_tile), 1) * max(group, 1)
 
     def together(array: Real) -> Real:
+        if group == 1:
+            return array
         whole = np.broadcast_to(array, sums.value.shape)
         summed: Real = whole.reshape(*whole.shape[:-3], heads, group, *whole.shape[-2:]).sum(axis=-3)
         return summed
@@ -90,14 +92,18 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
     lost = 2 * (count + 2) * rounding.accumulate_underflow + (tiles + 1) * rounding.output_underflow
     floor = some * sums.scaling.factor * lost
     max_error = (together(sums.max_error) + relative * magnitude) * (1 + 8 * rounding.coarsest_unit)
-    max_error = max_error + together(sums.floor) + floor
-    heads_square = together(sums.value**2)
-    square = np.maximum(exact * exact, heads_square)
-    variance = together(sums.variance + sums.lost) + sums.constants * together(sums.moves) ** 2
-    variance += product_variance(rounding, count, square, squares) + sums.scaling.variance * squares
-    if sums.deviation.any():
-        variance += together(sums.deviation) ** 2
-    variance += sums.scaling.constant**2 * exact * exact
+    max_error = max_error + floor
+    variance, heads_square, exact_square = together(sums.variance), together(sums.value**2), exact * exact
+    if sums.lost is not NOTHING:
+        max_error, variance = max_error + together(sums.floor), variance + together(sums.lost)
+    if sums.moves is not NOTHING:
+        variance = variance + sums.constants * together(sums.moves) ** 2
+    if sums.deviation is not NOTHING:
+        variance = variance + together(sums.deviation) ** 2
+    of_total, of_squares = product_factors(rounding, count)
+    variance = variance + of_total * np.maximum(exact_square, heads_square)
+    variance += (of_squares + sums.scaling.variance) * squares
+    variance += sums.scaling.constant**2 * exact_square
     if tiles > 1:
         variance += ORDER_FACTOR * u_o**2 * tiles * (heads_square / 3 + squares / 6)
     if group > 1:
@@ -121,19 +127,25 @@ def bound_of_stored(
     )
     variance = variance + rounding.output_count * (rounding.output_unit * exact) ** 2
     bound = bound_of(exact, max_error, variance, floor + rounding.output_underflow)
+    if some.all():
+        return bound
     return Bound(np.where(some, bound.max_error, 0.0), np.where(some, bound.sigma, 0.0))
 
 
 def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> Finished:
     """Return a gradient with its bound; no statistical scale where weights that reach it are no longer linear."""
-    reached = _reached(stage, of_bent_weights(weights), bound.max_error.shape)
+    bent = of_bent_weights(weights)
+    if not bent.any():
+        return Finished(exact, bound)
+    reached = _reached(stage, bent, bound.max_error.shape)
     return Finished(exact, Bound(bound.max_error, np.where(reached, bound.max_error, bound.sigma)))
 
 
 def of_bent_weights(weights: BackwardWeights) -> NDArray[np.bool_]:
     """Return, (B, H, Lq, Lk), where a row's weights are no longer linear in the errors of its exponents."""
-    bent: NDArray[np.bool_] = ~is_linear(weights.rows, _MAX_LINEAR)
-    return weights.rows.attended & bent.any(axis=-1, keepdims=True)
+    linear = is_linear(weights.rows, _MAX_LINEAR)
+    bent: NDArray[np.bool_] = weights.rows.attended & ~linear.all(axis=-1, keepdims=True)
+    return bent
 
 
 def _reached(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.attention.errors import Logits, Operand, Real, every_head, transposed
+from attncheck.attention.errors import NOTHING, Logits, Operand, Real, added, every_head, sum_of_row, transposed
 from attncheck.attention.exponents import Rows, second_order
 from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
@@ -74,7 +74,7 @@ class BackwardWeights:
 def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logits) -> BackwardWeights:
     rows, rounding = weights.rows, at.rounding
     attended = rows.attended.astype(np.float64)
-    largest = _at_most(at.walk_in(_DOUBLE).node("weights").rows)
+    largest = _at_most(rows if rounding == _DOUBLE else at.walk_in(_DOUBLE).node("weights").rows)
     # How much larger the weights can be than float64 has them.
     more = np.divide(largest, rows.weights, out=np.ones_like(rows.weights), where=rows.weights > 0)
     moved = attended * more * moved_weights(rows)
@@ -86,11 +86,12 @@ def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logit
     of_sum = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     if rounding.recomputes or rounding.from_log_sum_exp:
         of_sum = of_sum + stored_log_sum_exp_variance(rows, rounding)
-    of_columns = np.zeros((1, 1))
+    of_columns = NOTHING
     if rounding.product_unit:
         of_columns = _of_keys(at.problem, query, key.value**2) * rounding.product_spread**2
+        of_columns = of_columns + rounding.product_common * scores.value**2
     if key.variance is not None:
-        of_columns = of_columns + _of_keys(at.problem, query, key.variance)
+        of_columns = added(of_columns, _of_keys(at.problem, query, key.variance))
     return BackwardWeights(
         value=weights.value,
         rows=rows,
@@ -99,10 +100,10 @@ def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logit
         moved=moved,
         stored=stored,
         max_error=max_error,
-        shared=rows.shared + second_order(rows.variance),
+        shared=added(second_order(rows), rows.shared),
         of_sum=of_sum,
         of_weight=rounding.weight_unit**2 + 2 * unit**2,
-        of_columns=of_columns + rounding.product_common * scores.value**2,
+        of_columns=of_columns,
         shares_errors=bool(rounding.product_unit) or key.variance is not None,
     )
 
@@ -116,12 +117,6 @@ def _of_keys(problem: Problem, query: Operand, square: Real) -> Real:
 BACKWARD_WEIGHTS = Step(
     exact=lambda _, weights, *__: weights, value=lambda _, weights, *__: weights, error=_error, reach=handed_on
 )
-
-
-def sum_of_row(array: Real) -> Real:
-    """Add the keys of a row up: (..., Lq, 1)."""
-    total: Real = array.sum(axis=-1, keepdims=True)
-    return total
 
 
 def _at_most(own: Rows) -> Real:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.errors import Bound, Real, as_float64
-from attncheck.attention.graph import graph_of, nearest, reached
+from attncheck.attention.graph import graph_of, reached
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax import Softmax
@@ -51,7 +51,7 @@ def bounds_of(
     problem = for_bounds(problem)
     with np.errstate(all="ignore"):
         walk = error_walk(problem, rounding, value_walk(problem, _known(problem, exact)))
-        asked = (name for name in exact if name in stages and name in walk.graph)
+        asked = [name for name in exact if name in stages and name in walk.graph]
         return {name: _without_added(problem, name, walk.node(name).bound(rounding)) for name in asked}
 
 
@@ -71,12 +71,13 @@ def introduced_bounds(
     graph = graph_of(problem)
     stage = next(iter(exact))
     before = {name for name in returned if name not in exact and name in graph}
-    if any(name in graph and not graph[name].follows for name in set(reached(graph, stage, before)) - before):
+    found = set(reached(graph, stage, before))
+    if any(name in graph and not graph[name].follows for name in found - before):
         return None
     if "masked" in before and problem.fill is None:
         # What the implementation itself masked says who is attended to, rightly or not.
         problem = problem.without_mask()
-    starts = {name: problem.with_added(name, as_float64(returned[name])) for name in nearest(graph, stage, before)}
+    starts = {name: problem.with_added(name, as_float64(returned[name])) for name in found & before}
     with np.errstate(all="ignore"):
         values = value_walk(problem, {**starts, **_known(problem, {name: as_float64(exact[name]) for name in exact})})
         try:
@@ -96,6 +97,8 @@ def _known(problem: Problem, exact: Mapping[str, Real]) -> dict[str, Any]:
 
 
 def _without_added(problem: Problem, stage: str, bound: Bound) -> Bound:
+    if not problem.added_keys:
+        return bound
     return Bound(problem.without_added(stage, bound.max_error), problem.without_added(stage, bound.sigma))
 
 

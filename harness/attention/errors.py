@@ -8,6 +8,7 @@ SIAM J. Sci. Comput. 41, 2019, section 2; Ipsen and Zhou, arXiv 1906.10465). Var
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ Real = NDArray[np.float64]
 
 _OWN_ROUNDING = 1 + 2.0**-30
 """The formulas are sums of non-negative terms: float64 evaluates them far better than this."""
+NOTHING: Real = np.zeros((1, 1))
+"""An error, or a variance, that is known to be 0 everywhere: nobody has to add it to anything."""
+_ONE: Real = np.ones((1, 1))
 _MIN_VARIANCE = 2.0**-900
 """Sums of squares below have lost terms to underflow; nothing is known of the statistical scale there."""
 
@@ -98,7 +102,8 @@ class Logits:
 
     def bound(self, rounding: RoundingModel) -> Bound:
         """Return the bound of the stage as it is returned: in the format of results, where that is the coarser one."""
-        exact, max_error, variance, floor = self.value, self.max_error, self.independent + self.shared, self.floor
+        exact, max_error, floor = self.value, self.max_error, self.floor
+        variance = added(self.independent, self.shared)
         if self.proportion:
             variance = variance + self.proportion * exact * exact
         if rounding.output_unit > rounding.score_unit:
@@ -139,11 +144,27 @@ class Finished:
 
 def bound_of(exact: Real, max_error: Real, variance: Real, floor: Real | float) -> Bound:
     """Make a bound; where the exact value is not finite it is 0, for such values are compared and not measured."""
+    largest = largest_of(exact, max_error)
+    scale, known = np.sqrt(variance), variance >= _MIN_VARIANCE
+    scale = np.fmin(scale + floor, largest)
+    # Where nothing is known of the variance it is NaN, infinite, or too small.
+    return Bound(largest, scale if known.all() else np.where(known, scale, largest))
+
+
+def largest_of(exact: Real, max_error: Real) -> Real:
+    """Return the error to judge by: infinite where it is NaN, and 0 where the exact value is not finite."""
+    largest: Real = max_error * _OWN_ROUNDING
+    if math.isnan(largest.max(initial=0.0)):
+        largest = np.where(np.isnan(largest), np.inf, largest)
     judged = np.isfinite(exact)
-    largest: Real = np.where(judged, np.where(np.isnan(max_error), np.inf, max_error * _OWN_ROUNDING), 0.0)
-    known = (variance >= _MIN_VARIANCE) & (variance < np.inf)
-    scale = np.where(known, np.minimum(np.sqrt(np.maximum(variance, 0)) + floor, largest), largest)
-    return Bound(largest, np.where(judged, scale, 0.0))
+    return largest if largest.shape == exact.shape and judged.all() else np.where(judged, largest, 0.0)
+
+
+def added(first: Real, second: Real) -> Real:
+    """Add two errors, or variances, each of which may be ``NOTHING``."""
+    if second is NOTHING:
+        return first
+    return second if first is NOTHING else first + second
 
 
 def summation_variance(unit: float, length: int | Real, total_square: Real, squares: Real) -> Real:
@@ -152,18 +173,26 @@ def summation_variance(unit: float, length: int | Real, total_square: Real, squa
     return variance
 
 
-def product_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
-    """Return the variance of an inner product in a product of matrices, of which both factors may be rounded.
+def product_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, Real]:
+    """Return the factors of the square of an inner product, and of the sum of the squares of its terms.
 
-    Where they are cut off instead, what all have in common of that is a relative error of the result; partial sums that
-    are cut off err in one direction, and n such errors add up to sqrt(n) times those of either sign.
+    They make its variance in a product of matrices, of which both factors may be rounded. Where they are cut off
+    instead, what all have in common of that is a relative error of the result; partial sums that are cut off err in one
+    direction, and n such errors add up to sqrt(n) times those of either sign.
     """
-    variance = summation_variance(rounding.accumulate_unit, length, total_square, squares)
+    unit = rounding.accumulate_unit
+    of_total, of_squares = (summation_variance(unit, length, *each) for each in ((_ONE, NOTHING), (NOTHING, _ONE)))
     if not rounding.product_unit:
-        return variance
-    variance = variance * np.maximum(length, 1)
-    rounded: Real = 2 * rounding.product_spread**2 * squares + rounding.product_common * total_square
-    return variance + rounded
+        return of_total, of_squares
+    cut = np.maximum(length, 1)
+    return of_total * cut + rounding.product_common, of_squares * cut + 2 * rounding.product_spread**2
+
+
+def product_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
+    """Return the variance of an inner product in a product of matrices."""
+    of_total, of_squares = product_factors(rounding, length)
+    variance: Real = of_total * total_square + of_squares * squares
+    return variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,6 +229,18 @@ def heads_of(array: Real) -> int:
     return array.shape[-3] if array.ndim > 2 else 1
 
 
+def sum_of_row(array: Real) -> Real:
+    """Add the keys of a row up: (..., Lq, 1)."""
+    total: Real = array.sum(axis=-1, keepdims=True)
+    return total
+
+
+def sum_of_products(first: Real, second: Real) -> Real:
+    """Return the sum of the products of each row of two arrays of one shape: (..., L, 1)."""
+    total: Real = np.vecdot(first, second)[..., np.newaxis]
+    return total
+
+
 def transposed(matrix: Real) -> Real:
     """Swap the last two axes."""
     return np.swapaxes(matrix, -1, -2)
@@ -207,7 +248,7 @@ def transposed(matrix: Real) -> Real:
 
 def as_float64(array: NDArray[Any]) -> Real:
     """Widen stored numbers, exactly."""
-    return np.asarray(array).astype(np.float64)
+    return np.asarray(array).astype(np.float64, copy=False)
 
 
 def finite(array: Real) -> Real:

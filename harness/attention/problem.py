@@ -193,8 +193,8 @@ class Problem:
 
     def with_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage with the key that is added, of which 0 is what no step behind it uses."""
-        axis = key_axis(stage)
-        return array if axis is None or not self.added_keys else _padded(array, axis, self.added_keys, 0)
+        axis = key_axis(stage) if self.added_keys else None
+        return array if axis is None else _padded(array, axis, self.added_keys, 0)
 
     @property
     def own_keys(self) -> int:
@@ -203,8 +203,8 @@ class Problem:
 
     def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage without the key that is added; flags of one for all keys stay."""
-        axis = key_axis(stage)
-        if axis is None or not self.added_keys:
+        axis = key_axis(stage) if self.added_keys else None
+        if axis is None:
             return array
         is_new = "Lk" in STAGE_SPECS[stage].axes  # without the keys of a cache
         keys = self.inputs["key"].shape[-2] - self._added_to_input if is_new else self.own_keys

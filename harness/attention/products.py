@@ -8,20 +8,20 @@ sum is representable. ``Products.grid`` is g.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attncheck.attention.errors import Ball, Operand, Real, for_query_heads, heads_of, transposed
+from attncheck.attention.errors import NOTHING, Ball, Operand, Real, added, for_query_heads, heads_of, transposed
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
 
-_ZERO_EXPONENT = 5000
-"""Stands for the lowest bit of 0: above that of every number."""
+_LARGEST_GRID = 2.0**1000
+"""Stands for the grid of products that are all 0."""
 
 
 def _exact(_: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
@@ -46,7 +46,7 @@ PRODUCT = Step(_exact, _value, _error, _radius, reach=reach_of_scores())
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """What every bound on q k^T needs, (..., Lq, Lk) each, before any scale."""
+    """What every bound on q k^T needs, (..., Lq, Lk) each, before any scale; or ``NOTHING``."""
 
     width: int
     magnitude: Real  # |q||k|^T, errors of q and k included
@@ -57,7 +57,7 @@ class Products:
     entries: Real  # sum |q_ic| + sum |k_jc|, for underflow
     reduced: Real  # 0, 1 or 2: how many of q and k a product changes by rounding them
     computed: int  # how many of q and k have errors of their own
-    grid: Real  # g: every q_ic k_jc is a multiple of it; 0 where q or k is computed
+    grid: Real  # g: every q_ic k_jc is a multiple of it; 0 where q or k is computed, or no product can fit it
 
 
 def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Products:
@@ -65,19 +65,20 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
     size_q, size_k = query.magnitude, key.magnitude
     magnitude = size_q @ transposed(size_k)
     square_k = transposed(key.value * key.value)
-    carried = shared = independent = np.zeros((1, 1))
+    carried = shared = independent = NOTHING
     if query.max_error is not None:
         carried = query.max_error @ transposed(np.abs(key.value))
     if key.max_error is not None:
-        carried = carried + size_q @ transposed(key.max_error)
+        carried = added(carried, size_q @ transposed(key.max_error))
     if query.variance is not None:
         shared = query.variance @ square_k
     if key.variance is not None:
         independent = (query.value * query.value) @ transposed(key.variance)
     if query.common is not None or key.common is not None:
         square = (query.value @ transposed(key.value)) ** 2
-        shared = shared if query.common is None else shared + query.common * square
-        independent = independent if key.common is None else independent + transposed(key.common) * square
+        shared = shared if query.common is None else added(shared, query.common * square)
+        independent = independent if key.common is None else added(independent, transposed(key.common) * square)
+    is_exact = query.max_error is None and key.max_error is None
     return Products(
         width=query.value.shape[-1],
         magnitude=magnitude,
@@ -86,39 +87,50 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
         shared=shared,
         independent=independent,
         entries=size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :],
-        grid=_grid(query, key),
-        reduced=_is_rounded(query, rounding) + _is_rounded(key, rounding),
+        grid=_grid(query, key) if is_exact and _may_fit(query, size_k, magnitude, rounding) else NOTHING,
+        reduced=added(_is_rounded(query, rounding), _is_rounded(key, rounding)),
         computed=(query.max_error is not None) + (key.max_error is not None),
     )
 
 
-def representable(
+def roundings_of_products(
     products: Products, rounding: RoundingModel, folds_exactly: bool
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return where a product is exact in the accumulation format, and where in the format of the scores as well."""
+) -> tuple[Real | float, Real | float]:
+    """Return 0 where a product is exact in the accumulation format, and where in that of the scores as well; else 1."""
     grid = products.grid
+    if not folds_exactly or grid is NOTHING:
+        return 1.0, 1.0
     if rounding.product_unit:
         grid = grid * (products.reduced == 0)
-    if not folds_exactly or not grid.any():
-        never = np.zeros((1, 1), dtype=np.bool_)
-        return never, never
     summed = (products.magnitude <= grid / rounding.accumulate_unit) & (grid >= rounding.accumulate_underflow)
+    if not summed.any():
+        return 1.0, 1.0
     stored = (products.magnitude <= grid / rounding.score_unit) & (grid >= rounding.score_underflow)
-    return summed, summed & stored
+    return (~summed).astype(np.float64), (~(summed & stored)).astype(np.float64)
+
+
+def _may_fit(query: Operand, size_k: Real, magnitude: Real, rounding: RoundingModel) -> bool:
+    """Whether any partial sum may be representable; this says no without the bits of every element.
+
+    The grid of k is at most max |k|. Where all of q would have to be multiples of more than it is, no product fits.
+    """
+    largest, least = float(size_k.max(initial=0.0)), float(magnitude.min(initial=np.inf)) * rounding.accumulate_unit
+    if not 0 < least < math.inf:
+        return True
+    least /= largest
+    multiples = query.value / 2.0 ** math.frexp(least / 2)[1]
+    return bool((multiples == np.rint(multiples)).all(axis=(-2, -1)).any())
 
 
 def _grid(query: Operand, key: Operand) -> Real:
-    if query.max_error is not None or key.max_error is not None:
-        return np.zeros((1, 1))
-    exponent = _lowest_bit(query.value) + _lowest_bit(key.value)
-    grid: Real = np.ldexp(1.0, np.clip(exponent, -2000, 1000))
+    grid: Real = np.minimum(_lowest_bit(query.value) * _lowest_bit(key.value), _LARGEST_GRID)
     return grid
 
 
 def _is_rounded(operand: Operand, rounding: RoundingModel) -> Real:
     """Return, per matrix, 1 where a product may change some element by rounding it, else 0: (..., 1, 1)."""
     if not rounding.product_unit:
-        return np.zeros((1, 1))
+        return NOTHING
     if operand.max_error is not None:
         return np.ones((1, 1))
     fraction, _ = np.frexp(operand.value)
@@ -128,13 +140,12 @@ def _is_rounded(operand: Operand, rounding: RoundingModel) -> Real:
     return rounded
 
 
-def _lowest_bit(array: Real) -> NDArray[np.int64]:
-    """Return, per matrix, the exponent of the lowest bit that is set in any element: (..., L, D) -> (..., 1, 1)."""
+def _lowest_bit(array: Real) -> Real:
+    """Return, per matrix, the lowest bit that is set in any element, (..., 1, 1): infinity where there is none."""
     fraction, exponent = np.frexp(array)
     whole = np.ldexp(fraction, 53).astype(np.int64)
-    lowest = np.frexp((whole & -whole).astype(np.float64))[1] - 1
-    each = np.where(array == 0, _ZERO_EXPONENT, lowest + exponent - 53).astype(np.int64)
-    least: NDArray[np.int64] = each.min(axis=(-2, -1), keepdims=True, initial=_ZERO_EXPONENT)
+    lowest = np.ldexp((whole & -whole).astype(np.float64), exponent - 53)
+    least: Real = np.where(array == 0, np.inf, lowest).min(axis=(-2, -1), keepdims=True, initial=np.inf)
     return least
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 from attncheck.attention.formats import FORMATS, Format
@@ -92,7 +92,12 @@ class RoundingModel:
             output_underflow=single.underflow,
         )
 
-    @property
+    @cached_property
+    def unfolded(self) -> RoundingModel:
+        """The same for a product that is a stage of its own: nothing is multiplied into the query or the key."""
+        return replace(self, folding="none")
+
+    @cached_property
     def coarsest_unit(self) -> float:
         """u*: the largest unit roundoff of the class."""
         return max(

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attncheck.attention.errors import Ball, Logits, Real, summation_variance
+from attncheck.attention.errors import NOTHING, Ball, Logits, Real, added, summation_variance
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
-from attncheck.attention.products import Products, representable
+from attncheck.attention.products import Products, roundings_of_products
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step, stored_logits
 
@@ -67,7 +66,7 @@ def _radius_of_scaled(around: Around, _: Real, product: Ball) -> Real:
 
 def _error_of_raw(at: At, products: Products) -> Logits:
     # An implementation that returns q k^T as a stage of its own has not folded the scale.
-    return scaled_products(products, 1.0, at.value, replace(at.rounding, folding="none"))
+    return scaled_products(products, 1.0, at.value, at.rounding.unfolded)
 
 
 def _error_of_scaled(at: At, products: Products) -> Logits:
@@ -81,36 +80,38 @@ def scaled_products(products: Products, scale: float, exact: Real, rounding: Rou
     partial sum is representable. A scale folded into q or k must keep that: it must be a power of 4 (its square root is
     then a power of two as well), or the class must not fold. Likewise nothing is lost in storage up to g / u_s.
     """
-    size, constant = abs(scale), roundings_of_scale(scale)
+    size, constant, room = abs(scale), roundings_of_scale(scale), 1 + 8 * rounding.coarsest_unit
     folds_exactly = folds_exactly_into_operands(scale, rounding)
-    fits, stored_exactly = representable(products, rounding, folds_exactly)
-    summed = products.width * rounding.accumulate_unit * ~fits
+    sums, stores = roundings_of_products(products, rounding, folds_exactly)
     prescaled = 0.0 if folds_exactly else rounding.prescale_unit
+    relative = products.width * rounding.accumulate_unit * sums + rounding.prescale_count * prescaled
+    stored = rounding.score_unit * (constant + stores) * room
     # A scaled operand has other bits than the one that was given.
     rounded = products.reduced if folds_exactly else 2 * np.ones((1, 1))
-    stored = rounding.score_unit * (constant + ~stored_exactly)
-    carried = size * products.carried
-    relative = size * products.magnitude * (summed + rounding.prescale_count * prescaled)
     if rounding.product_unit:
-        relative = relative + size * products.magnitude * rounded * (rounding.product_error / 2)
+        relative = relative + rounded * (rounding.product_error / 2)
     floor = _dot_underflow(products, size, rounding)
-    max_error = (relative + stored * (np.abs(exact) + carried)) * (1 + 8 * rounding.coarsest_unit) + carried + floor
+    max_error = (size * room * relative) * products.magnitude + stored * np.abs(exact) + floor
+    if products.carried is not NOTHING:
+        max_error = max_error + (size * (1 + stored)) * products.carried
     square, squares = exact * exact, size**2 * products.squares
-    independent = (
-        summation_variance(rounding.accumulate_unit, products.width, square, squares) * ~fits
-        + rounding.score_unit**2 * (constant_roundings(constant, folds_exactly) ** 2 + ~stored_exactly) * square
-        + size**2 * products.independent
-    )
-    shared = 2 * prescaled**2 * squares + size**2 * products.shared
-    if not rounding.product_unit:
-        # What cuts take away from a projected query and from a projected key adds up.
-        taken = 2 * (products.computed * rounding.cut_mean) ** 2
-        return Logits(exact, max_error, independent, shared, floor, taken)
-    # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
-    cut = summation_variance(rounding.accumulate_unit, products.width, square, squares) * (products.width - 1) * ~fits
-    of_each = (rounded > 0) * rounding.product_spread**2 * squares
-    common = (1 + products.computed) ** 2 * rounding.product_common if bool((rounded > 0).any()) else 0.0
-    return Logits(exact, max_error, independent + cut + of_each, shared + of_each, floor, common)
+    # Of these numbers rows take differences that cancel, so that the order of the sum shows in what is left.
+    independent = summation_variance(rounding.accumulate_unit, products.width, square, squares)
+    independent *= sums
+    shared = 2 * prescaled**2 * squares if prescaled else NOTHING
+    # What cuts take away from a projected query and from a projected key adds up.
+    common = 2 * (products.computed * rounding.cut_mean) ** 2
+    if rounding.product_unit:
+        # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
+        of_each = (rounded > 0) * rounding.product_spread**2 * squares
+        independent, shared = independent * products.width + of_each, added(shared, of_each)
+        common = (1 + products.computed) ** 2 * rounding.product_common if bool((rounded > 0).any()) else 0.0
+    independent += rounding.score_unit**2 * (constant_roundings(constant, folds_exactly) ** 2 + stores) * square
+    if products.independent is not NOTHING:
+        independent += size**2 * products.independent
+    if products.shared is not NOTHING:
+        shared = added(shared, size**2 * products.shared)
+    return Logits(exact, max_error, independent, shared, floor, common)
 
 
 def roundings_of_scale(scale: float) -> int:
@@ -134,9 +135,9 @@ def constant_roundings(constant: int, folds_exactly: bool) -> int:
 def _dot_underflow(products: Products, size: float, rounding: RoundingModel) -> Real:
     """Bound what underflow does: in products and sums, scaled before or after, in a scaled operand, in storage."""
     folded = rounding.product_underflow if rounding.folding == "none" else rounding.prescale_underflow
-    in_sum = 2 * (products.width + 2) * rounding.accumulate_underflow + folded * products.entries
-    floor: Real = max(1.0, size) * in_sum + 2 * (1 + size) * rounding.score_underflow
-    return floor
+    largest, stored = max(1.0, size), 2 * (1 + size) * rounding.score_underflow
+    floor = np.array([[largest * 2 * (products.width + 2) * rounding.accumulate_underflow + stored]])
+    return floor + largest * folded * products.entries if folded else floor
 
 
 def is_power_of_two(number: float) -> bool:

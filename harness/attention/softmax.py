@@ -31,7 +31,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, finite
+from attncheck.attention.errors import (
+    NOTHING,
+    Ball,
+    Bound,
+    Finished,
+    Logits,
+    Operand,
+    Real,
+    added,
+    bound_of,
+    finite,
+    largest_of,
+)
 from attncheck.attention.exact_array import ExactArray, Exponentials, exponentials, log_sum, normalised
 from attncheck.attention.exponents import LARGEST_EXPONENT, Rows, is_linear, rows_of
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
@@ -159,15 +171,16 @@ def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     p, moved = rows.weights, moved_weights(rows)
     relative = normalisation_error(rows, rounding) + _storage(rounding)
     floor = 2 * rounding.weight_underflow + rounding.output_underflow
-    max_error = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor
-    bound = bound_of(exact, max_error, np.zeros_like(max_error), 0.0)
+    # A factor of both would overflow where a relative error does; there may be nothing that it meets.
+    max_error = (moved * (1 + relative) + p * relative) * (1 + 2 * relative) + floor
+    largest = largest_of(exact, max_error)
     # The weight is a factor of the whole scale: squared it would underflow.
-    scale = p * np.sqrt(_weights_variance(rows, rounding)) + floor
-    known = np.isfinite(exact) & np.isfinite(scale) & is_linear(rows)
-    scale = np.where(known, np.minimum(scale, bound.max_error), bound.max_error)
+    scale = np.fmin(p * np.sqrt(_weights_variance(rows, rounding)) + floor, largest)
+    linear = is_linear(rows)
+    scale = scale if linear.all() else np.where(linear, scale, largest)
     if rows.all_attended:
-        return Bound(bound.max_error, scale)
-    return Bound(np.where(rows.attended, bound.max_error, 0.0), np.where(rows.attended, scale, 0.0))
+        return Bound(largest, scale)
+    return Bound(np.where(rows.attended, largest, 0.0), np.where(rows.attended, scale, 0.0))
 
 
 def moved_weights(rows: Rows) -> Real:
@@ -219,11 +232,7 @@ def stored_log_sum_exp_variance(rows: Rows, rounding: RoundingModel) -> Real:
 
 def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound log_sum_exp, ``exact`` (..., Lq); 0 for a row without a key."""
-    unit, maximum, storage_error = (
-        rounding.compute_unit,
-        rows.maximum[..., 0],
-        rounding.output_count * rounding.output_unit,
-    )
+    unit, maximum, size = rounding.compute_unit, rows.maximum[..., 0], np.abs(exact)
     excess = np.maximum(finite(exact) - maximum, 0)  # lambda
     largest = rows.maximum_error[..., 0]
     moved = np.maximum(np.log1p(rows.grown_sum), rows.fall)[..., 0]
@@ -231,28 +240,31 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
     # A p e^E that would overflow has been cut off; no sum moves further than its largest exponent.
     cut_off = rows.grown_sum[..., 0] > _LARGEST_GROWN
     moved = np.where(cut_off, furthest, np.minimum(moved, furthest)) + rows.common[..., 0]
-    summed = (rows.count + rows.blocks) * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
-    summed = (summed * (1 + 2 * summed))[..., 0]
+    terms = rows.count + rows.blocks
+    summed = (terms * rounding.sum_unit + rows.count * rounding.weight_underflow)[..., 0] + 2 * unit
+    summed = summed * (1 + 2 * summed)
     max_error = (
         moved
         + summed
         + (rounding.log_error + unit) * (excess + moved + summed + largest)
         + 2 * unit * (np.abs(maximum) + largest)
-        + storage_error * (np.abs(exact) + moved)
+        + rounding.output_count * rounding.output_unit * (size + moved)
         + rounding.output_underflow
     )
-    p, constants = rows.weights, rows.constants(rounding)
-    variance = (
-        (p * p * rows.independent + p * rows.shared).sum(axis=-1)
-        # The rounding of the scale moves every score in proportion, the maximum included.
-        + constants * (rows.mean_shifted[..., 0] + maximum) ** 2
-        + rounding.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
-        + (rounding.log_error + unit) ** 2 * excess**2
-        + 2 * unit**2 * maximum**2
-        + rows.common[..., 0] ** 2
-        + rounding.output_count * rounding.output_unit**2 * exact**2
-    )
-    return bound_of(exact, max_error, variance, rounding.output_underflow)
+    return bound_of(exact, max_error, _log_sum_exp_variance(rows, exact, excess, rounding), rounding.output_underflow)
+
+
+def _log_sum_exp_variance(rows: Rows, exact: Real, excess: Real, rounding: RoundingModel) -> Real:
+    unit, maximum = rounding.compute_unit, rows.maximum[..., 0]
+    of_exponents = added(rows.own_sum, rows.shared_sum)[..., 0]
+    # The rounding of the scale moves every score in proportion, the maximum included.
+    variance = of_exponents + rows.constants(rounding) * (rows.mean_shifted[..., 0] + maximum) ** 2
+    if rows.common is not NOTHING:
+        variance += rows.common[..., 0] ** 2
+    variance += rounding.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
+    variance += ((rounding.log_error + unit) * excess) ** 2 + 2 * (unit * maximum) ** 2
+    variance += rounding.output_count * (rounding.output_unit * exact) ** 2
+    return variance
 
 
 def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:
@@ -260,16 +272,19 @@ def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:
 
     Errors in common: by Cauchy's inequality at most 2 (1 - p_j) [ (1 - 2p_j) c_j + sum p_l c_l ].
     """
-    p, own, unit, apart = rows.weights, rows.independent, rounding.compute_unit, rounding.from_log_sum_exp
-    variance: Real = own * (1.0 if apart else 1 - 2 * p) + (p * p * own).sum(axis=-1, keepdims=True)
-    of_row = (p * rows.shared).sum(axis=-1, keepdims=True)
-    variance += 2 * (rows.shared + of_row) if apart else 2 * (1 - p) * ((1 - 2 * p) * rows.shared + of_row)
+    p, own, shared, unit = rows.weights, rows.independent, rows.shared, rounding.compute_unit
+    apart, opposite = rounding.from_log_sum_exp, 1 - 2 * p
+    of_row = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    of_row += rounding.output_count * rounding.output_unit**2
+    variance: Real = (own if apart else own * opposite) + rows.own_sum
+    if shared is not NOTHING:
+        mean = rows.shared_sum
+        variance += 2 * (shared + mean) if apart else (1 + opposite) * (opposite * shared + mean)
     np.maximum(variance, 0, out=variance)
     if apart:
-        variance += stored_log_sum_exp_variance(rows, rounding)
+        of_row += stored_log_sum_exp_variance(rows, rounding)
     variance += rows.constants(rounding) * (rows.shifted - rows.mean_shifted) ** 2
-    variance += rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
-    variance += rounding.output_count * rounding.output_unit**2
+    variance += of_row
     return variance
 
 

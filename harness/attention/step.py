@@ -16,12 +16,12 @@ Each rule gets what the steps before gave by the same rule, in the order of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
-from attncheck.attention.errors import Ball, Logits, Operand, Real, exact_logits
+from attncheck.attention.errors import NOTHING, Ball, Logits, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import Problem
@@ -84,16 +84,19 @@ def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
     attended = value > -np.inf
     allowed = at.problem.allowed(value.shape)
     judged = attended if allowed is None else attended & allowed
-    if not np.isfinite(value[judged]).all() or np.isnan(value).any():
+    whole = bool(np.isfinite(value).all())
+    if not whole and (not np.isfinite(value[judged]).all() or np.isnan(value).any()):
         raise NotFiniteError
-    size = at.stored_unit * np.where(judged, np.abs(value), 0.0)  # before it is doubled, or the largest overflow
+    size = np.abs(value) if whole and allowed is None else np.where(judged, np.abs(value), 0.0)
+    size = at.stored_unit * size  # before it is doubled, or the largest overflow
     # After a bias, a compiler that computes the sum twice may contract only one of the two, and both are rounded.
     size = size * (2 if at.stored_unit > at.rounding.accumulate_unit or bias is not None else 1)
     if bias is not None:
         size = size + at.stored_unit * np.where(judged, np.abs(np.where(judged, value, 0.0) - bias), 0.0)
-    # What was -inf when it was returned may have been a large number where it was used.
-    size = np.where(attended, size, np.inf)
-    return replace(exact_logits(value, size), independent=size**2)
+    if not whole:
+        # What was -inf when it was returned may have been a large number where it was used.
+        size = np.where(attended, size, np.inf)
+    return Logits(value, size, size * size, NOTHING, NOTHING)
 
 
 def stored_behind_bias(at: At, value: Real) -> Logits:

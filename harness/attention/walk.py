@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,11 @@ def error_walk(
     stage has no value to follow another one from.
     """
 
+    def walk_in(other: RoundingModel) -> Walk:
+        return error_walk(problem, other, values)
+
     def at(name: str) -> At:
-        return At(problem, rounding, lambda: values.node(name), lambda other: error_walk(problem, other, values))
+        return At(problem, rounding, partial(values.node, name), walk_in)
 
     known = {name: values.graph[name].step.stored(at(name), array) for name, array in (returned or {}).items()}
     return Walk(

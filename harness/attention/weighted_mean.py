@@ -41,12 +41,13 @@ from attncheck.attention.errors import (
     Finished,
     Operand,
     Real,
+    added,
     bound_of,
     finite,
     for_query_heads,
     heads_of,
-    product_variance,
-    transposed,
+    product_factors,
+    sum_of_row,
 )
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.exponents import Rows, second_order
@@ -58,6 +59,8 @@ from attncheck.attention.step import Around, At, NotFiniteError, Step
 
 _MIN_SQUARE = 2.0**-1000
 """Relative to the largest value of a column, what its squares may have lost to underflow."""
+_MODERATE = 2.0**-30, 2.0**30
+"""Squares of columns whose largest value is in between lose no more than that as they are."""
 _SLACK = 1 + 2.0**-10
 """Room for the roundings of weights whose own error is known."""
 _UNCERTAIN = 0.5
@@ -66,13 +69,21 @@ _UNCERTAIN = 0.5
 
 @dataclass(frozen=True, eq=False)
 class _Scaled:
-    """Values and output with every column divided by a power of two, so that squares neither over- nor underflow."""
+    """Values and output, columns divided by a power of two where squares would over- or underflow."""
 
-    unit: Real  # (..., 1, Dv)
+    unit: Real | None  # (..., 1, Dv); None where there is nothing to divide by
     value: Operand
     size: Real  # |v|, errors included
+    largest: Real  # the largest of each column
+    absolute: Real  # |v|
+    squares: Real  # v^2
     output: Real  # |o|
     signed_output: Real
+    square_output: Real
+
+    def restored(self, array: Real, power: int = 1) -> Real:
+        """Return what is in units of the columns, or of their squares, as it is."""
+        return array if self.unit is None else self.unit**power * array
 
 
 def _exact(_: Problem, weights: ExactArray, value: ExactArray) -> ExactArray:
@@ -93,10 +104,11 @@ def _error(at: At, weights: Weights | Operand, value: Operand) -> Finished:
     exact, shared = at.value, value.for_query_heads(heads_of(weights.value))
     if isinstance(weights, Weights):
         return Finished(exact, output_bound(weights.rows, shared, exact, at.rounding))
-    # An empty row may hold NaN by convention; then its exact mean does, too.
-    expected = np.broadcast_to(np.isfinite(exact).any(axis=-1), weights.value.shape[:-1])
-    if weights.max_error is None and not np.isfinite(weights.value[expected]).all():
-        raise NotFiniteError
+    if weights.max_error is None and not np.isfinite(weights.value).all():
+        # An empty row may hold NaN by convention; then its exact mean does, too.
+        expected = np.broadcast_to(np.isfinite(exact).any(axis=-1), weights.value.shape[:-1])
+        if not np.isfinite(weights.value[expected]).all():
+            raise NotFiniteError
     bound = mean_bound(weights, shared, exact, at.rounding)
     if weights.max_error is None:
         return Finished(exact, bound)
@@ -135,16 +147,19 @@ def reach_of_grad_value(_: Reach, weights: Flags, grad_output: Flags, value: Fla
 def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound weights times values, the weights computed: value (..., Lk, Dv), exact (..., Lq, Dv)."""
     scaled = _scaled(rows, value, exact)
-    both = rows.weights @ np.concatenate([np.abs(scaled.value.value), scaled.value.value**2], axis=-1)
-    mean_size, mean_square = np.split(both, 2, axis=-1)
-    variance = np.maximum(mean_square - scaled.output**2, 0)
+    mean_size, mean_square = rows.weights @ scaled.absolute, rows.weights @ scaled.squares
+    variance = np.maximum(mean_square - scaled.square_output, 0)
     # The difference cancels; clamped at 0 alone it would claim that there is no error.
-    variance += 8 * (rows.count + 4) * 2.0**-53 * mean_square + _MIN_SQUARE
-    max_error = _worst(rows, scaled, mean_size, variance, rounding)
-    spread = scaled.unit**2 * _spread(rows, scaled, variance, rounding)
-    floor = scaled.unit * 2 * rounding.weight_underflow * _attended_sum(rows, scaled.size)
-    floor = floor + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow + rounding.output_underflow
-    return bound_of(np.where(rows.count > 0, exact, np.nan), max_error, spread, floor)
+    variance += (8 * 2.0**-53 * (rows.count + 4)) * mean_square
+    variance += _MIN_SQUARE
+    # What underflows: a weight, a product or a partial sum.
+    lost = scaled.restored(2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
+    lost = lost + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow
+    max_error = _worst(rows, scaled, mean_size, variance, lost, rounding)
+    spread = scaled.restored(_spread(rows, scaled, variance, rounding), 2)
+    if not rows.count.all():
+        exact = np.where(rows.count > 0, exact, np.nan)
+    return bound_of(exact, max_error, spread, lost + rounding.output_underflow)
 
 
 def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
@@ -157,96 +172,103 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
 
     The values may have met weights that were not normalised or rounded yet, hence 2u_c and u_p.
     """
-    w, unit, storage_error = np.abs(weights.value), rounding.compute_unit, rounding.output_count * rounding.output_unit
-    count = (w > 0).sum(axis=-1, keepdims=True).astype(np.float64)
-    terms = count + np.ceil(count / rounding.block)
-    size = finite(value.magnitude)
+    w, unit, size = np.abs(weights.value), rounding.compute_unit, finite(value.magnitude)
+    count = (w > 0).sum(axis=-1, keepdims=True, dtype=np.float64)
+    terms, stored = count + np.ceil(count / rounding.block), rounding.output_count * rounding.output_unit
     # A fused kernel rounds what it returns as weights; its values never met that.
-    relative = terms * rounding.accumulate_unit + rounding.weight_unit + 2 * unit + rounding.product_error
-    relative = relative + (rounding.output_unit if unit < rounding.output_unit else 0)
-    underflow = 2 * terms * rounding.accumulate_underflow + 2 * rounding.weight_underflow * size.sum(
-        axis=-2, keepdims=True
-    )
+    of_weights = rounding.weight_unit + 2 * unit + (rounding.output_unit if unit < rounding.output_unit else 0)
+    relative = terms * rounding.accumulate_unit + (of_weights + rounding.product_error)
+    underflow = 2 * rounding.weight_underflow * size.sum(axis=-2, keepdims=True)
+    underflow = underflow + 2 * terms * rounding.accumulate_underflow
     max_error = relative * (w @ size)
-    squares = (w * w) @ (size * size)
-    variance = product_variance(rounding, count, exact * exact, squares)
-    variance += (rounding.weight_unit**2 + 2 * unit**2) * squares
-    variance += rounding.output_count * (rounding.output_unit * exact) ** 2
+    squares = w * w
+    of_exact, of_squares = product_factors(rounding, count)
+    variance = (of_squares + (rounding.weight_unit**2 + 2 * unit**2)) * (squares @ (size * size))
+    variance += (of_exact + rounding.output_count * rounding.output_unit**2) * (exact * exact)
     if value.max_error is not None:
         max_error = max_error + w @ finite(value.max_error)
     if value.variance is not None:
-        variance = variance + (w * w) @ finite(value.variance)
-    max_error = max_error * (1 + relative) + underflow
-    max_error = max_error + storage_error * (np.abs(exact) + max_error) + rounding.output_underflow
+        variance += squares @ finite(value.variance)
+    max_error = (max_error * (1 + relative) + underflow) * (1 + stored)
+    max_error = max_error + stored * np.abs(exact) + rounding.output_underflow
     return bound_of(exact, max_error, variance, underflow + rounding.output_underflow)
 
 
-def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, rounding: RoundingModel) -> Real:
+def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel) -> Real:
     """Return B."""
-    total, unit = rows.least_sum, rounding.compute_unit
-    grown_size = rows.grown @ np.abs(scaled.value.value)
+    unit, terms, output = rounding.compute_unit, rows.count + rows.blocks, scaled.output
+    grown_size = rows.grown @ scaled.absolute
     by_variance = np.sqrt(variance * rows.grown_squares)
-    moved = np.minimum(grown_size + scaled.output * rows.grown_sum, by_variance) / total
+    moved = np.minimum(grown_size + output * rows.grown_sum, by_variance) / rows.least_sum
     moved = np.minimum(moved, _largest_move(rows, scaled))
-    amount = mean_size + np.minimum(grown_size + mean_size * rows.grown_sum, by_variance) / total
-    amount = np.minimum(amount, scaled.size.max(axis=-2, keepdims=True, initial=0))
-    carried = np.zeros((1, 1))
+    amount = mean_size + np.minimum(grown_size + mean_size * rows.grown_sum, by_variance) / rows.least_sum
+    amount = np.minimum(amount, scaled.largest)
     if scaled.value.max_error is not None:
         error = scaled.value.max_error
-        carried = (rows.weights @ error + rows.grown @ error) / total
+        carried = (rows.weights @ error + rows.grown @ error) / rows.least_sum
         carried = np.minimum(carried, error.max(axis=-2, keepdims=True, initial=0))
-    terms = rows.count + rows.blocks
-    c_pv = terms * rounding.accumulate_unit + rounding.weight_unit + 2 * unit + rounding.product_error
+        moved, amount = moved + carried, amount + carried
+    c_pv = terms * rounding.accumulate_unit + (rounding.weight_unit + 2 * unit + rounding.product_error)
     c_row = terms * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
     if rounding.from_log_sum_exp:
         c_row = c_row + total_error(rows, rounding)
-    max_error = moved + carried + c_pv * (amount + carried) + c_row * (scaled.output + moved + carried)
-    max_error = scaled.unit * (max_error + 2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
-    max_error = (max_error + 2 * terms * rounding.accumulate_underflow) * (1 + c_pv + c_row + 2 * rounding.output_unit)
     stored = rounding.output_count * rounding.output_unit
-    rounded: Real = max_error + stored * (scaled.unit * scaled.output + max_error) + rounding.output_underflow
-    return rounded
+    room = (1 + c_pv + c_row + 2 * rounding.output_unit) * (1 + stored)
+    largest: Real = (moved * (1 + c_row) + amount * c_pv + output * (c_row + stored / room)) * room
+    return scaled.restored(largest) + lost * room + rounding.output_underflow
 
 
 def _spread(rows: Rows, scaled: _Scaled, variance: Real, rounding: RoundingModel) -> Real:
     """Return S1 + .. + S6 in units of the columns."""
-    p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.output**2
-    square_v, square_p, width, unit = v * v, p * p, v.shape[-1], rounding.compute_unit
-    own = square_p * rows.independent
-    second, first = np.split(own @ np.concatenate([square_v, v], axis=-1), [width], axis=-1)
-    of_row = square_o * own.sum(axis=-1, keepdims=True)
-    spread: Real = np.maximum(second - 2 * o * first + of_row, 0)  # S1
+    p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.square_output
+    unit = rounding.compute_unit
+    second, of_row = rows.own @ scaled.squares, square_o * rows.own_sum
     if rounding.from_log_sum_exp:
         # The exponents of the weights and those of L may have errors of their own, so that nothing cancels.
-        spread = second + of_row + square_o * stored_log_sum_exp_variance(rows, rounding)
+        spread: Real = second + of_row + square_o * stored_log_sum_exp_variance(rows, rounding)
         variance = 4 * (variance + square_o)
+    else:
+        spread = np.maximum(second - 2 * o * (rows.own @ v) + of_row, 0)  # S1
     spread += rows.constants(rounding) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
-    common = (p * rows.shared + p * second_order(rows.variance)).sum(axis=-1, keepdims=True)
-    spread += variance * common  # S2, S6
-    squares = square_p @ square_v
-    spread += (rounding.weight_unit**2 + 2 * unit**2) * (squares + square_o)  # S3
-    spread += product_variance(rounding, rows.count, square_o, squares)  # S4
+    spread += variance * added(sum_of_row(p * second_order(rows)), rows.shared_sum)  # S2, S6
+    squares = rows.squares @ scaled.squares
+    of_output, of_squares = product_factors(rounding, rows.count)  # S4
+    of_weights = rounding.weight_unit**2 + 2 * unit**2  # S3
     relative = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
-    spread += square_o * (relative + rounding.output_count * rounding.output_unit**2)  # S5
+    relative = relative + rounding.output_count * rounding.output_unit**2  # S5
+    spread += squares * (of_squares + of_weights) + square_o * (of_output + of_weights + relative)
     if scaled.value.variance is not None:
-        spread += square_p @ scaled.value.variance
+        spread += rows.squares @ scaled.value.variance
         if rounding.product_unit:  # what cuts have in common is in a projected value, too
             spread += 2 * rounding.product_common * square_o
     return spread
 
 
 def _scaled(rows: Rows, value: Operand, exact: Real) -> _Scaled:
-    # A key that no query attends to may hold anything, infinity included.
-    used = transposed(rows.attended.astype(np.float64).max(axis=-2, keepdims=True, initial=0)) > 0
-    values = np.where(used, finite(value.value), 0.0)
-    max_error = None if value.max_error is None else np.where(used, finite(value.max_error), 0.0)
-    size = np.abs(values) if max_error is None else np.abs(values) + max_error
-    exponent = np.frexp(size.max(axis=-2, keepdims=True, initial=0))[1]
-    unit = np.ldexp(1.0, np.minimum(exponent, 1023))
-    variance = None if value.variance is None else np.where(used, finite(value.variance), 0.0) / unit / unit
-    output = finite(exact) / unit
-    operand = Operand(values / unit, None if max_error is None else max_error / unit, variance)
-    return _Scaled(unit, operand, size / unit, np.abs(output), output)
+    operand = _attended_alone(rows, value)
+    size, output, unit = operand.magnitude, finite(exact), None
+    largest = size.max(axis=-2, keepdims=True, initial=0)
+    if not _MODERATE[0] < largest.min(initial=1) <= largest.max(initial=1) < _MODERATE[1]:
+        unit = np.ldexp(1.0, np.minimum(np.frexp(largest)[1], 1023))
+        max_error = None if operand.max_error is None else operand.max_error / unit
+        variance = None if operand.variance is None else operand.variance / unit / unit
+        operand = Operand(operand.value / unit, max_error, variance)
+        size, largest, output = size / unit, largest / unit, output / unit
+    absolute = size if operand.max_error is None else np.abs(operand.value)
+    square, square_output = operand.value * operand.value, output * output
+    return _Scaled(unit, operand, size, largest, absolute, square, np.abs(output), output, square_output)
+
+
+def _attended_alone(rows: Rows, value: Operand) -> Operand:
+    """Set to 0 what no query attends to: it may be anything, infinity included."""
+    used = np.swapaxes(rows.attended.any(axis=-2, keepdims=True), -1, -2)
+    are_all = rows.all_attended or bool(used.all())
+
+    def of(part: Real) -> Real:
+        return finite(part) if are_all else np.where(used, finite(part), 0.0)
+
+    max_error = None if value.max_error is None else of(value.max_error)
+    return Operand(of(value.value), max_error, None if value.variance is None else of(value.variance))
 
 
 def _attended_sum(rows: Rows, size: Real) -> Real:
@@ -260,12 +282,12 @@ def _attended_sum(rows: Rows, size: Real) -> Real:
 def _largest_move(rows: Rows, scaled: _Scaled) -> Real:
     """Return how far apart two means of the attended values can be, one of them being the output."""
     value, output = scaled.value.value, scaled.signed_output
-    highest = np.broadcast_to(value.max(axis=-2, keepdims=True, initial=-np.inf), output.shape)
-    lowest = np.broadcast_to(value.min(axis=-2, keepdims=True, initial=np.inf), output.shape)
+    highest = value.max(axis=-2, keepdims=True, initial=-np.inf)
+    lowest = value.min(axis=-2, keepdims=True, initial=np.inf)
     uncertain = rows.grown_sum[..., 0] > _UNCERTAIN
     if not rows.all_attended and uncertain.any():
         # Keys that this row does not attend to may hold much larger values. A whole tensor (Lq, Lk, Dv) is never made.
-        highest, lowest = highest.copy(), lowest.copy()
+        highest, lowest = (np.broadcast_to(each, output.shape).copy() for each in (highest, lowest))
         values = np.broadcast_to(value, (*output.shape[:-2], *value.shape[-2:]))
         attended = np.broadcast_to(rows.attended, (*output.shape[:-1], value.shape[-2]))
         for index in zip(*np.nonzero(np.broadcast_to(uncertain, output.shape[:-1])), strict=True):

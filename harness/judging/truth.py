@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds, for_bounds, introduced_bounds
+from attncheck.attention.bounds import Bound, accumulated_bounds, bounds_of, for_bounds, introduced_bounds
 from attncheck.attention.formats import FORMATS
 from attncheck.attention.problem import LOGITS, OutsideDomain, Problem
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
@@ -43,7 +43,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages, stage_dtype, wide_dtype
+from attncheck.spec import DEFAULT_EMPTY_ROWS, OPERATIONS, computed_stages, stage_dtype, wide_dtype
 from attncheck.store import NO_STORE, Store
 
 Array = NDArray[Any]
@@ -88,6 +88,8 @@ class Truth:
     store: Store = NO_STORE
     has_wide_statistics: bool = False
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
+    _from_inputs: dict[RoundingModel, tuple[Stages, Mapping[str, Bound]]] = field(default_factory=dict)
+    """Exact stages, and their bounds from the inputs alone, as they were worked out."""
     _known_steps: dict[tuple[Any, ...], Mapping[str, Enclosure] | None] = field(default_factory=dict)
     _last_step_bounds: dict[tuple[Any, ...], Mapping[str, Bound] | None] = field(default_factory=dict)
     _readings: dict[str, Any] = field(default_factory=dict)
@@ -145,12 +147,15 @@ class Truth:
     def _found_bounds(self, rounding_model: str, values: Stages) -> dict[str, Bound]:
         rounding = self.rounding(rounding_model)
         flat, given = self._with_uniform_rows({**self.inner, **values}), self._with_uniform_rows(self.inputs)
+        is_uniform = self.special is not None and self.special.convention == "uniform"
         if self.inner:
             bounds = bounds_by_rows(self.operation, self.options, given, rounding, flat, tuple(values))
         else:
-            bounds = dict(accumulated_bounds(self.operation, self.options, given, rounding, flat))
-            bounds |= self._bounds_of_uniform_sums(rounding, flat)
+            problem = Problem.of(self.operation, self.options, given) if is_uniform else self.wide_problem
+            bounds = bounds_of(problem, rounding, flat, tuple(flat)) | self._bounds_of_uniform_sums(rounding, flat)
             bounds = self._without_overflown(rounding, bounds)
+            if not is_uniform and not OPERATIONS[self.operation].has_projections:
+                self._from_inputs[rounding] = values, bounds
         return {stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()}
 
     def _without_overflown(self, rounding: RoundingModel, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
@@ -194,8 +199,8 @@ class Truth:
         if self.inner and stage in self.exact:  # what was returned has no stage from which this one follows
             own = (self.solved or self.exact)[stage]
             return self._with_special_rows(stage, own, returned), self.bounds(rounding_model)[stage]
-        together = [name for name in _OF_ONE_SOFTMAX if name in self.exact and (name in returned or name == stage)]
-        stages = together if stage in together else [stage]
+        together = next((names for names in _EVALUATED_TOGETHER if stage in names), (stage,))
+        stages = [name for name in together if name == stage or (name in self.exact and name in returned)]
         earlier = {name: self._without_undefined(name, array) for name, array in returned.items() if name not in stages}
         if self.operation in ADDS_QUERIES_UP:
             return None  # no gradient follows from another
@@ -270,14 +275,17 @@ class Truth:
         if key not in self._last_step_bounds:
             rounding = self.rounding(rounding_model)
             values = {stage: exact[stage].high for stage in stages}
+            found, known = self._from_inputs.get(rounding, ({}, {}))
+            if len(step) == len(stages) and all(found.get(stage) is values[stage] for stage in stages):
+                return known  # what follows from no stage that was returned has been bounded
             bounds = introduced_bounds(self.wide_problem, rounding, earlier, values)
             self._last_step_bounds.clear()
             self._last_step_bounds[key] = bounds and self._without_overflown(rounding, bounds)
         return self._last_step_bounds[key]
 
 
-_OF_ONE_SOFTMAX = ("weights", "log_sum_exp")
-"""Stages that follow from the same exponentials, and are evaluated together."""
+_EVALUATED_TOGETHER = (("raw_scores", "scores"), ("weights", "log_sum_exp"))
+"""Stages that follow from the same product, or from the same exponentials."""
 
 
 def digest(array: Array) -> bytes:

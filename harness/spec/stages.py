@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from attncheck.spec.inputs import ATTENTION_INPUTS, INPUTS_ON_ROWS, SCORES_AXES, Axes
@@ -74,6 +75,7 @@ def query_axis(stage: str) -> int | None:
     return axes.index("Lq") - len(axes) if "Lq" in axes else None
 
 
+@cache
 def key_axis(stage: str) -> int | None:
     """Return the axis of a stage that counts keys, from the end; None without one, or where its length may be 1."""
     name = stage.removeprefix("grad_")

@@ -65,7 +65,8 @@ def test_exact_stages_are_those_of_the_numbers_as_stored_and_bounds_are_worked_o
         assert bound.max_error.shape == (1, 1, 1, 2)
         assert (bound.max_error > 0).all()
         assert (bound.sigma <= bound.max_error).all()
-    monkeypatch.setattr(module, "accumulated_bounds", lambda *arguments: pytest.fail("asked for again"))
+    for name in ("accumulated_bounds", "bounds_of"):
+        monkeypatch.setattr(module, name, lambda *arguments: pytest.fail("asked for again"))
     assert scoring.bounds("native") is bounds
     with pytest.raises(ValueError, match="there is no rounding model fused in"):
         scoring.bounds("fused")
