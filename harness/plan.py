@@ -15,8 +15,8 @@ from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_i
 _INPUTS_KEPT = 64
 """Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""
 
-_CONVERTED_KEPT = 16
-"""Of these, what was delivered lately: it is judged soon after."""
+_CONVERTED_KEPT = 32
+"""Of these, what was delivered lately: it is judged soon after, and kept while as much again is delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Plan:
         exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(cases[case]))
         self._converted: Callable[[int, str], Inputs]
         self._converted = lru_cache(maxsize=_CONVERTED_KEPT)(
-            lambda case, dtype: convert_inputs(cases[case], exact(case), dtype)
+            lambda case, dtype: _judged_by(cases[case], convert_inputs(cases[case], exact(case), dtype))
         )
 
     @classmethod
@@ -99,3 +99,8 @@ class Plan:
 
     def __iter__(self) -> Iterator[Unit]:
         return iter(self.units)
+
+
+def _judged_by(case: Case, inputs: Inputs) -> Inputs:
+    """Leave the radii out where no number is held against them: sent to whoever judges they outweigh the inputs."""
+    return inputs if case.expected else replace(inputs, radius={})

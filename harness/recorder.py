@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from attncheck.errors import ExitCode
 from attncheck.execution.worker import Computed
 from attncheck.judging.units import Evaluation, UnitResult, is_undiagnosed
 from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.results.coverage import is_judged, is_not_offered
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import HARMLESS
 
 _MAX_BYTES = 1 << 28
 """Of what failing evaluations returned, kept until they are diagnosed."""
@@ -48,8 +47,9 @@ class ResultRecorder:
         self.writer.add_arrays(found.arrays)
         rows = self.expected_failures.mark(found.rows)
         self.add_rows(rows)
-        for name in {row.implementation for row in rows if is_undiagnosed(row)} & found.undiagnosed.keys():
-            self._keep((name, rows[0].case, rows[0].dtype), found.undiagnosed[name])
+        for name, returned in found.undiagnosed.items():
+            if any(row.implementation == name and is_undiagnosed(row) for row in rows):
+                self._keep((name, rows[0].case, rows[0].dtype), returned)
         self.is_stopped = self.on_judged(rows) or self.is_stopped
 
     def restore(self, rows: Sequence[Row]) -> None:
@@ -70,10 +70,11 @@ class ResultRecorder:
             self._bytes += size
 
     def _count(self, rows: Sequence[Row]) -> None:
-        self.rows_seen.update(row.verdict for row in rows)
         for row in rows:
+            self.rows_seen[row.verdict] += 1
             if is_judged(row):
                 self.judged.setdefault(row.implementation, set()).add(row.case)
             elif is_not_offered(row):
                 self.not_offered.setdefault(row.implementation, set()).add(row.case)
-        self.failures += [row for row in rows if not row.xfail and Verdict(row.verdict).exit_code is not ExitCode.AGREE]
+            if not row.xfail and row.verdict not in HARMLESS:
+                self.failures.append(row)

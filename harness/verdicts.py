@@ -44,8 +44,10 @@ class Verdict(StrEnum):
         return _EXIT_CODES.get(self, ExitCode.DISAGREE)
 
 
+HARMLESS = frozenset({Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED})
+"""What makes no run fail; a plain text is found here too, and every row asks."""
 _EXIT_CODES = {
-    **dict.fromkeys((Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED), ExitCode.AGREE),
+    **dict.fromkeys(HARMLESS, ExitCode.AGREE),
     **dict.fromkeys((Verdict.UNTRIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH), ExitCode.NOT_RUN),
 }
 WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)

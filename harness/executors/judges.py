@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock, local
 
@@ -30,10 +30,15 @@ MAX_QUICK = 256
 
 
 class JudgingProcesses:
-    """Judges units in processes of its own, as many as there are processors; ``close`` ends them."""
+    """Judges units in processes of its own, as many as there are processors; ``close`` ends them.
 
-    def __init__(self, judge: Judge, processes: int | None = None, times: Times | None = None) -> None:
-        self._judge = judge
+    Each of them gets all ``cases`` once: to be sent one by one, a case takes as long as a small one takes to be judged.
+    """
+
+    def __init__(
+        self, judge: Judge, cases: Sequence[Case], processes: int | None = None, times: Times | None = None
+    ) -> None:
+        self._judge, self._cases = judge, cases
         self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck judges")
         self._own = local()
         self._living: list[WorkerProcess] = []
@@ -43,7 +48,7 @@ class JudgingProcesses:
 
     def submit(
         self,
-        case: Case,
+        case: int,
         dtype: str,
         inputs: Inputs,
         outcomes: Mapping[str, Outcome],
@@ -51,7 +56,7 @@ class JudgingProcesses:
     ) -> Future[tuple[UnitResult, Counter[str]]]:
         """Have a unit judged; what comes is its result, and what the store and the oracle did for it.
 
-        ``found`` is what the store was seen to have, if somebody has looked.
+        ``case`` is the place of its case, ``found`` what the store was seen to have, if somebody has looked.
         """
         return self._threads.submit(self._judged, case, dtype, inputs, outcomes, found)
 
@@ -64,7 +69,7 @@ class JudgingProcesses:
 
     def _judged(
         self,
-        case: Case,
+        case: int,
         dtype: str,
         inputs: Inputs,
         outcomes: Mapping[str, Outcome],
@@ -79,7 +84,7 @@ class JudgingProcesses:
             if self._closed:
                 raise
         with self._here:  # one at a time: memory may be what was missing
-            return self._judge.judge(case, dtype, inputs, outcomes, found), Counter()
+            return self._judge.judge(self._cases[case], dtype, inputs, outcomes, found), Counter()
 
     def _worker(self) -> WorkerProcess:
         """Return this thread's own process."""
@@ -89,7 +94,7 @@ class JudgingProcesses:
             if self._closed:  # while it started; whoever closed may not have seen it
                 worker.end()
             worker.call(limit_threads, 1, seconds=math.inf)
-            worker.call(_prepare, self._judge, seconds=math.inf)
+            worker.call(_prepare, self._judge, self._cases, seconds=math.inf)
             self._own.worker = worker
         found: WorkerProcess = self._own.worker
         return found
@@ -101,20 +106,21 @@ class JudgingProcesses:
 
 
 _judge: Judge | None = None
+_cases: Sequence[Case] = ()
 
 
-def _prepare(judge: Judge) -> None:
+def _prepare(judge: Judge, cases: Sequence[Case]) -> None:
     """Called once in a judging process."""
-    global _judge
-    _judge = judge
+    global _judge, _cases
+    _judge, _cases = judge, cases
 
 
 def _judge_here(
-    case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None
+    case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
     assert _judge is not None
     counts = _judge.store.counts
     counts.clear()
     SETTLED.clear()
-    return _judge.judge(case, dtype, inputs, outcomes, found), counts + SETTLED
+    return _judge.judge(_cases[case], dtype, inputs, outcomes, found), counts + SETTLED

@@ -46,8 +46,11 @@ WINDOW = 4096
 _BETWEEN_LOOKS = 0.1
 """Seconds between looks whether a helper would pay now."""
 
-MAX_ANSWERS, MAX_TO_JUDGE = 256, 128
-"""Of what workers have answered, and of units that are being judged: computing waits where judging takes longer."""
+MAX_ANSWERS, MAX_TO_JUDGE = 8, 128
+"""Of what workers have answered, and of units that are being judged: computing waits where judging takes longer.
+
+More answers would come for units whose inputs the plan has forgotten meanwhile, and would have to make again.
+"""
 
 
 class LocalExecutor:
@@ -247,10 +250,10 @@ class _Judgements:
             self._record(found)
             return
         if self._processes is None:
-            self._processes = JudgingProcesses(self._judge, times=self._times)
+            self._processes = JudgingProcesses(self._judge, self._plan.cases, times=self._times)
         if len(self._waiting) >= MAX_TO_JUDGE:
             self._record_next()
-        future = self._processes.submit(*question, remembered)
+        future = self._processes.submit(unit.case, *question[1:], remembered)
         self._waiting.add(future)
         future.add_done_callback(self._done.put)
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.elements import stored_index, told_apart, written_element
-from attncheck.errors import ExitCode
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, compare_arrays, compare_forms
 from attncheck.judging.diagnosis import Evidence, Plain, evidence_of, pack
+from attncheck.judging.failure_rows import blank_row, failure_row
 from attncheck.judging.judge_implementation import (
     DIAGNOSABLE,
     JudgedStages,
@@ -39,7 +39,7 @@ from attncheck.reading.shapes import show
 from attncheck.results.format import Row, disagrees
 from attncheck.spec import wide_dtype
 from attncheck.store import NO_STORE, Store
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import HARMLESS, Verdict
 
 Stages = Mapping[str, NDArray[Any]]
 Bounds = Mapping[str, NDArray[Any]]
@@ -84,15 +84,16 @@ def judge(
     rows: list[Row] = []
     computed: dict[str, Stages] = {}
     for name, outcome in outcomes.items():
-        own = replace(blank, implementation=name)
         if isinstance(outcome, Failure):
-            rows.append(_failure_row(own, outcome))
+            rows.append(failure_row(blank, name, outcome))
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
             diagnoses = diagnosed is None or name in diagnosed
+            own = replace(blank, implementation=name)
             rows += judged_rows(own, case, truth, outcome, classes[name], known, diagnoses=diagnoses)
-    bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in computed.items()}
+    several = computed if len(computed) > 1 else {}  # of one alone there are no pairs
+    bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in several.items()}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
@@ -115,28 +116,6 @@ def judged_rows(
     return _stage_rows(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
 
 
-def failure_rows(case: Case, dtype: str, outcomes: Mapping[str, Outcome]) -> tuple[Row, ...] | None:
-    """Return what ``judge`` would where no implementation returned anything; None where one did.
-
-    Such rows say what became of the evaluations, and follow from nothing else.
-    """
-    failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
-    if len(failures) < len(outcomes):
-        return None
-    blank = blank_row(case, dtype)
-    return tuple(_failure_row(replace(blank, implementation=name), failure) for name, failure in failures.items())
-
-
-def blank_row(case: Case, dtype: str) -> Row:
-    """Return a row that says nothing yet of a case in a dtype."""
-    return Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
-
-
-def _failure_row(own: Row, failure: Failure) -> Row:
-    lacks, padded = ", ".join(failure.lacks) or None, failure.padded or None
-    return replace(own, verdict=Verdict(failure.verdict), message=failure.message, lacks=lacks, padded=padded)
-
-
 def returned_stages(outcomes: Mapping[str, Outcome]) -> set[str]:
     """Return the stages that any implementation returned."""
     return {stage for outcome in outcomes.values() if isinstance(outcome, Computed) for stage in outcome.stages}
@@ -146,7 +125,7 @@ def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
     """Say of numbers that miss only because a stage means something else that they mean something else too."""
     failing: dict[str, list[Row]] = {}
     for row in stages:
-        if row.comparison == "stage" and Verdict(row.verdict).exit_code is not ExitCode.AGREE:
+        if row.comparison == "stage" and row.verdict not in HARMLESS:
             failing.setdefault(row.implementation, []).append(row)
     reasons = {
         name: rows[0].message for name, rows in failing.items() if all(row.verdict is Verdict.SEMANTIC for row in rows)

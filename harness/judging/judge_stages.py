@@ -165,7 +165,9 @@ def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding
 def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bool_]) -> StageJudgement:
     """Count what was not judged; a stage that holds nothing else does not agree."""
     unjudged = int(open_.sum())
-    if not unjudged or judgement.verdict is not Verdict.AGREE:
+    if not unjudged:
+        return judgement
+    if judgement.verdict is not Verdict.AGREE:
         return replace(judgement, unjudged=unjudged)
     why = truth.why_open(judgement.stage, index_of_largest(open_))
     if unjudged == open_.size:
@@ -259,11 +261,6 @@ def _measure(
     )
 
 
-def _error_at(exact: Enclosure, array: Array, index: Index) -> float:
-    place = tuple(slice(axis, axis + 1) for axis in index)
-    return float(exact.mapped(lambda values: values[place]).error_of(array[place]).item())
-
-
 def _numeric(
     stage: str,
     array: Array,
@@ -287,7 +284,7 @@ def _numeric(
             "against": against,
             "value": float(array[index]),
             "exact": float(exact.high[index]),
-            "error": _error_at(exact, array, index),
+            "error": named.error,
             "bound": float(bound.max_error[index]),
         }
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE

@@ -12,7 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ def key_of_rows(
 
 def rows_to_bytes(rows: Sequence[Row]) -> bytes:
     """Write rows down, each as what differs from the default."""
-    return zlib.compress(json.dumps([_as_written(row) for row in rows]).encode(), 1)
+    return zlib.compress(json.dumps([row.__getstate__() for row in rows]).encode(), 1)
 
 
 def rows_from_bytes(data: bytes) -> tuple[Row, ...]:
@@ -80,13 +80,6 @@ def rows_from_bytes(data: bytes) -> tuple[Row, ...]:
         return tuple(Row(**{**each, "verdict": Verdict(each["verdict"])}) for each in json.loads(zlib.decompress(data)))
     except (zlib.error, ValueError, TypeError, KeyError) as error:
         raise UnreadableEntry from error
-
-
-_DEFAULTS = {each.name: each.default for each in fields(Row)}
-
-
-def _as_written(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in vars(row).items() if value is not _DEFAULTS[name]}
 
 
 def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:

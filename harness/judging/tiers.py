@@ -57,9 +57,9 @@ class Tier(StrEnum):
 class Measured:
     """The errors of one tensor against its bounds.
 
-    ``ratio`` is the largest error over its bound B and ``index`` where that is; ``largest_z`` and ``mean_z`` (root mean
-    square) are in units of sigma; ``elements`` counts what was judged, ``causes`` the rows with something judged in
-    them, or the columns where they are fewer.
+    ``ratio`` is the largest error over its bound B, ``index`` where that is, and ``error`` the one there;
+    ``largest_z`` and ``mean_z`` (root mean square) are in units of sigma; ``elements`` counts what was judged,
+    ``causes`` the rows with something judged in them, or the columns where they are fewer.
     """
 
     tier: Tier
@@ -69,6 +69,7 @@ class Measured:
     mean_z: float
     elements: int
     causes: int = 0
+    error: float | None = None
 
 
 def threshold(elements: int) -> float:
@@ -108,7 +109,7 @@ def measure(
         tier = Tier.PROVEN
     elif supports_statistics:
         tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
-    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes)
+    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes, float(error[index]))
 
 
 def _causes(judged: NDArray[np.bool_], count: int) -> int:

@@ -130,7 +130,8 @@ class Truth:
         return replace(self, has_wide_statistics=True, _bounds={}, _readings={})
 
     def _is_wide(self, stage: str, array: Array) -> bool:
-        return str(array.dtype) == wide_dtype(stage, stage_dtype(self.operation, stage, self.dtype))
+        wide = wide_dtype(stage, stage_dtype(self.operation, stage, self.dtype))
+        return wide is not None and str(array.dtype) == wide
 
     def rounding(self, rounding_model: str) -> RoundingModel:
         """Return a rounding model by its name, in the dtype of the inputs."""

@@ -160,6 +160,8 @@ class SpecialRows:
     def without_undefined(self, stage: str, returned: Array) -> Array:
         """Set to 0 what is NaN by right in a returned stage, so that other rows can be followed from it."""
         nan, _ = self._unusual(stage, returned.shape)
+        if not nan.any():
+            return returned
         return np.where(nan & np.isnan(returned.astype(np.float64)), np.zeros((), returned.dtype), returned)
 
     def affected_by_empty(self, stage: str, shape: Shape) -> Flags:
@@ -174,6 +176,8 @@ class SpecialRows:
 
     def affected_elements(self, stage: str, shape: Shape, rows: Flags, elements: Flags | None = None) -> Flags:
         """Return, in a stage's shape, what these rows (..., H, Lq) reach, or these ``elements`` of their queries."""
+        if not rows.any():
+            return np.zeros(shape, dtype=np.bool_)
         flags = rows[..., np.newaxis]
         known = dict.fromkeys(("query", *LOGITS[:2]), flags)
         if elements is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.judging.failure_rows import blank_row, failure_row
 from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
 from attncheck.judging.xfail import OwnEmptyRows
 from attncheck.reading.case import Case
@@ -93,7 +94,7 @@ class Judge:
 
     def examine(self, case: Case, dtype: str, inputs: Inputs, name: str, returned: Computed) -> tuple[Row, ...]:
         """Judge one implementation again, and say what it does instead: the rows of its stages, with their evidence."""
-        from attncheck.judging.judge import blank_row, judged_rows
+        from attncheck.judging.judge import judged_rows
         from attncheck.judging.truth import truth_of_case
 
         question = self._question(case, dtype, inputs, {name: returned})
@@ -104,14 +105,13 @@ class Judge:
 
     def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return what ``judge`` would of a unit of which nothing came back and nothing is kept; None of any other."""
-        outcomes = self._in_order(dtype, collected)
-        if not all(isinstance(outcome, Failure) for outcome in outcomes.values()):
+        if case.is_document or any(isinstance(outcome, Computed) for outcome in collected.values()):
             return None
-        from attncheck.judging.judge import failure_rows
-
-        rows = failure_rows(case, dtype, outcomes)
+        outcomes, blank = self._in_order(dtype, collected), blank_row(case, dtype)
+        failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
+        rows = tuple(failure_row(blank, name, failure) for name, failure in failures.items())
         # Where no array came back, there is nothing to compare an exact one with, even if all are kept.
-        if rows is None or case.is_document or disagrees(rows):
+        if disagrees(rows):
             return None
         return UnitResult(_timed(rows, outcomes), ())
 

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from attncheck.errors import ExitCode
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, stage_position
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import HARMLESS, Verdict
 
 _SAYS_NOTHING = frozenset(
     {Verdict.UNSUPPORTED, Verdict.UNVERIFIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH, Verdict.MISPRINT}
@@ -232,7 +231,7 @@ def _ratio(row: Row) -> float:
 
 
 def _fails(row: Row) -> bool:
-    return not row.xfail and Verdict(row.verdict).exit_code is not ExitCode.AGREE
+    return not row.xfail and row.verdict not in HARMLESS
 
 
 def _xfail(row: Row, reason: str, thread: str | None) -> Row:

@@ -75,7 +75,9 @@ class Enclosure:
             raise ValueError(f"a candidate of shape {stored.shape} for a stage of shape {self.shape}")
         with np.errstate(invalid="ignore", over="ignore"):
             # Near each other candidate and high differ by an exact number (Sterbenz); far apart low hardly matters.
-            error = np.abs((stored - self.high) - self.low)
+            error: Real = np.abs((stored - self.high) - self.low)
+        if np.isfinite(error).all():  # and so are the numbers that it is the distance of
+            return error
         exact_error: Real = np.where(np.isfinite(stored) & np.isfinite(self.high), error, np.inf)
         exact_error[np.isinf(self.high) & (stored == self.high)] = 0
         return exact_error

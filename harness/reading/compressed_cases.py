@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, overload
@@ -33,6 +33,9 @@ class PackedCases(Sequence[Case]):
         for case in cases:
             self.append(case)
 
+    def __reduce__(self) -> tuple[Callable[..., PackedCases], tuple[list[bytes], list[Case], array[int]]]:
+        return _restored, (self._parts, self._open, self._order)  # sent to another process they stay packed
+
     def append(self, case: Case) -> None:
         """Add a case at the end."""
         self._order.append(len(self._parts) * TOGETHER + len(self._open))
@@ -57,6 +60,13 @@ class PackedCases(Sequence[Case]):
             return [self[each] for each in range(*index.indices(len(self)))]
         part, inside = divmod(self._order[index], TOGETHER)
         return self._open[inside] if part == len(self._parts) else self._part(part)[inside]
+
+
+def _restored(parts: list[bytes], opened: list[Case], order: array[int]) -> PackedCases:
+    cases = PackedCases(opened)
+    cases._parts.extend(parts)
+    cases._order = order
+    return cases
 
 
 def _unpack(part: bytes) -> list[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +22,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return _ADDED[name] if name in _ADDED else np.dtype(name)
 
 
+@cache
 def largest_number(name: str) -> float:
     """Return the largest finite number of a floating dtype."""
     return float(ml_dtypes.finfo(numpy_dtype(name)).max)
@@ -34,9 +36,9 @@ def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
 
 def rounded_once(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Round numbers to a dtype: to the nearest, in the middle between two to the even one."""
-    if name in _ADDED and array.dtype != np.float32:
-        array = _float32_by_odd(array.astype(np.float64))
     with np.errstate(over="ignore"):  # what is too large for a dtype is infinite in it
+        if name in _ADDED and array.dtype != np.float32:
+            array = _float32_by_odd(array.astype(np.float64))
         return array.astype(numpy_dtype(name))
 
 

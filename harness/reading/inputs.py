@@ -155,11 +155,11 @@ def _stored(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> 
         return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
     if spec.statistics:
         dtype, storage = statistics_dtype(dtype), None if storage is None else statistics_dtype(storage)
-    with np.errstate(over="ignore"):  # a case that probes infinity may reach it
-        narrow = source if storage is None else rounded_once(source, storage)
-        stored = rounded_once(narrow, dtype)
-        lowest = np.asarray(-largest_number(dtype)).astype(stored.dtype)
-        return np.ascontiguousarray(np.where(source == _LOWEST, lowest, stored))
+    narrow = source if storage is None else rounded_once(source, storage)
+    stored, is_lowest = rounded_once(narrow, dtype), source == _LOWEST
+    if is_lowest.any():
+        stored = np.where(is_lowest, np.asarray(-largest_number(dtype)).astype(stored.dtype), stored)
+    return np.ascontiguousarray(stored)
 
 
 def _make(source: kinds.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
@@ -277,7 +277,7 @@ def _arrange(exact: Exact, arrangement: Arrangement) -> Exact:
         array, radius = _real(array) * _like(array, arrangement.times), radius * abs(arrangement.times)
     if arrangement.plus is not None:
         array = _real(array) + _like(array, arrangement.plus)
-    return Exact(array, radius)
+    return exact if array is exact.array else Exact(array, radius)
 
 
 def _real(array: Array) -> Array:

@@ -176,8 +176,8 @@ def stage_axes(operation: str, letters: Collection[str]) -> dict[str, Axes]:
 
     The gradient of an input that may be left out has that input's own shape, and is left out.
     """
-    own = OPERATIONS[operation]
-    axes = {stage: STAGE_SPECS[stage].axes for stage in own.stages if stage not in optional_gradients(operation)}
+    own, optional = OPERATIONS[operation], optional_gradients(operation)
+    axes = {stage: STAGE_SPECS[stage].axes for stage in own.stages if stage not in optional}
     for stage, choices in own.stage_axes.items():
         axes[stage] = next((each for each in choices if set(each) <= set(letters)), choices[-1])
     return axes

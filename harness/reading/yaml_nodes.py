@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import yaml
@@ -16,6 +17,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 _RESOLVER = YAML(typ="safe", pure=True).resolver
+_resolved = lru_cache(maxsize=4096)(partial(_RESOLVER.resolve, ScalarNode))
+"""The tag of a scalar, by its text and whether it stands in quotes: files say the same words again and again."""
 
 _EXTRAORDINARY = re.compile(
     "|".join(
@@ -82,7 +85,7 @@ class _Composer:
         if isinstance(event, yaml.ScalarEvent):
             if not event.value and event.implicit[0]:
                 raise _Unfit  # nothing stands nowhere: on which line depends on the reader
-            tag = _RESOLVER.resolve(ScalarNode, event.value, event.implicit)
+            tag = _resolved(event.value, event.implicit)
             return self._named(event, ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style))
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(event, depth)

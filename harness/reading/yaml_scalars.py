@@ -51,7 +51,7 @@ def build_scalar(node: ScalarNode, path: FieldPath) -> Any:
         return _SCALARS.construct_yaml_bool(node)
     if name == "null":
         return None
-    if any("\ud800" <= character <= "\udfff" for character in node.value):
+    if not node.value.isascii() and any("\ud800" <= character <= "\udfff" for character in node.value):
         raise YamlFault("half a surrogate pair is not a character", node.start_mark.line + 1, path)
     # Whatever else the resolver knows (a date, a merge key) is text to us.
     return node.value

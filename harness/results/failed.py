@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attncheck.errors import ExitCode, ResultsError
+from attncheck.errors import ResultsError
 from attncheck.results.coverage import Stop
 from attncheck.results.format import FORMAT, Row
 from attncheck.results.records import FailedFile, check_record, read_json
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import HARMLESS, Verdict
 
 FAILED_FILE = "failed.json"
 CaseInDtype = tuple[str, str]
@@ -66,7 +66,7 @@ def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
 
 def fails(row: Row) -> bool:
     """Whether a row says that its case fails: not as expected, and not for a record that no longer holds alone."""
-    return not row.xfail and row.verdict != Verdict.XPASS and Verdict(row.verdict).exit_code is not ExitCode.AGREE
+    return not row.xfail and row.verdict != Verdict.XPASS and row.verdict not in HARMLESS
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,14 @@ class FailedRecord:
             before = None
         return cls(set(before.evaluations) if before else set(), selected=selected)
 
-    def note(self, rows: Sequence[Row]) -> None:
-        """Put what became of some evaluations in the place of what they were."""
+    def note(self, rows: Sequence[Row]) -> list[FailedEvaluation]:
+        """Put what became of some evaluations in the place of what they were; return those that fail."""
         if self.earlier:
             for row in rows:
                 self.earlier.difference_update((row.case, row.dtype, name) for name in (row.implementation, row.other))
-        self.now.update(each.key for each in failed_evaluations(rows))
+        failed = failed_evaluations(rows)
+        self.now.update(each.key for each in failed)
+        return failed
 
     def as_record(self) -> Mapping[str, Any]:
         """Return what failed.json holds."""
@@ -140,8 +142,7 @@ class RunWatch:
 
     def see(self, rows: Sequence[Row]) -> bool:
         """Look at the rows of a case in a dtype; return whether the run is to stop."""
-        self.record.note(rows)
-        for failed in failed_evaluations(rows):
+        for failed in self.record.note(rows):
             self.failing.add(failed.case)
             self.on_failure(failed)
         if self.max_failures is None:

@@ -14,14 +14,13 @@ report/               made from the above by `attncheck check` or `attncheck rep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from attncheck.errors import ExitCode
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import HARMLESS
 
 FORMAT = 8
 REPORT_FOLDER = "report"
@@ -171,10 +170,17 @@ class Row:
     diagnosis: str | None = None
     evidence: str | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what differs from the defaults, which the class has itself; of most rows that is a third."""
+        return {name: value for name, value in vars(self).items() if value is not _DEFAULTS[name]}
+
+
+_DEFAULTS = {each.name: each.default for each in fields(Row)}
+
 
 def disagrees(rows: Iterable[Row]) -> bool:
     """Whether any of the rows is one that does not agree."""
-    return any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
+    return any(row.verdict not in HARMLESS for row in rows)
 
 
 def bound_name(rounding_model: str) -> str:

@@ -117,9 +117,15 @@ def questions() -> list[tuple[Case, str, Inputs, dict[str, Outcome]]]:
     return found
 
 
+def cases_of(questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]) -> list[Case]:
+    return [case for case, *_ in questions]
+
+
 @pytest.fixture
-def processes(request: pytest.FixtureRequest) -> Iterator[JudgingProcesses]:
-    started = JudgingProcesses(request.param((NUMPY,)), 2)
+def processes(
+    request: pytest.FixtureRequest, questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]
+) -> Iterator[JudgingProcesses]:
+    started = JudgingProcesses(request.param((NUMPY,)), cases_of(questions), 2)
     yield started
     started.close()
 
@@ -128,7 +134,7 @@ def processes(request: pytest.FixtureRequest) -> Iterator[JudgingProcesses]:
 def test_what_is_judged_elsewhere_is_what_is_judged_here(
     processes: JudgingProcesses, questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]
 ) -> None:
-    futures = [processes.submit(*question) for question in questions]
+    futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
     for question, future in zip(questions, futures, strict=True):
         assert future.result()[0].rows == Judge((NUMPY,)).judge(*question).rows
 
@@ -137,7 +143,7 @@ def test_what_is_judged_elsewhere_is_what_is_judged_here(
 def test_what_kills_a_judging_process_is_judged_by_the_harness_itself(
     processes: JudgingProcesses, questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]
 ) -> None:
-    futures = [processes.submit(*question) for question in questions]
+    futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
     assert all(future.result()[0].rows for future in futures)
 
 
@@ -146,16 +152,16 @@ def test_a_fault_of_ours_shows_as_it_would_here(
     processes: JudgingProcesses, questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]
 ) -> None:
     with pytest.raises(ZeroDivisionError, match=r"a fault of ours in masking/") as raised:
-        processes.submit(*questions[0]).result()
+        processes.submit(0, *questions[0][1:]).result()
     assert raised.traceback[-1].name == "judge"
 
 
 def test_what_the_store_did_is_counted(
     questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]], tmp_path: Path
 ) -> None:
-    started = JudgingProcesses(Judge((NUMPY,), store=Store(tmp_path)), 1)
+    started = JudgingProcesses(Judge((NUMPY,), store=Store(tmp_path)), cases_of(questions), 1)
     try:
-        counts = [started.submit(*questions[0]).result()[1] for _ in range(2)]
+        counts = [started.submit(0, *questions[0][1:]).result()[1] for _ in range(2)]
     finally:
         started.close()
     assert counts[0]["kept"] == counts[0]["missing"] > 0
@@ -166,8 +172,8 @@ def test_processes_that_are_closed_while_they_start_are_ended(
     questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]],
 ) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    started = JudgingProcesses(Judge((NUMPY,)), 2)
-    futures = [started.submit(*question) for question in questions]
+    started = JudgingProcesses(Judge((NUMPY,)), cases_of(questions), 2)
+    futures = [started.submit(number, *question[1:]) for number, question in enumerate(questions)]
     started.close()
     assert all(future.cancelled() or isinstance(future.exception(), WorkerDied) for future in futures)
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]

@@ -129,6 +129,7 @@ def test_cases_can_be_put_in_another_order() -> None:
     packed = PackedCases(CASES)
     packed.arrange(sorted(range(len(CASES)), key=lambda place: CASES[place].name))
     assert [case.name for case in packed] == sorted(case.name for case in CASES)
+    assert list(map(repr, pickle.loads(pickle.dumps(packed)))) == list(map(repr, packed))
 
 
 def test_a_campaign_of_many_cases_takes_little_memory() -> None:
