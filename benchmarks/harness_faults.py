@@ -430,7 +430,7 @@ FAULTS: tuple[Fault, ...] = (
     # Results
     _fault(
         "narrowed_to_other_dtypes",
-        "harness/results/narrowing.py",
+        "harness/results/last_failed.py",
         "if unit in units and (not dtypes or unit[1] in dtypes))",
         "if unit in units)",
         "--failed runs dtypes that were not selected",
@@ -454,7 +454,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "failed_stays_failed",
-        "harness/results/failed.py",
+        "harness/results/last_failed.py",
         "        if self.earlier:\n            for row in rows:\n",
         "        if self.earlier:\n            for row in failed_evaluations(rows) and rows:\n",
         "what agrees now is still listed as failed",

@@ -30,10 +30,8 @@ from attncheck.reading.expression import read_expression
 from attncheck.reading.selection import Selection
 from attncheck.reading.tiles import read_tiles
 from attncheck.repeating import Met, calls_before, explain_as_met, group_of
-from attncheck.results.checked import what_became
-from attncheck.results.failed import CaseInDtype
 from attncheck.results.format import Row
-from attncheck.results.narrowing import failed_alone
+from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 from attncheck.store import user_store

@@ -111,7 +111,7 @@ class _Worker:
 
     def add(self, call: Call, failure: str) -> list[Call]:
         """Remember a call and return those before it; one that ended the process is the last of its own."""
-        from attncheck.results.checked import killed_the_worker
+        from attncheck.results.last_failed import killed_the_worker
 
         before = self.asked
         self.asked = [] if killed_the_worker(failure) else [*before, call]

@@ -22,8 +22,7 @@ from attncheck.reading.addresses import read_called
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.record import case_record
-from attncheck.results.checked import Checked, killed_the_worker, what_was_found
-from attncheck.results.failed import CaseInDtype
+from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worker, what_was_found
 from attncheck.results.same_cases import changed
 
 MAX_TRIES = 60

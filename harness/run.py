@@ -31,14 +31,14 @@ from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_records
 from attncheck.recorder import ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, Stop, shortfalls
-from attncheck.results.failed import (
+from attncheck.results.format import Row
+from attncheck.results.last_failed import (
     FAILED_FILE,
     CaseInDtype,
     FailedEvaluation,
     FailedRecord,
     RunWatch,
 )
-from attncheck.results.format import Row
 from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES

@@ -1,4 +1,6 @@
-"""The answer, and the verdict of every case on every implementation: what all reports open with.
+"""The first lines of every report: the verdict of each implementation, in words.
+
+The answer, and the verdict of every case on every implementation: what all reports open with.
 
 What a comparison rests on, in sentences: what was evaluated, judged and compared, and how much of it failed.
 

@@ -30,8 +30,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cache
 from itertools import pairwise
 
+from attncheck.attention.backward_sums import GRADIENTS
 from attncheck.attention.caches import dequantization_of, joined_of
-from attncheck.attention.gradients import GRADIENTS
 from attncheck.attention.latents import LATENT_MEAN, LATENT_PRODUCT, made_of_latents
 from attncheck.attention.logits import BIAS, MASK, SOFTCAP
 from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS

@@ -1,4 +1,6 @@
-"""A bias on the scores, s + b, and its transpose: the sum over the axes along which it was spread.
+"""What is done to scores before the softmax: a bias, a mask or a fill, and a softcap, each with its transpose.
+
+A bias on the scores, s + b, and its transpose: the sum over the axes along which it was spread.
 
 D <- D + u_s (|s + b| + D) + eta_s          base 2: + u_c (|s| + |b| + D)
 

@@ -1,4 +1,6 @@
-"""The bilinear score, q W k^T (Luong et al. 2015, section 3.1), plus a number for each head where there is one.
+"""Scores that are no scaled dot product: bilinear, additive, and the cosine.
+
+The bilinear score, q W k^T (Luong et al. 2015, section 3.1), plus a number for each head where there is one.
 
 q W k^T  (n1, n2)        D = { c |q||W||k|^T + u_s [ max(|qW||k|^T, |q||Wk^T|) + 2 |s| ] } (1 + c + 8u*) + eta
                          c = (n1 + n2) u_acc; either association

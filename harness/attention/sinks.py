@@ -17,8 +17,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.backward_products import bound_of_summed_logits, value_of_summed_logits
-from attncheck.attention.backward_softmax import GradLogits
+from attncheck.attention.backward import GradLogits
+from attncheck.attention.backward_sums import bound_of_summed_logits, value_of_summed_logits
 from attncheck.attention.errors import Ball, Finished, Logits, Real, finite
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
     from attncheck.repeating import RepeatedExplanation
     from attncheck.reports.machine.case_documents import ScriptDocument
-    from attncheck.results.checked import Checked
+    from attncheck.results.last_failed import Checked
 
 
 _MAX_NAME = 60

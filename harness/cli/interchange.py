@@ -1,9 +1,4 @@
-"""Cases as the test data of others, and back: ``export`` and ``import``.
-
-Cases as files for other languages: ``vectors``.
-
-The command for authors of programs: ``protocol``.
-"""
+"""Commands that exchange cases with others: ``export``, ``import``, ``vectors`` and ``protocol``."""
 
 from __future__ import annotations
 

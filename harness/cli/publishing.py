@@ -1,9 +1,4 @@
-"""Commands that make something of results, and run nothing: ``report``.
-
-Commands about what a repository publishes: ``publish`` and ``survey``.
-
-The command that asks implementations what they mean: ``conventions``.
-"""
+"""Commands that read results or ask conventions: ``report``, ``publish``, ``survey`` and ``conventions``."""
 
 from __future__ import annotations
 

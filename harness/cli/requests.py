@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from attncheck.execution.limits import Limits
     from attncheck.progress import Watcher
     from attncheck.reading.selection import Selection
-    from attncheck.results.failed import FailedEvaluation
-    from attncheck.results.narrowing import Narrowed
+    from attncheck.results.last_failed import FailedEvaluation, Narrowed
     from attncheck.run import RunSummary, Settings
 
 
@@ -324,7 +323,7 @@ def narrow(
     selection: Selection, iteration: Iteration, dtypes: list[str], names: list[str], output: Path, *, resume: bool
 ) -> Narrowed:
     """Return the cases that run: all that are selected, or what failed last time alone or before the rest."""
-    from attncheck.results.narrowing import Narrowed, failed_alone, failed_first
+    from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
 
     if iteration.failed:
         return failed_alone(selection.cases, dtypes, names, output, resume=resume)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
-    from attncheck.results.checked import Checked
+    from attncheck.results.last_failed import Checked
     from attncheck.store import Store
 
 
@@ -90,7 +90,7 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
 
 def checked_in(results: Path | None) -> Checked | None:
     """Return the results of the check that commands about one case may refer to; None where there are none."""
-    from attncheck.results.checked import read_checked
+    from attncheck.results.last_failed import read_checked
 
     return read_checked(results or DEFAULT_RESULTS, needed=results is not None)
 

@@ -25,8 +25,8 @@ from attncheck.errors import AttncheckError, ExitCode, NothingFailed, UsageError
 from attncheck.execution.user_code import Target, is_own
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import exists
-from attncheck.results.failed import Evaluation, FailedEvaluation, failed_evaluations, read_failed
 from attncheck.results.format import Row
+from attncheck.results.last_failed import Evaluation, FailedEvaluation, failed_evaluations, read_failed
 from attncheck.spec import DTYPES
 
 if TYPE_CHECKING:

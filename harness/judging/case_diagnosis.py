@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.formats import FORMATS
+from attncheck.attention.rounding import FORMATS
 from attncheck.judging.alternatives import Alternative, empty_row_conventions
 from attncheck.judging.diagnosis import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import agrees

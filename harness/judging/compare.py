@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.formats import FORMATS
+from attncheck.attention.rounding import FORMATS
 from attncheck.reading.shapes import show
 from attncheck.verdicts import Verdict
 

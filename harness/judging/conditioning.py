@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
-from attncheck.attention.formats import FORMATS
+from attncheck.attention.rounding import FORMATS
 from attncheck.judging.truth import Truth, is_measured
 from attncheck.oracle.enclosure import Enclosure
 

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound, accumulated_bounds, bounds_of, for_bounds, introduced_bounds
-from attncheck.attention.formats import FORMATS
 from attncheck.attention.problem import LOGITS, OutsideDomain, Problem
-from attncheck.attention.rounding import RoundingModel, rounding_model_named
+from attncheck.attention.rounding import FORMATS, RoundingModel, rounding_model_named
 from attncheck.judging.remembered import (
     enclosures_from_bytes,
     enclosures_to_bytes,

@@ -1,4 +1,6 @@
-"""Query rows whose answer is no arithmetic: those that may attend to no key, and those of a query that holds NaN.
+"""Rows and elements without an exact answer: fully masked rows, rows with NaN queries, and what these reach.
+
+Query rows whose answer is no arithmetic: those that may attend to no key, and those of a query that holds NaN.
 
 A row without a key has no softmax. What it gives is a convention: ``zero`` weights and output, ``uniform`` (the mean of
 all values) or ``nan``. Where query heads or gradients bring rows together, NaN reaches whatever they reach.
@@ -42,9 +44,8 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Bound
 from attncheck.attention.flags import Flags, any_of
-from attncheck.attention.formats import FORMATS
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Problem
-from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.rounding import FORMATS, RoundingModel
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.sampling import queries_of

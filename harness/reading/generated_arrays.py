@@ -1,4 +1,6 @@
-"""The masks of today's models, made from their definitions in ``mask_kinds.py``.
+"""Arrays that a few numbers describe: masks, ALiBi and relative position biases.
+
+The masks of today's models, made from their definitions in ``mask_kinds.py``.
 
 Sources: prefix LM, Raffel et al. 2020 (arXiv 1910.10683, section 3.2.1); images in text, the Gemma 3 and PaliGemma
 models of transformers (``blockwise_overlay``); chunks, Llama 4 (``chunked_overlay``); first tokens, Xiao et al. 2024

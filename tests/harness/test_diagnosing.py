@@ -18,8 +18,8 @@ from attncheck.execution.worker import Computed
 from attncheck.judging.diagnosis import Evidence, Fit
 from attncheck.judging.units import Judge
 from attncheck.reading.case import Case
-from attncheck.results.failed import RunWatch
 from attncheck.results.format import Row, StoredArray
+from attncheck.results.last_failed import RunWatch
 from attncheck.results.writer import ResultsWriter
 from attncheck.store import VARIABLE
 from attncheck.verdicts import Verdict

@@ -16,7 +16,7 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
 from attncheck.results.coverage import Stop
-from attncheck.results.failed import FailedEvaluation
+from attncheck.results.last_failed import FailedEvaluation
 from attncheck.results.reader import read_run
 from attncheck.run import RunSummary, Settings, run_cases
 

@@ -193,7 +193,7 @@ MAY_NAME_STAGES = (
 
 
 # What states the graph of attention's steps, and what each step reads. These numbers may only become smaller.
-LEFT = {"harness/attention/gradients.py": 2, "harness/attention/graph.py": 2, "harness/attention/problem.py": 1}
+LEFT = {"harness/attention/backward_sums.py": 2, "harness/attention/graph.py": 2, "harness/attention/problem.py": 1}
 
 
 def literals(source: str) -> Iterator[tuple[int, list[str]]]:

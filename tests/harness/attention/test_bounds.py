@@ -14,9 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bounds
-from attncheck.attention.formats import FORMATS
 from attncheck.attention.problem import Problem
-from attncheck.attention.rounding import RoundingModel, rounding_model_named
+from attncheck.attention.rounding import FORMATS, RoundingModel, rounding_model_named
 from attncheck.backends import numpy_backend
 from attncheck.judging.tiers import Tier, measure
 from attncheck.judging.truth import Truth, find_truth

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from attncheck.cli.watching import MAX_LISTED, Changes, Failing, WatchedFiles, changed, failing_evaluations, remembered
-from attncheck.results.failed import Evaluation
 from attncheck.results.format import Row
+from attncheck.results.last_failed import Evaluation
 
 
 @pytest.fixture

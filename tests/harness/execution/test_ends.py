@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.execution import ends
+from attncheck.execution import runner
 from attncheck.execution.runner import MAX_EQUAL_ENDS, EqualEnds
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.xfail import ExpectedFailureRecord
@@ -59,7 +59,7 @@ def write_cases(folder: Path, scaled: str = "") -> None:
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ends in a row are enough."""
-    monkeypatch.setattr(ends, "MAX_EQUAL_ENDS", 3)
+    monkeypatch.setattr(runner, "MAX_EQUAL_ENDS", 3)
 
 
 def told(outcomes: list[Outcome], *, reason: str = "died", keep_going: bool = False) -> Failure | None:

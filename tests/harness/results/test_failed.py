@@ -13,9 +13,17 @@ from attncheck.errors import ResultsError, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.results.coverage import Asked, Minimum, Stop, is_judged, shortfalls
-from attncheck.results.failed import FAILED_FILE, Failed, FailedRecord, RunWatch, failed_evaluations, read_failed
 from attncheck.results.format import FORMAT, Row
-from attncheck.results.narrowing import failed_alone, failed_first
+from attncheck.results.last_failed import (
+    FAILED_FILE,
+    Failed,
+    FailedRecord,
+    RunWatch,
+    failed_alone,
+    failed_evaluations,
+    failed_first,
+    read_failed,
+)
 
 MakeRow = Callable[..., Row]
 

@@ -1,0 +1,618 @@
+"""The backward pass from the weights to the query: each step of it with its errors.
+
+The weights as a backward pass uses them: stored ones, or e^(s - L) from a stored log_sum_exp.
+
+P bounds the error of such a weight, in the notation of ``softmax``:
+
+    stored weights       G + c_p (p + G) + 2 eta_p,      c_p = (n + r) u_sum + 3u_c + u_p + n eta_p
+    e^(s - L), L stored  p (e^(E + F) - 1) + (u_p + u_c) p e^(E + F) + 2 eta_p,  F = B_L + (c_x + c_m) u_c lambda
+
+float64 has errors of its own here. They are of second order in a bound, being relative errors of its terms, except
+where float64 itself can hardly tell the weights: so p is taken as large as it can be, p e^E / Z with the E and Z of
+float64 itself.
+
+t^2 and c^2 are the variances of a key's exponent, its own and what the keys of a row share, with what is beyond the
+first order: c^2 + f(t^2 + c^2). Of a row, V_nu = u_sum^2 (n + rho) + 2u_c^2, with a stored L and its own logarithm's;
+of a weight's own roundings V_eps = u_p^2 + 2u_c^2. Rounded keys are those of every query.
+
+Back through the weighted mean: dp = g v^T, with g = grad_output.
+
+    E_dp = Dv u_acc |g||v|^T + u_dp |dp| + eta
+    V_dp = f u_acc^2 [ Dv (dp^2/3 + Q/6) + Q ] + u_dp^2 dp^2,    Q = g^2 v^2
+
+Where products round their factors, a rounded g is met by every key of a row, and rounded values by every query.
+
+Back through the softmax: Delta = sum_j p dp, y = dp - Delta, dlogits = p y.
+
+With G and P of ``backward_weights``, E_dp and V_dp of ``backward_mean``:
+
+    E_Delta of sum_j p dp    sum_j [ G |y| + (P - G)|dp| + (p + P)( E_dp + (n u_sum + 2u_c)(|dp| + E_dp) ) ] + storage
+            of sum_c g o     sum_c [ |g| B_o + Dv u_acc |g|(|o| + B_o) ] + storage
+    E_y     = E_dp + E_Delta + 3u_c ( |dp| + E_dp + |Delta| + E_Delta )
+    E_dl    = P |y| + (p + P) E_y + w (|p y| + ..) + 4 eta,       w = max(u_s, u_p)
+
+Why G |y|: exponents that are perturbed leave the sum of the weights 1, so that sum_j (p^ - p) dp = sum_j (p^ - p) y.
+Why 3u_c: p dp - p Delta rounds both products, p (dp - Delta) the difference; differentiating the quotient of
+exponentials rounds Delta twice more, of which the sum's 2u_c has one. |y| is taken as large as float64 lets it be.
+
+To first order theta_l moves dlogits_j by theta_l [ (j = l) p_l y_l - p_j p_l (y_j + y_l) ]. Where weights are
+recomputed from L, the first y_l has a theta of its own. Of a row and of an element,
+
+    V_D  = f u_sum^2 [ n (Delta^2/3 + Q/6) + Q ] + 2u_c^2 Q + u_s^2 Delta^2,   Q = p^2 dp^2
+    or     f u_acc^2 [ Dv (Delta^2/3 + Q/6) + Q ] + g^2 [ S4 + k_o u_o^2 o^2 ] + u_s^2 Delta^2,  Q = g^2 o^2
+    y      2u_c^2 p^2 (dp^2 + Delta^2) + (w^2 + u_c^2) p^2 y^2 + eta^2, as everything that may underflow
+
+Back through the softcap: ds = dlogits kappa, kappa = sech(s / c)^2 or 1; and through no scale yet.
+
+    E_ds    = E_dl (kappa + E_kappa) + |p y| E_kappa + 4w (..)    with a softcap, h = tanh(s / c):
+    E_kappa = 2|h| E_h + E_h^2 + u_c (2|h| + 4 kappa),            E_h = dh + (eps_tanh + 3u_s)(|h| + dh)
+    V_kappa = 4h^2 V_h + u_c^2 (4h^2 + 4 kappa^2),                V_h = kappa^2 V_z + (eps_tanh^2 + 3u_s^2) h^2
+
+E_kappa covers 1 - h^2 and (1 + h)(1 - h).
+
+The variance of ds k, what grad_query adds up over the keys: their errors, which cancel where the keys are alike.
+
+To first order theta_l moves sum_j dlogits_j x_j, for any x, by
+
+    theta_l p_l [ y_l (x_l - X) - S ],     X = sum_j p x,  S = sum_j p y x
+
+In the notation of ``backward_softmax``; constants in common to all keys and rows (the rounding of the scale) make
+theta_j = epsilon x_j, x_j = s_j - m.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attncheck.attention.errors import (
+    NOTHING,
+    Logits,
+    Operand,
+    Real,
+    added,
+    every_head,
+    product_variance,
+    sum_of_row,
+    summation_variance,
+    transposed,
+)
+from attncheck.attention.exponents import Rows, second_order
+from attncheck.attention.flags import handed_on
+from attncheck.attention.logits import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh, through_mask
+from attncheck.attention.problem import Problem
+from attncheck.attention.rounding import RoundingModel, rounding_model_named
+from attncheck.attention.scores import scale_of
+from attncheck.attention.softmax import (
+    Weights,
+    exact_grad_logits,
+    moved_weights,
+    normalisation_error,
+    stored_log_sum_exp_error,
+    stored_log_sum_exp_variance,
+)
+from attncheck.attention.step import At, Step
+from attncheck.attention.weighted_mean import exact_grad_weights, output_bound, reach_of_grad_weights
+
+_DOUBLE = rounding_model_named("native", "float64")
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardWeights:
+    """Weights that a backward pass uses: (..., Lq, Lk) per key, (..., Lq, 1) per row; ``attended`` is 1 or 0."""
+
+    value: Real  # p
+    rows: Rows
+    attended: Real
+    largest: Real  # p, at most
+    moved: Real  # G
+    stored: Real  # P of stored weights
+    max_error: Real  # P
+    shared: Real  # c^2, and what is beyond the first order
+    of_sum: Real  # V_nu
+    of_weight: float  # V_eps
+    of_columns: Real  # of what rounded keys do to exponents, for all queries at once
+    shares_errors: bool  # whether queries share errors of keys
+
+    def variance(self, rounding: RoundingModel) -> Real:
+        """Return the variance of each weight as it meets grad_output; constants in common to all are left out."""
+        p, own = self.rows.weights, self.rows.independent
+        own = own * (1.0 if rounding.recomputes else 1 - 2 * p) + sum_of_row(p * p * own)
+        shared = 2 * (self.shared + sum_of_row(p * self.shared))
+        relative = np.maximum(own, 0) + shared + self.of_sum + self.of_weight
+        variance: Real = p * p * relative + self.attended * (2 * rounding.weight_underflow) ** 2
+        return variance
+
+    def deviation(self) -> Real:
+        """Return the deviation of each weight by errors that queries share."""
+        p = self.rows.weights
+        deviation: Real = p * np.sqrt(self.of_columns + sum_of_row(p * p * self.of_columns))
+        return deviation
+
+
+def _error_of_weights(at: At, weights: Weights, query: Operand, key: Operand, scores: Logits) -> BackwardWeights:
+    rows, rounding = weights.rows, at.rounding
+    attended = rows.attended.astype(np.float64)
+    largest = _at_most(rows if rounding == _DOUBLE else at.walk_in(_DOUBLE).node("weights").rows)
+    # How much larger the weights can be than float64 has them.
+    more = np.divide(largest, rows.weights, out=np.ones_like(rows.weights), where=rows.weights > 0)
+    moved = attended * more * moved_weights(rows)
+    stored = moved + attended * (_stored(rows, largest, moved, rounding) + 2 * rounding.weight_underflow)
+    max_error = stored
+    if rounding.recomputes:
+        max_error = np.maximum(stored, attended * (more * _recomputed(rows, rounding) + 2 * rounding.weight_underflow))
+    unit = rounding.compute_unit
+    of_sum = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    if rounding.recomputes or rounding.from_log_sum_exp:
+        of_sum = of_sum + stored_log_sum_exp_variance(rows, rounding)
+    of_columns = NOTHING
+    if rounding.product_unit:
+        of_columns = _of_keys(at.problem, query, key.value**2) * rounding.product_spread**2
+        of_columns = of_columns + rounding.product_common * scores.value**2
+    if key.variance is not None:
+        of_columns = added(of_columns, _of_keys(at.problem, query, key.variance))
+    return BackwardWeights(
+        value=weights.value,
+        rows=rows,
+        attended=attended,
+        largest=largest,
+        moved=moved,
+        stored=stored,
+        max_error=max_error,
+        shared=added(second_order(rows), rows.shared),
+        of_sum=of_sum,
+        of_weight=rounding.weight_unit**2 + 2 * unit**2,
+        of_columns=of_columns,
+        shares_errors=bool(rounding.product_unit) or key.variance is not None,
+    )
+
+
+def _of_keys(problem: Problem, query: Operand, square: Real) -> Real:
+    """Return the variance of exponents, (B, H, Lq, T), from that of the keys' elements, (B, Hkv, T, D)."""
+    variance: Real = scale_of(problem) ** 2 * (query.value**2 @ transposed(every_head(square, query.value.shape[1])))
+    return variance
+
+
+BACKWARD_WEIGHTS = Step(
+    exact=lambda _, weights, *__: weights,
+    value=lambda _, weights, *__: weights,
+    error=_error_of_weights,
+    reach=handed_on,
+)
+
+
+def _at_most(own: Rows) -> Real:
+    p = own.weights
+    most = (p + own.grown) / own.least_sum
+    certain: Real = np.where(p > 0, np.where(np.isnan(most), np.inf, most), 0.0)
+    return certain
+
+
+def _stored(rows: Rows, largest: Real, moved: Real, rounding: RoundingModel) -> Real:
+    relative = normalisation_error(rows, rounding) + rounding.weight_unit
+    stored: Real = relative * (1 + 2 * relative) * (largest + moved)
+    return stored
+
+
+def _recomputed(rows: Rows, rounding: RoundingModel) -> Real:
+    """Return how far e^(s - L) is from p, L being stored in the format of the computation."""
+    shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
+    # p e^(E + F) - p, written so that nothing cancels: in float64, E + F is but some dozens of units.
+    moved = rows.grown * np.exp(shift) + rows.weights * np.expm1(shift)
+    error: Real = moved + (rounding.weight_unit + rounding.compute_unit) * (rows.weights + moved)
+    return error
+
+
+@dataclass(frozen=True, eq=False)
+class GradWeights:
+    """The gradient of the weights, (B, H, Lq, Lk), and what it is made of, the values those of every query head."""
+
+    value: Real  # dp
+    grad_output: Real  # g
+    values: Real  # v
+    max_error: Real  # E_dp
+    variance: Real  # V_dp
+    of_factors: Real  # of what rounding g, or v, does to dp: for all keys, or for all queries, at once
+
+
+def _value_of_grad_weights(_: Problem, grad_output: Real, value: Real) -> Real:
+    gradient: Real = grad_output @ transposed(every_head(value, grad_output.shape[1]))
+    return gradient
+
+
+def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> GradWeights:
+    gradient, rounding, dp = grad_output.value, at.rounding, at.value
+    values = every_head(value.value, gradient.shape[1])
+    square, squares = dp**2, gradient**2 @ transposed(values**2)
+    variance = product_variance(rounding, values.shape[-1], square, squares)
+    return GradWeights(
+        value=dp,
+        grad_output=gradient,
+        values=values,
+        max_error=_worst_of_grad_weights(gradient, values, np.abs(dp), rounding),
+        variance=variance + rounding.weight_gradient_unit**2 * square,
+        of_factors=rounding.product_spread**2 * squares,
+    )
+
+
+def _worst_of_grad_weights(gradient: Real, values: Real, size: Real, rounding: RoundingModel) -> Real:
+    """Return E_dp."""
+    width, u_acc = values.shape[-1], rounding.accumulate_unit
+    underflow = rounding.weight_underflow if rounding.weight_gradient_unit > u_acc else rounding.accumulate_underflow
+    relative = width * u_acc + rounding.product_error
+    summed = relative * (np.abs(gradient) @ transposed(np.abs(values)))
+    error: Real = summed + rounding.weight_gradient_unit * (size + summed)
+    error += 2 * (width + 2) * rounding.accumulate_underflow + underflow
+    if rounding.product_unit:  # a factor that is flushed to zero
+        of_query, of_key = (np.abs(each).sum(axis=-1, keepdims=True) for each in (gradient, values))
+        error += rounding.product_underflow * (of_query + transposed(of_key))
+    return error
+
+
+GRAD_WEIGHTS = Step(exact_grad_weights, _value_of_grad_weights, _error_of_grad_weights, reach=reach_of_grad_weights)
+
+
+_SUBTRACTION_COUNT = 3
+STORAGE_COUNT = 4
+"""Intermediates between the weights' gradient and the logits', and between the logits' and the scores' of a softcap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Centred:
+    """What the gradient of a softmax is made of, before anything is rounded."""
+
+    weights: BackwardWeights
+    gradient: GradWeights
+    output: Real  # o
+    delta: Real  # Delta
+    value: Real  # y
+    largest: Real  # |y|, at most
+
+
+@dataclass(frozen=True, eq=False)
+class GradLogits:
+    """The gradient of the logits and its error; 0 where nothing is attended to."""
+
+    centred: Centred
+    value: Real  # p y
+    max_error: Real  # E_dl
+    variance: Real  # V_dl; constants that all have in common are left out
+    of_delta: Real  # V_D
+    rounded: Real  # p^2 (dp^2 + Delta^2), y
+
+    @property
+    def weights(self) -> BackwardWeights:
+        """The weights that were used."""
+        return self.centred.weights
+
+
+def _error_of_grad_logits(at: At, weights: BackwardWeights, gradient: GradWeights, _: Logits) -> GradLogits:
+    centred, rounding = _centred(weights, gradient), at.rounding
+    value = weights.rows.weights * centred.value
+    of_delta, rounded = _variance_of_delta(centred, rounding), _rounded(centred, value, rounding)
+    variance, max_error = (
+        _variance_of_grad_logits(centred, of_delta, rounding) + rounded,
+        _worst_of_grad_logits(centred, value, rounding),
+    )
+    value, max_error, variance, rounded = (
+        through_mask(at.problem, each) for each in (value, max_error, variance, rounded)
+    )
+    return GradLogits(centred, value, max_error, variance, of_delta, rounded)
+
+
+def _value_of_grad_logits(problem: Problem, weights: Real, gradient: Real, _: Real) -> Real:
+    return through_mask(problem, weights * (gradient - sum_of_row(weights * gradient)))
+
+
+GRAD_LOGITS = Step(
+    exact_grad_logits,
+    _value_of_grad_logits,
+    _error_of_grad_logits,
+    reach=lambda _, weights, gradient, __: weights | gradient,
+)
+
+
+def _centred(weights: BackwardWeights, gradient: GradWeights) -> Centred:
+    p, dp = weights.value, gradient.value
+    delta = (p * dp).sum(axis=-1, keepdims=True)
+    centred = np.where(weights.rows.attended, dp - delta, 0.0)
+    uncertain = ((weights.largest - p) * np.abs(dp)).sum(axis=-1, keepdims=True)
+    largest = np.abs(centred) + weights.attended * uncertain
+    return Centred(weights, gradient, p @ gradient.values, delta, centred, largest)
+
+
+def storage_of(rounding: RoundingModel) -> tuple[float, float]:
+    """Return unit roundoff and underflow of the coarsest format that gradients of logits are stored in."""
+    return max((rounding.score_unit, rounding.score_underflow), (rounding.weight_unit, rounding.weight_underflow))
+
+
+def _worst_of_grad_logits(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
+    """Return E_dl."""
+    weights, gradient = centred.weights, centred.gradient.max_error
+    delta = _of_delta(centred, rounding)
+    if rounding.recomputes:
+        delta = np.maximum(delta, _of_delta_from_output(centred, rounding))
+    of_delta = np.abs(centred.delta) + delta
+    delta = delta + rounding.score_unit * of_delta + rounding.score_underflow
+    size = np.abs(centred.gradient.value)
+    rounded = _SUBTRACTION_COUNT * rounding.compute_unit * (size + gradient + of_delta)
+    error = weights.max_error * centred.largest + (weights.largest + weights.max_error) * (gradient + delta + rounded)
+    storing, underflow = storage_of(rounding)
+    error = error + storing * (np.abs(value) + error) + STORAGE_COUNT * underflow
+    return weights.attended * error * (1 + 8 * rounding.coarsest_unit)
+
+
+def _of_delta(centred: Centred, rounding: RoundingModel) -> Real:
+    """Return the error of sum_j p dp, (..., Lq, 1)."""
+    weights, gradient, size = centred.weights, centred.gradient.max_error, np.abs(centred.gradient.value)
+    count = weights.rows.count
+    summed = count * rounding.sum_unit + 2 * rounding.compute_unit
+    if rounding.product_unit:  # by einsum, say
+        summed = count * rounding.accumulate_unit + 2 * rounding.compute_unit + rounding.product_error
+    each = weights.moved * centred.largest + (weights.stored - weights.moved) * size
+    each = each + (weights.largest + weights.stored) * (gradient + summed * (size + gradient))
+    return sum_of_row(each + weights.attended * 2 * rounding.score_underflow)
+
+
+def _of_delta_from_output(centred: Centred, rounding: RoundingModel) -> Real:
+    """Return the error of sum_c g o, (..., Lq, 1)."""
+    width, size = centred.gradient.values.shape[-1], np.abs(centred.gradient.grad_output)
+    bound = output_bound(centred.weights.rows, Operand(centred.gradient.values), centred.output, rounding).max_error
+    relative = width * rounding.accumulate_unit + rounding.product_error
+    total = sum_of_row(size * (bound + relative * (np.abs(centred.output) + bound)))
+    total += 2 * (width + 2) * rounding.accumulate_underflow
+    return total
+
+
+def _rounded(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of the roundings of y and of dlogits."""
+    unit, (storing, underflow) = rounding.compute_unit, storage_of(rounding)
+    own = centred.weights.rows.weights**2 * (centred.gradient.value**2 + centred.delta**2)
+    rounded = 2 * unit**2 * own + (storing**2 + unit**2) * value * value
+    # What underflows is rounded like anything else, by at most eta.
+    lost = (2 * rounding.weight_underflow * centred.value) ** 2 + STORAGE_COUNT * underflow**2
+    variance: Real = rounded + centred.weights.attended * lost
+    return variance
+
+
+def _variance_of_delta(centred: Centred, rounding: RoundingModel) -> Real:
+    """Return V_D, (..., Lq, 1)."""
+    rows, gradient, square = centred.weights.rows, centred.gradient, centred.delta**2
+    p = rows.weights
+    squares = sum_of_row(p * p * gradient.value**2)
+    variance = summation_variance(rounding.sum_unit, rows.count, square, squares)
+    if rounding.product_unit:  # by einsum, say
+        variance = product_variance(rounding, rows.count, square, squares)
+    variance = variance + 2 * rounding.compute_unit**2 * squares
+    lost = (2 * rounding.weight_underflow) ** 2 * sum_of_row(centred.weights.attended * gradient.value**2)
+    variance = variance + lost + rows.count * (2 * rounding.score_underflow) ** 2
+    if rounding.recomputes:
+        output, of_rows = centred.output**2, gradient.grad_output**2
+        of_output = product_variance(rounding, rows.count, output, (p * p) @ gradient.values**2)
+        of_output = of_output + rounding.output_count * rounding.output_unit**2 * output
+        width, squares = gradient.values.shape[-1], sum_of_row(of_rows * output)
+        of_row = product_variance(rounding, width, square, squares) + sum_of_row(of_rows * of_output)
+        variance = np.maximum(variance, of_row)
+    return variance + rounding.score_unit**2 * square
+
+
+def _variance_of_grad_logits(centred: Centred, of_delta: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of each logit's gradient by what is before its own rounding."""
+    weights, gradient = centred.weights, centred.gradient
+    p, dp, size = weights.rows.weights, gradient.value, np.abs(centred.value)
+    own = of_own_exponents(centred, weights.rows.independent, rounding)
+    mean, mean_shared = sum_of_row(p * size), sum_of_row(p * weights.shared)
+    shared = (2 * size + mean) * (size * (weights.shared + mean_shared) + sum_of_row(p * weights.shared * size))
+    of_sum = weights.of_sum * (size + np.abs(centred.delta)) ** 2
+    of_weight = weights.of_weight * ((size + p * np.abs(dp)) ** 2 + sum_of_row(p * p * dp * dp))
+    of_gradient = gradient.variance * (1 - 2 * p) + sum_of_row(p * p * gradient.variance)
+    if rounding.recomputes:
+        of_gradient = np.maximum(of_gradient, gradient.variance)
+    relative = np.maximum(own, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + of_delta
+    if rounding.product_unit:
+        of_row = np.sqrt(gradient.of_factors)
+        relative = relative + (of_row + sum_of_row(p * of_row)) ** 2 + of_cuts(centred, rounding)
+    variance: Real = p * p * relative
+    return variance
+
+
+def of_own_exponents(centred: Centred, own: Real, rounding: RoundingModel) -> Real:
+    """Return what the errors of exponents do to each logit's gradient over its weight, every key's for itself."""
+    p, y = centred.weights.rows.weights, centred.value
+    weighted = p * p * own
+    total, first, second = (sum_of_row(weighted * factor) for factor in (1.0, y, y * y))
+    variance: Real = y * y * total + 2 * y * first + second + own * y * y * (1.0 if rounding.recomputes else 1 - 4 * p)
+    return variance
+
+
+def of_cuts(centred: Centred, rounding: RoundingModel) -> Real:
+    """Return what factors that are cut off have in common, in dp and in Delta, which need not be the same."""
+    size = np.abs(centred.gradient.value) + np.abs(centred.delta)
+    variance: Real = rounding.product_common * size**2
+    return variance
+
+
+def constant_moves(logits: GradLogits) -> Real:
+    """Return how a relative change of all scores moves the gradients of the logits."""
+    rows, y = logits.weights.rows, logits.centred.value
+    p, x = rows.weights, rows.shifted
+    moves: Real = p * (y * (x - rows.mean_shifted) - sum_of_row(p * x * y))
+    return moves
+
+
+_ONE = np.ones((1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Slope:
+    """The slope of the softcap; 1 without an error where there is none, and 0 where a fill took the score's place."""
+
+    value: Real  # kappa
+    softcap: float | None
+    max_error: Real  # E_kappa
+    variance: Real  # V_kappa
+
+    def times(self, array: Real) -> Real:
+        """Multiply by the slope, where it is not 1 throughout."""
+        return array if self.value is _ONE else array * self.value
+
+
+@dataclass(frozen=True, eq=False)
+class GradScores:
+    """The gradient of the scores and its error; 0 where nothing is attended to."""
+
+    logits: GradLogits
+    slope: Slope
+    value: Real  # p y kappa
+    max_error: Real  # E_ds
+
+    def variance(self, rounding: RoundingModel) -> Real:
+        """Return the variance of each score's gradient from that of the logits'."""
+        if self.slope.softcap is None:
+            return self.logits.variance
+        size = np.abs(self.logits.value)
+        # The slope and the weight have errors of the same score.
+        variance: Real = (self.slope.value * np.sqrt(self.logits.variance) + size * np.sqrt(self.slope.variance)) ** 2
+        return variance + self.of_storage(rounding)
+
+    def deviation(self, rounding: RoundingModel) -> Real:
+        """Return the deviation of each score's gradient by errors that queries share: rounded keys, values, cuts.
+
+        Sums over queries must not take them for independent; deviations add up as if all had one sign.
+        """
+        weights, centred = self.logits.weights, self.logits.centred
+        p, of_factors = weights.rows.weights, centred.gradient.of_factors
+        own = np.maximum(of_own_exponents(centred, weights.of_columns, rounding), 0)
+        relative = own + of_factors + sum_of_row(p * p * of_factors) + of_cuts(centred, rounding)
+        through = p * np.sqrt(relative) * self.slope.value
+        deviation: Real = through + np.abs(self.logits.value) * np.sqrt(self.slope.variance)
+        return deviation
+
+    def of_storage(self, rounding: RoundingModel) -> Real:
+        """Return the variance of storing the intermediates of a softcap's gradient."""
+        assert self.slope.softcap is not None
+        unit, underflow = storage_of(rounding)
+        lost = underflow**2 * (1 + 1 / self.slope.softcap**2)
+        variance: Real = STORAGE_COUNT * (unit**2 * self.value**2 + self.logits.weights.attended * lost)
+        return variance
+
+
+def _value_of_slope(problem: Problem, scores: Real) -> Real:
+    cap = cap_of(problem)
+    return np.ones((1, 1)) if cap is None else slope_of_tanh(scores / cap)
+
+
+def _error_of_slope(at: At, scores: Logits) -> Slope:
+    problem, cap, rounding = at.problem, cap_of(at.problem), at.rounding
+    if cap is None:
+        whole = _ONE if problem.fill is None else np.ones(scores.value.shape)
+        return Slope(through_mask(problem, whole), None, np.zeros((1, 1)), np.zeros((1, 1)))
+    argument = scores.value / cap
+    slope = slope_of_tanh(argument)
+    own = (
+        slope,
+        _worst_of_grad_scores(scores, argument, slope, cap, rounding),
+        _variance_of_grad_scores(scores, argument, slope, cap, rounding),
+    )
+    slope, max_error, variance = (through_mask(problem, each) for each in own)
+    return Slope(slope, cap, max_error, variance)
+
+
+def _worst_of_grad_scores(scores: Logits, argument: Real, slope: Real, cap: float, rounding: RoundingModel) -> Real:
+    """Return E_kappa."""
+    height = np.abs(np.tanh(argument))
+    rise = rise_of_tanh(argument, scores.max_error / abs(cap), rounding)
+    risen = rise + (rounding.tanh_error + 3 * rounding.score_unit) * (height + rise)
+    error: Real = risen * (2 * height + risen) + rounding.compute_unit * (2 * height + 4 * slope)
+    return error
+
+
+def _variance_of_grad_scores(scores: Logits, argument: Real, slope: Real, cap: float, rounding: RoundingModel) -> Real:
+    """Return V_kappa."""
+    height, unit = np.tanh(argument) ** 2, rounding.compute_unit
+    of_score = (scores.independent + scores.shared) / cap**2
+    of_argument = of_score + (2 * unit**2 + rounding.score_unit**2) * argument**2
+    steep = np.minimum(1, slope + 0.77 * np.sqrt(of_argument))
+    of_height = steep**2 * of_argument + (rounding.tanh_error**2 + 3 * rounding.score_unit**2) * height
+    variance: Real = 4 * height * of_height + of_height**2 + unit**2 * 4 * (height + slope**2)
+    return variance
+
+
+def _error_of_grad_scores(at: At, logits: GradLogits, slope: Slope) -> GradScores:
+    value = slope.times(logits.value)
+    return GradScores(logits, slope, value, _through_softcap(logits, slope, at.rounding))
+
+
+def _through_softcap(logits: GradLogits, slope: Slope, rounding: RoundingModel) -> Real:
+    """Return E_ds from E_dl."""
+    error, steep = logits.max_error, slope.max_error
+    if slope.softcap is None:
+        return error
+    storing, underflow = storage_of(rounding)
+    size = np.abs(logits.value)
+    through = error * (slope.value + steep) + size * steep
+    rounded = STORAGE_COUNT * storing * (size + error) * (slope.value + steep)
+    floor = STORAGE_COUNT * underflow * (1 + 1 / abs(slope.softcap))
+    scores: Real = logits.weights.attended * ((through + rounded) * (1 + 8 * rounding.coarsest_unit) + floor)
+    return scores
+
+
+# A slope is that of a score, which the weights of its row follow from: it reaches nothing more.
+SLOPE = Step(exact_slope, _value_of_slope, _error_of_slope, reach=handed_on, magnitude=abs)
+GRAD_SCORES = Step(exact_grad_scores, lambda _, logits, slope: logits * slope, _error_of_grad_scores, reach=handed_on)
+
+
+def query_variance(scores: GradScores, key: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of ds k, (..., Lq, D)."""
+    weights, centred, gradient = scores.logits.weights, scores.logits.centred, scores.logits.centred.gradient
+    rows = weights.rows
+    p, y, slope, square = rows.weights, centred.value, scores.slope, rows.squares
+    squares, weighted, moved = key * key, slope.times(p), p * rows.shifted * y
+    mean, result = weighted @ key, scores.value @ key  # X and S
+    variance: Real = _of_exponents(scores, key, mean, result, rounding)
+    of_constants = slope.times(moved) @ key - mean * sum_of_row(moved)
+    variance += rows.constants(rounding) * (of_constants - result * rows.mean_shifted) ** 2
+    common = weights.of_sum + rounding.product_common
+    variance += common * (np.abs(result) + np.abs(centred.delta * mean)) ** 2
+    if rounding.product_unit:
+        of_row = np.sqrt(gradient.of_factors)  # a rounded g meets every key
+        variance += ((weighted * (of_row + sum_of_row(p * of_row))) @ np.abs(key)) ** 2
+    size, of_size, square_mean = np.abs(slope.times(y)), np.abs(gradient.value), mean * mean
+    met, of_met = square * size, square * of_size
+    of_weight = (met * size) @ squares + square_mean * sum_of_row(of_met * of_size)
+    of_weight += 2 * np.abs(mean) * ((met * of_size) @ np.abs(key))
+    variance += weights.of_weight * of_weight
+    of_gradient = square * gradient.variance
+    sloped = slope.times(of_gradient)
+    alone = slope.times(sloped) @ squares
+    together = alone - 2 * mean * (sloped @ key) + square_mean * sum_of_row(of_gradient)
+    variance += np.maximum(alone if rounding.recomputes else 0.0, np.maximum(together, 0))
+    variance += scores.logits.of_delta * square_mean + slope.times(slope.times(scores.logits.rounded)) @ squares
+    if slope.softcap is None:
+        return variance
+    size = np.abs(scores.logits.value)
+    of_slope = (size * size * slope.variance) @ squares
+    capped: Real = (np.sqrt(variance) + np.sqrt(of_slope)) ** 2
+    return capped + scores.of_storage(rounding) @ squares
+
+
+def _of_exponents(scores: GradScores, key: Real, mean: Real, result: Real, rounding: RoundingModel) -> Real:
+    """Return what the errors of exponents do to ds k: each key's own, and by Cauchy's inequality what they share."""
+    weights, y, slope = scores.logits.weights, scores.logits.centred.value, scores.slope
+    squares, of_means, of_both, of_results = key * key, mean * mean, 2 * result * mean, result * result
+
+    def expand(weighted: Real) -> Real:
+        """Return sum_l weighted_l times the square of theta_l's coefficient over p_l."""
+        once = weighted * y
+        twice, sloped = once * y, slope.times(once)
+        sloped_twice = sloped * y
+        first = slope.times(sloped_twice) @ squares
+        rest = of_results * sum_of_row(weighted) + of_both * sum_of_row(once) + of_means * sum_of_row(twice)
+        crossed = mean * (sloped_twice @ key) + result * (sloped @ key)
+        together = np.maximum(first + rest - 2 * crossed, 0)
+        return np.maximum(first + np.maximum(rest, 0), together) if rounding.recomputes else together
+
+    rows = weights.rows
+    exponents: Real = expand(rows.own) + expand(rows.weights) * sum_of_row(rows.weights * weights.shared)
+    return exponents

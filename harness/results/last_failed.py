@@ -1,0 +1,317 @@
+"""What failed last time: kept beside the results, and brought up to date by every run in the same folder.
+
+An evaluation (a case, in a dtype, on an implementation) that a run judges is replaced by what became of it; one that
+the run does not come to stays as it was. So runs of a part of the cases, and runs that are stopped, narrow down to what
+still fails.
+
+A run narrowed to what failed last time, or begun with it (``--failed``, ``--failed-first``).
+
+What the results of a check say of one case: how to reach it, what was found, and the calls that came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from attncheck.errors import ResultsError
+from attncheck.reading.addresses import address
+from attncheck.reading.case import Case
+from attncheck.reading.compressed_cases import PackedCases
+from attncheck.results.coverage import Stop
+from attncheck.results.format import FORMAT, Row
+from attncheck.results.parts import read_rows
+from attncheck.results.reader import read_environment
+from attncheck.results.records import CaseRecords, FailedFile, check_record, read_cases, read_json
+from attncheck.verdicts import HARMLESS, Verdict
+from attncheck.wording import listed
+
+FAILED_FILE = "failed.json"
+CaseInDtype = tuple[str, str]
+"""A case's id and a dtype."""
+Evaluation = tuple[str, str, str]
+"""A case's id, a dtype and an implementation."""
+
+
+@dataclass(frozen=True)
+class FailedEvaluation:
+    """One failing evaluation: the verdict at the stage where it goes wrong, empty where the whole of it failed."""
+
+    case: str
+    dtype: str
+    implementation: str
+    verdict: str
+    stage: str
+
+    @property
+    def key(self) -> Evaluation:
+        """What was evaluated."""
+        return self.case, self.dtype, self.implementation
+
+    def __str__(self) -> str:
+        at = f" at {self.stage}" if self.stage else ""
+        return f"{self.implementation}: {self.case} [{self.dtype}]: {self.verdict}{at}"
+
+
+def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
+    """Return the failing evaluations among the rows of a case in a dtype, one for each implementation.
+
+    Two that differ are blamed where neither fails by itself. A record that no longer holds is no failure of the case.
+    """
+    failing = [row for row in rows if fails(row)]
+    found: dict[Evaluation, Row] = {}
+    for row in failing:
+        if row.comparison != "pair":
+            key = (row.case, row.dtype, row.implementation)
+            if key not in found or (row.stage and row.stage == row.begins_at != found[key].stage):
+                found[key] = row
+    for row in failing:
+        members = [(row.case, row.dtype, name) for name in (row.implementation, row.other) if name]
+        if row.comparison == "pair" and not any(key in found for key in members):
+            found |= dict.fromkeys(members, row)
+    return [FailedEvaluation(*key, Verdict(row.verdict).value, row.stage) for key, row in found.items()]
+
+
+def fails(row: Row) -> bool:
+    """Whether a row says that its case fails: not as expected, and not for a record that no longer holds alone."""
+    return not row.xfail and row.verdict != Verdict.XPASS and row.verdict not in HARMLESS
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a folder says of what failed: the evaluations, and what the run in it was narrowed to, if it was."""
+
+    evaluations: frozenset[Evaluation] = frozenset()
+    selected: frozenset[CaseInDtype] | None = None
+
+    def units(self, implementations: Collection[str]) -> frozenset[CaseInDtype]:
+        """Return the cases, each with a dtype, that failed on any of some implementations."""
+        return frozenset((case, dtype) for case, dtype, name in self.evaluations if name in implementations)
+
+
+def read_failed(directory: Path) -> Failed | None:
+    """Read what failed last time; None where nothing is known. Raises ``ResultsError`` where it is damaged."""
+    path = directory / FAILED_FILE
+    if not directory.is_dir() or (content := read_json(path)) is None:
+        return None
+    check_record(content, FailedFile, path)
+    if content["format"] != FORMAT:
+        raise ResultsError(f"{path} has results format {content['format']}; this version of attncheck reads {FORMAT}")
+    selected = content.get("selected")
+    return Failed(
+        frozenset((case, dtype, name) for case, dtype, name in content["failed"]),
+        None if selected is None else frozenset((case, dtype) for case, dtype in selected),
+    )
+
+
+@dataclass
+class FailedRecord:
+    """What failed before a run, brought up to date as the run judges; ``note`` takes the rows of whole evaluations."""
+
+    earlier: set[Evaluation] = field(default_factory=set)
+    now: set[Evaluation] = field(default_factory=set)
+    selected: Collection[CaseInDtype] | None = None
+
+    @classmethod
+    def begun(cls, directory: Path, selected: Collection[CaseInDtype] | None) -> FailedRecord:
+        """Begin with what failed in a folder before; a file that is damaged is forgotten, and written again."""
+        try:
+            before = read_failed(directory)
+        except ResultsError:
+            before = None
+        return cls(set(before.evaluations) if before else set(), selected=selected)
+
+    def note(self, rows: Sequence[Row]) -> list[FailedEvaluation]:
+        """Put what became of some evaluations in the place of what they were; return those that fail."""
+        if self.earlier:
+            for row in rows:
+                self.earlier.difference_update((row.case, row.dtype, name) for name in (row.implementation, row.other))
+        failed = failed_evaluations(rows)
+        self.now.update(each.key for each in failed)
+        return failed
+
+    def as_record(self) -> Mapping[str, Any]:
+        """Return what failed.json holds."""
+        selected = {} if self.selected is None else {"selected": sorted(self.selected)}
+        return {"failed": sorted(self.earlier | self.now), **selected}
+
+
+@dataclass
+class RunWatch:
+    """Watches a run as it judges: tells every failure, and says when there were failing cases enough."""
+
+    record: FailedRecord
+    max_failures: int | None = None
+    on_failure: Callable[[FailedEvaluation], None] = lambda failed: None
+    failing: set[str] = field(default_factory=set)
+    """The cases that failed, of those that are judged in this run."""
+    judged: set[CaseInDtype] = field(default_factory=set)
+    """What this run judged; kept where it may be stopped."""
+
+    def see(self, rows: Sequence[Row]) -> bool:
+        """Look at the rows of a case in a dtype; return whether the run is to stop."""
+        for failed in self.record.note(rows):
+            self.failing.add(failed.case)
+            self.on_failure(failed)
+        if self.max_failures is None:
+            return False
+        self.judged.update((row.case, row.dtype) for row in rows[:1])
+        return len(self.failing) >= self.max_failures
+
+    def stop(self, planned: Iterable[CaseInDtype], finished: Collection[CaseInDtype]) -> Stop | None:
+        """Return how the run was stopped before all that was ``planned`` was judged; None where it was not.
+
+        ``finished`` is what an earlier part of the run has judged.
+        """
+        if self.max_failures is None or len(self.failing) < self.max_failures:
+            return None
+        missing: set[str] = set()
+        begun: set[str] = set()
+        for case, dtype in planned:
+            done = (case, dtype) in self.judged or (case, dtype) in finished
+            (begun if done else missing).add(case)
+        return Stop(len(self.failing), len(missing - begun), len(missing & begun)) if missing else None
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """The cases to run, in order; ``only`` names those that failed, each with a dtype, where they alone run.
+
+    ``note`` says for people what was done.
+    """
+
+    cases: Sequence[Case]
+    only: frozenset[CaseInDtype] | None
+    note: str
+
+
+def failed_alone(
+    cases: Sequence[Case],
+    dtypes: Collection[str],
+    implementations: Collection[str],
+    directory: Path,
+    *,
+    resume: bool = False,
+) -> Narrowed:
+    """Keep what failed last time on one of these implementations; everything where that is not known.
+
+    Args:
+        cases: The selected cases.
+        dtypes: The selected dtypes; all if empty.
+        implementations: The names of the implementations that are to run.
+        directory: The folder of the earlier results.
+        resume: Whether the run in the folder goes on: then what it was narrowed to is kept.
+    """
+    failed, reason = _read(directory)
+    if failed is None:
+        return Narrowed(cases, None, f"{reason}: every selected case runs")
+    wanted = failed.selected if resume else failed.units(implementations)
+    if wanted is None:
+        return Narrowed(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
+    only = _among(wanted, cases, dtypes)
+    kept = {case for case, _ in only}
+    if not kept and (unknown := sorted(set(implementations) - _judged_in(directory))):
+        return Narrowed(cases, None, f"{directory} has no whole run of {listed(unknown)}: every selected case runs")
+    if not kept:
+        note = f"nothing {'selected ' if wanted else ''}failed last time in {directory}: nothing runs"
+        return Narrowed(PackedCases(()), only, note)
+    count = f"{len(kept):,} of {len(cases):,} cases"
+    note = f"{count} failed last time in {directory} and {'runs' if len(kept) == 1 else 'run'} alone"
+    return Narrowed(PackedCases(case for case in cases if case.id in kept), only, note)
+
+
+def failed_first(
+    cases: Sequence[Case], dtypes: Collection[str], implementations: Collection[str], directory: Path
+) -> Narrowed:
+    """Put the cases first that failed last time on one of these implementations; all run."""
+    failed, reason = _read(directory)
+    if failed is None:
+        return Narrowed(cases, None, f"{reason}: the cases run in their order")
+    ahead = {case for case, _ in _among(failed.units(implementations), cases, dtypes)}
+    if not ahead:
+        return Narrowed(cases, None, f"nothing selected failed last time in {directory}: the cases run in their order")
+    order = sorted(range(len(cases)), key=lambda number: cases[number].id not in ahead)  # stable
+    count = f"{len(ahead):,} of {len(cases):,} cases"
+    note = f"{count} failed last time in {directory} and {'runs' if len(ahead) == 1 else 'run'} first"
+    return Narrowed(PackedCases(cases[number] for number in order), None, note)
+
+
+def _read(directory: Path) -> tuple[Failed | None, str]:
+    """Read what failed; where that cannot be done, say why."""
+    try:
+        failed = read_failed(directory)
+    except ResultsError as error:
+        return None, f"what failed last time is not known: {error}"
+    return failed, "" if failed else f"there are no earlier results in {directory}"
+
+
+def _judged_in(directory: Path) -> frozenset[str]:
+    """Return the implementations of a folder's run; none where it did not come to its end."""
+    summary = read_json(directory / "summary.json")
+    return frozenset(summary["implementations"] if summary else ())
+
+
+def _among(units: Collection[CaseInDtype], cases: Sequence[Case], dtypes: Collection[str]) -> frozenset[CaseInDtype]:
+    """Keep what these cases declare in these dtypes."""
+    named = {case for case, _ in units}
+    declared = ((case.id, dtype) for case in cases if case.id in named for dtype in case.dtypes)
+    return frozenset(unit for unit in declared if unit in units and (not dtypes or unit[1] in dtypes))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A check's results: its case records in the order of its plan, and when they were written."""
+
+    directory: Path
+    cases: CaseRecords
+    again: Mapping[str, list[str]]
+    written: float
+
+    def address(self, identity: str) -> str | None:
+        """Return what leads to a case of the check; None where it had none of that id."""
+        record = self.cases.get(identity)
+        return None if record is None else address(identity, record.get("path", ""))
+
+    def asked(self, implementation: str) -> dict[CaseInDtype, str]:
+        """Return what became of the stages of every call, in the plan's order; empty text where nothing is wrong."""
+        table, _ = read_rows(self.directory)
+        kept = pc.and_(pc.equal(table["implementation"], implementation), pc.equal(table["comparison"], "stage"))
+        found: dict[CaseInDtype, list[dict[str, Any]]] = {}
+        for row in table.filter(kept).to_pylist():
+            found.setdefault((row["case"], row["dtype"]), []).append(row)
+        in_order = ((identity, dtype) for identity, record in self.cases.items() for dtype in record["dtypes"])
+        return {where: what_became(found[where]) for where in in_order if where in found}
+
+
+def read_checked(directory: Path, *, needed: bool) -> Checked | None:
+    """Read what a folder holds; None where there is nothing, unless it is ``needed``. Raises ``ResultsError``."""
+    try:
+        environment = read_environment(directory)
+    except ResultsError:
+        if needed:
+            raise
+        return None
+    cases, _ = read_cases(directory / "cases.json")
+    return Checked(directory, cases, environment.get("again", {}), (directory / "environment.json").stat().st_mtime)
+
+
+def killed_the_worker(message: str) -> bool:
+    """Whether what became of a call ended the process that it was in: the next call had another."""
+    return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
+
+
+def what_became(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say what a check found wrong in a call, given the rows of its stages, at the one where it begins."""
+    failing = [row for row in rows if Verdict(row["verdict"]).exit_code]
+    first = next((row for row in failing if row["stage"] == row["begins_at"]), failing[0] if failing else None)
+    return "" if first is None else what_was_found(first["verdict"], first["stage"], first["message"])
+
+
+def what_was_found(verdict: str, stage: str, message: str) -> str:
+    """Say in a few words what is wrong."""
+    where = f" at {stage}" if stage else ""
+    return f"{verdict}{where}{f': {message}' if message else ''}"
