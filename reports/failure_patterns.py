@@ -314,7 +314,7 @@ def case_features(cases: Sequence[Record]) -> Iterator[Feature]:
         if any(letter in each for each in lengths)
     }
     yield from _given(cases)
-    yield from _feature_pairs(axes)
+    yield from _pairs_of_axes(axes)
     for letter, values in axes.items():
         for number in (1, 0):
             yield Feature(f"{letter} is {number}", values == number)
@@ -338,7 +338,7 @@ def _given(cases: Sequence[Record]) -> Iterator[Feature]:
         yield Feature(f"{name} is not {verb}", ~holds)
 
 
-def _feature_pairs(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+def _pairs_of_axes(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
     for one, other in _PAIRS:
         if one in axes and other in axes:
             first, second = axes[one], axes[other]

@@ -5,7 +5,7 @@
 ``numbers``       one row per printed, known or unprinted number and implementation
 ``environments``  one row per environment
 
-Columns are documented in ``columns.py``; rows are sorted, so that the same results give the same bytes.
+Columns are documented in ``build_frames.py``; rows are sorted, so that the same results give the same bytes.
 """
 
 from __future__ import annotations

@@ -461,7 +461,7 @@ def _part(wrong: int, of: Coverage) -> str:
 
 def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     """Say who agrees: with each other where several do, and with the exact answer in any case."""
-    aside = _headline_except_for(frames, {_key(each) for each in right})
+    aside = _except_for_cases(frames, {_key(each) for each in right})
     verb = "agrees" if len(right) == 1 else "agree"
     names = _names(frames, right)
     if len(right) > MAX_NAMED and not alone:
@@ -474,7 +474,7 @@ def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     return f"{names} {verb}{aside}"
 
 
-def _headline_except_for(frames: Frames, right: set[tuple[str, str]]) -> str:
+def _except_for_cases(frames: Frames, right: set[tuple[str, str]]) -> str:
     """Say in how many cases who agrees fails as expected, and in how many it follows another convention."""
     expected = expected_failures(frames.results)
     own, parts = by_convention(expected), []

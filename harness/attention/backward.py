@@ -24,7 +24,7 @@ Where products round their factors, a rounded g is met by every key of a row, an
 
 Back through the softmax: Delta = sum_j p dp, y = dp - Delta, dlogits = p y.
 
-With G and P of ``backward_weights``, E_dp and V_dp of ``backward_mean``:
+With G and P of the weights, E_dp and V_dp of the weighted mean:
 
     E_Delta of sum_j p dp    sum_j [ G |y| + (P - G)|dp| + (p + P)( E_dp + (n u_sum + 2u_c)(|dp| + E_dp) ) ] + storage
             of sum_c g o     sum_c [ |g| B_o + Dv u_acc |g|(|o| + B_o) ] + storage
@@ -56,7 +56,7 @@ To first order theta_l moves sum_j dlogits_j x_j, for any x, by
 
     theta_l p_l [ y_l (x_l - X) - S ],     X = sum_j p x,  S = sum_j p y x
 
-In the notation of ``backward_softmax``; constants in common to all keys and rows (the rounding of the scale) make
+In the notation above; constants in common to all keys and rows (the rounding of the scale) make
 theta_j = epsilon x_j, x_j = s_j - m.
 """
 

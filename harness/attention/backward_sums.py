@@ -34,7 +34,7 @@ The query heads that share a key and value head add their parts of its gradient 
 gradient of the logit is 0 as well: masked keys, and rows without a key. The row sum of g and the output would be the
 same delta (Dao et al. 2022, "FlashAttention", appendix B.4).
 
-``backward_weights`` are the weights once more, as a backward pass uses them. Errors go the same way, but what perturbed
+``backward`` has the weights once more, as a backward pass uses them. Errors go the same way, but what perturbed
 exponents do to ds k is looked at as a whole, for equal keys leave no gradient: the states behind each other keep what
 they were made of.
 """

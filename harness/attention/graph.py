@@ -1,22 +1,21 @@
 """Which step of attention follows from which: the order of composition, as data.
 
     query, key, value    of multi_head_attention: ``projection``
-    dequantized_key, .. value   ``dequantization``, where keys and values come with factors
+    dequantized_key, .. value   ``caches``, where keys and values come with factors
     projected_key, .. value   ``latents``, where they are made of latent vectors, or as good as made
     normalized_query, .. key   ``normalization``, before the rotation or behind it
-    joined_key, .. value    ``caching``, where projected keys and values come behind those of a cache
+    joined_key, .. value    ``caches``, where projected keys and values come behind those of a cache
     rotated_query, .. key   ``rotary``, where there is a rotary embedding: everything behind them follows from these
     product              q k^T, shared by raw_scores and scores, itself no stage
-    raw_scores, scores   the product, times the scale: ``scores``; or another kind of score: ``general_score``,
-                         ``additive_score``, ``cosine_score``
-    capped               ``softcap``, behind the scores, unless a convention puts it behind the bias, or behind the
+    raw_scores, scores   the product, times the scale: ``scores``; or another kind of score: ``other_scores``
+    capped               ``logits``, behind the scores, unless a convention puts it behind the bias, or behind the
                          mask, which then forbids nothing altogether
-    biased, masked       ``bias``, ``mask``
+    biased, masked       ``logits``
     logits               ``sinks``, behind all of them: what the softmax is of, itself no stage
     exponentials         shared by weights and log_sum_exp, itself no stage: ``softmax``
     context, output      ``weighted_mean``; of multi_head_attention the heads side by side, times Wo plus bo
     logits .. output     of merge_states, whose parts are scores with values of each query's own: ``merging``
-    grad_query .. bias   of attention_gradients, the transposes of the same steps: ``gradients``
+    grad_query .. bias   of attention_gradients, the transposes of the same steps: ``backward`` and ``backward_sums``
 
 Query heads may share a key and a value head: head h of H takes head h // (H / Hkv) (Ainslie et al. 2023, section 2.2).
 

@@ -8,7 +8,7 @@ the exact stage of x' differs from the exact stage of x by at most R, by the rad
     sum, scale   radii add; |a| r
     tanh         |tanh z' - tanh z| <= min(r, 2), its slope being at most 1; c tanh(z / c) moves by at most min(r, 2 c)
 
-and those of ``softmax_radius`` and ``cosine_score``. They hold for radii of any size, not to first order; they are
+and those of ``softmax`` and ``other_scores``. They hold for radii of any size, not to first order; they are
 evaluated in float64, whose own rounding is far below any digit that a document prints.
 """
 

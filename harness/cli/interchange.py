@@ -274,13 +274,13 @@ def protocol(
     broken = [rule for rule in rules if rule.wrong]
     code = ExitCode.DISAGREE if broken else ExitCode.AGREE
     if as_json:
-        print_document(_program_document(program, rules, code))
+        print_document(_protocol_document(program, rules, code))
     elif not broken:
         typer.echo(f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}")
     raise typer.Exit(code)
 
 
-def _program_document(program: str, rules: Sequence[Rule], code: ExitCode) -> ProtocolDocument:
+def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> ProtocolDocument:
     from attncheck.commands import joined
     from attncheck.reports.machine.other_documents import ProtocolDocument, RuleRecord
     from attncheck.reports.machine.text import header

@@ -128,7 +128,7 @@ def _weights(posed: AttentionProblem) -> Iterator[Alternative]:
 def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield what a case's options may be taken for, the likeliest first; nothing for an option that it has not.
 
-    What else may go wrong than an option is in ``mistakes`` and ``departures``.
+    What else may go wrong than an option is in ``mistakes`` and ``replaced_steps``.
     """
     yield from _alignments(posed)
     yield from _masks(posed)

@@ -2,7 +2,7 @@
 
 A number holds when the implementation's is within half a unit of its last printed digit, plus what the rounding of the
 case's inputs can move it by (``attention.radii``), plus the error bound of the implementation's rounding model, plus
-that of the precision in which the document was computed, where it says so (``number_targets``). A printed number that
+that of the precision in which the document was computed, where it says so. A printed number that
 the exact answer itself misses is the document's fault. What a document computes and does not print is compared with
 the exact answer.
 

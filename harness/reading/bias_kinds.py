@@ -1,4 +1,4 @@
-"""Biases that follow from positions alone, as kinds of arrays. ``position_biases.py`` makes them."""
+"""Biases that follow from positions alone, as kinds of arrays. ``generated_arrays.py`` makes them."""
 
 from __future__ import annotations
 

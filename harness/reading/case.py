@@ -56,7 +56,7 @@ class Case:
 
     ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted to
     the rank that the operation works with. ``supports_statistics`` tells whether the inputs are continuous and
-    unstructured, so that statistical tests apply (``statistics_support.py``). Inputs in ``merged`` come with their
+    unstructured, so that statistical tests apply (``case_maker.py``). Inputs in ``merged`` come with their
     heads side by side. ``judged_stages`` leaves other stages out of the judgement; None is all of them. ``computed_in``
     is the precision in which its printed numbers were computed, None where nothing is said of it. ``warnings`` say,
     with file and line, what in the case is probably not meant. ``path`` leads to the file where the id does not

@@ -5,7 +5,7 @@ A printed array is written as the document shows it, one row a line, numbers apa
     0.083717538 0.026383741 0.8429010 0.046997679
     0.025449248 0.080752324 0.8130461 0.080752324
 
-or pasted as a library prints it (``printed_text.py``).
+or pasted as a library prints it.
 ``.`` stands for an element that the document does not give; ``inf``, ``-inf`` and ``nan`` for themselves.
 
 The numbers of a printed array, taken out of its text as they stand there: no digit is read or changed here.
@@ -277,7 +277,7 @@ _NAMED = {" ": "spaces alone", ", ": "a comma and a space", ",": "a comma alone"
 NOT_GIVEN = "."
 _NON_FINITE = {"inf", "+inf", "-inf", "nan"}
 # No digit can be matched in two ways: a long row of them that is no number after all would be tried in all of them.
-_PRINTED_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _LARGEST_EXPONENT = 308
 _SMALLEST_EXPONENT = -400
 """Below float64's range, because documents print such numbers: 5.77e-340."""
@@ -412,7 +412,7 @@ def _parse_number(text: str, rounding: Rounding) -> tuple[float, float]:
         return np.nan, 0.0
     if text.lower() in _NON_FINITE:
         return float(text), 0.0
-    if not _PRINTED_NUMBER.fullmatch(text):
+    if not _DECIMAL.fullmatch(text):
         raise PrintedError(f"{text[:40]!r} is not a number")
     try:
         number = Decimal(text)

@@ -3,8 +3,8 @@
 Evaluations are compared with each other by environment, implementation, case and dtype. A verdict got *worse* where it
 fails now and did not before, expected failures and what is unsupported being no failures, and where something ran and
 now raises, crashes or takes too long; it got *better* where the opposite is so; everything else is another change. That
-alone decides the exit code: errors that grew within their bounds are reported (``errors.py`` says when), and so
-are cases, implementations and versions that differ. An evaluation that only one of the results has got neither.
+alone decides the exit code: errors that grew within their bounds are reported, and so are cases, implementations and
+versions that differ. An evaluation that only one of the results has got neither.
 
 Errors that grew by more than rounding explains, between two results of the same cases.
 
@@ -56,7 +56,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Two results, and every change between them as tidy frames; columns are documented in ``frames.py``."""
+    """Two results, and every change between them as tidy frames; ``DIFF_COLUMNS`` documents their columns."""
 
     before: str
     after: str

@@ -241,7 +241,7 @@ def error_map(ratio: Array, title: str = "error over bound", *, format: Format =
 
 
 def _draw(maps: list[ErrorMatrix], words: str) -> Figure:
-    sizes = [_error_map_inches(each.errors.shape) for each in maps]
+    sizes = [_inches_of_map(each.errors.shape) for each in maps]
     figure, axes_of = grid(sizes, [each.title for each in maps], _MAX_INCHES, with_bars=False)
     norm, colours = LogNorm(_MIN_RATIO, _MAX_RATIO, clip=True), colormaps["cividis"]
     for each, axes in zip(maps, axes_of, strict=True):
@@ -299,6 +299,6 @@ def _number_axes(axes: Axes, each: ErrorMatrix) -> None:
         axis.set_ticks(list(ticks), [str(tick * block) for tick in ticks])
 
 
-def _error_map_inches(shape: tuple[int, ...]) -> tuple[float, float]:
+def _inches_of_map(shape: tuple[int, ...]) -> tuple[float, float]:
     rows, columns = (max(0.5, min(_LARGEST_INCHES, _INCHES * length)) for length in shape)
     return columns, rows

@@ -1,10 +1,7 @@
 """A plan driven through a cluster: batches of units in flight, results written as they come.
 
 The client plans and writes; the workers compute everything. Only a few batches are in flight at a time, so that what
-the client and the scheduler hold does not grow with the plan. What kills workers is tried again alone
-(``quarantine.py``).
-
-Units of a plan, packed into tasks for a cluster.
+the client and the scheduler hold does not grow with the plan. What kills workers is tried again alone.
 
 What was in flight when workers died, tried again: one unit at a time, nothing beside it, on one worker.
 
