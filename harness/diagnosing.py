@@ -36,7 +36,7 @@ from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
 from attncheck.reading.shapes import score_elements
-from attncheck.results.format import Row
+from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.results.parts import ArrayParts
 from attncheck.spec import DTYPES, EMPTY_ROWS
 from attncheck.store import UnreadableEntry
@@ -157,18 +157,15 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned)
     found: list[Row] = judge.store.remembered(
         lambda: key_of("diagnoses", key()),
         compute,
-        lambda after: json.dumps([[getattr(row, name) for name in _CHANGED] for row in after]).encode(),
+        lambda after: json.dumps([[getattr(row, name) for name in CHANGED_BY_DIAGNOSIS] for row in after]).encode(),
         lambda data: _with_changes(rows, data),
     )
     return found
 
 
-_CHANGED = ("verdict", "message", "begins_at", "empty_rows", "diagnosis", "evidence")
-
-
 def _with_changes(rows: Sequence[Row], data: bytes) -> list[Row]:
     try:
-        changes = [dict(zip(_CHANGED, each, strict=True)) for each in json.loads(data)]
+        changes = [dict(zip(CHANGED_BY_DIAGNOSIS, each, strict=True)) for each in json.loads(data)]
         return [
             replace(row, **{**each, "verdict": Verdict(each["verdict"])})
             for row, each in zip(rows, changes, strict=True)

@@ -18,20 +18,43 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from attncheck.merge import Merged
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.frames import Column, Frames, stage_order
 from attncheck.results.coverage import Asked
-from attncheck.results.format import PROPERTIES_TABLE
+from attncheck.results.format import COLUMNS as ROW_COLUMNS
+from attncheck.results.format import PROPERTIES_TABLE, ROW_SCHEMA, columns_of
 from attncheck.results.reader import Run
-from attncheck.spec import DTYPES, OPERATIONS
+from attncheck.spec import DTYPES
 
 if TYPE_CHECKING:
     from attncheck.properties.rows import PropertyRow
 
 
+COLUMNS: Mapping[str, str] = {
+    "environment": "label of the run",
+    "version": "version of the implementation's framework",
+    "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
+    "printed": ROW_COLUMNS["reference_text"].meaning,
+    **{name: column.meaning for name, column in ROW_COLUMNS.items() if column.frames},
+}
+"""The meaning of every column of the frames."""
+
+RESULTS = columns_of("results", "environment", "implementation", "version")
+PAIRS = columns_of(
+    "pairs",
+    *("case", "operation", "dtype", "stage", "environment", "implementation", "version"),
+    *("other_environment", "other", "other_version"),
+)
+NUMBERS = columns_of(
+    "numbers",
+    *("case", "dtype", "stage", "called", "basis", "index", "printed"),
+    *("environment", "implementation", "version", "value"),
+)
+_COUNTS = [column.name for column in ROW_SCHEMA if pa.types.is_integer(column.type) and column.name in RESULTS]
 _MAX_WARNINGS = 10
 
 
@@ -59,7 +82,7 @@ def make_frames(merged: Merged) -> Frames:
         rows[column] = _looked_up(rows[environment], rows[implementation], versions)
     rows["basis"] = rows["comparison"]
     rows["printed"] = rows["reference_text"]
-    for column in ("judged_rows", "query_rows", "unjudged"):
+    for column in _COUNTS:
         rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
     kinds = rows["comparison"]
     return Frames(
@@ -201,137 +224,3 @@ def _instead(name: str, run: Run, merged: Merged) -> str:
 
 def _where(run: Run, merged: Merged) -> str:
     return f"{run.label}: " if len(merged.runs) > 1 else ""
-
-
-COLUMNS: Mapping[str, str] = {
-    "environment": "label of the run",
-    "implementation": "backend and mode",
-    "version": "version of the implementation's framework",
-    "case": "id of the case: its file, then its name",
-    "operation": ", ".join(OPERATIONS),
-    "dtype": "working dtype of inputs and results",
-    "stage": "named intermediate, or derived quantity; empty where the whole case failed",
-    "verdict": "one word: docs/reference/verdicts.md",
-    "xfail": "an expected failure, does not fail a run",
-    "shape": "lengths of the stage's axes",
-    "index": "element where the two differ most, or the number's place",
-    "value": "the implementation's number there",
-    "reference": "the number that it is compared with",
-    "difference": "absolute difference of the two",
-    "allowed": "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
-    "against": "exact or step: which comparison of a stage index, value, reference, difference and allowed are of",
-    "ratio": "largest difference over what is allowed there, in the whole stage",
-    "tier": "within, warning (noisy), statistical or proven (wrong), against the exact answer",
-    "largest_z": "largest error in units of its statistical scale",
-    "mean_z": "root mean square of the errors in units of their statistical scale",
-    "introduced_tier": "the same tier for the step from the implementation's own previous stage",
-    "introduced_ratio": "the same ratio for that step",
-    "introduced_z": "the same largest z for that step",
-    "begins_at": "the first stage that is itself at fault in this case",
-    "judged_rows": "query rows that were judged, where some stand for all; empty where all were",
-    "query_rows": "query rows that the stage has, where some stand for all",
-    "unjudged": "elements (of the judged rows) that no exact answer was known of; of a pair, those of them that differ",
-    "other": "the implementation that it is compared with, and its environment",
-    "message": "what is wrong, in words",
-    "padded": "what the call was padded with, as the implementation requires; empty where it was not",
-    "lacks": "what an implementation would need to support the case, comma-separated",
-    "diagnosis": "what the implementation does instead: a name of docs/diagnoses.md; empty where that is not known",
-    "reason": "why the failure is expected",
-    "thread": "where that is discussed",
-    "empty_rows": "what a query without a key gives (zero, uniform, nan), where nothing else differs from the case",
-    "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
-    "called": "the document's own name for the stage",
-    "printed": "the number as it is printed",
-    "half_unit": "what the printed digits leave open on the value's side: half a unit of the last one if rounded",
-    "exact": "the exact answer, rounded to float64",
-    "propagated": "what the rounding of the case's inputs can move the number by",
-    "hint": "what would explain a misprint, and how a case declares it",
-    "document_bound": "largest error of the precision that the document was computed in; empty where none is declared",
-}
-
-RESULTS = (
-    "environment",
-    "implementation",
-    "version",
-    "case",
-    "operation",
-    "dtype",
-    "stage",
-    "verdict",
-    "xfail",
-    "shape",
-    "index",
-    "value",
-    "reference",
-    "difference",
-    "allowed",
-    "against",
-    "ratio",
-    "tier",
-    "largest_z",
-    "mean_z",
-    "introduced_tier",
-    "introduced_ratio",
-    "introduced_z",
-    "begins_at",
-    "judged_rows",
-    "query_rows",
-    "unjudged",
-    "message",
-    "lacks",
-    "padded",
-    "diagnosis",
-    "reason",
-    "thread",
-    "empty_rows",
-)
-PAIRS = (
-    "case",
-    "operation",
-    "dtype",
-    "stage",
-    "environment",
-    "implementation",
-    "version",
-    "other_environment",
-    "other",
-    "other_version",
-    "verdict",
-    "xfail",
-    "index",
-    "value",
-    "reference",
-    "difference",
-    "allowed",
-    "ratio",
-    "unjudged",
-    "message",
-    "reason",
-    "thread",
-)
-NUMBERS = (
-    "case",
-    "dtype",
-    "stage",
-    "called",
-    "basis",
-    "index",
-    "printed",
-    "environment",
-    "implementation",
-    "version",
-    "value",
-    "verdict",
-    "xfail",
-    "reference",
-    "exact",
-    "difference",
-    "half_unit",
-    "propagated",
-    "document_bound",
-    "allowed",
-    "message",
-    "hint",
-    "reason",
-    "thread",
-)

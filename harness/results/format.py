@@ -13,13 +13,15 @@ report/               made from the above by `attncheck check` or `attncheck rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from attncheck.spec import OPERATIONS
 from attncheck.verdicts import HARMLESS
 
 FORMAT = 8
@@ -28,55 +30,6 @@ SCRIPTS_FOLDER = "scripts"
 PROPERTIES_TABLE = "properties.csv"
 """What was found of properties, in a results directory that asked for them."""
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
-
-ROW_SCHEMA = pa.schema(
-    [
-        pa.field("case", pa.string(), nullable=False),
-        pa.field("operation", pa.string(), nullable=False),
-        pa.field("dtype", pa.string(), nullable=False),
-        pa.field("implementation", pa.string(), nullable=False),
-        pa.field("comparison", pa.string(), nullable=False),
-        pa.field("stage", pa.string(), nullable=False),
-        pa.field("verdict", pa.string(), nullable=False),
-        pa.field("xfail", pa.bool_(), nullable=False),
-        pa.field("other", pa.string()),
-        pa.field("called", pa.string()),
-        pa.field("shape", pa.string()),
-        pa.field("index", pa.string()),
-        pa.field("value", pa.float64()),
-        pa.field("reference", pa.float64()),
-        pa.field("reference_text", pa.string()),
-        pa.field("difference", pa.float64()),
-        pa.field("allowed", pa.float64()),
-        pa.field("against", pa.string()),
-        pa.field("ratio", pa.float64()),
-        pa.field("half_unit", pa.float64()),
-        pa.field("propagated", pa.float64()),
-        pa.field("document_bound", pa.float64()),
-        pa.field("hint", pa.string()),
-        pa.field("tier", pa.string()),
-        pa.field("largest_z", pa.float64()),
-        pa.field("mean_z", pa.float64()),
-        pa.field("introduced_tier", pa.string()),
-        pa.field("introduced_ratio", pa.float64()),
-        pa.field("introduced_z", pa.float64()),
-        pa.field("begins_at", pa.string()),
-        pa.field("elements", pa.int64()),
-        pa.field("judged_rows", pa.int64()),
-        pa.field("query_rows", pa.int64()),
-        pa.field("unjudged", pa.int64()),
-        pa.field("message", pa.string(), nullable=False),
-        pa.field("lacks", pa.string()),
-        pa.field("padded", pa.string()),
-        pa.field("exact", pa.float64()),
-        pa.field("seconds", pa.float64()),
-        pa.field("reason", pa.string()),
-        pa.field("thread", pa.string()),
-        pa.field("empty_rows", pa.string()),
-        pa.field("diagnosis", pa.string()),
-        pa.field("evidence", pa.string()),
-    ]
-)
 
 ARRAY_SCHEMA = pa.schema(
     [
@@ -91,84 +44,140 @@ ARRAY_SCHEMA = pa.schema(
 )
 
 
+class Column(NamedTuple):
+    """The meaning of a column of ``Row``, and the frames of a report that have it."""
+
+    meaning: str
+    frames: str = ""
+
+
+_STAGES, _NUMBERS, _PAIRED = "results", "numbers", "results pairs"
+_ALL = "results pairs numbers"
+
+
 @dataclass(frozen=True)
 class Row:
-    """One comparison of one stage of one case on one implementation in one dtype.
-
-    ``comparison`` is ``stage`` (against the exact answer), ``pair`` (against ``other``), ``printed`` (one number of a
-    document), ``known`` (one derived number) or ``exact`` (one number that a document computes and does not print).
-    ``value`` is the implementation's number at ``index``, ``reference`` what it is compared with; ``difference`` is
-    absolute, ``allowed`` the largest one that agrees, ``ratio`` the largest quotient of the two in the stage. ``xfail``
-    marks a failure that is expected and does not fail a run; ``reason`` says why it is so, ``thread`` where that is
-    discussed.
+    """One comparison on one implementation, of one case in one dtype: of a stage, a pair, or a number of a document.
 
     A stage is compared twice: with the exact answer (``tier``, ``ratio``, ``largest_z``, ``mean_z``, ``elements``) and
     with the exact step from the implementation's own previous stage (``introduced_tier``, ``introduced_ratio``,
-    ``introduced_z``). ``index``, ``value``, ``reference``, ``difference`` and ``allowed`` belong to one of the two,
-    which ``against`` names: ``step`` where the step itself fails, so that difference / allowed is then
-    ``introduced_ratio``, else ``exact``. ``begins_at`` is the stage at which the implementation goes wrong. Where some
-    query rows stand for all, ``judged_rows`` of ``query_rows`` were judged; both are None where all were. ``unjudged``
-    counts the elements of these rows that have no exact answer; of a pair, those of them that differ.
-    ``empty_rows`` is what rows without a key give, where that and nothing else differs from what the case means.
+    ``introduced_z``). ``index``, ``value``, ``reference``, ``difference`` and ``allowed`` belong to the one that
+    ``against`` names: ``step`` where the step itself fails, so that difference / allowed is then ``introduced_ratio``,
+    else ``exact``. Of a number, ``allowed`` is the sum of ``half_unit``, ``propagated``, ``document_bound`` and the
+    implementation's own bound.
 
-    ``diagnosis`` is the name of what the implementation does instead, which all cases of a run decide together when
-    the last is judged (``diagnosing.py``); ``evidence`` is what a case says of that that was diagnosed before.
-
-    Of a number ``half_unit`` is what its digits leave open on the side where the value lies, ``propagated`` what the
-    rounding of the inputs can move it by, and ``document_bound`` the largest error of the precision that its document
-    was computed in, where that is declared; ``allowed`` is their sum and the implementation's own bound.
-    ``hint`` says of a misprint what would explain it, and how a case declares that.
-
-    ``lacks`` names what an unsupported case would need, comma-separated. ``padded`` says what a call was padded with,
-    as the implementation requires; None where it was made as the case has it. ``exact`` is the exact answer where
-    ``reference`` is a number of the case. ``seconds`` is how long the evaluation took, in its first row alone: it is
-    measured, so no report but JUnit shows it.
+    Every column is stated here alone: its dtype on disk, its meaning, and the frames that have it follow from its
+    annotation.
     """
 
-    case: str
-    operation: str
-    dtype: str
-    implementation: str
-    comparison: ComparisonKind
-    stage: str
-    verdict: str
-    xfail: bool = False
-    other: str | None = None
-    called: str | None = None
-    shape: str | None = None
-    index: str | None = None
-    value: float | None = None
-    reference: float | None = None
-    reference_text: str | None = None
-    difference: float | None = None
-    allowed: float | None = None
-    against: str | None = None
-    ratio: float | None = None
-    half_unit: float | None = None
-    propagated: float | None = None
-    document_bound: float | None = None
-    hint: str | None = None
-    tier: str | None = None
-    largest_z: float | None = None
-    mean_z: float | None = None
-    introduced_tier: str | None = None
-    introduced_ratio: float | None = None
-    introduced_z: float | None = None
-    begins_at: str | None = None
-    elements: int | None = None
-    judged_rows: int | None = None
-    query_rows: int | None = None
-    unjudged: int | None = None
-    message: str = ""
-    lacks: str | None = None
-    padded: str | None = None
-    exact: float | None = None
-    seconds: float | None = field(default=None, compare=False)
-    reason: str | None = None
-    thread: str | None = None
-    empty_rows: str | None = None
-    diagnosis: str | None = None
-    evidence: str | None = None
+    case: Annotated[str, Column("id of the case: its file, then its name", _ALL)]
+    operation: Annotated[str, Column(", ".join(OPERATIONS), _PAIRED)]
+    dtype: Annotated[str, Column("working dtype of inputs and results", _ALL)]
+    implementation: Annotated[str, Column("backend and mode", _ALL)]
+    comparison: Annotated[
+        ComparisonKind,
+        Column("stage (against the exact answer), pair (against other), or a number: printed, known or exact"),
+    ]
+    stage: Annotated[str, Column("named intermediate, or derived quantity; empty where the whole case failed", _ALL)]
+    verdict: Annotated[str, Column("one word: docs/reference/verdicts.md", _ALL)]
+    xfail: Annotated[bool, Column("an expected failure, does not fail a run", _ALL)] = False
+    other: Annotated[
+        str | None, Column("the implementation that it is compared with, and its environment", "pairs")
+    ] = None
+    called: Annotated[str | None, Column("the document's own name for the stage", _NUMBERS)] = None
+    shape: Annotated[str | None, Column("lengths of the stage's axes", _STAGES)] = None
+    index: Annotated[str | None, Column("element where the two differ most, or the number's place", _ALL)] = None
+    value: Annotated[float | None, Column("the implementation's number there", _ALL)] = None
+    reference: Annotated[float | None, Column("the number that it is compared with", _ALL)] = None
+    reference_text: Annotated[str | None, Column("the number as it is printed")] = None
+    exact: Annotated[float | None, Column("the exact answer, rounded to float64", _NUMBERS)] = None
+    difference: Annotated[float | None, Column("absolute difference of the two", _ALL)] = None
+    half_unit: Annotated[
+        float | None,
+        Column(
+            "what the printed digits leave open on the value's side: half a unit of the last one if rounded", _NUMBERS
+        ),
+    ] = None
+    propagated: Annotated[
+        float | None, Column("what the rounding of the case's inputs can move the number by", _NUMBERS)
+    ] = None
+    document_bound: Annotated[
+        float | None,
+        Column(
+            "largest error of the precision that the document was computed in; empty where none is declared", _NUMBERS
+        ),
+    ] = None
+    allowed: Annotated[
+        float | None,
+        Column(
+            "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding", _ALL
+        ),
+    ] = None
+    against: Annotated[
+        str | None,
+        Column(
+            "exact or step: which comparison of a stage index, value, reference, difference and allowed are of", _STAGES
+        ),
+    ] = None
+    ratio: Annotated[
+        float | None, Column("largest difference over what is allowed there, in the whole stage", _PAIRED)
+    ] = None
+    tier: Annotated[
+        str | None,
+        Column("within, warning (noisy), statistical or proven (wrong), against the exact answer", _STAGES),
+    ] = None
+    largest_z: Annotated[float | None, Column("largest error in units of its statistical scale", _STAGES)] = None
+    mean_z: Annotated[
+        float | None, Column("root mean square of the errors in units of their statistical scale", _STAGES)
+    ] = None
+    introduced_tier: Annotated[
+        str | None, Column("the same tier for the step from the implementation's own previous stage", _STAGES)
+    ] = None
+    introduced_ratio: Annotated[float | None, Column("the same ratio for that step", _STAGES)] = None
+    introduced_z: Annotated[float | None, Column("the same largest z for that step", _STAGES)] = None
+    begins_at: Annotated[str | None, Column("the first stage that is itself at fault in this case", _STAGES)] = None
+    elements: Annotated[int | None, Column("how many elements were compared")] = None
+    judged_rows: Annotated[
+        int | None, Column("query rows that were judged, where some stand for all; empty where all were", _STAGES)
+    ] = None
+    query_rows: Annotated[int | None, Column("query rows that the stage has, where some stand for all", _STAGES)] = None
+    unjudged: Annotated[
+        int | None,
+        Column(
+            "elements (of the judged rows) that no exact answer was known of; of a pair, those of them that differ",
+            _PAIRED,
+        ),
+    ] = None
+    message: Annotated[str, Column("what is wrong, in words", _ALL)] = ""
+    hint: Annotated[str | None, Column("what would explain a misprint, and how a case declares it", _NUMBERS)] = None
+    lacks: Annotated[
+        str | None, Column("what an implementation would need to support the case, comma-separated", _STAGES)
+    ] = None
+    padded: Annotated[
+        str | None,
+        Column("what the call was padded with, as the implementation requires; empty where it was not", _STAGES),
+    ] = None
+    seconds: Annotated[
+        float | None,
+        Column("how long the evaluation took, in its first row alone; measured, so no report but JUnit shows it"),
+    ] = field(default=None, compare=False)
+    diagnosis: Annotated[
+        str | None,
+        Column(
+            "what the implementation does instead: a name of docs/diagnoses.md; empty where that is not known", _STAGES
+        ),
+    ] = None
+    evidence: Annotated[
+        str | None, Column("what the case says of that by itself, until all cases decide together (diagnosing.py)")
+    ] = None
+    reason: Annotated[str | None, Column("why the failure is expected", _ALL)] = None
+    thread: Annotated[str | None, Column("where that is discussed", _ALL)] = None
+    empty_rows: Annotated[
+        str | None,
+        Column(
+            "what a query without a key gives (zero, uniform, nan), where nothing else differs from the case", _STAGES
+        ),
+    ] = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what differs from the defaults, which the class has itself; of most rows that is a third."""
@@ -176,6 +185,30 @@ class Row:
 
 
 _DEFAULTS = {each.name: each.default for each in fields(Row)}
+_HINTS = {name: get_args(hint) for name, hint in get_type_hints(Row, include_extras=True).items()}
+COLUMNS: Mapping[str, Column] = {name: column for name, (_, column) in _HINTS.items()}
+"""The columns of rows, in order."""
+_ARROW = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+
+
+def _field(name: str, kind: Any) -> pa.Field:
+    """Return a column as it is on disk; what may be None is nullable, and a word of several is a text."""
+    members = get_args(kind) or (kind,)
+    arrow = next((_ARROW[member] for member in members if member in _ARROW), pa.string())
+    return pa.field(name, arrow, nullable=NoneType in members)
+
+
+ROW_SCHEMA = pa.schema([_field(name, kind) for name, (kind, _) in _HINTS.items()])
+
+
+def columns_of(frame: str, *first: str) -> tuple[str, ...]:
+    """Return the columns of a frame of a report: those that come first, then its others in the order of ``Row``."""
+    others = (name for name, column in COLUMNS.items() if frame in column.frames.split() and name not in first)
+    return (*first, *others)
+
+
+CHANGED_BY_DIAGNOSIS = ("verdict", "message", "begins_at", "empty_rows", "diagnosis", "evidence")
+"""What a failing row is written again with when it is known what the implementation does instead."""
 
 
 def disagrees(rows: Iterable[Row]) -> bool:

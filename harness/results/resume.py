@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from attncheck.errors import OutputError, UsageError
-from attncheck.results.format import ROW_SCHEMA, Row
+from attncheck.results.format import CHANGED_BY_DIAGNOSIS, ROW_SCHEMA, Row
 from attncheck.results.parts import read_rows, remove_damaged, remove_units
 from attncheck.results.reader import read_environment
 from attncheck.results.records import cases_text, read_cases
@@ -136,7 +136,6 @@ _OF_IDENTITY = (
     *("implementation", "case", "dtype", "comparison", "stage", "other", "called", "index"),
     *("verdict", "message", "reference_text"),
 )
-_CHANGED = ("verdict", "message", "begins_at", "empty_rows", "diagnosis", "evidence")
 _CHANGEABLE = [Verdict.NUMERIC.value, Verdict.NONFINITE.value, Verdict.SEMANTIC.value]
 
 
@@ -163,7 +162,7 @@ def _change_part(path: Path, changed: Mapping[Identity, Row]) -> None:
     found = {int(number): changed[each] for number, each in zip(numbers, identities, strict=True) if each in changed}
     if not found:
         return
-    for name in _CHANGED:
+    for name in CHANGED_BY_DIAGNOSIS:
         values = table[name].to_pylist()
         for number, row in found.items():
             value = getattr(row, name)
