@@ -187,7 +187,7 @@ FAULTS: tuple[Fault, ...] = (
         "return self in (Tier.STATISTICAL, Tier.PROVEN)",
         "return self is Tier.PROVEN",
         "the statistical tier fails nothing",
-        "harness/judging/test_tiers.py harness/judging/test_judge_stages.py harness/judging/test_judge.py",
+        "harness/judging/test_comparisons.py harness/judging/test_judge.py",
     ),
     _fault(
         "tier_bound_doubled",
@@ -195,7 +195,7 @@ FAULTS: tuple[Fault, ...] = (
         "and bool((least > max_error).any()):",
         "and bool((least > 2 * max_error).any()):",
         "an error has to be twice its bound",
-        "harness/judging/test_tiers.py harness/judging/test_judge_stages.py",
+        "harness/judging/test_comparisons.py harness/judging/test_judge.py",
     ),
     _fault(
         "tier_radius_ignored",
@@ -203,7 +203,7 @@ FAULTS: tuple[Fault, ...] = (
         "np.maximum(error - radius, 0.0)",
         "np.maximum(error, 0.0)",
         "the enclosure of the exact value is taken for exact",
-        "harness/judging/test_tiers.py harness/judging/test_truth.py",
+        "harness/judging/test_comparisons.py harness/judging/test_truth.py",
     ),
     _fault(
         "stage_dtype_ignored",
@@ -211,7 +211,7 @@ FAULTS: tuple[Fault, ...] = (
         "if wanted is not None and str(array.dtype) != own:",
         "if wanted is not None and array.dtype.kind not in 'fV':",
         "a stage of another dtype is judged by its numbers",
-        "harness/judging/test_judge_stages.py",
+        "harness/judging/test_judge.py",
     ),
     _fault(
         "stage_begins_at_the_first_failing",
@@ -219,7 +219,7 @@ FAULTS: tuple[Fault, ...] = (
         'return next(iter(own), failing[0].stage if failing else "")',
         'return failing[0].stage if failing else ""',
         "a stage that inherits its error is blamed",
-        "harness/judging/test_judge.py harness/judging/test_judge_stages.py harness/judging/test_diagnosis.py",
+        "harness/judging/test_judge.py harness/judging/test_diagnosis.py",
     ),
     _fault(
         "stage_order_of_norms",
@@ -235,7 +235,7 @@ FAULTS: tuple[Fault, ...] = (
         "        odd |= is_prescribed(exact)",
         "        odd |= False",
         "a finite number passes where NaN is the exact answer",
-        "harness/judging/test_special_rows.py harness/judging/test_judge_stages.py",
+        "harness/judging/test_undefined.py harness/judging/test_judge.py",
     ),
     _fault(
         "compare_dtype_by_size",
@@ -251,7 +251,7 @@ FAULTS: tuple[Fault, ...] = (
         "Verdict.NUMERIC if bool((difference > allowed).any()) else Verdict.AGREE,",
         "Verdict.NUMERIC if bool((difference >= allowed).any()) else Verdict.AGREE,",
         "a difference as large as is allowed is wrong",
-        "harness/judging/test_compare.py",
+        "harness/judging/test_comparisons.py",
     ),
     _fault(
         "xfail_of_the_same_stage",
@@ -283,7 +283,7 @@ FAULTS: tuple[Fault, ...] = (
         "return nan_rows, empty & (nan_rows | (self.convention != DEFAULT_EMPTY_ROWS))",
         "return nan_rows, empty & nan_rows",
         "log_sum_exp of a row without a key is judged under every convention",
-        "harness/judging/test_special_rows.py",
+        "harness/judging/test_undefined.py",
     ),
     _fault(
         "verdict_untried_disagrees",
@@ -324,7 +324,7 @@ FAULTS: tuple[Fault, ...] = (
         "return shape[-1] - problem.added_keys",
         "return shape[-1]",
         "a sink counts as a key of a uniform row",
-        "harness/attention/test_sinks.py harness/judging/test_special_rows.py harness/judging/test_golden.py",
+        "harness/judging/test_undefined.py harness/judging/test_golden.py",
     ),
     _fault(
         "fill_not_folded",
@@ -332,7 +332,7 @@ FAULTS: tuple[Fault, ...] = (
         "return before if kept is None else np.where(kept, before, -np.inf if problem.fill is None else problem.fill)",
         "return before if kept is None else np.where(kept, before, -np.inf)",
         "a mask's fill is -inf in the walk of values",
-        "harness/attention/test_mask_fill.py",
+        "harness/attention/test_every_problem.py",
     ),
     _fault(
         "packed_positions_ignored",
@@ -340,7 +340,7 @@ FAULTS: tuple[Fault, ...] = (
         "    allowed &= _by_position(options, found.query_position[:, np.newaxis], found.key_position)\n",
         "",
         "causality and windows of packed sequences are not folded into the mask",
-        "harness/reading/test_lowered.py harness/reading/test_lowering.py",
+        "harness/reading/test_lowering.py",
     ),
     _fault(
         "packed_lengths_ignored",
@@ -348,7 +348,7 @@ FAULTS: tuple[Fault, ...] = (
         'used = np.asarray(inputs.get("key_lengths", lengths[1]), np.int64)',
         "used = np.asarray(lengths[1], np.int64)",
         "keys beyond a packed sequence's length are attended to",
-        "harness/reading/test_lowered.py harness/reading/test_lowering.py",
+        "harness/reading/test_lowering.py",
     ),
     *(
         _fault(name, "harness/attention/double_words.py", old, new, breaks, _TESTS_OF_DOUBLE_WORDS)
@@ -369,7 +369,7 @@ FAULTS: tuple[Fault, ...] = (
         "if (table[entry, : -(-int(used) // page)] >= pages).any():",
         "if (table[entry, : -(-int(used) // page)] > pages).any():",
         "a page that is just not there is accepted",
-        "harness/reading/test_lowered.py harness/reading/test_loader.py harness/reading",
+        "harness/reading/test_messages.py harness/reading/test_lowering.py",
     ),
     _fault(
         "rounded_twice_to_bfloat16",
@@ -377,7 +377,7 @@ FAULTS: tuple[Fault, ...] = (
         "if name in _ADDED and array.dtype != np.float32:",
         "if name == 'none' and array.dtype != np.float32:",
         "bfloat16 is rounded by way of float32",
-        "harness/reading/test_dtypes.py",
+        "harness/reading/test_generators.py",
     ),
     _fault(
         "printed_digits_ignored",
@@ -425,7 +425,7 @@ FAULTS: tuple[Fault, ...] = (
         "lambda subject: any(test(subject) for test in tests)",
         "lambda subject: all(test(subject) for test in tests)",
         "`or` selects what both sides do",
-        "harness/reading/test_expression.py",
+        "harness/reading/test_addresses.py",
     ),
     # Results
     _fault(

@@ -1,10 +1,10 @@
-"""Rules that hold for the steps of every problem: values, bounds, radii, reach, some rows for all."""
+"""Rules that hold for the steps of every problem: values, bounds, radii, some rows for all; and radii by hand."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from attncheck.attention.problem import Problem as Canonical
 from attncheck.attention.radii import PROPAGATED, propagate
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.attention.step import Step
-from attncheck.attention.walk import error_walk, radius_walk, value_walk
-from attncheck.judging.truth import Truth, find_truth
+from attncheck.attention.walk import radius_walk, value_walk
+from attncheck.judging.truth import Truth
 from attncheck.oracle.evaluate import exact_from, exact_stages
 from attncheck.oracle.sampling import rows_of_stage
 from attncheck.reading.inputs import Inputs
-from attncheck.spec import OPERATIONS, computed_stages
+from attncheck.spec import computed_stages
 
 Array = NDArray[Any]
 every_problem = pytest.mark.parametrize("name", NAMES)
@@ -237,6 +237,8 @@ def test_no_stage_moves_further_than_its_radius(name: str) -> None:
         balls, evaluated = balls_of(problem, radii)
         stages = evaluated(problem)
         assert list(balls) == list(stages)
+        for stage, array in stages.items():
+            np.testing.assert_allclose(balls[stage].value, array, rtol=1e-13, atol=1e-13)
         for number in range(4):
             moved = {}
             for each, array in problem.inputs.items():
@@ -281,41 +283,82 @@ def test_radii_hold_to_first_order_and_are_no_many_times_that(name: str) -> None
         assert radius.max() <= factor * least.max() + 1e-15, (stage, radius.max() / least.max())
 
 
-# The graph.
+# Radii by hand.
 
 
-@pytest.mark.parametrize("operation", [name for name, own in OPERATIONS.items() if not own.is_lowered])
-def test_every_stage_of_an_operation_is_a_node(operation: str) -> None:
-    arrays = {f"{name}_{part}": np.ones((5, 1)) for name in ("query", "key") for part in ("cos", "sin")}
-    arrays |= {"query": np.ones((2, 2, 5, 3)), "scores": np.ones((5, 6))}
-    problem = Canonical.of(operation, {"heads": 1}, arrays)
-    assert set(OPERATIONS[operation].stages) <= graph_of(problem).keys()
+def moved_by(operation: str, inputs: dict[str, list[float]], radii: dict[str, list[float]], **options: Any) -> Any:
+    """Return the balls of the stages of rows of numbers that move by radii."""
+    arrays, around = ({name: np.array([[[row]]]) for name, row in rows.items()} for rows in (inputs, radii))
+    return propagate(operation, options, Inputs(arrays, around))
 
 
-@every_forward_problem
-def test_errors_grow_along_the_graph_and_storage_is_charged_to_what_was_returned(name: str) -> None:
-    operation, options, inputs = draw(name).canonical()
-    exact = {stage: each.high for stage, each in exact_stages(operation, options, inputs).items()}
-    single = rounding_model_named("native", "float32")
-    problem = Canonical.of(operation, options, inputs).in_float64()
-    walk = error_walk(problem, single, value_walk(problem))
-    for before, stage in pairwise(each for each in exact if each in walk.graph):
-        if before in walk.graph[stage].follows and before in ("weights", "context", "scores"):
-            from_stages = introduced_bounds(
-                Canonical.of(operation, options, inputs), single, exact, {stage: exact[stage]}
-            )
-            assert from_stages is not None
-            own = accumulated_bounds(operation, options, inputs, single, exact)[stage].max_error
-            finite = np.isfinite(from_stages[stage].max_error)
-            assert (
-                from_stages[stage].max_error
-                <= own * (1 + 1e-9) + 2.0**-22 * np.abs(np.nan_to_num(exact[stage], neginf=0))
-            )[finite].all()
+def softmax_moved(scores: list[float], radii: list[float]) -> Any:
+    return moved_by("softmax", {"scores": scores}, {"scores": radii})
 
 
-def test_find_truth_takes_every_problem_as_it_is_called() -> None:
-    for name in NAMES:
-        problem = draw(name)
-        truth = find_truth(problem.operation, problem.options, problem.inputs, "float64", supports_statistics=False)
-        assert (truth.as_called is not None) == OPERATIONS[problem.operation].is_lowered
-        assert truth.exact.keys() == problem.returned().keys(), name
+def test_products_sums_and_factors_move_by_what_they_are_made_of() -> None:
+    balls = moved_by("scoring", {"query": [2.0], "key": [-3.0]}, {"query": [0.5], "key": [0.25]}, scale=-4.0)
+    # |2.5 * -3.25 + 6| = 2.125 = 2 * 0.25 + 0.5 * 3 + 0.5 * 0.25
+    assert (balls["raw_scores"].value.item(), balls["raw_scores"].radius.item()) == (-6.0, 2.125)
+    assert (balls["scores"].value.item(), balls["scores"].radius.item()) == (24.0, 8.5)
+    inputs, radii = {"scores": [1.0, 2.0], "bias": [4.0, -np.inf]}, {"scores": [0.5, 0.5], "bias": [0.25, 0.0]}
+    total = moved_by("masking", inputs, radii)["biased"]
+    np.testing.assert_array_equal(total.value.ravel(), [5.0, -np.inf])
+    np.testing.assert_array_equal(total.radius.ravel(), [0.75, 0.0])
+
+
+def corners(scores: Array, radius: Array) -> tuple[Array, float]:
+    """Return the largest moves of the weights and of log_sum_exp at all corners, by the definition."""
+
+    def both(moved: Array) -> tuple[Array, float]:
+        exponentials = np.exp(moved - moved.max())
+        return exponentials / exponentials.sum(), float(moved.max() + np.log(exponentials.sum()))
+
+    weights, log_sum = both(scores)
+    moved = [both(scores + np.array(signs) * radius) for signs in product((-1, 1), repeat=scores.size)]
+    return np.max([np.abs(own - weights) for own, _ in moved], axis=0), max(abs(own - log_sum) for _, own in moved)
+
+
+@pytest.mark.parametrize(
+    ("spread", "size"), [(1, 1e-9), (1, 1e-3), (1, 1), (5, 30), (30, 50), (100, 100), (1000, 1000), (300, 3000)]
+)
+def test_softmax_moves_to_its_radius_in_some_corner_and_never_beyond(spread: float, size: float) -> None:
+    generator = np.random.default_rng(11)
+    for _ in range(30):
+        count = int(generator.integers(1, 7))
+        scores = spread * generator.standard_normal(count)
+        radius = np.where(generator.random(count) < 0.8, size * generator.random(count), 0)
+        balls = propagate("softmax", {}, Inputs({"scores": scores[None]}, {"scores": radius[None]}))
+        weights, log_sum = corners(scores, radius)
+        rounded = 1e-15 * (4 + np.abs(scores).max() + size)
+        assert (weights <= balls["weights"].radius[0] + rounded).all()
+        assert log_sum <= balls["log_sum_exp"].radius.item() + rounded
+        # Where a whole row may underflow, the radius is all that a weight can move, and no corner is that bad.
+        if size < 300:
+            assert (balls["weights"].radius[0] <= 1.001 * weights + rounded).all()
+            assert balls["log_sum_exp"].radius.item() <= 1.001 * log_sum + rounded
+
+
+def test_what_hardly_counts_may_win_what_wins_may_lose_and_what_is_alone_stays() -> None:
+    balls = softmax_moved([0.0, -800.0], [0.0, 1000.0])
+    np.testing.assert_array_equal(balls["weights"].value.ravel(), [1, 0])
+    np.testing.assert_array_equal(balls["weights"].radius.ravel(), [1, 1])
+    # -800 + 1000 = 200 is the row's new maximum.
+    np.testing.assert_allclose(balls["log_sum_exp"].radius.ravel(), [200], rtol=1e-14)
+    # A finite fill of -1e30, as it is rounded to float32, can never win.
+    moved = softmax_moved([0.0, 0.0, -1e30], [1e-9, 1e-9, 1e22])["weights"].radius
+    np.testing.assert_allclose(moved.ravel(), [5e-10, 5e-10, 0], rtol=1e-8, atol=0)
+    # p' = 1 / (1 + e^(60 - 40 + 1)), far below 1, although e^-40 vanishes beside 1.
+    moved = softmax_moved([0.0, -40.0], [60.0, 1.0])["weights"].radius
+    np.testing.assert_allclose(moved.ravel(), [1.0, 1.0], rtol=1e-8)
+    balls = softmax_moved([3.0], [50.0])
+    assert (balls["weights"].radius.item(), balls["log_sum_exp"].radius.item()) == (0, 50)
+
+
+@pytest.mark.parametrize("radius", [0.0, 1e-3, 5.0, 1e5, 1e300])
+def test_an_additive_score_cannot_leave_the_range_of_its_vector(radius: float) -> None:
+    arrays = {"query": np.array([[9.0]]), "key": np.array([[0.0]]), "query_weight": np.array([[1.0]])}
+    arrays |= {"key_weight": np.array([[1.0]]), "score_vector": np.array([3.0])}
+    radii = {name: np.zeros(array.shape) for name, array in arrays.items()} | {"query": np.array([[radius]])}
+    ball = propagate("scoring", {"score": "additive"}, Inputs(arrays, radii))["scores"]
+    assert ball.radius.item() == pytest.approx(3 * min(radius, 2), rel=1e-15)

@@ -25,7 +25,7 @@ from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.problem import Problem as Canonical
 from attncheck.oracle import evaluate as oracle
-from attncheck.oracle.enclosure import Enclosure, enclose, join
+from attncheck.oracle.enclosure import Enclosure, enclose
 from attncheck.oracle.evaluate import OutsideDomain, PrecisionExhausted, exact_from, exact_stages, predecessors
 
 Array = NDArray[Any]
@@ -144,17 +144,6 @@ def test_errors_of_infinities_and_nan() -> None:
     assert enclosure([-1.5e308]).error_of(np.array([1.5e308])) == INF
 
 
-def test_shapes_are_the_same_and_enclosures_are_joined() -> None:
-    with pytest.raises(ValueError, match="one shape"):
-        Enclosure(np.zeros(2), np.zeros(3), np.zeros(2))
-    with pytest.raises(ValueError, match="a candidate of shape"):
-        enclosure([1.0]).error_of(np.zeros((1, 1)))
-    parts = [enclosure([1.0, 2.0]).reshaped((2, 1)), enclosure([3.0]).reshaped((1, 1))]
-    joined = join(parts, -2)
-    assert (joined.shape, joined.high.ravel().tolist()) == ((3, 1), [1, 2, 3])
-    assert join(parts[:1], -2) is parts[0]
-
-
 # Extremes.
 
 
@@ -204,32 +193,6 @@ def test_no_keys_or_no_queries(queries: int, keys: int) -> None:
     assert not exact["output"].high.any()
     assert not exact["output"].radius.any()
     assert (exact["log_sum_exp"].high == -INF).all()
-
-
-def test_ranks_below_four_are_kept_and_inputs_are_taken_as_stored() -> None:
-    inputs = attention_inputs()
-    exact, whole = (
-        exact_stages("attention", {}, each) for each in ({n: array[0, 0] for n, array in inputs.items()}, inputs)
-    )
-    assert (exact["output"].shape, exact["log_sum_exp"].shape) == ((4, 2), (4,))
-    assert np.array_equal(exact["output"].high, whole["output"].high[0, 0])
-    options = {"is_causal": True, "softcap": 3.0}
-    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
-        stored: dict[str, Array] = {name: array.astype(dtype) for name, array in inputs.items()}
-        widened = {name: array.astype(np.float64) for name, array in stored.items()}
-        exact, other = (exact_stages("attention", options, each) for each in (stored, widened))
-        assert all(np.array_equal(each.low, other[stage].low) for stage, each in exact.items())
-
-
-def test_the_scale_is_the_real_number() -> None:
-    inputs = {"query": np.array([[3.0, 0, 0]]), "key": np.array([[1.0, 0, 0]])}
-    exact = exact_stages("scoring", {}, inputs)["scores"]
-    with mp.workprec(200):
-        assert abs(mp.sqrt(3) - mpf(exact.high.item()) - mpf(exact.low.item())) <= mpf(exact.radius.item())
-    assert exact.radius.item() < 2.0**-99
-    given_scale = exact_stages("scoring", {"scale": 0.1}, inputs)["scores"]
-    low = 3 * 0.1 - 0.30000000000000004 - 2.0**-55
-    assert (given_scale.high.item(), given_scale.low.item()) == (0.30000000000000004, low)
 
 
 @pytest.mark.parametrize("size", [(1, 64, 64), (40, 64, 64), (63, 63, 63), (50, 80, 90), (64, 64, 64)])
