@@ -24,13 +24,12 @@ from attncheck.config import expected_failures_of, read_config
 from attncheck.errors import AttncheckError, CaseError, Diagnostic, UsageError
 from attncheck.merge import merge_runs
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form, lowered
 from attncheck.reading.model import TagEntry
-from attncheck.reading.record import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.build_frames import make_frames
 from attncheck.reports.ci import annotation_lines, render_ci_summary

@@ -373,7 +373,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "rounded_twice_to_bfloat16",
-        "harness/reading/dtypes.py",
+        "harness/dtypes.py",
         "if name in _ADDED and array.dtype != np.float32:",
         "if name == 'none' and array.dtype != np.float32:",
         "bfloat16 is rounded by way of float32",
@@ -421,7 +421,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "expression_or_is_and",
-        "harness/reading/expression.py",
+        "harness/reading/selection.py",
         "lambda subject: any(test(subject) for test in tests)",
         "lambda subject: all(test(subject) for test in tests)",
         "`or` selects what both sides do",

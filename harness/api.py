@@ -26,8 +26,7 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.execution.limits import Limits
 from attncheck.merge import merge_runs
 from attncheck.reading.case import Case
-from attncheck.reading.expression import read_expression
-from attncheck.reading.selection import Selection
+from attncheck.reading.selection import Selection, read_expression
 from attncheck.reading.tiles import read_tiles
 from attncheck.repeating import Met, calls_before, explain_as_met, group_of
 from attncheck.results.format import Row

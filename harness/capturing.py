@@ -28,8 +28,8 @@ from attncheck.execution.operations import run_operation
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import call_form
 from attncheck.reading.printed import MAX_NUMBERS
-from attncheck.reading.slugs import slug
 from attncheck.spec import DTYPES, inputs_of
+from attncheck.wording import slug
 
 Array = NDArray[Any]
 Layout = Literal["heads_first", "length_first"]

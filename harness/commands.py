@@ -51,7 +51,7 @@ def words_of(implementation: str, again: Mapping[str, Sequence[str]]) -> list[st
 
 def command(name: str, case: Mapping[str, Any], implementation: Sequence[str], dtype: str) -> str:
     """Return a command about one case, given as its record, on an implementation, as ``words_of`` names it."""
-    from attncheck.reading.addresses import address  # what reads cases is loaded where a command is printed
+    from attncheck.reading.selection import address  # what reads cases is loaded where a command is printed
 
     target, *options = implementation
     words = [_argument(address(case["id"], case.get("path", ""))), _argument(target), "--dtype", dtype, *options]

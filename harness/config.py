@@ -20,8 +20,7 @@ from typing import Any
 
 from attncheck.errors import UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
-from attncheck.reading.expression import Expression
-from attncheck.reading.selection import Selection, exists, select_cases
+from attncheck.reading.selection import Expression, Selection, exists, select_cases
 from attncheck.reading.tiles import read_tiles
 from attncheck.results.coverage import Minimum
 from attncheck.store import Store

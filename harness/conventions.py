@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.dtypes import rounded_once
 from attncheck.errors import UsageError
 from attncheck.execution.families import FAMILIES
 from attncheck.execution.implementations import Implementation
@@ -29,7 +30,6 @@ from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Computed, Failure, Outcome, Task
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.dtypes import rounded_once
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 
 Array = NDArray[Any]

@@ -74,7 +74,7 @@ class ImplementationJudge:
         """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
         from attncheck.commands import command, words_again, words_of
         from attncheck.execution.limits import Limits
-        from attncheck.reading.record import case_record
+        from attncheck.reading.case import case_record
         from attncheck.repeating import RepeatedExplanation, explain_as_met, met_now
         from attncheck.reports.explanation import repeated_explanation_text
 

@@ -18,10 +18,9 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, task_of
 from attncheck.explain import Explanation, explain_case
-from attncheck.reading.addresses import read_called
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.record import case_record
+from attncheck.reading.selection import read_called
 from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worker, what_was_found
 from attncheck.results.same_cases import changed
 

@@ -25,10 +25,9 @@ from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
 from attncheck.plan import Plan, Unit
 from attncheck.processors import available_processors
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, case_records
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
-from attncheck.reading.record import case_records
 from attncheck.recorder import ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, Stop, shortfalls
 from attncheck.results.format import Row

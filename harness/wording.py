@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -50,3 +51,8 @@ def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bo
     if lists_all and (close or len(names) > _LISTED):
         everything = f"{lists_all} lists all"
     return f"did you mean {listed_or(close)}? ({everything})" if close else everything
+
+
+def slug(name: str) -> str:
+    """Return a case's name, or what is added to it, as it stands in an id."""
+    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")

@@ -18,10 +18,9 @@ from attncheck.errors import OutputError, UsageError
 from attncheck.judging.judge import exact_values
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.truth import Truth, truth_of_case
-from attncheck.reading.case import Case, Expected
+from attncheck.reading.case import Case, Expected, case_record
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.model import TagEntry
-from attncheck.reading.record import case_record
 from attncheck.reports.documents import Drawing, Kept, beside, drawings_of, element, title_of
 from attncheck.reports.explanation import inputs_line
 from attncheck.reports.figures.panels import Panel, Pixels, ink_on, safe_text, shades, short_number

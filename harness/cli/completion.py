@@ -48,7 +48,7 @@ def complete_cases(incomplete: str) -> list[str]:
 
 def _cases_of(text: str) -> Iterator[str]:
     """Yield the last part of the id of every case of a file; with a * where it stands for several."""
-    from attncheck.reading.slugs import slug
+    from attncheck.wording import slug
 
     of_file = bool(_OF_FILE.search(text))
     text = text[text.find("\ncases:") :]

@@ -178,7 +178,7 @@ def _script_document(
 def _commands(asked: _Asked, limits: Limits, names: Sequence[str]) -> list[str]:
     """Return commands about the same case on the same implementation."""
     from attncheck.commands import command, words_again
-    from attncheck.reading.record import case_record
+    from attncheck.reading.case import case_record
 
     words = words_again([asked.implementation], limits, None).get(asked.implementation.name)
     record = case_record(asked.case, {})

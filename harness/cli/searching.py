@@ -120,7 +120,7 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
     from attncheck.commands import joined
     from attncheck.errors import AttncheckError
     from attncheck.explain import explain_case
-    from attncheck.reading.addresses import select_one
+    from attncheck.reading.selection import select_one
     from attncheck.repro import compact_script, repro_script
 
     for position, finding in enumerate(found.folder.findings):

@@ -57,7 +57,7 @@ def select(
 ) -> Selection:
     """Return the cases that the options name, the configured and bundled ones where they name none."""
     from attncheck.config import selected
-    from attncheck.reading.expression import read_expression
+    from attncheck.reading.selection import read_expression
     from attncheck.reading.tiles import read_tiles
     from attncheck.spec import DTYPES
 
@@ -76,16 +76,16 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
     What neither the folders below nor the project's configuration lead to, a check's results may.
     """
     from attncheck.config import read_config
-    from attncheck.reading import addresses
+    from attncheck.reading import selection
 
     config = read_config()
     try:
-        return addresses.select_one(case, config.cases, lists=config.expected_failures)
-    except addresses.NoSuchCase:
+        return selection.select_one(case, config.cases, lists=config.expected_failures)
+    except selection.NoSuchCase:
         found = checked.address(case) if checked else None
         if found is None or found == case:
             raise
-    return addresses.select_one(found)
+    return selection.select_one(found)
 
 
 def checked_in(results: Path | None) -> Checked | None:

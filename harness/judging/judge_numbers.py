@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Ball
 from attncheck.attention.radii import propagate
+from attncheck.dtypes import rounded_once
 from attncheck.elements import stored_index, written_element
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient
 from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.case import Case, Expected
-from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered
 from attncheck.reading.printed import PrintedArray

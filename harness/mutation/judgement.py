@@ -14,6 +14,7 @@ import numpy as np
 
 from attncheck.attention.bounds import Bound
 from attncheck.backends import EAGER
+from attncheck.dtypes import numpy_dtype
 from attncheck.judging.diagnosis import Evidence, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.judge_stages import (
@@ -26,7 +27,6 @@ from attncheck.judging.judge_stages import (
 from attncheck.judging.truth import Array, Stages, Truth, digest, find_truth, is_measured
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
-from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import Inputs
 from attncheck.spec import Shape
 from attncheck.verdicts import Verdict

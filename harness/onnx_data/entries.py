@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from attncheck.onnx_data.files import BackendTest, NotACase
 from attncheck.reading import array_kinds as kinds
+from attncheck.reading.array_kinds import StoredArray
 from attncheck.reading.case import Case
-from attncheck.reading.file_kinds import StoredArray
 from attncheck.spec import DTYPES, Shape
 
 Array = NDArray[Any]

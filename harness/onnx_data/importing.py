@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from attncheck.backends.onnx_attention import STAGE_OF_MODE
+from attncheck.dtypes import numpy_dtype
 from attncheck.errors import CaseError, OutputError
 from attncheck.onnx_data.entries import Entry, Source, begin, softmax_entry
 from attncheck.onnx_data.files import BackendTest, NotACase, folders_of, read_tests
-from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.loader import case_of_data
 from attncheck.reading.lowering import within_window
-from attncheck.reading.slugs import slug
+from attncheck.wording import slug
 
 Array = NDArray[Any]
 _ATTRIBUTES = frozenset(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.sessions import Session, Step
 from attncheck.properties.problem import (
     AnyVariant,
@@ -24,7 +25,6 @@ from attncheck.properties.problem import (
     require_operation,
     taken,
 )
-from attncheck.reading.dtypes import largest_number, rounded_once
 from attncheck.reading.lowering import poisoned
 
 Array = NDArray[Any]

@@ -1,31 +1,280 @@
-"""The arrays of a case file: every kind in which numbers can be given, drawn, built or put together."""
+"""The arrays of a case file: every kind in which numbers can be given, drawn, built, stored or put together.
+
+``arrays.py`` checks them, ``generated_arrays.py`` makes masks and biases, and ``stored_arrays.py`` reads files.
+
+In masks true = may attend. A query stands at position p = ``offset`` + i, and key j at position j. A list of numbers,
+or a list of lists, has an entry for each element of the batch; the mask is then (B, 1, Lq, T), and (Lq, T) otherwise.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, Discriminator, Field, PositiveInt, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    Tag,
+    computed_field,
+)
 
-from attncheck.reading.array_fields import Arrangement, Name, PrintedRows, RoundingFields, Shape
-from attncheck.reading.bias_kinds import Alibi
-from attncheck.reading.file_kinds import StoredArray
-from attncheck.reading.mask_kinds import (
-    MASK_PATTERNS,
-    Chunked,
-    Dilated,
-    DocumentLengths,
-    FirstTokens,
+from attncheck.reading.yaml_reader import FieldPath
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
+PrintedRows = str | list[Any]
+"""Rows of printed numbers as text, or nested lists of such texts for ranks above two."""
+Shape = Annotated[list[NonNegativeInt], Field(max_length=5, description="Lengths of the axes, at most five; 0 too.")]
+
+
+class Strict(BaseModel):
+    """A mapping with exactly the fields that are listed.
+
+    What checks it is built when it is first needed: cases that were read before come back as they were.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+
+class Arrangement(Strict):
+    """Changes to an array after it is read, drawn or built, applied in this order."""
+
+    rows: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None, min_length=1, description="Take these rows (first axis), as an embedding look-up does."
+    )
+    transpose: bool = Field(default=False, description="Swap the last two axes.")
+    times: float | int | None = Field(default=None, description="Multiply each number by this.")
+    plus: float | int | None = Field(default=None, description="Add this to each number.")
+
+
+class UnitsOff(Strict):
+    """By how much last digits may be off that were not rounded as they should have been."""
+
+    units: Annotated[int, Field(ge=1, le=1000)] = Field(
+        description="The last digit may differ by so many from that of the number rounded to nearest."
+    )
+    because: Annotated[str, Field(min_length=3, max_length=4000)] = Field(
+        description="How it is known that the digits are no better than that."
+    )
+
+
+def _kind_of_digits(source: Any) -> str:
+    return "units" if isinstance(source, UnitsOff | dict) else "word"
+
+
+Digits = Annotated[
+    Annotated[Literal["rounded", "truncated"], Tag("word")] | Annotated[UnitsOff, Tag("units")],
+    Discriminator(_kind_of_digits),
+]
+
+
+class RoundingFields(Strict):
+    """How printed numbers were rounded; by default each to as many decimals as it shows."""
+
+    exact: bool = Field(default=False, description="The printed numbers are exact: integers computed from integers.")
+    decimals: Annotated[int, Field(ge=0, le=400)] | None = Field(
+        default=None, description="Rounded to so many decimals, of which trailing zeros may not be shown."
+    )
+    significant_digits: PositiveInt | None = Field(default=None, description="Rounded to so many significant digits.")
+    digits: Digits | None = Field(
+        default=None,
+        description="How the last digit came about. rounded (if absent): to nearest. truncated: the digits behind it "
+        "were cut off. {units, because}: it may be off by so many. `rounded` also says that a number with fewer digits "
+        "than its neighbours was rounded to the digits that it shows.",
+    )
+
+
+FOLDER = "folder"
+"""What a validator's context tells of the case file: the folder that it is in."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is known of a stored array without holding it.
+
+    ``numbers`` are all of them in row order, where they are few and whole, as counts are: ``is_all``. Otherwise they
+    stand for all: the least and the largest finite one, NaN and infinities that are there, and one that is not whole.
+    """
+
+    digest: str
+    shape: tuple[int, ...]
+    numbers: tuple[float, ...]
+    is_all: bool
+
+
+class StoredNumbers(Strict):
+    """Numbers in a file beside the case file, taken as they are: what a document gives to the last bit."""
+
+    file: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
+        description="The path of the file, relative to the folder of the case file and inside of it."
+    )
+    name: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        default=None, description="The name of the array in the file; .npy holds one without a name."
+    )
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        default=None, description="The SHA-256 checksum of the file, which it then has to have."
+    )
+    _folder: str = PrivateAttr(default="")
+    _contents: Contents | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any) -> None:
+        """Remember the folder of the case file."""
+        self._folder = str((context or {}).get(FOLDER, ""))
+
+    @property
+    def folder(self) -> str:
+        """The folder that the path is relative to; empty where the array is in no file of cases."""
+        return self._folder
+
+    @property
+    def contents(self) -> Contents | None:
+        """What the file held when the case was read; None before."""
+        return self._contents
+
+    def pin(self, contents: Contents) -> None:
+        """Say what the file holds: another content is refused from then on."""
+        self._contents = contents
+
+    @computed_field(description="What the case is judged by, whatever its file is called.")  # type: ignore[prop-decorator]
+    @property
+    def content(self) -> str:
+        """The digest of the numbers, which is part of the digest of a case."""
+        return self._contents.digest if self._contents else ""
+
+
+class StoredArray(StoredNumbers, Arrangement):
+    """An array in a file beside the case file: .npy, .npz or .safetensors. Nothing is unpickled."""
+
+
+MAX_POSITION = 2**31
+QueriesAndKeys = Annotated[
+    list[NonNegativeInt], Field(min_length=2, max_length=2, description="[Lq, T]: how many queries and keys there are.")
+]
+Bound = Annotated[int, Field(ge=0, le=MAX_POSITION)]
+Size = Annotated[PositiveInt, Field(le=MAX_POSITION)]
+
+
+class Pattern(Arrangement):
+    """A mask or bias that follows from the positions of queries and keys."""
+
+    shape: QueriesAndKeys
+    offset: Bound = Field(
+        default=0, description="The position of the first query: after a past of P keys it is P; 0 if absent."
+    )
+
+
+class SlidingWindow(Pattern):
+    """A query at p sees key j if p - left <= j <= p + right. [null, 0] is a causal mask."""
+
+    sliding_window: Annotated[list[Bound | None], Field(min_length=2, max_length=2)] = Field(
+        description="[left, right]; null is unbounded."
+    )
+
+
+class PrefixLM(Pattern):
+    """A query at p sees key j if j <= p, or if j lies in the prefix."""
+
+    prefix_lm: Any = Field(description="The length of the prefix, or a list of lengths, one for each of the batch.")
+
+
+class Images(Pattern):
+    """A query at p sees key j if j <= p, or if both belong to the same image."""
+
+    images: Any = Field(
+        description="For each key the number of its image, 0 for text; or a list of such lists, one for each of the "
+        "batch."
+    )
+
+
+class ImageSpans(Pattern):
+    """Images in text, as ``images``, by where each image begins and ends."""
+
+    image_spans: Any = Field(
+        description="[begin, end] of each image, whose last position is end - 1; or a list of such lists, one for each "
+        "of the batch."
+    )
+
+
+class Segments(Pattern):
+    """A query at p sees key j if both belong to the same segment, such as a document of a packed sequence."""
+
+    segments: Any = Field(
+        description="For each key the number of its segment; or a list of such lists, one for each of the batch."
+    )
+
+
+class DocumentLengths(Pattern):
+    """Documents of a packed sequence, as ``segments``, by the length of each."""
+
+    document_lengths: Any = Field(
+        description="How many keys each document has, all keys together; or a list of such lists, one for each of the "
+        "batch."
+    )
+
+
+class Chunked(Pattern):
+    """A query at p sees key j if j <= p and both lie in the same chunk of the sequence."""
+
+    chunked: Size = Field(description="How many positions a chunk has.")
+    left_padding: Any = Field(
+        default=None, description="Where the first chunk begins: a position, or a list with one for each of the batch."
+    )
+
+
+class FirstTokens(Pattern):
+    """A query at p sees key j if j <= p, and j is one of the first tokens or p - left <= j."""
+
+    first_tokens: Bound = Field(description="How many tokens at the beginning are kept.")
+    left: Bound = Field(description="How many keys before its own position a query sees besides.")
+
+
+class Dilated(Pattern):
+    """A query at p sees every key j = p + t * dilation with -left <= t <= right."""
+
+    dilated: Size = Field(description="The dilation: 1 is a window without gaps.")
+    window: Annotated[list[Bound | None], Field(min_length=2, max_length=2)] = Field(
+        description="[left, right] in steps of the dilation; null is unbounded."
+    )
+
+
+class Tree(Arrangement):
+    """Nodes of a tree of drafted tokens after a committed prefix: a node sees the prefix, its ancestors and itself."""
+
+    tree: Any = Field(
+        description="For each node the number of its parent, which comes before it, or null for a child of the prefix; "
+        "or a list of such lists, one for each of the batch."
+    )
+    committed: Bound = Field(default=0, description="How many keys the committed prefix has; 0 if absent.")
+
+
+AnyMaskPattern = (
+    SlidingWindow | PrefixLM | Images | ImageSpans | Segments | DocumentLengths | Chunked | FirstTokens | Dilated | Tree
+)
+MASK_PATTERNS = (
+    SlidingWindow,
+    PrefixLM,
     Images,
     ImageSpans,
-    Pattern,
-    PrefixLM,
-    QueriesAndKeys,
     Segments,
-    Size,
-    SlidingWindow,
+    DocumentLengths,
+    Chunked,
+    FirstTokens,
+    Dilated,
     Tree,
 )
-from attncheck.reading.yaml_scalars import FieldPath
+"""Masks that are told by positions alone."""
+
+
+class Alibi(Pattern):
+    """ALiBi: minus the slope of each head times the distance between query and key, (H, Lq, T)."""
+
+    alibi: Annotated[PositiveInt, Field(le=4096)] = Field(
+        description="How many heads there are, from which their slopes follow."
+    )
 
 
 class Values(Arrangement):

@@ -14,8 +14,7 @@ from pydantic_core import ErrorDetails
 from attncheck.errors import Diagnostic
 from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
-from attncheck.reading.yaml_reader import YamlDocument
-from attncheck.reading.yaml_scalars import FieldPath, YamlFault
+from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault
 from attncheck.wording import NEAR
 
 Result = TypeVar("Result")

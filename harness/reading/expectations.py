@@ -8,15 +8,14 @@ from functools import partial
 
 from attncheck.quantities import QUANTITIES
 from attncheck.reading import model
-from attncheck.reading.array_fields import Digits, PrintedRows, RoundingFields, UnitsOff
+from attncheck.reading.array_kinds import Digits, PrintedRows, RoundingFields, StoredNumbers, UnitsOff
 from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.diagnostics import CaseFileError, each_of
-from attncheck.reading.file_kinds import StoredNumbers
 from attncheck.reading.printed import PrintedArray, PrintedError, as_printed
 from attncheck.reading.shapes import lift, show, stage_axes
 from attncheck.reading.stored_arrays import StoredArrayFault, contents_of, read_stored
-from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
 
 DTYPES_OF_NUMBERS = ("float64", "float32")

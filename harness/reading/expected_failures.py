@@ -21,11 +21,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from attncheck.backends.contract import EmptyRows
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.processors import processor_flags
-from attncheck.reading.array_fields import Strict
+from attncheck.reading.array_kinds import Strict
 from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, yaml_diagnostics
 from attncheck.reading.model import Dtype, PropertyName, StageName, Text
-from attncheck.reading.yaml_reader import YamlDocument, read_yaml
-from attncheck.reading.yaml_scalars import YamlFault
+from attncheck.reading.yaml_reader import YamlDocument, YamlFault, read_yaml
 from attncheck.verdicts import Verdict
 
 FOLDER = "expected_failures"

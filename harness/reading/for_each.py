@@ -16,16 +16,103 @@ import math
 import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import Any
 
-from attncheck.reading.compressed_cases import EACH, Origin, WrittenOut, as_written, referred
 from attncheck.reading.diagnostics import CaseFileError, short
-from attncheck.reading.slugs import slug
-from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, YamlDocument
-from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, FieldPath, YamlDocument
+from attncheck.wording import slug
+
+EACH = "each"
+_SHOWN = 60
+
+
+def referred(data: Any) -> str | None:
+    """Return the name in ``{each: name}``; None for what is anything else."""
+    name = data.get(EACH) if isinstance(data, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def as_written(name: str) -> str:
+    """Write a reference to a name as a file does."""
+    return f"{{{EACH}: {name if name.isidentifier() and len(name) <= _SHOWN else ascii(name)[:_SHOWN]}}}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which case of the file one is made of, and where the values stand that its names have."""
+
+    number: int
+    values: Mapping[str, FieldPath]
+
+
+@dataclass(frozen=True)
+class _Followed:
+    """How far a path leads: in the cases as written out, in the file, and perhaps on into a value of ``for_each``."""
+
+    found: FieldPath
+    path: FieldPath
+    name: str | None = None
+    value: FieldPath = ()
+
+
+@dataclass(frozen=True)
+class WrittenOut(YamlDocument):
+    """``data`` holds the cases as written out, ``lines`` those of the file, whose own data is ``written``."""
+
+    written: Any = None
+    origins: tuple[Origin, ...] = field(default=())
+
+    def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
+        """Return the longest part of a path that exists, and its line; of a value, where the case has its name."""
+        followed = self._follow(path)
+        return followed.found, self.lines.get(followed.path)
+
+    def source(self, path: FieldPath) -> FieldPath:
+        """Return where in the file stands what a path leads to."""
+        followed = self._follow(path)
+        return followed.value if followed.name else followed.path
+
+    def value_of(self, path: FieldPath) -> tuple[str, int | None] | None:
+        """Return the name whose value a path leads to, and the line of that value."""
+        followed = self._follow(path)
+        return (followed.name, self.lines.get(followed.value)) if followed.name else None
+
+    def _follow(self, path: FieldPath) -> _Followed:
+        match path:
+            case ("cases", int(number), *rest):
+                origin = self.origins[number]
+            case _:
+                found, _ = super().locate(path)
+                return _Followed(found, found)
+        written: FieldPath = ("cases", origin.number)
+        now = self._into(_Followed(("cases", number), written), origin, written)
+        for part in rest:
+            ahead = (*(now.value if now.name else now.path), part)
+            if ahead not in self.lines:
+                continue
+            if now.name:
+                now = _Followed((*now.found, part), now.path, now.name, ahead)
+            else:
+                now = _Followed((*now.found, part), ahead)
+            now = self._into(now, origin, ahead)
+        return now
+
+    def _into(self, followed: _Followed, origin: Origin, at: FieldPath) -> _Followed:
+        """Go on to the value, where one stands."""
+        while (name := referred(self._written_at(at))) is not None and name in origin.values:
+            at = origin.values[name]
+            followed = _Followed(followed.found, followed.path, name, at)
+        return followed
+
+    def _written_at(self, path: FieldPath) -> Any:
+        data = self.written
+        for part in path:
+            data = data[part]
+        return data
+
 
 ROW_NAME = "name"
 """The field of a row that says what its case is called."""

@@ -1,6 +1,6 @@
 """Arrays that a few numbers describe: masks, ALiBi and relative position biases.
 
-The masks of today's models, made from their definitions in ``mask_kinds.py``.
+The masks of today's models, made from their definitions in ``array_kinds.py``.
 
 Sources: prefix LM, Raffel et al. 2020 (arXiv 1910.10683, section 3.2.1); images in text, the Gemma 3 and PaliGemma
 models of transformers (``blockwise_overlay``); chunks, Llama 4 (``chunked_overlay``); first tokens, Xiao et al. 2024
@@ -23,11 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.reading import mask_kinds as kinds
-from attncheck.reading.array_kinds import RelativeBuckets
-from attncheck.reading.bias_kinds import Alibi
-from attncheck.reading.mask_kinds import Pattern
-from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading.array_kinds import Alibi, Pattern, RelativeBuckets
+from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import Shape
 
 Mask = NDArray[np.bool_]

@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading.array_fields import Arrangement, RoundingFields, UnitsOff
-from attncheck.reading.bias_kinds import Alibi
+from attncheck.reading.array_kinds import MASK_PATTERNS, Alibi, Arrangement, RoundingFields, StoredArray, UnitsOff
 from attncheck.reading.case import Case
-from attncheck.reading.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
-from attncheck.reading.file_kinds import StoredArray
 from attncheck.reading.lowering import poisoned
-from attncheck.reading.mask_kinds import MASK_PATTERNS
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
 from attncheck.spec import InputSpec, Shape, statistics_dtype
 
 if TYPE_CHECKING:
-    from attncheck.reading.generators import Generator
+    from attncheck.reading.random_numbers import Generator
 
 Array = NDArray[Any]
 
@@ -84,7 +81,7 @@ def make_exact_inputs(case: Case) -> dict[str, Exact]:
 def _generator_of(case: Case) -> Generator | None:
     if case.random is None:
         return None
-    from attncheck.reading.generators import GENERATORS
+    from attncheck.reading.random_numbers import GENERATORS
 
     return GENERATORS[case.random.generator](case.random.seed)
 
@@ -253,7 +250,7 @@ def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
             factors[:1] = start  # there may be none
             return np.multiply.accumulate(factors).reshape(source.shape)
         case kinds.Drawn():
-            from attncheck.reading.generators import draw
+            from attncheck.reading.random_numbers import draw
 
             assert generator is not None, "the loader refuses a draw without a generator"
             drawn = draw(generator, source.draw, tuple(source.shape), draw_parameters(source))

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
-from attncheck.reading.array_fields import PrintedRows, RoundingFields
+from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, StoredNumbers
 from attncheck.reading.arrays import NO_ARRAYS, Arrays, named_arrays
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import Budget, CaseLocation, make_case, random_of
@@ -38,13 +38,11 @@ from attncheck.reading.diagnostics import (
     told_once,
     yaml_diagnostics,
 )
-from attncheck.reading.file_kinds import FOLDER, StoredNumbers
 from attncheck.reading.for_each import FOR_EACH, write_out
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import PrintedArray, parse_printed
-from attncheck.reading.slugs import slug
-from attncheck.reading.yaml_reader import YamlDocument, read_yaml
-from attncheck.reading.yaml_scalars import FieldPath, YamlFault
+from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault, read_yaml
+from attncheck.wording import slug
 
 Warnings = Iterator[tuple[FieldPath, str]]
 Counts = NDArray[np.int64]

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.reading.dtypes import largest_number, rounded_once
+from attncheck.dtypes import largest_number, rounded_once
 from attncheck.reading.shapes import ShapeFault
 from attncheck.spec import CONVENTIONS, HEADS, OPERATIONS, OPTIONS, InputSpec, Shape
 

@@ -12,9 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, create_model
 
 from attncheck import spec
 from attncheck.backends.contract import EmptyRows, Window
-from attncheck.reading.array_fields import Digits, Name, PrintedRows, RoundingFields, Strict
-from attncheck.reading.array_kinds import Array, Input
-from attncheck.reading.file_kinds import StoredNumbers
+from attncheck.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, StoredNumbers, Strict
 from attncheck.spec import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, OptionSpec
 from attncheck.spec.properties import PROPERTIES
 

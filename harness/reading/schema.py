@@ -17,17 +17,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from attncheck.dtypes import numpy_dtype
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.array_kinds import COMBINED_KINDS, KINDS, MASK_KINDS
 from attncheck.reading.arrays import INT_RANGE
-from attncheck.reading.compressed_cases import EACH
-from attncheck.reading.dtypes import numpy_dtype
+from attncheck.reading.case_maker import MERGED_INPUTS, ONLY_WITH_SOME_SCORES
 from attncheck.reading.expectations import DTYPES_OF_NUMBERS
-from attncheck.reading.for_each import FOR_EACH, MAX_LABEL, NAME, ROW_NAME
-from attncheck.reading.generators import GENERATORS, distributions
+from attncheck.reading.for_each import EACH, FOR_EACH, MAX_LABEL, NAME, ROW_NAME
 from attncheck.reading.model import CaseFile, TagFile
-from attncheck.reading.options import MERGED_INPUTS, ONLY_WITH_SOME_SCORES
 from attncheck.reading.printed import LEFT_OUT, MAX_AXES
+from attncheck.reading.random_numbers import GENERATORS, distributions
 from attncheck.spec import (
     ASKED_BY,
     DEFAULT_DTYPES,

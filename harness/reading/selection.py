@@ -1,35 +1,238 @@
-"""Which cases to run: the bundled corpus and people's own folders, chosen by path, glob, tag and expression.
+"""Cases to run: the bundled corpus and people's own folders, chosen by path, glob, tag and expression.
 
-Case files that were read before: the cases and tags that came of them, kept under every byte of the file.
+One case is called by its id, a glob that only it matches, or its file with a part of its name.
 
-What is kept is unpickled, but only into the classes of a case: an entry that names anything else is none.
+    attention/a-query-that-may-attend-to-nothing-gets-zeros      an id: of a bundled case, or of one's own
+    my_cases/a.yaml                                              a file with one case
+    my_cases/a.yaml::equal keys                                  a file, and what only one of its names has in it
+    my_cases/a.yaml/two-equal-keys                               the same
+
+An id of one's own leads to its file where that lies below the folder that one is in, or among the project's cases
+(``[tool.attncheck]`` in its pyproject.toml).
+
+Expressions select cases by words in their names and tags, and by comparisons of their shapes.
+
+    Lk>64 and not causal
+    (softcap or window) and Lq!=Lk
+    Lk%8!=0 and 'equal keys'
+
+A word matches a case where its id, its name or one of its tags has the word in it, whatever the case of the letters. A
+text in quotes is one word, and may hold blanks. A comparison has the letter of an axis on its left, and a whole number
+or another axis on its right; ``Lk%8`` is the remainder. It does not match a case that has no such axis. ``not`` binds
+closer than ``and``, and ``and`` closer than ``or``.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import operator
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from glob import escape
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from attncheck.digests import digest_of, digest_of_code
 from attncheck.errors import CaseError, Diagnostic, UsageError
-from attncheck.reading import array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds
 from attncheck.reading.case import Case
-from attncheck.reading.compressed_cases import PackedCases
-from attncheck.reading.expression import Expression
+from attncheck.reading.kept_cases import PackedCases, load_kept_case_file, load_kept_tags
 from attncheck.reading.model import TAG_FILE, TagEntry
+from attncheck.reading.shapes import axis_lengths
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
-from attncheck.store import Key, Store, UnreadableEntry, user_store
-from attncheck.wording import NEAR, expected, listed_or
+from attncheck.spec import AXES
+from attncheck.store import Store, user_store
+from attncheck.wording import NEAR, expected, listed_or, slug
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<sign>[()%]|[=!<>]=|[=<>])|'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<word>[^\s()%=!<>'"]+))"""
+)
+_SIGNS: Mapping[str, Callable[[int, int], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_NUMBER = re.compile(r"[0-9]{1,12}")
+_MAX_DEEP = 50
+_MAX_LETTERS = 1000
+_CONNECTIVES = ("and", "or", "not")
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What an expression is compared with: the texts of a case in small letters, and the lengths of its axes."""
+
+    texts: tuple[str, ...]
+    lengths: Mapping[str, int]
+
+
+_Test = Callable[[_Subject], bool]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression that was read."""
+
+    text: str
+    _test: _Test
+
+    def matches(self, case: Case) -> bool:
+        """Whether it selects a case."""
+        texts = (case.id, case.name, *case.tags)
+        lengths = axis_lengths(case.operation, case.options, case.input_shapes)
+        return self._test(_Subject(tuple(text.lower() for text in texts), lengths))
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A part of the text: a ``sign``, a ``word``, a ``text`` in quotes, or the ``end``."""
+
+    kind: str
+    text: str
+    column: int
+
+    @property
+    def shown(self) -> str:
+        return "the end" if self.kind == "end" else repr(self.text)
+
+
+def read_expression(text: str, where: str) -> Expression:
+    """Read an expression. Raises ``UsageError``, which names ``where`` it stands and points at the fault."""
+    return Expression(text, _Reader(text, where).read())
+
+
+class _Reader:
+    """Reads an expression from left to right."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self._text, self._where, self._index, self._depth = text, where, 0, 0
+        if len(text) > _MAX_LETTERS:
+            raise UsageError(f"{where}: expected at most {_MAX_LETTERS} characters, got {len(text)}")
+        self._tokens = self._tokenise()
+
+    def read(self) -> _Test:
+        test = self._any()
+        if self._token.kind != "end":
+            raise self._expected("'and', 'or' or the end")
+        return test
+
+    def _tokenise(self) -> list[_Token]:
+        tokens, column, end = [], 0, len(self._text.rstrip())
+        while column < end:
+            found = _TOKEN.match(self._text, column)
+            if found is None:
+                begin = len(self._text) - len(self._text[column:].lstrip())
+                what = "a closing quote" if self._text[begin] in "'\"" else "a word, an axis or a comparison"
+                raise self._fault(f"expected {what}, got {self._text[begin:]!r}", begin)
+            kind = str(found.lastgroup)
+            tokens.append(_Token("text" if kind in ("single", "double") else kind, found[kind], found.start(kind)))
+            column = found.end()
+        return [*tokens, _Token("end", "", end)]
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._index]
+
+    def _take(self) -> _Token:
+        token = self._token
+        self._index += 1
+        return token
+
+    def _is(self, kind: str, *texts: str) -> bool:
+        return self._token.kind == kind and self._token.text in texts
+
+    def _any(self) -> _Test:
+        tests = [self._all()]
+        while self._is("word", "or"):
+            self._take()
+            tests.append(self._all())
+        return tests[0] if len(tests) == 1 else lambda subject: any(test(subject) for test in tests)
+
+    def _all(self) -> _Test:
+        tests = [self._negated()]
+        while self._is("word", "and"):
+            self._take()
+            tests.append(self._negated())
+        return tests[0] if len(tests) == 1 else lambda subject: all(test(subject) for test in tests)
+
+    def _negated(self) -> _Test:
+        self._depth += 1
+        if self._depth > _MAX_DEEP:
+            raise self._fault(f"expected at most {_MAX_DEEP} levels of parentheses and 'not'", self._token.column)
+        try:
+            if not self._is("word", "not"):
+                return self._single()
+            self._take()
+            test = self._negated()
+            return lambda subject: not test(subject)
+        finally:
+            self._depth -= 1
+
+    def _single(self) -> _Test:
+        if self._is("sign", "("):
+            self._take()
+            test = self._any()
+            if not self._is("sign", ")"):
+                raise self._expected("')'")
+            self._take()
+            return test
+        if self._token.kind not in ("word", "text") or self._is("word", *_CONNECTIVES):
+            raise self._expected("a word, an axis or '('")
+        token = self._take()
+        if token.kind == "word" and self._is("sign", "%", *_SIGNS):
+            return self._comparison(token)
+        if not token.text:
+            raise self._fault("expected a text between the quotes", token.column)
+        word = token.text.lower()
+        return lambda subject: any(word in text for text in subject.texts)
+
+    def _comparison(self, left: _Token) -> _Test:
+        axis, divisor = self._axis(left), 0
+        if self._is("sign", "%"):
+            self._take()
+            divisor = self._number("a whole number larger than 0", 1)
+        if not self._is("sign", *_SIGNS):
+            raise self._expected("=, !=, <, <=, > or >=")
+        holds = _SIGNS[self._take().text]
+        right = self._token
+        if right.kind == "word" and right.text[0].isalpha() and right.text not in _CONNECTIVES:
+            other = self._axis(self._take())
+            return lambda subject: (
+                {axis, other} <= subject.lengths.keys()
+                and holds(_remainder(subject.lengths[axis], divisor), subject.lengths[other])
+            )
+        number = self._number("a whole number or an axis", 0)
+        return lambda subject: axis in subject.lengths and holds(_remainder(subject.lengths[axis], divisor), number)
+
+    def _axis(self, token: _Token) -> str:
+        if not token.text[0].isalpha():
+            raise self._fault(f"expected an axis on the left of a comparison, got {token.text!r}", token.column)
+        if token.text not in AXES:
+            raise self._fault(f"unknown axis {token.text!r}; expected one of {', '.join(AXES)}", token.column)
+        return token.text
+
+    def _number(self, what: str, least: int) -> int:
+        token = self._token
+        if token.kind != "word" or not _NUMBER.fullmatch(token.text) or int(token.text) < least:
+            raise self._expected(what)
+        return int(self._take().text)
+
+    def _expected(self, what: str) -> UsageError:
+        return self._fault(f"expected {what}, got {self._token.shown}", self._token.column)
+
+    def _fault(self, message: str, column: int) -> UsageError:
+        """Say what is wrong, and point at it, where the text can be shown on a line."""
+        pointed = f"\n  {self._text}\n  {' ' * column}^" if self._text.isprintable() else f" (column {column + 1})"
+        return UsageError(f"{self._where}: {message}{pointed}")
+
+
+def _remainder(length: int, divisor: int) -> int:
+    return length % divisor if divisor else length
+
 
 _WILD = re.compile(r"[*?[]")
 _MOST_MEANT = 3
@@ -331,125 +534,151 @@ def _check_tags(wanted: Sequence[str], known: dict[str, TagEntry]) -> None:
             raise UsageError(f"undefined tag {tag!r}; {expected(tag, sorted(known), '`attncheck list tags`')}")
 
 
-_CODE = ("attncheck.reading", "attncheck.spec", "attncheck.backends.contract", "attncheck.digests", "attncheck.errors")
-_READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
-_LARGEST_FILE = 1 << 24
-_OF_ARRAY_KINDS = (array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds)
-_OF_CASES = frozenset(
-    {
-        *((module.__name__, name) for module in _OF_ARRAY_KINDS for name in vars(module)),
-        *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
-        *(("attncheck.reading.model", name) for name in ("Random", "Source", "TagEntry")),
-        ("attncheck.reading.printed", "PrintedArray"),
-        ("attncheck.spec.options", "Options"),
-    }
-)
-_OF_ARRAYS = frozenset(
-    {
-        *(("numpy", name) for name in ("dtype", "ndarray")),
-        *(("numpy._core.multiarray", name) for name in ("_reconstruct", "scalar")),
-        ("numpy._core.numeric", "_frombuffer"),
-    }
-)
+BEHIND_FILE = "::"
+"""Stands between a file and a part of a name."""
+_SPLIT = re.compile(r"::|/")
+_MAX_LISTED = 20
 
 
-def load_kept_case_file(
-    path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str], store: Store
-) -> list[Case]:
-    """Do as ``load_case_file`` does, unless the same file was read before. Raises ``CaseError``.
+class NoSuchCase(UsageError):
+    """Nothing is called so."""
 
-    A file of cases whose arrays lie in files of their own is read every time: those may have changed.
+
+def address(identity: str, path: str) -> str:
+    """Return what leads to a case: its id, or with a ``path`` that, and its own name as it stands in the id."""
+    return f"{path}{BEHIND_FILE}{identity.rpartition('/')[2]}" if path else identity
+
+
+def select_one(
+    wanted: str, configured: Sequence[str] = (), base: Path | None = None, lists: Sequence[Path] = ()
+) -> tuple[Case, Selection]:
+    """Return the one case that is meant, and the selection that it is in, for its tags.
+
+    ``configured`` are the project's own files and folders, ``lists`` those of expected failures among them. Raises
+    ``NoSuchCase`` or ``UsageError`` for none or several, ``CaseError`` where its file cannot be read.
     """
-    tags = sorted(known_tags)
-
-    def load() -> list[Case]:
-        from attncheck.reading.loader import load_case_file
-
-        return load_case_file(path, display_name, id_prefix, tags)
-
-    content = None if store.folder is None else _content_of(path)
-    if content is None:
-        return load()
-    digest = digest_of(_reading_version(), content, display_name, id_prefix, tags)
-    cases = store.remembered(lambda: Key("cases", digest), load, cases_to_bytes, cases_from_bytes)
-    return load() if any(map(_has_stored_arrays, cases)) else cases
+    selection = _candidates(wanted, configured, base or Path.cwd(), lists)
+    if selection.faults:
+        raise CaseError(list(selection.faults))
+    return find_case(selection.cases, wanted), selection
 
 
-def load_kept_tags(folder: Path, display_name: str, store: Store) -> dict[str, TagEntry]:
-    """Read a folder's tags.yaml, unless the same file was read before. Raises ``CaseError``."""
-
-    def load() -> dict[str, TagEntry]:
-        from attncheck.reading.loader import load_tags
-
-        return load_tags(folder, display_name)
-
-    content = None if store.folder is None else _content_of(folder / TAG_FILE)
-    if content is None:
-        return load()
-    digest = digest_of(_reading_version(), TAG_FILE, content)
-    return store.remembered(lambda: Key("cases", digest), load, _packed, _tags_from_bytes)
+def find_case(cases: Sequence[Case], wanted: str) -> Case:
+    """Return the one case that is meant. Raises ``UsageError`` for none or several."""
+    exact = [case for case in cases if case.id == wanted]
+    if len(exact or cases) == 1:
+        return (exact or cases)[0]
+    raise UsageError(f"{wanted!r} matches {len(cases)} cases; name one of them:\n{_listed(cases)}")
 
 
-def _has_stored_arrays(case: Case) -> bool:
-    if any(expected.stored for expected in case.expected):
-        return True
-    left = [*case.arrays.values(), *case.inputs.values()]
-    while left:
-        source = left.pop()
-        if isinstance(source, file_kinds.StoredArray):
-            return True
-        left += [part for _, part in array_kinds.parts_of(source)]
-    return False
+def _listed(cases: Sequence[Case]) -> str:
+    lines = [f"  {case.id}" for case in cases[:_MAX_LISTED]]
+    return "\n".join([*lines, *([f"  and {len(cases) - len(lines)} more"] if len(cases) > len(lines) else [])])
 
 
-@lru_cache
-def _reading_version() -> str:
-    return digest_of_code(_CODE, _READS_WITH)
-
-
-def _content_of(path: Path) -> bytes | None:
-    """Return the bytes of a file; None where reading it the usual way has to say what is wrong with it."""
+def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
+    for file, part in _splits(wanted, base):
+        tiles = tiles_named([slug(part)]) if _is_template(file) else ()
+        return _with_part(select_cases([file], base=base, expected_failures=lists, tiles=tiles), part, file)
+    prefix, _, name = wanted.rpartition("/")
+    tiles = tiles_named([name]) if prefix == TEMPLATE else ()
+    for called in (_files_called(base, prefix), _bundled_files(prefix)):
+        if called and (found := _with_id(select_cases(called, base=base, tiles=tiles), name)):
+            return found
     try:
-        return path.read_bytes() if path.stat().st_size <= _LARGEST_FILE else None
-    except OSError:
+        return select_cases([wanted], base=base, expected_failures=lists)
+    except UsageError:
+        if exists(base / wanted):
+            raise
+    if configured:
+        selection = select_cases(configured, base=base, expected_failures=lists)
+        matching = [case for case in selection.cases if fnmatchcase(case.id, wanted)]
+        if matching or selection.faults:
+            return replace(selection, cases=matching, faults=() if matching else selection.faults)
+    raise NoSuchCase(
+        f"there is no case {wanted!r}: expected its id, a glob over the bundled cases, a file with one case, or "
+        f"FILE.yaml{BEHIND_FILE}PART of a name; `attncheck list cases` and `attncheck list cases FILE.yaml` list ids"
+        f"{names_near(wanted)}"
+    )
+
+
+def _splits(wanted: str, base: Path) -> Iterator[tuple[str, str]]:
+    """Yield where a text may be a file, one's own or a bundled one, and a part of a name behind it."""
+    for found in _SPLIT.finditer(wanted):
+        file, part = wanted[: found.start()], wanted[found.end() :]
+        if not file.endswith(_SUFFIXES) or not part:
+            continue
+        if own := _file_at(base / file):
+            yield str(own), part
+        elif _bundled_files(file.rpartition(".")[0].removeprefix(f"{BUNDLED}/")):
+            yield file, part
+
+
+def _is_template(file: str) -> bool:
+    return file.removeprefix(f"{BUNDLED}/").rpartition(".")[0] == TEMPLATE
+
+
+def _with_part(selection: Selection, part: str, file: str) -> Selection:
+    """Keep the case whose name is the part, or else those whose names have it in them."""
+    if selection.faults:
+        return selection
+    wanted = slug(part)
+    fits: list[Callable[[str], bool]] = [lambda name: name == wanted, lambda name: bool(wanted) and wanted in name]
+    for fit in fits:
+        if found := [case for case in selection.cases if fit(_name(case)) or fit(slug(case.name))]:
+            return replace(selection, cases=found)
+    raise UsageError(f"no case of {file} has {part!r} in its name; its cases are\n{_listed(selection.cases)}")
+
+
+def _with_id(selection: Selection, name: str) -> Selection | None:
+    """Keep the case of an id; None where the files were read and have none."""
+    found = [case for case in selection.cases if _name(case) == name]
+    return replace(selection, cases=found) if found or selection.faults else None
+
+
+def _name(case: Case) -> str:
+    return case.id.rpartition("/")[2]
+
+
+def _files_called(base: Path, prefix: str) -> list[str]:
+    found = [_file_at(base / f"{prefix}{suffix}") for suffix in _SUFFIXES] if prefix else []
+    return [str(file) for file in found if file]
+
+
+def _bundled_files(prefix: str) -> list[str]:
+    found = [f"{prefix}{suffix}" for suffix in _SUFFIXES]
+    return [f"{BUNDLED}/{name}" for name in found if prefix and _is_file(bundled_root() / name)]
+
+
+def _file_at(path: Path) -> Path | None:
+    """Return a file; a ? may stand for a byte that is no text, as ids and reports have it."""
+    if _is_file(path):
+        return path
+    if "?" not in str(path):
         return None
+    pattern = "?".join(map(escape, str(path.relative_to(path.anchor)).split("?")))
+    alike = sorted(Path(path.anchor).glob(pattern))
+    return next((found for found in alike if shown_text(str(found)) == str(path)), None)
 
 
-def cases_to_bytes(cases: list[Case]) -> bytes:
-    """Write cases down, each with its digest."""
-    for case in cases:
-        assert case.digest
-    return _packed(cases)
+def _is_file(path: Path) -> bool:
+    return exists(path) and path.is_file()
 
 
-def cases_from_bytes(data: bytes) -> list[Case]:
-    """Read cases that ``cases_to_bytes`` wrote. Raises ``UnreadableEntry``."""
-    found = _unpacked(data)
-    if not (isinstance(found, list) and all(isinstance(each, Case) for each in found)):
-        raise UnreadableEntry
-    return found
+def read_called(addresses: Mapping[str, str], base: Path | None = None) -> dict[str, Case]:
+    """Read cases by their ids, of which each has an ``address``; what is no longer there is left out."""
+    base = base or Path.cwd()
+    called = dict.fromkeys(file for each in addresses.values() for file in _files_of(each, base))
+    if not called:
+        return {}
+    tiles = tiles_named(each for each in addresses if each.startswith(f"{TEMPLATE}/"))
+    selection = select_cases(list(called), base=base, tiles=tiles)
+    return {case.id: case for case in selection.cases if case.id in addresses}
 
 
-def _tags_from_bytes(data: bytes) -> dict[str, TagEntry]:
-    found = _unpacked(data)
-    if not (isinstance(found, dict) and all(isinstance(each, TagEntry) for each in found.values())):
-        raise UnreadableEntry
-    return found
-
-
-def _packed(found: object) -> bytes:
-    return zlib.compress(pickle.dumps(found, pickle.HIGHEST_PROTOCOL), 1)
-
-
-def _unpacked(data: bytes) -> Any:
-    try:
-        return _CasesAlone(io.BytesIO(zlib.decompress(data))).load()
-    except Exception as error:  # whatever bytes make of pickle's machine
-        raise UnreadableEntry from error
-
-
-class _CasesAlone(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _OF_CASES and (module, name) not in _OF_ARRAYS:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a case")
-        return super().find_class(module, name)
+def _files_of(called: str, base: Path) -> list[str]:
+    file, found, _ = called.rpartition(BEHIND_FILE)
+    if found and (own := _file_at(base / file)):
+        return [str(own)]
+    prefix = called.rpartition("/")[0]
+    return _files_called(base, prefix) or _bundled_files(prefix)

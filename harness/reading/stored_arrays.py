@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from attncheck.digests import digest_of
 from attncheck.errors import AttncheckError
-from attncheck.reading.file_kinds import Contents, StoredNumbers
+from attncheck.reading.array_kinds import Contents, StoredNumbers
 from attncheck.spec import Shape
 
 Array = NDArray[Any]

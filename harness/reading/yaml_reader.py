@@ -1,17 +1,26 @@
 """YAML read as plain data, with the line of every field; no tags, no code, no surprises in size.
 
 ruamel.yaml's safe loader keeps no lines and its round-trip loader lets tags through, so the events and nodes are read
-here, and only YAML's own plain types are built from them.
+here, and only YAML's own plain types are built from them, by YAML 1.2's rules; what float64 cannot hold is refused.
+
+Most files are composed by libyaml, whose scanner, in C, takes a thirtieth of the time, but reads YAML 1.1 and words its
+errors otherwise. So it reads ordinary files alone: of a file that either could read in another way, that one of them
+refuses, or that a case may not be, it returns nothing, and ruamel.yaml says what is to be said. Scalars are resolved by
+ruamel.yaml in both.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import stat
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, NodeEvent
@@ -19,8 +28,170 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.parser import Parser
 from ruamel.yaml.reader import ReaderError
 
-from attncheck.reading.yaml_nodes import compose_fast
-from attncheck.reading.yaml_scalars import FieldPath, YamlFault, build_key, build_scalar
+FieldPath = tuple[str | int, ...]
+
+_MAX_SHOWN = 40
+"""Characters of a number in a message."""
+_AS_TEXT = frozenset({"printed", "known"})
+"""Fields whose numbers stand in quotes, because a document may print what float64 cannot hold."""
+
+_SCALARS = YAML(typ="safe", pure=True).constructor
+
+
+class YamlFault(Exception):
+    """A file that is not acceptable YAML: what is wrong, on which line and, once the file has fields, at which.
+
+    Where single fields are at fault, ``data`` is the rest of the file, which names the case, and ``others`` are the
+    faults of further fields.
+    """
+
+    def __init__(self, message: str, line: int | None = None, path: FieldPath = ()) -> None:
+        super().__init__(message)
+        self.line = line
+        self.path = path
+        self.data: Any = None
+        self.others: tuple[YamlFault, ...] = ()
+
+
+def build_key(node: Node, path: FieldPath) -> str:
+    """Build the name of a field. Raises ``YamlFault`` for any other key."""
+    key = build_scalar(node, path) if isinstance(node, ScalarNode) else "a collection"
+    if not isinstance(node, ScalarNode) or not isinstance(key, str):
+        shown = key if isinstance(key, str) else node.value[:40] or "nothing"
+        raise YamlFault(f"expected the name of a field, got {shown}", node.start_mark.line + 1, path)
+    return key
+
+
+def build_scalar(node: ScalarNode, path: FieldPath) -> Any:
+    """Build a number, text, boolean or nothing. Raises ``YamlFault`` for one that none of these can hold."""
+    name = str(node.tag).rsplit(":", 1)[-1]
+    if name in ("int", "float"):
+        return _build_number(node, name, path)
+    if name == "bool":
+        return _SCALARS.construct_yaml_bool(node)
+    if name == "null":
+        return None
+    if not node.value.isascii() and any("\ud800" <= character <= "\udfff" for character in node.value):
+        raise YamlFault("half a surrogate pair is not a character", node.start_mark.line + 1, path)
+    # Whatever else the resolver knows (a date, a merge key) is text to us.
+    return node.value
+
+
+def _build_number(node: ScalarNode, name: str, path: FieldPath) -> int | float:
+    """Build a number that float64 can hold; one that it turns into zero or infinity is refused."""
+    text = node.value if len(node.value) <= _MAX_SHOWN else f"{node.value[: _MAX_SHOWN - 3]}..."
+    try:
+        number: int | float = getattr(_SCALARS, f"construct_yaml_{name}")(node)
+        beyond = math.isinf(float(number)) and "inf" not in node.value.lower()
+    except (OverflowError, ValueError):  # the latter of thousands of digits
+        beyond = True
+    lost = not beyond and number == 0 and any(digit in "123456789" for digit in node.value.lower().split("e")[0])
+    if not (beyond or lost):
+        return number
+    if _AS_TEXT & set(path):
+        message = f"expected text in quotes, got {text}: a bare number would lose its digits"
+    elif beyond:
+        message = f"{text!r} is beyond the range of float64"
+    else:
+        message = f"{text!r} is too small for float64, which would read it as 0"
+    raise YamlFault(message, node.start_mark.line + 1, path)
+
+
+_RESOLVER = YAML(typ="safe", pure=True).resolver
+_resolved = lru_cache(maxsize=4096)(partial(_RESOLVER.resolve, ScalarNode))
+"""The tag of a scalar, by its text and whether it stands in quotes: files say the same words again and again."""
+
+_EXTRAORDINARY = re.compile(
+    "|".join(
+        (
+            "[^\\S \\n]|[\x85\u2028\u2029\ufeff]",  # other blanks and line breaks, a byte order mark
+            "^%",  # a directive
+            r"[&*][^\s\[\]{},]*[^\s\[\]{},\w-]",  # names of anchors and aliases that YAML 1.1 does not have
+            r"[\"']:\S",  # a value that follows its quoted name at once
+        )
+    ),
+    re.MULTILINE,
+)
+
+
+class _Unfit(Exception):
+    """The text is for the slow reader."""
+
+
+def compose_fast(text: str, max_nodes: int, max_depth: int) -> Node | None:
+    """Return the root of a text, or None where the slow reader has to read it: without a document, too."""
+    if not hasattr(yaml, "CSafeLoader") or _EXTRAORDINARY.search(text):
+        return None
+    try:
+        return _Composer(yaml.parse(text, Loader=yaml.CSafeLoader), max_nodes, max_depth).document()
+    except (_Unfit, yaml.YAMLError, ValueError, OverflowError):
+        return None
+
+
+class _Composer:
+    """Makes nodes of events: as many, and as deep, as a case may have."""
+
+    def __init__(self, events: Iterator[Any], max_nodes: int, max_depth: int) -> None:
+        self._events = events
+        self._nodes_left, self._max_depth = max_nodes, max_depth
+        self._anchors: dict[str, Node] = {}
+
+    def document(self) -> Node:
+        """Compose the only document of the text."""
+        self._expect(yaml.StreamStartEvent)
+        start = self._expect(yaml.DocumentStartEvent)
+        if start.version is not None or start.tags:
+            raise _Unfit
+        root = self._node(next(self._events), 0)
+        self._expect(yaml.DocumentEndEvent)
+        self._expect(yaml.StreamEndEvent)
+        return root
+
+    def _expect(self, kind: type) -> Any:
+        event = next(self._events, None)
+        if not isinstance(event, kind):
+            raise _Unfit
+        return event
+
+    def _node(self, event: Any, depth: int) -> Node:
+        self._nodes_left -= 1
+        if self._nodes_left < 0 or depth > self._max_depth:
+            raise _Unfit
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise _Unfit
+            return self._anchors[event.anchor]
+        if event.tag is not None:
+            raise _Unfit
+        if isinstance(event, yaml.ScalarEvent):
+            if not event.value and event.implicit[0]:
+                raise _Unfit  # nothing stands nowhere: on which line depends on the reader
+            tag = _resolved(event.value, event.implicit)
+            return self._named(event, ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style))
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(event, depth)
+        return self._mapping(event, depth)
+
+    def _sequence(self, start: Any, depth: int) -> Node:
+        tag = _RESOLVER.DEFAULT_SEQUENCE_TAG
+        node = self._named(start, SequenceNode(tag, [], start.start_mark, None, flow_style=start.flow_style))
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            node.value.append(self._node(event, depth + 1))
+        return node
+
+    def _mapping(self, start: Any, depth: int) -> Node:
+        tag = _RESOLVER.DEFAULT_MAPPING_TAG
+        node = self._named(start, MappingNode(tag, [], start.start_mark, None, flow_style=start.flow_style))
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._node(event, depth + 1)
+            node.value.append((key, self._node(next(self._events), depth + 1)))
+        return node
+
+    def _named(self, event: Any, node: Node) -> Node:
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
 
 MAX_BYTES = 2**19
 """Also of all texts together, as aliases repeat them. Scanning a mebibyte takes seconds."""

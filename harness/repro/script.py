@@ -31,9 +31,8 @@ from attncheck.execution.worker import THREAD_VARIABLES, Task
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import truth_of_case
 from attncheck.processors import emulation_variables
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.record import case_record
 from attncheck.repro.code import copied, inlined, quoted, short
 from attncheck.repro.expected import expected_lines, expected_stages, written
 from attncheck.results.format import SCRIPTS_FOLDER, Row

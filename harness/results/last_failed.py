@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from attncheck.errors import ResultsError
-from attncheck.reading.addresses import address
 from attncheck.reading.case import Case
-from attncheck.reading.compressed_cases import PackedCases
+from attncheck.reading.kept_cases import PackedCases
+from attncheck.reading.selection import address
 from attncheck.results.coverage import Stop
 from attncheck.results.format import FORMAT, Row
 from attncheck.results.parts import read_rows

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from attncheck.dtypes import numpy_dtype
 from attncheck.errors import ResultsError
-from attncheck.reading.dtypes import numpy_dtype
 from attncheck.results.format import ARRAY_SCHEMA, ROW_SCHEMA, ComparisonKind
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from attncheck.dtypes import largest_number, rounded_once
 from attncheck.errors import OutputError, UsageError
 from attncheck.reading.case import Case
-from attncheck.reading.dtypes import largest_number, rounded_once
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.shapes import show
-from attncheck.reading.slugs import slug
 from attncheck.searching.concrete import Array, ConcreteCase, case_data, concrete_case, read_concrete
 from attncheck.searching.judging import Symptom
 from attncheck.searching.novelty import Seen, asked_of, kind_of
 from attncheck.spec import statistics_dtype
+from attncheck.wording import slug
 
 STATE = "search.json"
 _FORMAT = 1

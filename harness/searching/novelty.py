@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from attncheck.reading.slugs import slug
 from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import HEADS, score_kind
+from attncheck.wording import slug
 
 _SIZES = (0, 1, 8, 15, 16, 63, 64, 127, 128)
 """The largest of each class of sizes but the last."""

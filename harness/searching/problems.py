@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
+from attncheck.dtypes import EIGHT_BITS, largest_number, rounded_once
 from attncheck.execution.operations import run_operation
-from attncheck.reading.dtypes import EIGHT_BITS, largest_number, rounded_once
 from attncheck.reading.lowering import AttentionProblem, call_form, lowered
 from attncheck.reading.shapes import bind_axes, show, stage_shapes
 from attncheck.searching.options import MASKS, Asked, Inputs, draw_asked, draw_mask, split_past

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.digests import digest_of
-from attncheck.reading.dtypes import rounded_once
+from attncheck.dtypes import rounded_once
 from attncheck.searching.concrete import Array, ConcreteCase
 from attncheck.spec import HEADS, InputSpec, statistics_dtype
 

@@ -18,9 +18,9 @@ from typing import Any, get_args, get_origin
 
 import numpy as np
 
-from attncheck.reading.dtypes import largest_number, rounded_once
+from attncheck.dtypes import largest_number, rounded_once
+from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.options import ONLY_WITH_SOME_SCORES
 from attncheck.reading.shapes import ShapeFault, repeated_axes
 from attncheck.searching.concrete import Array, ConcreteCase
 from attncheck.searching.novelty import Seen

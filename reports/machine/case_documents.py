@@ -16,8 +16,7 @@ from attncheck.explain import Explanation
 from attncheck.judging.conditioning import Conditioning
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.tiers import Measured
-from attncheck.reading.case import Case
-from attncheck.reading.record import case_record
+from attncheck.reading.case import Case, case_record
 from attncheck.repeating import Repeated, RepeatedExplanation
 from attncheck.reports.machine.documents import Document, Record
 from attncheck.reports.machine.failures import failure_of, verdict_of

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attncheck.explain import NUMBERS, Explanation
-from attncheck.reading.record import case_record
+from attncheck.reading.case import case_record
 from attncheck.reports.commands import commands_again
 from attncheck.reports.failure_patterns import shape_text
 from attncheck.reports.frames import Frames, failing, once_for_frames, records

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from attncheck.reading.case import Case
-from attncheck.reading.options import ONLY_WITH_SOME_SCORES
+from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.selection import select_cases
 from attncheck.spec import (
     OPERATIONS,

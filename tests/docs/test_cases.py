@@ -21,7 +21,7 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.quantities import QUANTITIES
-from attncheck.reading import array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds, model
+from attncheck.reading import array_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
@@ -31,7 +31,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "cases.md"
 README = REFERENCE.parents[1] / "README.md"
 MARKED = re.compile(r"<!-- (\w+): (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
-MODULES = (model, array_fields, array_kinds, mask_kinds, bias_kinds, file_kinds)
+MODULES = (model, array_kinds)
 HEAD = """\
 title: Examples of the reference
 source: {kind: derivation, title: Made for the reference}
@@ -145,7 +145,7 @@ def _row(*cells: str) -> str:
 
 
 def _own_fields(owner: type[BaseModel], kind: str) -> list[tuple[str, dict[str, Any]]]:
-    bases = (base for base in owner.__bases__ if base is not file_kinds.StoredNumbers)
+    bases = (base for base in owner.__bases__ if base is not array_kinds.StoredNumbers)
     inherited = {field for base in bases for field in base.model_fields}  # type: ignore[attr-defined]
     schema = owner.model_json_schema()
     properties = (schema if "properties" in schema else schema["$defs"][owner.__name__])["properties"]

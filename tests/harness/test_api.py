@@ -24,10 +24,9 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.explain import Explanation, explain_case, find_implementation
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.reading.addresses import select_one
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.selection import select_cases
+from attncheck.reading.selection import select_cases, select_one
 from attncheck.reports.explanation import print_explanation
 from attncheck.verdicts import Verdict
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.reading.record import case_record
+from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.failure_patterns import in_common_lines, lengths_of
 from attncheck.reports.figures.heatmaps import _crossed, annotated_heatmap, error_map, heatmaps

@@ -14,9 +14,8 @@ from here import own_code_here
 from attncheck.errors import ExitCode
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.limits import Limits
-from attncheck.reading.expression import read_expression
-from attncheck.reading.record import case_record
-from attncheck.reading.selection import select_cases
+from attncheck.reading.case import case_record
+from attncheck.reading.selection import read_expression, select_cases
 from attncheck.reports.ci import render_ci_summary
 from attncheck.reports.failure_patterns import in_common, in_common_lines, lengths_of
 from attncheck.reports.frames import Frames

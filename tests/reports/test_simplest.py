@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.reading.record import case_record
+from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.commands import first_commands
 from attncheck.reports.defects import defects

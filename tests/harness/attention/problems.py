@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from attncheck.attention.problem import Problem as Canonical
 from attncheck.backends import numpy_backend
+from attncheck.dtypes import rounded_once
 from attncheck.execution.operations import run_operation
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form, lowered
 from attncheck.spec import statistics_dtype
 

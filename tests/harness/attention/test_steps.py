@@ -22,8 +22,8 @@ from attncheck.attention.rounding import rounding_model_named
 from attncheck.attention.step import Around, At
 from attncheck.attention.walk import error_walk, value_walk
 from attncheck.backends import numpy_backend
+from attncheck.dtypes import EIGHT_BITS, rounded_once
 from attncheck.oracle.evaluate import exact_stages
-from attncheck.reading.dtypes import EIGHT_BITS, rounded_once
 from attncheck.reading.lowering import call_form, canonical_form
 
 Array = NDArray[Any]

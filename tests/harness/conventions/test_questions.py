@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attncheck.conventions import QUESTIONS, Question, is_meant, truth_of_meaning
-from attncheck.reading.dtypes import rounded_once
+from attncheck.dtypes import rounded_once
 from attncheck.spec import DTYPES, ROUNDING_MODELS
 
 MODELS = [(dtype, model) for model, dtypes in ROUNDING_MODELS.items() for dtype in DTYPES if dtype in dtypes]

@@ -21,6 +21,7 @@ import pytest
 
 from attncheck import run
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
+from attncheck.dtypes import numpy_dtype
 from attncheck.execution.call import WorkerDied
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
@@ -33,7 +34,6 @@ from attncheck.executors.local import CHUNK, PrioritySemaphore, SharedWork, Wait
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Unit
 from attncheck.reading.case import Case
-from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_arrays, read_run

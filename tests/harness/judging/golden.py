@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
+from attncheck.dtypes import rounded_once
 from attncheck.execution.process_tree import end_with_parent
 from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
@@ -44,7 +45,6 @@ from attncheck.oracle.enclosure import Enclosure
 from attncheck.plan import Plan
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
-from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import attncheck.mutation
+from attncheck.dtypes import numpy_dtype
 from attncheck.execution.operations import run_operation
 from attncheck.execution.worker import Task
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS, TOPICS, variant_named
 from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.mutant import WIDE, Control, subjects_of_module
-from attncheck.reading.dtypes import numpy_dtype
 
 ALL_DTYPES = {*WIDE, "bfloat16", "float16"}
 LOG_SUM_EXP_IN_FLOAT32 = {

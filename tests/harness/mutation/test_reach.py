@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from attncheck.backends import numpy_backend
+from attncheck.dtypes import numpy_dtype
 from attncheck.execution.worker import Computed, Outcome, Task, evaluate_on
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.reach import Recorder, ReferenceRun
 from attncheck.mutation.variant import PerCall, Steps, Variant
-from attncheck.reading.dtypes import numpy_dtype
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.reading import addresses, selection
+from attncheck.reading import selection
 from attncheck.reading.tiles import TEMPLATE
 
 SMALL = (
@@ -25,6 +25,5 @@ def few_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copy(whole / f"{name}.yaml", root / f"{name}.yaml")
     (root / "__init__.py").touch()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (selection, addresses):
-            patch.setattr(module, "bundled_root", lambda: root)
+        patch.setattr(selection, "bundled_root", lambda: root)
         yield root

@@ -13,10 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attncheck.errors import CaseError, UsageError
-from attncheck.reading.addresses import NoSuchCase, address, find_case, read_called, select_one
 from attncheck.reading.case import Case
-from attncheck.reading.expression import read_expression
-from attncheck.reading.selection import Selection, select_cases
+from attncheck.reading.selection import (
+    NoSuchCase,
+    Selection,
+    address,
+    find_case,
+    read_called,
+    read_expression,
+    select_cases,
+    select_one,
+)
 
 pytestmark = pytest.mark.usefixtures("few_files")
 

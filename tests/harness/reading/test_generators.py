@@ -17,12 +17,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attncheck.reading.dtypes import largest_number, numpy_dtype, rounded_once
-from attncheck.reading.generators import GENERATORS, DrawFault, check_draw, draw
-from attncheck.reading.generators.mersenne_twister import words_from_state
-from attncheck.reading.generators.numpy_legacy import NumpyLegacy
-from attncheck.reading.generators.r import R
-from attncheck.reading.generators.torch_cpu import TorchCpu, _rounded_once
+from attncheck.dtypes import largest_number, numpy_dtype, rounded_once
+from attncheck.reading.random_numbers import (
+    GENERATORS,
+    DrawFault,
+    NumpyLegacy,
+    R,
+    TorchCpu,
+    _rounded_once,
+    check_draw,
+    draw,
+    words_from_state,
+)
 from attncheck.spec import DTYPES
 
 # The words of "Chapter 8, The Attention Mechanism from Scratch" and of the base R vignette, a row each.

@@ -17,8 +17,8 @@ import pytest
 from attncheck.digests import digest_of
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
-from attncheck.reading.compressed_cases import TOGETHER, PackedCases
-from attncheck.reading.selection import cases_from_bytes, cases_to_bytes, load_kept_case_file, select_cases
+from attncheck.reading.kept_cases import TOGETHER, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
+from attncheck.reading.selection import select_cases
 from attncheck.store import Store, UnreadableEntry
 
 FILE = """

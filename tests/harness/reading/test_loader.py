@@ -24,8 +24,7 @@ from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.loader import load_tags
 from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
 from attncheck.reading.selection import exists
-from attncheck.reading.yaml_reader import MAX_BYTES, read_yaml
-from attncheck.reading.yaml_scalars import YamlFault
+from attncheck.reading.yaml_reader import MAX_BYTES, YamlFault, read_yaml
 
 Load = Callable[[str | bytes], list[Case]]
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading import mask_kinds
-from attncheck.reading.bias_kinds import Alibi
+from attncheck.reading.array_kinds import Alibi
 from attncheck.reading.case import Case
 from attncheck.reading.generated_arrays import (
     alibi_shape,
@@ -45,8 +44,8 @@ def _loop(seen: Seen, batch: int, queries: int, keys: int, offset: int) -> NDArr
     return mask
 
 
-def _check(source: mask_kinds.AnyMaskPattern, seen: Seen, batch: int | None = None) -> None:
-    assert isinstance(source, mask_kinds.Pattern)
+def _check(source: kinds.AnyMaskPattern, seen: Seen, batch: int | None = None) -> None:
+    assert isinstance(source, kinds.Pattern)
     made = make_mask(source)
     assert made.dtype == bool
     assert made.shape == mask_shape(source)
@@ -62,7 +61,7 @@ def test_a_sliding_window(window: list[int | None], shape: tuple[int, int], offs
     def seen(entry: int, query: int, key: int) -> bool:
         return (left is None or key >= query - left) and (right is None or key <= query + right)
 
-    _check(mask_kinds.SlidingWindow(sliding_window=window, shape=list(shape), offset=offset), seen)
+    _check(kinds.SlidingWindow(sliding_window=window, shape=list(shape), offset=offset), seen)
 
 
 @given(
@@ -77,7 +76,7 @@ def test_a_prefix_lm(prefix: int | list[int], shape: tuple[int, int], offset: in
         return key <= query or key < lengths[entry]
 
     batch = len(lengths) if isinstance(prefix, list) else None
-    _check(mask_kinds.PrefixLM(prefix_lm=prefix, shape=list(shape), offset=offset), seen, batch)
+    _check(kinds.PrefixLM(prefix_lm=prefix, shape=list(shape), offset=offset), seen, batch)
 
 
 @st.composite
@@ -98,7 +97,7 @@ def test_images_in_text(drawn: tuple[list[list[int]], bool, int, int]) -> None:
         return key <= query or same_image
 
     images = rows[0] if once else rows
-    source = mask_kinds.Images(images=images, shape=[queries, len(rows[0])], offset=offset)
+    source = kinds.Images(images=images, shape=[queries, len(rows[0])], offset=offset)
     _check(source, seen, None if once else len(rows))
 
 
@@ -110,7 +109,7 @@ def test_segments(drawn: tuple[list[list[int]], bool, int, int]) -> None:
         return rows[entry][query] == rows[entry][key]
 
     segments = rows[0] if once else rows
-    source = mask_kinds.Segments(segments=segments, shape=[queries, len(rows[0])], offset=offset)
+    source = kinds.Segments(segments=segments, shape=[queries, len(rows[0])], offset=offset)
     _check(source, seen, None if once else len(rows))
 
 
@@ -126,8 +125,8 @@ def test_images_by_where_they_begin_and_end(drawn: tuple[list[list[int]], bool, 
     if not all(spans):
         return
     shape = [queries, len(rows[0])]
-    source = mask_kinds.ImageSpans(image_spans=spans[0] if once else spans, shape=shape, offset=offset)
-    same = mask_kinds.Images(images=alike[0] if once else alike, shape=shape, offset=offset)
+    source = kinds.ImageSpans(image_spans=spans[0] if once else spans, shape=shape, offset=offset)
+    same = kinds.Images(images=alike[0] if once else alike, shape=shape, offset=offset)
     np.testing.assert_array_equal(make_mask(source), make_mask(same))
 
 
@@ -139,8 +138,8 @@ def test_documents_by_their_lengths(lengths: list[list[int]], once: bool) -> Non
     keys = max(map(sum, lengths))
     filled = [[*row, keys - sum(row)] for row in lengths]
     numbers = [[number for number, length in enumerate(row) for _ in range(length)] for row in filled]
-    source = mask_kinds.DocumentLengths(document_lengths=filled[0] if once else filled, shape=[keys, keys])
-    same = mask_kinds.Segments(segments=numbers[0] if once else numbers, shape=[keys, keys])
+    source = kinds.DocumentLengths(document_lengths=filled[0] if once else filled, shape=[keys, keys])
+    same = kinds.Segments(segments=numbers[0] if once else numbers, shape=[keys, keys])
     np.testing.assert_array_equal(make_mask(source), make_mask(same))
 
 
@@ -156,7 +155,7 @@ def test_chunks(chunk: int, padding: int | list[int] | None, shape: tuple[int, i
     def seen(entry: int, query: int, key: int) -> bool:
         return key <= query and (query - begins[entry]) // chunk == (key - begins[entry]) // chunk
 
-    source = mask_kinds.Chunked(chunked=chunk, left_padding=padding, shape=list(shape), offset=offset)
+    source = kinds.Chunked(chunked=chunk, left_padding=padding, shape=list(shape), offset=offset)
     _check(source, seen, len(begins) if isinstance(padding, list) else None)
 
 
@@ -165,7 +164,7 @@ def test_first_tokens_that_are_kept(first: int, left: int, shape: tuple[int, int
     def seen(entry: int, query: int, key: int) -> bool:
         return key <= query and (key < first or query - key <= left)
 
-    _check(mask_kinds.FirstTokens(first_tokens=first, left=left, shape=list(shape), offset=offset), seen)
+    _check(kinds.FirstTokens(first_tokens=first, left=left, shape=list(shape), offset=offset), seen)
 
 
 @given(
@@ -180,7 +179,7 @@ def test_a_dilated_window(dilation: int, window: list[int | None], shape: tuple[
     def seen(entry: int, query: int, key: int) -> bool:
         return any(key == query + step * dilation for step in range(-left, right + 1))
 
-    _check(mask_kinds.Dilated(dilated=dilation, window=window, shape=list(shape), offset=offset), seen)
+    _check(kinds.Dilated(dilated=dilation, window=window, shape=list(shape), offset=offset), seen)
 
 
 @st.composite
@@ -207,7 +206,7 @@ def test_a_tree_of_drafted_tokens(trees: list[list[int | None]], once: bool, com
         for query in range(nodes):
             for key in range(nodes):
                 wanted[entry, 0, query, committed + key] = sees(tree, query, key)
-    source = mask_kinds.Tree(tree=trees[0] if once else trees, committed=committed)
+    source = kinds.Tree(tree=trees[0] if once else trees, committed=committed)
     made = make_mask(source)
     assert made.shape == mask_shape(source)
     np.testing.assert_array_equal(made, wanted[0, 0] if once else wanted)
@@ -288,7 +287,7 @@ def test_the_image_mask_of_gemma_3_in_a_layer_with_a_window(load_text: Load) -> 
 
 
 def test_every_kind_of_mask_is_known_as_one() -> None:
-    assert {kinds.KINDS[kind] for kind in kinds.MASK_KINDS} >= set(mask_kinds.MASK_PATTERNS)
+    assert {kinds.KINDS[kind] for kind in kinds.MASK_KINDS} >= set(kinds.MASK_PATTERNS)
 
 
 def _published_slopes(heads: int) -> list[float]:

@@ -24,8 +24,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.schema import case_schema, tag_schema
-from attncheck.reading.yaml_reader import read_yaml
-from attncheck.reading.yaml_scalars import YamlFault
+from attncheck.reading.yaml_reader import YamlFault, read_yaml
 
 Load = Callable[[str | bytes], list[Case]]
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading.case import Case
 from attncheck.reading.for_each import MAX_CASES, write_out
-from attncheck.reading.yaml_reader import MAX_NODES, read_yaml
-from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.reading.yaml_reader import MAX_NODES, FieldPath, read_yaml
 
 Load = Callable[[str | bytes], list[Case]]
 

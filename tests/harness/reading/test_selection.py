@@ -14,9 +14,9 @@ import pytest
 from attncheck.errors import UsageError
 from attncheck.oracle.sampling import MAX_ELEMENTS
 from attncheck.reading import selection
-from attncheck.reading.addresses import NoSuchCase, read_called, select_one
 from attncheck.reading.case import Case
-from attncheck.reading.selection import Selection, bundled_root, load_kept_case_file, select_cases
+from attncheck.reading.kept_cases import load_kept_case_file
+from attncheck.reading.selection import NoSuchCase, Selection, bundled_root, read_called, select_cases, select_one
 from attncheck.reading.tiles import (
     MAX_SCORES,
     MAX_TILE,

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from attncheck.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.reading import stored_arrays
 from attncheck.reading.case import Case
-from attncheck.reading.compressed_cases import PackedCases
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.selection import cases_from_bytes, cases_to_bytes, select_cases
+from attncheck.reading.kept_cases import PackedCases, cases_from_bytes, cases_to_bytes
+from attncheck.reading.selection import select_cases
 from attncheck.store import Store
 
 HEAD = """\

@@ -14,9 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attncheck.reading import yaml_reader
-from attncheck.reading.yaml_nodes import compose_fast
-from attncheck.reading.yaml_reader import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlDocument, read_yaml
-from attncheck.reading.yaml_scalars import FieldPath, YamlFault
+from attncheck.reading.yaml_reader import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_NODES,
+    FieldPath,
+    YamlDocument,
+    YamlFault,
+    compose_fast,
+    read_yaml,
+)
 
 Reader = Callable[[str | bytes], YamlDocument]
 

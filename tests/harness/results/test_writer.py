@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attncheck.dtypes import numpy_dtype
 from attncheck.errors import OutputError, ResultsError
-from attncheck.reading.dtypes import numpy_dtype
 from attncheck.results.format import FORMAT, Row, StoredArray
 from attncheck.results.parts import decode_array
 from attncheck.results.reader import read_run

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from attncheck.dtypes import rounded_once
 from attncheck.errors import CaseError
 from attncheck.execution.runner import task_of
-from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import ShapeFault
