@@ -450,7 +450,7 @@ FAULTS: tuple[Fault, ...] = (
         "    if untried:\n",
         "    if untried and left_out:\n",
         "what was left untried stays so when a run goes on",
-        "harness/test_resume.py harness/execution/test_ends.py",
+        "harness/test_resume.py harness/execution/test_isolation.py",
     ),
     _fault(
         "failed_stays_failed",
@@ -466,7 +466,7 @@ FAULTS: tuple[Fault, ...] = (
         "return bool(row.stage) and row.verdict != Verdict.UNVERIFIED",
         "return bool(row.stage)",
         "a case without an exact answer counts as judged",
-        "harness/results/test_coverage.py harness/test_judged.py",
+        "harness/test_judged.py",
     ),
     _fault(
         "store_entry_of_another_key",
@@ -483,7 +483,7 @@ FAULTS: tuple[Fault, ...] = (
         "    view = wide[..., ::2]\n    view[...] = array\n    return view",
         "    return array.copy() if wide.size else array",
         "a strided input is handed over contiguous",
-        "harness/execution/test_layout.py",
+        "harness/execution/test_operations.py",
     ),
     _fault(
         "lacks_not_named",
@@ -491,7 +491,7 @@ FAULTS: tuple[Fault, ...] = (
         "        super().__init__(message)\n        self.lacks = lacks",
         "        super().__init__(message)\n        self.lacks = ()",
         "what an implementation lacks is lost",
-        "harness/execution/test_operations.py harness/execution/test_lacks.py",
+        "harness/execution/test_operations.py",
     ),
     _fault(
         "padding_faults_lost",
@@ -507,7 +507,7 @@ FAULTS: tuple[Fault, ...] = (
         "            return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)",
         "            return _too_much(wanted) or Computed(wanted, left_out)",
         "an implementation that returns nothing passes in silence",
-        "harness/execution/test_operations.py harness/execution/test_tasks.py harness/execution/test_executor.py",
+        "harness/execution/test_isolation.py",
     ),
     _fault(
         "merge_pairs_within_a_run",

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import wait_until
 
-from attncheck.execution import process_state
+from attncheck.execution import left_behind, process_state
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.left_behind import Misbehaved, nothing_left_behind
 from attncheck.execution.limits import Limits
@@ -56,8 +57,12 @@ def state() -> dict[str, Any]:
     }
 
 
-def change_all(folder: Path) -> None:
-    os.chdir(folder)
+def test_what_python_and_numpy_keep_is_put_back_from_a_folder_that_is_gone_too(
+    snapshot: ProcessState, tmp_path: Path
+) -> None:
+    before = state()
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
     sys.stdin = sys.stdout = sys.stderr = None  # type: ignore[assignment]
     warnings.simplefilter("error")
     warnings.showwarning = print
@@ -67,24 +72,11 @@ def change_all(folder: Path) -> None:
     sys.setrecursionlimit(sys.getrecursionlimit() + 7)
     gc.disable()
     np.asarray = np.exp = None  # type: ignore[assignment]
-
-
-def test_what_python_and_numpy_keep_is_put_back(snapshot: ProcessState, tmp_path: Path) -> None:
-    before = state()
-    change_all(tmp_path)
     changed = {name: value != before[name] for name, value in state().items()}
+    (tmp_path / "gone").rmdir()
     assert snapshot.restore()
     assert all(changed.values()), changed
     assert state() == before
-
-
-def test_a_folder_that_is_gone_is_left(snapshot: ProcessState, tmp_path: Path) -> None:
-    before = Path.cwd()
-    (tmp_path / "gone").mkdir()
-    os.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert snapshot.restore()
-    assert Path.cwd() == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -127,22 +119,18 @@ def test_threads_that_were_not_there_are_noticed(snapshot: ProcessState) -> None
 
 @pytest.mark.parametrize(
     ("mappings", "held", "many"),
-    [(60, 2**31, True), (40, 2**31, False), (60, 2**20, False)],
-    ids=["more than half", "less than half", "a small process"],
+    [(60, 2**31, True), (40, 2**31, False), (60, 2**20, False), (0, 2**40, False)],
+    ids=["more than half", "less than half", "a small process", "another system"],
 )
 def test_a_process_with_many_memory_mappings_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mappings: int, held: int, many: bool
 ) -> None:
-    (tmp_path / "maps").write_text("7f00-7f01 r--p\n" * mappings)
+    if mappings:
+        (tmp_path / "maps").write_text("7f00-7f01 r--p\n" * mappings)
     (tmp_path / "most").write_text("100\n")
     monkeypatch.setattr(process_state, "_MAPPINGS", tmp_path / "maps")
     monkeypatch.setattr(process_state, "_MAX_MAPPINGS", tmp_path / "most")
     assert has_many_mappings(held) is many
-
-
-def test_another_system_has_no_mappings_to_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process_state, "_MAPPINGS", tmp_path / "maps")
-    assert not has_many_mappings(2**40)
 
 
 STARTS = "import threading\ndef begin(target):\n    threading.Thread(target=target, name='mine', daemon=True).start()\n"
@@ -159,97 +147,74 @@ def event() -> Iterator[threading.Event]:
     event.set()
 
 
-@pytest.fixture
-def pool(event: threading.Event) -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
-        yield pool
-        event.set()
-
-
 def module(name: str, source: str) -> ModuleType:
     made = ModuleType(name)
     exec(source, vars(made))
     return made
 
 
-@pytest.mark.parametrize("name", ["torch._inductor.async_compile", "triton.runtime", "jax", "keras.src.utils"])
-def test_a_thread_that_a_framework_starts_is_its_own_affair(name: str, event: threading.Event) -> None:
-    with nothing_left_behind():
-        module(name, STARTS).begin(event.wait)
+def test_a_thread_that_a_framework_starts_is_its_own_affair_and_any_other_a_fault(event: threading.Event) -> None:
+    for name in ("torch._inductor.async_compile", "triton.runtime", "jax", "keras.src.utils"):
+        with nothing_left_behind():
+            module(name, STARTS).begin(event.wait)
+    for name in ("my_kernel", "torch_helpers", "__main__", "torchish"):
+        with pytest.raises(Misbehaved, match=r"left 1 thread.*: mine"), nothing_left_behind():
+            module(name, STARTS).begin(event.wait)
 
 
-@pytest.mark.parametrize("name", ["my_kernel", "torch_helpers", "__main__", "torchish"])
-def test_a_thread_that_anybody_else_starts_is_a_fault(name: str, event: threading.Event) -> None:
-    with pytest.raises(Misbehaved, match="left 1 thread"), nothing_left_behind():
-        module(name, STARTS).begin(event.wait)
-
-
-def test_a_framework_s_function_in_one_s_own_thread_is_a_fault(event: threading.Event) -> None:
+def test_whose_thread_it_is_depends_on_who_starts_it_not_on_what_runs_or_calls_back(event: threading.Event) -> None:
     compute = module("torch.nn.functional", WAITS).wait
     with pytest.raises(Misbehaved, match="mine"), nothing_left_behind():
         module("my_kernel", STARTS).begin(lambda: compute(event))
-
-
-def test_what_a_framework_calls_back_starts_threads_of_its_own(event: threading.Event) -> None:
     called_back = module("torch.library", "def call(function, given):\n    function(given)\n").call
     with pytest.raises(Misbehaved, match="mine"), nothing_left_behind():
         called_back(module("my_kernel", STARTS).begin, event.wait)
 
 
-def test_a_pool_with_nothing_left_to_do_is_none(pool: ThreadPoolExecutor) -> None:
-    with nothing_left_behind():
-        futures: list[Future[float]] = [pool.submit(abs, -1.0) for _ in range(3)]
-        assert [future.result() for future in futures] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("kind", [ProcessPoolExecutor, multiprocessing.Pool, ThreadPool])
-def test_a_pool_of_any_kind_is_a_fault_as_long_as_it_works_on(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [ProcessPoolExecutor, multiprocessing.Pool, ThreadPoolExecutor, ThreadPool])
+def test_a_pool_of_any_kind_is_a_fault_only_as_long_as_it_works_on(
+    kind: Any, event: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(left_behind, "_WAIT", 0.3)  # for children that are still there
     pools: list[Any] = []
 
-    def call(seconds: float, *, waits: bool) -> None:
+    def call(function: Callable[..., Any], *given: Any, waits: bool) -> None:
         with nothing_left_behind():
-            pools.append(kind(1))
-            if kind is ProcessPoolExecutor:
-                job = pools[-1].submit(time.sleep, seconds)
-            else:
-                job = pools[-1].apply_async(time.sleep, (seconds,))
+            pools.append(pool := kind(1))
+            futures = hasattr(pool, "submit")
+            job = pool.submit(function, *given) if futures else pool.apply_async(function, given)
             if waits:
-                (job.result if kind is ProcessPoolExecutor else job.get)()
+                (job.result if futures else job.get)()
 
     try:
-        call(0.0, waits=True)
+        call(abs, -1.0, waits=True)
+        works_on = (event.wait,) if kind in (ThreadPoolExecutor, ThreadPool) else (time.sleep, 60.0)
         with pytest.raises(Misbehaved, match=r"left \d+ thread"):
-            call(2.0, waits=False)
+            call(*works_on, waits=False)
     finally:
-        for each in pools:
-            (each.shutdown if kind is ProcessPoolExecutor else each.terminate)()
+        event.set()
+        for pool in pools:
+            for process in {**(getattr(pool, "_processes", None) or {})}.values() if hasattr(pool, "submit") else ():
+                process.kill()
+            (pool.shutdown if hasattr(pool, "submit") else pool.terminate)()
 
 
-def test_a_pool_that_works_on_is_a_fault(pool: ThreadPoolExecutor, event: threading.Event) -> None:
-    def call() -> None:
-        with nothing_left_behind():
-            pool.submit(abs, -1.0).result()
-            pool.submit(event.wait)
-
-    with pytest.raises(Misbehaved, match=r"left 1 thread.*pool_0"):
-        call()
-
-
-def test_a_pool_that_has_work_waiting_is_a_fault(pool: ThreadPoolExecutor, event: threading.Event) -> None:
+def test_a_pool_that_has_work_waiting_is_a_fault(event: threading.Event) -> None:
     begun = threading.Event()
 
     def first() -> None:
         begun.set()
         event.wait()
 
-    def call() -> None:
-        with nothing_left_behind():
-            pool.submit(first)
-            pool.submit(abs, -1.0)
-            begun.wait()
+    def submit(pool: ThreadPoolExecutor) -> None:
+        pool.submit(first)
+        pool.submit(abs, -1.0)
+        begun.wait()
 
-    with pytest.raises(Misbehaved, match="pool_0"):
-        call()
+    with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
+        with pytest.raises(Misbehaved, match=r"left 1 thread.*pool_0"), nothing_left_behind():
+            submit(pool)
+        event.set()
 
 
 def test_a_thread_from_outside_python_counts_while_it_runs_python(event: threading.Event) -> None:
@@ -272,15 +237,7 @@ def test_a_thread_from_outside_python_counts_while_it_runs_python(event: threadi
         event.set()
         begin()
         ended.wait()
-        _until_gone("foreign")
-
-
-def _until_gone(name: str) -> None:
-    """Wait until no thread runs a function of this name."""
-    deadline = time.monotonic() + 60
-    while any(name in _functions(frame) for frame in sys._current_frames().values()):
-        assert time.monotonic() < deadline, f"a thread still runs {name}"
-        time.sleep(0.001)
+        wait_until(lambda: not any("foreign" in _functions(each) for each in sys._current_frames().values()))
 
 
 def _functions(frame: FrameType | None) -> Iterator[str]:
