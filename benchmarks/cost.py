@@ -24,10 +24,10 @@ from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
+from attncheck.attention.oracle import exact_from, exact_stages
 from attncheck.attention.problem import OutsideDomain, Problem
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import EAGER, numpy_backend
-from attncheck.oracle.evaluate import exact_from, exact_stages
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import canonical_form
 from attncheck.reading.selection import select_cases

@@ -25,10 +25,8 @@ from pathlib import Path
 MAX_SHARE = 0.15
 """Of all processor time, the harness's own."""
 
-ORACLE = re.compile(
-    r"harness/(oracle/(evaluate|blocks|enclosure)|attention/(balls|double_words|exact_array|scales))\.py"
-)
-BOUNDS = re.compile(r"harness/(attention|oracle)/\w+\.py|harness/judging/scales\.py")
+ORACLE = re.compile(r"harness/attention/(oracle|enclosure|balls|double_words|exact_array)\.py")
+BOUNDS = re.compile(r"harness/attention/\w+\.py")
 FRAMEWORK = re.compile(r"\((backends/\w+|torch|tensorflow|keras|jax|jaxlib)[/.]|BackendEntry\.load")
 
 WAITING = re.compile(

@@ -78,17 +78,18 @@ from attncheck.attention.errors import (
     summation_variance,
     transposed,
 )
-from attncheck.attention.exponents import Rows, second_order
 from attncheck.attention.flags import handed_on
 from attncheck.attention.logits import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh, through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.scores import scale_of
 from attncheck.attention.softmax import (
+    Rows,
     Weights,
     exact_grad_logits,
     moved_weights,
     normalisation_error,
+    second_order,
     stored_log_sum_exp_error,
     stored_log_sum_exp_variance,
 )

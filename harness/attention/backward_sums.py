@@ -74,20 +74,22 @@ from attncheck.attention.errors import (
     summation_variance,
     transposed,
 )
-from attncheck.attention.exponents import is_linear
 from attncheck.attention.flags import handed_on
 from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spread_over
 from attncheck.attention.problem import Problem
-from attncheck.attention.products import exact_grad_key, exact_grad_query, reach_of_grad_key
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import (
     constant_roundings,
+    exact_grad_key,
+    exact_grad_query,
     exact_scaled,
     folds_exactly_into_operands,
+    reach_of_grad_key,
     roundings_of_scale,
     scale_of,
     scaled_value,
 )
+from attncheck.attention.softmax import is_linear
 from attncheck.attention.step import At, Node, Step
 from attncheck.attention.weighted_mean import exact_grad_value, reach_of_grad_value
 from attncheck.spec import Shape

@@ -3,26 +3,59 @@
 ``accumulated_bounds`` walks from the inputs of a case; ``introduced_bounds`` walks the same graph from the stages that
 the implementation itself returned, each with its storage error. The formulas stand with the steps; ``docs/numerics.md``
 derives them.
+
+Where a score matrix is never held whole, ``bounds_by_rows`` takes some query rows at a time, with the keys that they
+may see. Given key and value, the bounds of a row are made of what that row attends to, so they are the same in any
+company, but for what the rows of a head share (the extremes of the values, powers of two that cancel): that gets
+tighter.
+
+``propagate`` returns how far an exact result moves when every input moves by its radius: the allowance for printed,
+rounded inputs. A document that prints its inputs rounded computed with other numbers than it shows; so does a float32
+run of a float64 document. Each input x then stands for any x' with |x' - x| <= r. For every stage the walk gives a
+radius R such that the exact stage of x' differs from the exact stage of x by at most R, by the radius rules of the
+steps:
+
+    product      |x'y' - xy| <= |x| ry + rx |y| + rx ry, summed over the inner axis
+    sum, scale   radii add; |a| r
+    tanh         |tanh z' - tanh z| <= min(r, 2), its slope being at most 1; c tanh(z / c) moves by at most min(r, 2 c)
+
+and those of ``softmax`` and ``other_scores``. They hold for radii of inputs of any size, not to first order; they are
+evaluated in float64, whose own rounding is far below any digit that a document prints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import Bound, Real, as_float64
+from attncheck.attention.errors import Ball, Bound, Real, as_float64
 from attncheck.attention.graph import graph_of, reached
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.sampling import axis_of_queries, rows_of_stage
 from attncheck.attention.softmax import Softmax
 from attncheck.attention.step import NotFiniteError
-from attncheck.attention.walk import error_walk, value_walk
+from attncheck.attention.walk import error_walk, radius_walk, value_walk
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import canonical_form, rows_of_tables
+from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages
 
-__all__ = ["Arrays", "Bound", "Options", "accumulated_bounds", "bounds_of", "for_bounds", "introduced_bounds"]
+__all__ = [
+    "Arrays",
+    "Bound",
+    "Options",
+    "accumulated_bounds",
+    "bounds_by_rows",
+    "bounds_of",
+    "for_bounds",
+    "introduced_bounds",
+    "propagate",
+]
 
 Arrays = Mapping[str, NDArray[Any]]
 Options = Mapping[str, Any]
@@ -108,3 +141,93 @@ def for_bounds(problem: Problem) -> Problem:
         return problem
     kept = {name: value for name, value in problem.options.items() if name != "empty_rows"}
     return replace(problem.in_float64(), options=kept, is_wide=True)
+
+
+ELEMENTS_AT_A_TIME = 1 << 18
+"""Elements of the score matrix at a time; about thirty arrays of so many float64 numbers are held at once."""
+
+
+def bounds_by_rows(
+    operation: str,
+    options: Options,
+    inputs: Arrays,
+    rounding: RoundingModel,
+    exact: Mapping[str, Real],
+    stages: Sequence[str],
+) -> dict[str, Bound]:
+    """Bound the error of stages without an axis of keys, as ``accumulated_bounds`` does."""
+    problem = Problem.of(operation, options, inputs)
+    attended = next(exact[stage] for stage in reversed(LOGITS) if stage in exact) > -np.inf
+    *_, queries, keys = attended.shape
+    size = max(1, ELEMENTS_AT_A_TIME // max(math.prod(attended.shape) // max(queries, 1), 1))
+    parts = []
+    for start in range(0, max(queries, 1), size):
+        rows = np.arange(start, min(start + size, queries))
+        first, stop = _span(attended[..., rows, :]) if keys else (0, 0)
+        part = problem.of_rows(rows).of_keys(first, stop)
+        of_part = {stage: _part_of(stage, array, rows, first, stop) for stage, array in exact.items()}
+        parts.append(bounds_of(part, rounding, of_part, stages))
+    return {stage: _joined(stage, [part[stage] for part in parts]) for stage in stages}
+
+
+def _span(attended: NDArray[np.bool_]) -> tuple[int, int]:
+    """Return the first key that any row attends to, and the one after the last."""
+    keys = np.flatnonzero(attended.any(axis=tuple(range(attended.ndim - 1))))
+    return (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 1)
+
+
+def _part_of(stage: str, array: Real, rows: NDArray[np.intp], first: int, stop: int) -> Real:
+    part = rows_of_stage(stage, array, rows)
+    return part if stage in ("output", "log_sum_exp") else part[..., first:stop]
+
+
+def _joined(stage: str, parts: Sequence[Bound]) -> Bound:
+    axis = axis_of_queries(stage)
+    assert axis is not None
+    return Bound(
+        np.concatenate([part.max_error for part in parts], axis), np.concatenate([part.sigma for part in parts], axis)
+    )
+
+
+PROPAGATED = frozenset(
+    {"scoring", "softmax", "masking", "attention", "multi_head_attention", "merge_states", *BY_SCORE}
+)
+"""Operations whose results may be given as numbers."""
+
+
+def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dict[str, Ball]:
+    """Return every stage of the operation as balls, from inputs with their radii; gradients have none."""
+    if operation not in PROPAGATED:
+        raise AssertionError(f"no propagation for the operation {operation}")
+    if OPERATIONS[operation].has_parts:  # laid out as scores and values, as the parts are
+        inputs = Inputs(inputs.arrays, canonical_form(operation, options, inputs.radius).inputs)
+    posed = canonical_form(operation, options, inputs.arrays)
+    # What a query without a key gives is no part of a problem in canonical form.
+    options = {**posed.options, "empty_rows": options.get("empty_rows")}
+    problem = Problem.of(operation, options, posed.inputs).in_float64()
+    offsets = {name: inputs.arrays[name] for name in ("query_offsets",) if name in inputs.arrays}
+    tables = rows_of_tables({**inputs.arrays, **inputs.radius, **offsets}, of_past=(0, 0))
+    is_projected = OPERATIONS[operation].has_projections
+    radii = {
+        name: problem.input_with_added(
+            name, tables[name] if name in tables else _radius(inputs, name, is_projected=is_projected)
+        )
+        for name, array in problem.inputs.items()
+        if array.dtype != np.bool_
+    }
+    with np.errstate(all="ignore"):
+        walk = radius_walk(problem, radii)
+        computed = computed_stages(operation, options, problem.inputs)
+        return {stage: _ball_without_added(problem, stage, walk.node(stage)) for stage in computed}
+
+
+def _ball_without_added(problem: Problem, stage: str, ball: Ball) -> Ball:
+    return Ball(problem.without_added(stage, ball.value), problem.without_added(stage, ball.radius))
+
+
+def _radius(inputs: Inputs, name: str, *, is_projected: bool) -> Real:
+    """Return the radii of an input, those of the past in front; behind projections that is an input of its own."""
+    if name.startswith("cached_") and name not in inputs.radius:
+        return inputs.radius[name.replace("cached", "past")]
+    own, past = inputs.radius[name], inputs.radius.get(f"past_{name}")
+    return own if past is None or is_projected else np.concatenate([past, own], axis=-2)

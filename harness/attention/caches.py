@@ -1,4 +1,6 @@
-"""Keys and values of a cache in front of those that are projected.
+"""Keys and values in other forms: in a cache, in 8 bits with scales, or as latent vectors.
+
+Keys and values of a cache stand in front of those that are projected.
 
     joined = [cached, new]      nothing is rounded: the cached ones are inputs, the new ones bring their errors along
 
@@ -6,7 +8,7 @@ A cache holds what the projections gave before, rotated where there is a rotary 
 has the cosine 1 and the sine 0 there. Without projections the past is joined before anything is computed
 (``reading/lowering.py``).
 
-Keys and values that are stored in 8 bits, times their scales.
+Keys and values in 8 bits are multiplied by their scales.
 
     k = s c      D = 2u |s c|, u the unit of stored intermediates
 
@@ -15,20 +17,47 @@ scale may be multiplied into something else that the keys of its block have in c
 are multiplied with, the scores, or the output. That is one more rounding or two of a number that is no larger than the
 sum of |q| |k|, or of p |v|; the second u is for these. Micikevicius et al. 2022, "FP8 Formats for Deep Learning",
 arXiv 2209.05433.
+
+Latent vectors are projected to keys and values, which are made, or absorbed: one bound for both forms.
+
+    k = (c Wk, kr)      made      q k^T = q (c Wk)^T + qr kr^T         o = p (c Wv)
+                        absorbed  q k^T = (q Wk^T) c^T + qr kr^T       o = (p c) Wv
+
+Made keys and values are linear layers: their errors E_k, E_v come along as those of other projections do. Absorbed, the
+query q' = q Wk^T is a linear layer, with an error E_q' that the keys of a row share; it meets c, of C elements in the
+place of D. The bound on a product takes the larger of each of its parts. Where the two products are added up one after
+the other, each is stored before:
+
+    E    = max{ |q| E_k, E_q' |c|^T } + u_s ( |q (c Wk)^T| + |qr kr^T| ) + 2 eta_s
+    |.|  = max{ |q||k|^T, (|q'| + E_q') |c|^T + |qr||kr|^T },     d = max{ D, C } + Dr
+
+What errors of weights do to the output is the same in both forms, because sum_j dp_j (c_j Wv) = (sum_j dp_j c_j) Wv. So
+the bound of an absorbed mean is that of a mean of exact values, and of what is rounded beside it: y = p c, stored, and
+its linear layer,
+
+    E_y  = [ (n + r) u_acc + 2u_c + u_o ] p^|c| + eta         p^ = (p + pW) / Z
+    B    = max{ B(E_v), B(0) + [ (C + 1) u_acc (|y| + E_y)|Wv| + E_y |Wv| ] (1 + k_o u_o + 8u*) }
+
+and sigma likewise, variances for sums. DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section 2.1.2.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real, product_variance, transposed
 from attncheck.attention.exact_array import ExactArray, joined
-from attncheck.attention.flags import Flags, Reach
+from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
+from attncheck.attention.projection import linear_layer
+from attncheck.attention.scores import PRODUCT, Products, products_of, scale_of
+from attncheck.attention.softmax import Weights
 from attncheck.attention.step import Around, At, Step
+from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 
 
 def joined_of(name: str) -> Step:
@@ -86,3 +115,152 @@ def dequantization_of(name: str) -> Step:
         return flags if factor is None else flags | factor
 
     return Step(exact, value, error, reach=reach)
+
+
+def made_of_latents(name: str) -> Step:
+    """Return keys or values of every head; what is behind the latent part of a key stays: (B, H, T, D + Dr)."""
+
+    def exact(problem: Problem, latents: ExactArray) -> ExactArray:
+        return latents @ problem.exact(_with_identity(_projection(problem, name), latents.shape[-1]))
+
+    def value(problem: Problem, latents: Real) -> Real:
+        made: Real = latents @ _with_identity(_projection(problem, name), latents.shape[-1])
+        return made
+
+    def error(at: At, latents: Operand) -> Operand:
+        weight = _projection(at.problem, name)
+        width, columns = weight.shape[-2:]
+        inputs = Operand(latents.value[..., :width])
+        made = linear_layer(inputs, weight, None, at.value[..., :columns], at.rounding)
+        assert made.max_error is not None
+        assert made.variance is not None
+        rest = np.zeros((*made.value.shape[:-1], at.value.shape[-1] - columns))
+        return Operand(at.value, *(np.concatenate([each, rest], axis=-1) for each in (made.max_error, made.variance)))
+
+    def radius(around: Around, _: Real, latents: Ball) -> Real:
+        weight, own = around.ball(f"{name}_projection"), latents.value.shape[-1]
+        return latents.radius_of_product(_with_identity(weight.value, own), _with_identity(weight.radius, own, 0))
+
+    def reach(known: Reach, flags: Flags) -> Flags:
+        width, columns = _projection(known.problem, name).shape[-2:]
+        weight = known.flags[f"{name}_projection"]
+        made: Flags = any_of(flags[..., :width], -1) | any_of(weight, -2)
+        made = np.broadcast_to(made, (*made.shape[:-1], columns))
+        rest = flags[..., width:]
+        return np.concatenate([made, np.broadcast_to(rest, (*made.shape[:-1], rest.shape[-1]))], axis=-1)
+
+    return Step(exact, value, error, radius, reach=reach)
+
+
+def size_of_made(latents: Real, weight: Real) -> Real:
+    """Return what keys or values made of latent vectors are sums of the absolute terms of: (B, H, T, D + Dr)."""
+    size: Real = np.abs(latents) @ _with_identity(np.abs(weight), latents.shape[-1])
+    return size
+
+
+def _projection(problem: Problem, name: str) -> Real:
+    return problem.array(f"{name}_projection")
+
+
+def _with_identity(weight: Real, rows: int, of_rest: int = 1) -> Real:
+    """Let a projection hand on what it has no rows for: (H, C, D) -> (H, C + Dr, D + Dr)."""
+    heads, width, columns = weight.shape
+    whole = np.zeros((heads, rows, columns + rows - width), weight.dtype)
+    whole[:, :width, :columns] = weight
+    whole[:, width:, columns:] = of_rest * np.eye(rows - width, dtype=weight.dtype)
+    return whole
+
+
+def _error_of_product(at: At, query: Operand, key: Operand) -> Products:
+    made, absorbed = products_of(query, key, at.rounding), _absorbed_products(at, query)
+    added, variance = _added_up(at, query.value, key.value)
+    carried = np.maximum(made.carried, absorbed.carried)
+    return replace(
+        made,
+        width=max(made.width, absorbed.width),
+        magnitude=np.maximum(made.magnitude, absorbed.magnitude),
+        squares=np.maximum(made.squares, absorbed.squares),
+        carried=carried + added * (1 + 8 * at.rounding.coarsest_unit) + 2 * at.rounding.score_unit * carried,
+        shared=absorbed.shared,
+        independent=made.independent + variance,
+        entries=np.maximum(made.entries, absorbed.entries),
+        reduced=np.maximum(made.reduced, absorbed.reduced),
+    )
+
+
+def _absorbed_products(at: At, query: Operand) -> Products:
+    """Prepare the bounds of a query that the projection is part of, times latent vectors."""
+    weight, latents = _projection(at.problem, "key"), at.problem.array("key")
+    columns = weight.shape[-1]
+    own, rotary = query.value[..., :columns], query.value[..., columns:]
+    made = linear_layer(Operand(own), transposed(weight), None, own @ transposed(weight), at.rounding)
+    assert made.max_error is not None
+    assert made.variance is not None
+    none = np.zeros_like(rotary)
+    parts = ((made.value, rotary), (made.max_error, none), (made.variance, none))
+    return products_of(Operand(*(np.concatenate(each, axis=-1) for each in parts)), Operand(latents), at.rounding)
+
+
+def _added_up(at: At, query: Real, key: Real) -> tuple[Real, Real]:
+    """Bound the storage of two products that are added up then, and its variance; nothing where there is one alone."""
+    columns, unit = _projection(at.problem, "key").shape[-1], at.rounding.score_unit
+    if query.shape[-1] == columns:
+        return np.zeros((1, 1)), np.zeros((1, 1))
+    parts = (query[..., each] @ transposed(key[..., each]) for each in (np.s_[:columns], np.s_[columns:]))
+    own, rotary = map(np.abs, parts)
+    scale = abs(scale_of(at.problem))
+    underflow = 2 * at.rounding.score_underflow / (min(1.0, scale) if scale else 1.0)
+    return unit * (own + rotary) + underflow, unit**2 * (own**2 + rotary**2)
+
+
+def _error_of_mean(at: At, weights: Weights | Operand, value: Operand) -> Finished:
+    made = WEIGHTED_MEAN.error(at, weights, value).finished
+    exact_values = WEIGHTED_MEAN.error(at, weights, Operand(value.value)).finished
+    absorbed = _absorbed_mean(at, weights, exact_values)
+    return Finished(
+        at.value, Bound(np.maximum(made.max_error, absorbed.max_error), np.maximum(made.sigma, absorbed.sigma))
+    )
+
+
+def _absorbed_mean(at: At, weights: Weights | Operand, exact_values: Bound) -> Bound:
+    """Bound a mean of latent vectors that is projected, given the bound of a mean of exact values."""
+    rounding, weight = at.rounding, _projection(at.problem, "value")
+    exact, size, count = _sizes(weights)
+    unstored = replace(rounding, output_unit=0.0)  # how results are stored is part of the other bound
+    behind = linear_layer(_mean_of_latents(at, exact, size, count), weight, None, at.value, unstored)
+    assert behind.max_error is not None
+    assert behind.variance is not None
+    is_some = (count > 0) & np.isfinite(at.value)
+    stored = 1 + rounding.output_count * rounding.output_unit + 8 * rounding.coarsest_unit
+    max_error = exact_values.max_error + np.where(is_some, behind.max_error * stored, 0.0)
+    sigma = np.sqrt(exact_values.sigma**2 + np.where(is_some, behind.variance, 0.0))
+    return Bound(max_error, np.minimum(sigma, max_error))
+
+
+def _sizes(weights: Weights | Operand) -> tuple[Real, Real, Real]:
+    """Return weights, the largest that each may be as computed, and how many of a row are not 0."""
+    if isinstance(weights, Weights):
+        rows = weights.rows
+        return rows.weights, (rows.weights + rows.grown) / rows.least_sum, rows.count
+    count = (weights.magnitude > 0).sum(axis=-1, keepdims=True).astype(np.float64)
+    return weights.value, weights.magnitude, count
+
+
+def _mean_of_latents(at: At, exact: Real, size: Real, count: Real) -> Operand:
+    """Return the weighted mean of latent vectors with its error: (B, H, Lq, C)."""
+    rounding, latents = at.rounding, at.problem.array("value")
+    terms = count + np.ceil(count / rounding.block)
+    mean = exact @ latents
+    relative = terms * rounding.accumulate_unit + 2 * rounding.compute_unit + rounding.output_unit
+    relative = relative + rounding.product_error
+    underflow = 2 * terms * rounding.accumulate_underflow + rounding.output_underflow
+    if rounding.product_unit:
+        underflow = underflow + rounding.product_underflow * (count + np.abs(latents).sum(axis=-2, keepdims=True))
+    max_error = relative * (1 + relative) * (size @ np.abs(latents)) + underflow
+    variance = product_variance(rounding, count, mean**2, exact**2 @ latents**2)
+    variance = variance + (2 * rounding.compute_unit**2 + rounding.output_unit**2) * mean**2 + underflow**2
+    return Operand(mean, max_error, variance)
+
+
+LATENT_PRODUCT = replace(PRODUCT, error=_error_of_product)
+LATENT_MEAN = replace(WEIGHTED_MEAN, error=_error_of_mean)

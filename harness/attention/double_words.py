@@ -1,4 +1,6 @@
-"""Arrays of double words: unevaluated sums of two float64 numbers, high = fl(high + low), each with a proven radius.
+"""The arithmetics of float64: double words, each with a proven radius, and plain numbers without one.
+
+A double word is an unevaluated sum of two float64 numbers, high = fl(high + low).
 
 Every operation has a relative error that is proven for all operands, without fused operations, which NumPy has not
 (Joldes, Muller, Popescu 2017, "Tight and rigorous error bounds for basic building blocks of double-word arithmetic",
@@ -10,6 +12,9 @@ products of slices are integers below 2^53. All of it is derived in docs/numeric
 Radii are sums of non-negative float64 numbers, each times 1 + 2^-40 (``_ROOM``) for what their own evaluation rounds.
 What underflow may take away is added where a result is near it. Where a number is not finite, or so small that nothing
 is proven, the radius is not finite either, and stays so: what is asked then goes to ``balls``.
+
+Plain numbers are the scales beside which a radius is small or not: sums of absolute terms. No term is negative, so that
+no sum cancels: they are right to some 40 bits, and only their size matters.
 """
 
 from __future__ import annotations
@@ -449,3 +454,59 @@ def _root(x: Pair) -> Pair:
     high = np.sqrt(x[0])
     product, rest = _two_product(high, high)
     return _fast_two_sum(high, (((x[0] - product) - rest) + x[1]) / (2 * high))
+
+
+@dataclass(frozen=True, eq=False)
+class Scales(ExactArray):
+    """Arrays of float64 numbers without a radius: ``parts`` are one array of numbers."""
+
+    @classmethod
+    def of_numbers(cls, numbers: Real) -> Self:
+        return cls((numbers,))
+
+    def split(self) -> tuple[Real, Real, Real]:
+        zero = np.zeros(self.shape)
+        return self.parts[0], zero, zero
+
+    def is_zero(self) -> Flags:
+        zero: Flags = self.parts[0] == 0
+        return zero
+
+    def __neg__(self) -> Self:
+        return self._made(-self.parts[0])
+
+    def __abs__(self) -> Self:
+        return self._made(np.abs(self.parts[0]))
+
+    def _plus(self, other: Self) -> Self:
+        return type(self)((self.parts[0] + other.parts[0],), both(self.attended, other.attended))
+
+    def _times(self, other: Self) -> Self:
+        return self._made(self.parts[0] * other.parts[0])
+
+    def _by(self, other: Self) -> Self:
+        return self._made(self.parts[0] / other.parts[0])
+
+    def __matmul__(self, other: Self) -> Self:
+        return type(self)((self.parts[0] @ other.parts[0],))
+
+    def _row_sums(self) -> Self:
+        return type(self)((self.parts[0].sum(axis=-1, keepdims=True),))
+
+    def _maximum(self, other: Self) -> Self:
+        return self._made(np.maximum(self.parts[0], other.parts[0]))
+
+    def exp(self) -> Self:
+        return self._made(np.exp(self.parts[0]))
+
+    def log(self) -> Self:
+        return self._made(np.log(self.parts[0]))
+
+    def sqrt(self) -> Self:
+        return self._made(np.sqrt(self.parts[0]))
+
+    def tanh(self) -> Self:
+        return self._made(np.tanh(self.parts[0]))
+
+    def _made(self, numbers: Real) -> Self:
+        return type(self)((numbers,), self.attended)

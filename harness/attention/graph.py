@@ -30,17 +30,15 @@ from functools import cache
 from itertools import pairwise
 
 from attncheck.attention.backward_sums import GRADIENTS
-from attncheck.attention.caches import dequantization_of, joined_of
-from attncheck.attention.latents import LATENT_MEAN, LATENT_PRODUCT, made_of_latents
+from attncheck.attention.caches import LATENT_MEAN, LATENT_PRODUCT, dequantization_of, joined_of, made_of_latents
 from attncheck.attention.logits import BIAS, MASK, SOFTCAP
 from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS
 from attncheck.attention.normalization import normalization_of
 from attncheck.attention.other_scores import ADDITIVE_SCORES, COSINE_SCORES, GENERAL_SCORES
 from attncheck.attention.problem import LOGITS, Problem
-from attncheck.attention.products import PRODUCT
 from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
 from attncheck.attention.rotary import rotation_of
-from attncheck.attention.scores import RAW_SCORES, SCORES
+from attncheck.attention.scores import PRODUCT, RAW_SCORES, SCORES
 from attncheck.attention.sinks import GRAD_SINKS, SINKS
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
 from attncheck.attention.step import Node, Step

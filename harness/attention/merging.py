@@ -29,11 +29,10 @@ import numpy as np
 
 from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, exact_logits, finite
 from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
-from attncheck.attention.exponents import Rows
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
-from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Softmax, Weights
+from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Rows, Softmax, Weights
 from attncheck.attention.step import Around, At, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 from attncheck.spec import statistics_dtype

@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.double_words import DoubleWords
+from attncheck.attention.double_words import DoubleWords, Scales
 from attncheck.attention.errors import Ball, Operand, Real, exact_logits
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.scales import Scales
 from attncheck.attention.step import Around, At, Node
 
 

@@ -50,11 +50,10 @@ from attncheck.attention.errors import (
     sum_of_row,
 )
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.exponents import Rows, second_order
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.softmax import Weights, stored_log_sum_exp_variance, total_error
+from attncheck.attention.softmax import Rows, Weights, second_order, stored_log_sum_exp_variance, total_error
 from attncheck.attention.step import Around, At, NotFiniteError, Step
 
 _MIN_SQUARE = 2.0**-1000

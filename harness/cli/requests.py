@@ -134,9 +134,9 @@ def _load(names: Iterable[str]) -> None:
 def _run(
     request: RunRequest, described: DescribedWorkers, on_failure: Callable[[Watcher, FailedEvaluation], None]
 ) -> RunSummary:
+    from attncheck.attention.enclosure import SETTLED
     from attncheck.commands import joined
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.oracle import SETTLED
     from attncheck.progress import show_progress
     from attncheck.run import run_cases
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock, local
 
+from attncheck.attention.enclosure import SETTLED
 from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.worker import Outcome, limit_threads
 from attncheck.judging.units import Judge, Remembered, UnitResult
-from attncheck.oracle import SETTLED
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
+from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.rounding import FORMATS
 from attncheck.judging.truth import Truth, is_measured
-from attncheck.oracle.enclosure import Enclosure
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.rounding import FORMATS
 from attncheck.judging.alternatives import Alternative, empty_row_conventions
 from attncheck.judging.diagnosis import ACCURACY
@@ -27,7 +28,6 @@ from attncheck.judging.residuals import approximate_stages
 from attncheck.judging.scales import has_scale, scales_in_words
 from attncheck.judging.truth import Truth, unsolved_truth, with_special_rows
 from attncheck.judging.wrong_result import WrongResult, does_fit, fitted_numbers, judge_accuracy, with_scale_times
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import AttentionProblem

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.bounds import propagate
 from attncheck.attention.errors import Ball
-from attncheck.attention.radii import propagate
 from attncheck.dtypes import rounded_once
 from attncheck.elements import stored_index, written_element
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import for_bounds
+from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Finished, Logits, Operand, Real, as_float64, exact_logits
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.projection import merge_heads
@@ -31,7 +32,6 @@ from attncheck.attention.walk import Walk, error_walk, value_walk
 from attncheck.judging.alternatives import Alternative, Departs, queries_and_keys
 from attncheck.judging.scales import has_scale, scale_of, widths_of
 from attncheck.judging.truth import Stages, Truth
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, QUERY_KEY_VALUE
 from attncheck.verdicts import Verdict

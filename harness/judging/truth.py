@@ -15,9 +15,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds, bounds_of, for_bounds, introduced_bounds
+from attncheck.attention.bounds import (
+    Bound,
+    accumulated_bounds,
+    bounds_by_rows,
+    bounds_of,
+    for_bounds,
+    introduced_bounds,
+)
+from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.oracle import (
+    PrecisionExhausted,
+    are_blocked,
+    exact_from,
+    exact_results,
+    exact_stages,
+    predecessors,
+)
 from attncheck.attention.problem import LOGITS, OutsideDomain, Problem
 from attncheck.attention.rounding import FORMATS, RoundingModel, rounding_model_named
+from attncheck.attention.sampling import ADDS_QUERIES_UP, Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.judging.remembered import (
     enclosures_from_bytes,
     enclosures_to_bytes,
@@ -33,11 +50,6 @@ from attncheck.judging.undefined_rows import (
     without_nan,
     without_overflown,
 )
-from attncheck.oracle.blocks import are_blocked, exact_results
-from attncheck.oracle.bounds_by_rows import bounds_by_rows
-from attncheck.oracle.enclosure import Enclosure
-from attncheck.oracle.evaluate import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
-from attncheck.oracle.sampling import Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered

@@ -42,13 +42,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound
 from attncheck.attention.flags import Flags, any_of
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Problem
 from attncheck.attention.rounding import FORMATS, RoundingModel
+from attncheck.attention.sampling import queries_of
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
-from attncheck.oracle.enclosure import Enclosure
-from attncheck.oracle.sampling import queries_of
 from attncheck.reading.lowering import AttentionProblem, canonical_form
 from attncheck.reading.shapes import optional_gradients, score_elements
 from attncheck.spec import (

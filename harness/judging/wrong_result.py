@@ -23,8 +23,8 @@ from functools import cached_property
 
 import numpy as np
 
+from attncheck.attention.caches import size_of_made
 from attncheck.attention.errors import Bound, Real
-from attncheck.attention.latents import size_of_made
 from attncheck.attention.rounding import FORMATS
 from attncheck.judging.alternatives import Alternative, empty_row_conventions
 from attncheck.judging.judge_stages import agrees, failing_elements

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attncheck.attention.bounds import Bound
+from attncheck.attention.enclosure import Enclosure
 from attncheck.backends import EAGER
 from attncheck.dtypes import numpy_dtype
 from attncheck.judging.diagnosis import Evidence, evidence_of
@@ -25,7 +26,6 @@ from attncheck.judging.judge_stages import (
     sound_stages,
 )
 from attncheck.judging.truth import Array, Stages, Truth, digest, find_truth, is_measured
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.spec import Shape

@@ -20,12 +20,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.enclosure import Enclosure
 from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS
 from attncheck.dtypes import numpy_dtype, rounded_once
 from attncheck.judging.truth import truth_of_case
 from attncheck.onnx_data.entries import padded, shape_in_file, softmax_test
 from attncheck.onnx_data.files import BackendTest, NotACase, write_test
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.enclosure import Enclosure
 from attncheck.elements import written_element
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.properties.problem import Problem, Variant
 from attncheck.properties.rows import PropertyOutcome
 from attncheck.reading.shapes import show

@@ -14,7 +14,7 @@ rounded by that, so exact answers and bounds are those of ``attention`` and ``at
 8 bits are widened, which is exact, too; their scales become factors, with a step of their own
 (``attention/caches.py``). Weights of norms of queries and keys get a row for each
 head, of ones where there are none (``attention/normalization.py``). Latent vectors are keys and values of one head,
-from which a step makes those of every head (``attention/latents.py``).
+from which a step makes those of every head (``attention/caches.py``).
 """
 
 from __future__ import annotations

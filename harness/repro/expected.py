@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.sampling import axis_of_queries
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Truth, is_measured, is_prescribed
-from attncheck.oracle.sampling import axis_of_queries
 from attncheck.reading.case import Case
 from attncheck.spec import computed_stages
 

@@ -17,13 +17,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.enclosure import Enclosure
 from attncheck.digests import digest_of
 from attncheck.errors import OutputError, ResultsError
 from attncheck.execution.operations import call_of
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Task
 from attncheck.judging.truth import Truth, is_measured, is_prescribed, truth_of_case
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.spec import ROUNDING_MODELS, result_stages

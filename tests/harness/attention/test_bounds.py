@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bounds
+from attncheck.attention.oracle import exact_stages
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import FORMATS, rounding_model_named
 from attncheck.backends import numpy_backend
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.oracle.evaluate import exact_stages
 from attncheck.spec import ROUNDING_MODELS
 
 Array = NDArray[Any]

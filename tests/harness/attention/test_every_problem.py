@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import FORWARD, NAMES, Problem, draw
 
-from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
+from attncheck.attention.bounds import PROPAGATED, accumulated_bounds, introduced_bounds, propagate
 from attncheck.attention.graph import graph_of
+from attncheck.attention.oracle import exact_from, exact_stages
 from attncheck.attention.problem import Problem as Canonical
-from attncheck.attention.radii import PROPAGATED, propagate
 from attncheck.attention.rounding import rounding_model_named
+from attncheck.attention.sampling import rows_of_stage
 from attncheck.attention.step import Step
 from attncheck.attention.walk import radius_walk, value_walk
 from attncheck.judging.truth import Truth
-from attncheck.oracle.evaluate import exact_from, exact_stages
-from attncheck.oracle.sampling import rows_of_stage
 from attncheck.reading.inputs import Inputs
 from attncheck.spec import computed_stages
 

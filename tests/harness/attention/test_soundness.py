@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from attncheck.attention.enclosure import Enclosure
 from attncheck.judging.tiers import Tier, measure, threshold
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.oracle.enclosure import Enclosure
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

@@ -17,13 +17,13 @@ from problems import INF, LK, Problem, draw
 from attncheck.attention.bounds import introduced_bounds
 from attncheck.attention.errors import Operand
 from attncheck.attention.normalization import DEFAULT_EPSILON, normalization_of
+from attncheck.attention.oracle import exact_stages
 from attncheck.attention.problem import Problem as Canonical
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.attention.step import Around, At
 from attncheck.attention.walk import error_walk, value_walk
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import EIGHT_BITS, rounded_once
-from attncheck.oracle.evaluate import exact_stages
 from attncheck.reading.lowering import call_form, canonical_form
 
 Array = NDArray[Any]

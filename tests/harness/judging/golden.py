@@ -37,11 +37,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
+from attncheck.attention.enclosure import Enclosure
 from attncheck.dtypes import rounded_once
 from attncheck.execution.process_tree import end_with_parent
 from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.plan import Plan
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from attncheck.attention.enclosure import Enclosure
 from attncheck.backends import numpy_backend
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of
@@ -29,7 +30,6 @@ from attncheck.judging.remembered import (
     rows_to_bytes,
 )
 from attncheck.judging.units import Judge, Remembered, UnitResult
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import NOT_JUDGED, Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.oracle import PrecisionExhausted, exact_from
 from attncheck.judging import truth as module
 from attncheck.judging.judge import judge_pairs
 from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.truth import Truth, find_truth, within_range
 from attncheck.mutation.judgement import RememberingTruth
-from attncheck.oracle.enclosure import Enclosure
-from attncheck.oracle.evaluate import PrecisionExhausted, exact_from
 from attncheck.reading.case import Case
 from attncheck.repro.expected import expected_stages
 from attncheck.verdicts import Verdict

@@ -16,11 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck import cli
+from attncheck.attention.enclosure import Enclosure
 from attncheck.backends import LIBRARIES
 from attncheck.errors import OnnxDataError, OutputError, UsageError
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row

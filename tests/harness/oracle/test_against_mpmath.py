@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
 from problems import NAMES, draw
 
-from attncheck.oracle.evaluate import exact_stages
+from attncheck.attention.oracle import exact_stages
 from attncheck.reading.lowering import canonical_form
 from attncheck.spec import STAGES, computed_stages, score_kind
 

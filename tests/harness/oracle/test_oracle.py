@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
 from problems import draw
 
+from attncheck.attention import oracle
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
+from attncheck.attention.enclosure import Enclosure, enclose
+from attncheck.attention.oracle import OutsideDomain, PrecisionExhausted, exact_from, exact_stages, predecessors
 from attncheck.attention.problem import Problem as Canonical
-from attncheck.oracle import evaluate as oracle
-from attncheck.oracle.enclosure import Enclosure, enclose
-from attncheck.oracle.evaluate import OutsideDomain, PrecisionExhausted, exact_from, exact_stages, predecessors
 
 Array = NDArray[Any]
 INF = float("inf")

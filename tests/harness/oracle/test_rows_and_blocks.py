@@ -19,18 +19,15 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
 from problems import Problem
 
+from attncheck.attention import bounds, oracle, sampling
+from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.oracle import OutsideDomain, are_blocked, exact_results, exact_stages
+from attncheck.attention.sampling import MAX_ELEMENTS, rows_of_stage, sampled_rows
 from attncheck.execution.worker import Computed
 from attncheck.judging import judge as judging
 from attncheck.judging.judge import judge, judge_pairs, worst_bounds
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth, find_truth, truth_of_case
-from attncheck.oracle import blocks as oracle_blocks
-from attncheck.oracle import bounds_by_rows as by_rows
-from attncheck.oracle import sampling
-from attncheck.oracle.blocks import are_blocked, exact_results
-from attncheck.oracle.enclosure import Enclosure
-from attncheck.oracle.evaluate import OutsideDomain, exact_stages
-from attncheck.oracle.sampling import MAX_ELEMENTS, rows_of_stage, sampled_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import canonical_form
@@ -348,10 +345,10 @@ PROBLEMS: dict[str, tuple[Options, Arrays]] = {
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make several blocks of a few keys, and bound a few rows at a time."""
-    monkeypatch.setattr(oracle_blocks, "ELEMENTS_AT_A_TIME", 1)
-    monkeypatch.setattr(oracle_blocks, "_MIN_KEYS", 3)
-    monkeypatch.setattr(by_rows, "ELEMENTS_AT_A_TIME", B * H * LK * 2)
-    monkeypatch.setattr(oracle_blocks, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(oracle, "ELEMENTS_AT_A_TIME", 1)
+    monkeypatch.setattr(oracle, "_MIN_KEYS", 3)
+    monkeypatch.setattr(bounds, "ELEMENTS_AT_A_TIME", B * H * LK * 2)
+    monkeypatch.setattr(oracle, "MIN_ELEMENTS", 0)
 
 
 def truth_of(options: Options, inputs: Arrays, dtype: str = "float64", **more: Any) -> Truth:
@@ -409,8 +406,8 @@ def test_blocks_of_any_size_enclose_what_the_whole_encloses(
 ) -> None:
     inputs, options = drawn(seed, dtype, kv_heads=2), {"scale": scale, "is_causal": is_causal}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oracle_blocks, "ELEMENTS_AT_A_TIME", 1)
-        patch.setattr(oracle_blocks, "_MIN_KEYS", keys)
+        patch.setattr(oracle, "ELEMENTS_AT_A_TIME", 1)
+        patch.setattr(oracle, "_MIN_KEYS", keys)
         found = results(options, inputs).exact
     whole = exact_stages("attention", options, inputs, RESULTS)
     for stage in RESULTS:
@@ -460,7 +457,7 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     nan["value"][0, 0, 0, 0] = np.nan
     with pytest.raises(OutsideDomain, match="value holds NaN"):
         exact_results("attention", {}, nan, RESULTS)
-    monkeypatch.setattr(oracle_blocks, "MIN_ELEMENTS", B * H * LQ * LK)  # small problems keep every stage
+    monkeypatch.setattr(oracle, "MIN_ELEMENTS", B * H * LQ * LK)  # small problems keep every stage
     truth = truth_of({}, drawn(1), returned=["output"])
     assert not truth.inner
     assert "weights" in truth.exact
@@ -497,10 +494,10 @@ def test_stages_whose_numbers_are_known_are_worked_out_whoever_returned_them(
     "options", [{"is_causal": True}, {"window": (100, 0)}, {}], ids=["causal", "window", "lengths"]
 )
 def test_nothing_of_the_size_of_the_score_matrix_is_made(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (oracle_blocks, by_rows):
+    for module in (oracle, bounds):
         monkeypatch.setattr(module, "ELEMENTS_AT_A_TIME", 1 << 13)
-    monkeypatch.setattr(oracle_blocks, "_MIN_KEYS", 64)
-    monkeypatch.setattr(oracle_blocks, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(oracle, "_MIN_KEYS", 64)
+    monkeypatch.setattr(oracle, "MIN_ELEMENTS", 0)
     length = 3072
     random = np.random.RandomState(0)
     inputs = {name: random.randn(1, 1, length, 4).astype("float32") for name in ("query", "key", "value")}

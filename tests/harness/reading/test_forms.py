@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.attention.radii import propagate
+from attncheck.attention.bounds import propagate
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import call_form, canonical_form

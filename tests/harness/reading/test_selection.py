@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from attncheck.attention.sampling import MAX_ELEMENTS
 from attncheck.errors import UsageError
-from attncheck.oracle.sampling import MAX_ELEMENTS
 from attncheck.reading import selection
 from attncheck.reading.case import Case
 from attncheck.reading.kept_cases import load_kept_case_file

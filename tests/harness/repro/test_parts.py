@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.attention.sampling import rows_of_stage
 from attncheck.backends import EVERYTHING
 from attncheck.dtypes import numpy_dtype
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, truth_of_case
-from attncheck.oracle.sampling import rows_of_stage
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.repro.code import NotSeparable, copied, inlined, read_module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from attncheck.attention.exact_array import ExactArray
 from attncheck.spec import Shape
 
 Real = NDArray[np.float64]
+
+SETTLED: Counter[str] = Counter()
+"""How many stages double words settled in this process, and how many went on to balls, since it was cleared."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.oracle.evaluate import ADDS_QUERIES_UP
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import query_axis
+
+ADDS_QUERIES_UP = frozenset({"attention_gradients"})
+"""The gradients of key and value are sums over the query rows: none can stand for another."""
 
 MAX_ELEMENTS = 1 << 18
 """Elements of a score matrix of which all are judged. The exact answer of so many takes about a second."""
