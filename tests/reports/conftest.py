@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,20 @@ class Hand:
 
     row: Callable[..., Row]
     case: Callable[..., dict[str, Any]]
-    run: Callable[..., Path]
+    write: Callable[..., Path]
+    numbers: Iterator[int] = field(default_factory=count)
 
     @staticmethod
     def frames_of(*directories: Path) -> Frames:
         return read_frames(*directories)
 
-    def frames(self, rows: Iterable[Row] = (), **run: Any) -> Frames:
-        """Return the frames of one run; ``run`` is what its environment says, as ``write_run`` takes it."""
+    def run(self, rows: Iterable[Row | Mapping[str, Any]] = (), **run: Any) -> Path:
+        """Write a folder of rows, or of the fields of rows; ``run`` is what ``write_run`` takes."""
+        made = [row if isinstance(row, Row) else self.row(**row) for row in rows]
+        return self.write(made, **{"name": f"run {next(self.numbers)}"} | run)
+
+    def frames(self, rows: Iterable[Row | Mapping[str, Any]] = (), **run: Any) -> Frames:
+        """Return the frames of one run."""
         return read_frames(self.run(rows, **run))
 
 

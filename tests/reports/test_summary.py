@@ -1,0 +1,524 @@
+"""The words with which every report begins: the answer, the verdict of each case, what is wrong, what was judged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from attncheck.errors import ExitCode
+from attncheck.reports.cells import Cell, State, cell_table, worst_cell
+from attncheck.reports.coverage import coverage, judged_counts, narrowings, unjudged
+from attncheck.reports.expected_failures import (
+    ExpectedFailureGroup,
+    address_of,
+    count_following,
+    empty_rows,
+    expected_failure_groups,
+)
+from attncheck.reports.frames import Column, Frames
+from attncheck.reports.html.render import render_html
+from attncheck.reports.markdown.report import link
+from attncheck.reports.printed_numbers import misprints
+from attncheck.reports.summary import exit_code_of, make_summary, verdict_table, what_is_wrong
+from attncheck.reports.write import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LABEL_COLOUR,
+    RED,
+    Badge,
+    badge_of,
+    render_endpoint,
+    render_svg,
+)
+
+Fields = dict[str, Any]
+
+
+def pair(**fields: Any) -> Fields:
+    return {"comparison": "pair", "other": "torch.eager", "ratio": 0.0, "difference": 0.0, "index": "0,0"} | fields
+
+
+def printed(verdict: str, **fields: Any) -> Fields:
+    return {"comparison": "printed", "verdict": verdict} | fields
+
+
+TWO = {"numpy.eager": "1.0", "torch.eager": "1.0"}
+TORCH: Fields = {"implementation": "torch.eager"}
+BOTH: list[Fields] = [{}, TORCH]
+NUMERIC, UNVERIFIED = {"verdict": "numeric"}, {"verdict": "unverified"}
+UNSUPPORTED: Fields = {"verdict": "unsupported", "stage": ""}
+ERROR, CRASH = {"verdict": "error", "stage": ""}, {"verdict": "crash", "stage": "", "case": "file/two"}
+NO_JAX, BAD = {"jax": "not installed"}, {"faults": ["x.yaml:1: this was left out: bad"]}
+ALONE, AGREE = "numpy agrees with the exact answer", "numpy and torch agree"
+NO_TORCH, ONLY = "torch was judged in no case", "in the only case that it was judged in"
+INCOMPLETE = f"{AGREE}; not everything could be run"
+WRONG = f"numpy is wrong {ONLY}; torch agrees with the exact answer"
+COMPARED = f"{AGREE} with the exact answer, and no two of them could be compared"
+
+ANSWERS: list[tuple[list[Fields], Fields, str, int]] = [
+    ([*BOTH, pair()], {}, AGREE, ExitCode.AGREE),
+    ([{}, pair(), UNSUPPORTED | TORCH], {}, f"{ALONE}; {NO_TORCH}", ExitCode.AGREE),
+    ([*BOTH, pair(), printed("misprint", xfail=True)], {}, AGREE, ExitCode.AGREE),
+    ([*BOTH, pair()], {"left_out": NO_JAX}, AGREE, ExitCode.AGREE),
+    # Who is wrong is named, and who is not.
+    ([{}, pair(), NUMERIC | TORCH], {}, f"torch is wrong {ONLY}; {ALONE}", ExitCode.DISAGREE),
+    ([*BOTH, pair(verdict="numeric")], {}, f"{AGREE}; numpy.eager and torch.eager differ in 1 case", ExitCode.DISAGREE),
+    # What is printed or recorded wrongly is nobody's error.
+    ([*BOTH, pair(), printed("misprint")], {}, f"{AGREE}. 1 of 1 printed number does not hold", ExitCode.DISAGREE),
+    ([*BOTH, pair(), printed("xpass")], {}, f"{AGREE}. 1 record no longer holds", ExitCode.DISAGREE),
+    ([*BOTH, pair(), ERROR | {"verdict": "xpass"}], {}, f"{AGREE}. 1 record no longer holds", ExitCode.DISAGREE),
+    ([*BOTH, pair(), printed("unverified")], {}, f"{AGREE}. 1 of 1 printed number is unverified", ExitCode.AGREE),
+    ([TORCH, NUMERIC, CRASH], {}, f"{WRONG}; in 1 case, numpy could not be run", ExitCode.DISAGREE),
+    ([{}, ERROR | TORCH], {}, f"{ALONE}; {NO_TORCH}; in 1 case, torch could not be run", ExitCode.NOT_RUN),
+    ([*BOTH, pair()], {"summary": False}, INCOMPLETE, ExitCode.NOT_RUN),
+    ([*BOTH, pair()], {"missing": NO_JAX}, INCOMPLETE, ExitCode.NOT_RUN),
+    ([*BOTH, pair()], BAD, INCOMPLETE, ExitCode.BAD_INPUT),
+    ([TORCH, pair(), NUMERIC], BAD, f"{WRONG}; not everything could be run", ExitCode.BAD_INPUT),
+    ([*BOTH, pair()], {"label": "x: bad case: y", "left_out": NO_JAX}, AGREE, ExitCode.AGREE),
+    # Nothing is green that was not judged.
+    ([UNVERIFIED], {"versions": {"numpy.eager": "1.0"}}, "Nothing was judged", ExitCode.NOT_RUN),
+    ([UNVERIFIED, UNVERIFIED | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
+    ([UNSUPPORTED, UNSUPPORTED | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
+    ([*BOTH, pair(verdict="unverified", ratio=None)], {}, COMPARED, ExitCode.AGREE),
+    ([*BOTH, pair(), pair(verdict="unverified", stage="own")], {}, AGREE, ExitCode.AGREE),
+    ([ERROR], {}, "Nothing could be run", ExitCode.NOT_RUN),
+    ([], {"versions": {}, "missing": NO_JAX}, "Nothing was run", ExitCode.NOT_RUN),
+    ([], {"versions": {}}, "Nothing was run", ExitCode.AGREE),
+]
+
+
+def test_the_answer_and_the_exit_code(hand: Any) -> None:
+    for rows, run, word, code in ANSWERS:
+        frames = hand.frames(rows, **{"versions": TWO} | run)
+        assert (make_summary(frames).word, exit_code_of(frames)) == (word, code), (rows, run)
+
+
+def test_the_sentences_count_what_the_answer_rests_on(hand: Any) -> None:
+    rows: list[Fields] = [
+        {"case": case, "dtype": dtype, "implementation": name}
+        for case in ("file/one", "file/two")
+        for dtype in ("float32", "float64")
+        for name in TWO
+    ]
+    numbers: Fields = {"comparison": "printed", "reference_text": "0.1"}
+    rows += [pair(verdict="numeric", stage="scores"), pair(stage="weights")]
+    rows += [numbers | {"stage": "output", "index": f"0,{place}"} for place in range(3)]
+    rows += [numbers | {"stage": "output", "index": "0,2", "verdict": "numeric", "dtype": "float32"}]
+    rows += [numbers | {"index": "0,0", "verdict": "misprint", "xfail": True}]
+    rows += [{"comparison": "exact", "stage": "scores", "index": f"0,{place}"} for place in (0, 1)]
+    document = {"kind": "document", "title": "A document", "notes": []}
+    given = {"of": "weights", "basis": "printed", "transpose": False, "shape": [1, 1]}
+    expected = [{"name": "weights", "erratum": "Of another call.", **given}]
+    cases = [hand.case(source=document, expected=expected), hand.case("file/two")]
+    assert make_summary(hand.frames(rows, cases=cases)).sentences == (
+        "2 cases on 2 implementations in float64 and float32: 8 evaluations, all of them judged.",
+        "8 stages were compared with the exact answer; all are within their error bounds.",
+        "Of 2 comparisons of two implementations at one stage, 1 disagrees.",
+        "Of 3 printed numbers 2 hold and 1 is missed by an implementation. "
+        "1 printed number comes from a different call than the document shows; it is listed as an erratum. "
+        "2 further numbers are computed by the documents and not printed; "
+        "all are within their error bounds.",
+    )
+    rows = [{}, numbers | {"index": "0"}]
+    assert make_summary(hand.frames(rows)).sentences[-1] == "The cases give 1 number to compare with: every one holds."
+    rows += [{"comparison": "exact", "index": "0"}, {"comparison": "exact", "index": "1"} | NUMERIC]
+    assert make_summary(hand.frames(rows, cases=[hand.case(source=document)])).sentences[-1] == (
+        "The documents print 1 number: every one holds. 2 further numbers are computed by the documents and not "
+        "printed; 1 of 2 comparisons of them fail."
+    )
+
+
+NOISY = "noisier than known good implementations, a warning."
+NOTHING = "No stage was compared with the exact answer."
+STAGES: list[tuple[list[Fields], str]] = [
+    ([{"tier": "within"}], "1 stage was compared with the exact answer; it is within its error bound."),
+    ([{"tier": "proven"} | NUMERIC, {}], "2 stages were compared with the exact answer; 1 fails."),
+    # A form or NaN that is wrong is compared with the answer, too, though it has no tier.
+    ([{"verdict": "shape"}, {"verdict": "nonfinite"}], "2 stages were compared with the exact answer; 2 fail."),
+    (
+        [{"tier": "warning"}, {"introduced_tier": "warning"}, {"tier": "statistical"} | NUMERIC, {}],
+        f"4 stages were compared with the exact answer; 1 fails. 2 are {NOISY}",
+    ),
+    (
+        [{"tier": "warning", "introduced_tier": "warning"}],
+        f"1 stage was compared with the exact answer; it is within its error bound. 1 is {NOISY}",
+    ),
+    ([UNVERIFIED, {"verdict": "crash", "stage": ""}], NOTHING),
+    ([], NOTHING),
+]
+UNBOUNDED = " more the values differ and were not compared: no exact answer bounds them."
+PAIRS = {
+    ("agree", "agree"): "Of 2 comparisons of two implementations at one stage, none disagrees.",
+    ("agree", "unverified", "numeric"): (
+        f"Of 2 comparisons of two implementations at one stage, 1 disagrees. In 1{UNBOUNDED}"
+    ),
+    ("unverified", "unverified"): (
+        f"Of 0 comparisons of two implementations at one stage, none disagrees. In 2{UNBOUNDED}"
+    ),
+}
+
+
+def test_stages_and_pairs_are_counted_by_what_the_exact_answer_says(hand: Any) -> None:
+    for rows, sentence in STAGES:
+        stages = [{"stage": f"own{number}"} | fields for number, fields in enumerate(rows)]
+        assert sentence in make_summary(hand.frames(stages, versions=TWO)).sentences
+    for verdicts, sentence in PAIRS.items():
+        rows = [pair(verdict=verdict, stage=f"own{number}") for number, verdict in enumerate(verdicts)]
+        assert make_summary(hand.frames([{}, *rows])).sentences[2] == sentence
+
+
+LATER = {"verdict": "numeric", "stage": "output", "begins_at": "scores"}
+ADDED_UP = LATER | {"begins_at": "output"}
+CELLS: list[tuple[list[Fields], State, str]] = [
+    ([{}], State.AGREE, "agree"),
+    ([UNVERIFIED], State.UNVERIFIED, "unverified"),
+    ([{}, UNVERIFIED | {"stage": "scores"}], State.AGREE, "agree"),
+    ([UNSUPPORTED], State.UNSUPPORTED, "unsupported"),
+    ([{}, printed("misprint", xfail=True)], State.ERRATUM, "agree (erratum)"),
+    ([{"verdict": "semantic", "xfail": True}, printed("error", xfail=True)], State.XFAIL, "other convention"),
+    ([NUMERIC], State.FAILING, "**numeric** at weights"),
+    ([NUMERIC, {"verdict": "nonfinite", "stage": "output"}], State.FAILING, "**nonfinite** at weights"),
+    # Errors that add up fail at the weights, and the one step that is wrong comes after them.
+    ([ADDED_UP | {"stage": "weights"}, ADDED_UP], State.FAILING, "**numeric** at output"),
+    ([LATER, {"verdict": "shape"}], State.FAILING, "**shape** at scores"),
+    ([{}, LATER | {"comparison": "exact", "stage": "scores"}], State.FAILING, "**numeric** at scores"),
+    ([{}, {"comparison": "known", "stage": "row_maxima"} | NUMERIC], State.FAILING, "**numeric** at row_maxima"),
+    ([ERROR], State.FAILING, "**error**"),
+    ([NUMERIC | {"xfail": True}, {"verdict": "timeout", "stage": ""}], State.FAILING, "**timeout**"),
+]
+
+
+def test_the_verdict_of_a_case_on_an_implementation_is_the_worst_of_its_rows(hand: Any) -> None:
+    column = Column("local", "numpy.eager", "1.0")
+    for rows, state, text in CELLS:
+        frames = hand.frames(rows, versions={"numpy.eager": "1.0"})
+        assert verdict_table(frames) == {"file/one": {column: text}}, rows
+        cell = cell_table(frames)["file/one"][column]["float64"]
+        assert (cell.state, cell.text) == (state, text.replace("*", "")), rows
+    dtypes = {"case": "file/two", "dtype": "float32"}
+    rows = [ERROR, {"dtype": "float32"}, {"case": "file/two"}, UNVERIFIED | dtypes, TORCH | {"case": "file/three"}]
+    assert [
+        list(cells.values()) for cells in verdict_table(hand.frames(rows, versions={"numpy.eager": "1"})).values()
+    ] == [
+        ["float64: **error**; float32: agree"],
+        ["not run"],
+        ["float64: agree; float32: unverified"],
+    ]
+    known, failing = Cell(State.XFAIL, "crash", ""), Cell(State.FAILING, "numeric", "scores")
+    assert worst_cell({"float64": known, "float32": failing}) == failing
+
+
+def test_what_is_wrong_is_told_once_per_case_where_it_begins_and_blames_nobody_else(hand: Any) -> None:
+    rows: list[Fields] = [
+        {"stage": "output", "verdict": "nonfinite", "message": "late"},
+        {"stage": "raw_scores"},
+        {"stage": "scores", "verdict": "numeric", "message": "early"},
+        {"stage": "output", "comparison": "known", "verdict": "numeric", "index": "0,0", "message": "number"},
+        {"stage": "scores", "dtype": "float32", "verdict": "shape", "message": "other dtype"},
+        TORCH | {"stage": "", "verdict": "crash", "message": "died"},
+        printed("misprint", xfail=True),
+        pair(verdict="numeric", stage="scores"),
+    ]
+    # An error that is handed on; the other of each pair that differs is right at every stage.
+    bad: Fields = {"verdict": "numeric", "begins_at": "output", "case": "file/two"} | TORCH
+    for stage in ("weights", "output"):
+        rows += [bad | {"stage": stage, "message": stage}, {"case": "file/two", "stage": stage}]
+        rows += [pair(case="file/two", verdict="numeric", stage=stage)]
+    found = what_is_wrong(hand.frames(rows))
+    assert found[["dtype", "implementation", "stage", "verdict", "message", "rows"]].to_numpy().tolist() == [
+        ["float32", "numpy.eager", "scores", "shape", "other dtype", 1],
+        ["float64", "numpy.eager", "scores", "numeric", "early", 3],
+        ["float64", "torch.eager", "", "crash", "died", 1],
+        ["float64", "torch.eager", "output", "numeric", "output", 2],
+    ]
+
+
+def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(hand: Any) -> None:
+    # Across environments, where the stage was judged in another run.
+    apart = pair(verdict="shape", difference=None, ratio=None, index=None, message="shape 3 against 4")
+    for row, message in (
+        (pair(verdict="numeric", difference=0.5, index="0,1"), "differs from torch.eager by 0.5 at [0, 1]"),
+        (apart, "differs from torch.eager: shape 3 against 4"),
+    ):
+        (found,) = what_is_wrong(hand.frames([{}, row])).to_dict("records")
+        assert (found["message"], found["stage"]) == (message, "weights")
+
+
+def test_nothing_is_wrong_where_all_agree(document_frames: Frames) -> None:
+    found = what_is_wrong(document_frames)
+    assert found.empty
+    assert "rows" in found.columns
+    count = len(document_frames.cases)
+    answer = make_summary(document_frames)
+    assert answer.first_line == f"first and second agree. Judged {count} of {count} cases on each."
+    assert exit_code_of(document_frames) == ExitCode.AGREE
+    words = {cell for cells in verdict_table(document_frames).values() for cell in cells.values()}
+    assert words == {"agree", "agree (erratum)"}
+
+
+IN_FLOAT32 = "ounding in float32 would explain it: say `computed_in: float32`"
+
+
+@pytest.mark.parametrize(
+    ("hints", "start", "end"),
+    [
+        (
+            [f"r{IN_FLOAT32}"] * 5,
+            "weights[0, 0] is printed as 0.25, should be 0.5. weights[0, 1]",
+            f". And 2 more numbers of it. R{IN_FLOAT32}",
+        ),
+        ([f"r{IN_FLOAT32}", None, f"r{IN_FLOAT32}"], "", f". For 2 of these 3 numbers: r{IN_FLOAT32}"),
+        ([None, None], "", "0.5"),
+    ],
+)
+def test_what_would_explain_misprints_is_said_once(hints: list[str | None], start: str, end: str, hand: Any) -> None:
+    number = printed("misprint", reference_text="0.25", exact=0.5)
+    rows = [number | {"index": f"0,{place}", "hint": hint} for place, hint in enumerate(hints)]
+    (found,) = misprints(hand.frames([{}, *rows]))
+    assert found.message.startswith(start)
+    assert found.message.endswith(end)
+    assert found.message.count("would explain") == any(hints)
+
+
+def test_only_issues_and_https_are_links_and_the_rest_is_text() -> None:
+    assert address_of("pytorch/pytorch#108108") == "https://github.com/pytorch/pytorch/issues/108108"
+    assert address_of("https://example.org/a?b#c") == "https://example.org/a?b#c"
+    for thread in ("http://example.org", "javascript:alert(1)", "https:", "https://[", "https://example.org/a b", ""):
+        assert address_of(thread) == "", thread
+    assert link("javascript:alert(1)") == "javascript:alert(1)"
+    assert link("a/b#1") == r"[a/b\#1](https://github.com/a/b/issues/1)"
+    assert link("https://example.org") == "<https://example.org>"
+
+
+def test_expected_failures_are_grouped_by_reason(hand: Any) -> None:
+    known = {"xfail": True, "verdict": "numeric", "reason": "why", "thread": "a/b#1"}
+    rows = [
+        {"case": "file/two", "begins_at": "scores"} | known,
+        {"dtype": "float32"} | known,
+        {"xfail": True, "verdict": "numeric", "reason": "another"},
+        pair(other="x", xfail=True, verdict="numeric"),
+        printed("misprint", xfail=True),
+    ]
+    frames = hand.frames(rows)
+    first, second = expected_failure_groups(frames)
+    assert (first.reason, first.cases) == ("another", ("file/one",))
+    assert second == ExpectedFailureGroup(
+        "local", "numpy.eager", "numeric", "why", "a/b#1", ("file/one", "file/two"), ("float64", "float32"), "scores"
+    )
+    assert count_following(frames) == 1
+    assert empty_rows(frames) is None
+
+
+def lacking(lacks: str | None, message: str = "") -> Fields:
+    return UNSUPPORTED | {"lacks": lacks, "message": message}
+
+
+COVERAGE: list[tuple[list[Fields], str]] = [
+    ([{}], "judged 1 of 1 case"),
+    (
+        [lacking("mask"), {}, lacking("bias"), lacking("mask"), lacking("mask, bias")],
+        "judged 1 of 5 cases; 4 unsupported: mask 3, bias 2",
+    ),
+    # Reasons of somebody's own words that differ in numbers alone are one.
+    (
+        [lacking(None, f"NotImplementedError: head size {size} is not a multiple of 8") for size in (3, 12, 5)],
+        'judged 0 of 3 cases; 3 unsupported: "head size N is not a multiple of 8" 3',
+    ),
+    (
+        [lacking(None, "NotImplementedError: no 2 heads"), lacking(None, "NotImplementedError: no windows")],
+        'judged 0 of 2 cases; 2 unsupported: "no 2 heads" 1, "no windows" 1',
+    ),
+    ([lacking(None, "NotImplementedError")], 'judged 0 of 1 case; 1 unsupported: "no reason" 1'),
+    (
+        [lacking(name) for name in "abcdefghij"],
+        "judged 0 of 10 cases; 10 unsupported: a 1, b 1, c 1, d 1, e 1, f 1, g 1, h 1, and 2 more",
+    ),
+    # An operation that it does not offer is none of its cases.
+    (
+        [{}, lacking("mask"), lacking("softmax()"), lacking("softmax()"), lacking("dot_scores()")],
+        "judged 1 of 2 cases of softmax; 1 unsupported: mask 1; other operations not offered: 2",
+    ),
+    ([lacking("softmax()"), lacking("dot_scores()")], "judged 0 of 2 cases; operations not offered: 2"),
+    ([{}, UNVERIFIED], "judged 1 of 2 cases; 1 unverified: no exact answer"),
+    ([{"verdict": "crash", "stage": ""}, ERROR | {"xfail": True}], "judged 0 of 2 cases; 2 could not be run"),
+    # An entry that no longer happens judges nothing, and what is known to be wrong was judged.
+    ([lacking("mask"), NUMERIC | {"xfail": True}], "judged 1 of 2 cases; 1 unsupported: mask 1"),
+    # A case counts once for all dtypes, and a dtype is the least of reasons.
+    (
+        [
+            {"case": "file/a"},
+            {"case": "file/a", "dtype": "bfloat16"} | lacking("bfloat16", "declares no bfloat16"),
+            {"case": "file/b"} | lacking("mask"),
+            {"case": "file/b", "dtype": "bfloat16"} | lacking("bfloat16"),
+            {"case": "file/c", "dtype": "bfloat16"} | lacking("bfloat16"),
+            {"case": "file/b", "verdict": "xpass", "stage": "", "message": "an entry"},
+        ],
+        "judged 1 of 3 cases; 2 unsupported: bfloat16 1, mask 1",
+    ),
+]
+
+
+def test_what_was_judged_and_what_the_rest_lacks(hand: Any) -> None:
+    for rows, words in COVERAGE:
+        (found,) = coverage(hand.frames([{"case": f"file/{number}"} | fields for number, fields in enumerate(rows)]))
+        assert found.words == words
+    cases = [hand.case(f"file/{name}") for name in "abc"]
+    frames = hand.frames([{"case": "file/a"}], cases=cases, summary=False)
+    assert make_summary(frames).judged == "Judged 1 of 3 cases; 2 not run"
+
+
+def test_the_line_of_several_names_those_that_were_not_judged_in_all(hand: Any) -> None:
+    def frames(partial: int) -> Frames:
+        rows: list[Fields] = [{"case": "file/a"}, {"case": "file/b"}]
+        for number in range(partial):
+            rows.append({"case": "file/a", "implementation": f"mine.k{number}"})
+            rows.append({"case": "file/b", "implementation": f"mine.k{number}"} | lacking("mask"))
+        made: Frames = hand.frames(rows)
+        return made
+
+    assert make_summary(frames(0)).judged == "Judged 2 of 2 cases"
+    one = "mine.k0: judged 1 of 2 cases; 1 unsupported: mask 1"
+    assert make_summary(frames(1)).judged == f"{one}. The other: judged 2 of 2 cases"
+    many = make_summary(frames(6))
+    assert many.judged == (
+        "Not judged in all cases: mine.k0 1 of 2, mine.k1 1 of 2, mine.k2 1 of 2, mine.k3 1 of 2 and 2 more. "
+        "The other: judged 2 of 2 cases"
+    )
+    assert f"{one}." in many.sentences
+
+
+def test_too_little_ends_a_comparison_with_3_and_is_told(hand: Any) -> None:
+    rows = [{}, {"implementation": "mine.kernel"} | lacking("mask")]
+    assert unjudged(hand.frames(rows)) == ()
+    frames = hand.frames(rows, asked={"by_name": ["mine.kernel"]})
+    line = "mine.kernel was asked for by name and not judged in the only case"
+    assert unjudged(frames) == (line,)
+    assert exit_code_of(frames) is ExitCode.NOT_RUN
+    assert make_summary(frames).sentences[0] == f"Too little was judged: {line}."
+    least = hand.frames(rows, asked={"min_judged": "50%"})
+    assert unjudged(least) == ("mine.kernel was judged in 0 of 1 cases; at least 50% have to be (min_judged)",)
+
+
+LEFT_OUT = UNSUPPORTED | {"lacks": "--all-cases", "message": "left out"}
+
+
+def test_what_narrows_a_run_is_named(hand: Any) -> None:
+    rows = [{}, {"implementation": "mine.kernel"}]
+    rows += [
+        {"dtype": dtype, "implementation": name} | lacking(dtype)
+        for dtype in ("bfloat16", "float16")
+        for name in ("numpy.eager", "mine.kernel")
+    ]
+    asked = {"cases": ["attention", "masking"], "tags": ["causal"], "dtypes": ["float64", "bfloat16", "float16"]}
+    assert narrowings(hand.frames(rows, asked=asked, sources={"mine.kernel": {"file": "mine.py", "line": 3}})) == (
+        "bfloat16 and float16 not tested on numpy.eager, which does not declare them.",
+        "bfloat16 and float16 not tested on mine.kernel: declare `dtypes`.",
+        "Partial run: only the cases attention and masking; the tag causal; the dtypes float64, bfloat16 and float16.",
+    )
+    assert narrowings(hand.frames([{}])) == ()
+    # Evaluations that others cover are counted also where their case was judged.
+    rows = [{"implementation": "torch.compile", "dtype": "float64"}]
+    rows += [rows[0] | LEFT_OUT | {"dtype": dtype} for dtype in ("float32", "float16")]
+    assert narrowings(hand.frames(rows)) == (
+        "torch.compile was not asked for 2 evaluations, which others cover; --all-cases asks for all.",
+    )
+
+
+def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(hand: Any) -> None:
+    names = ("numpy.eager", "torch.eager", "jax.jit")
+    rows = [
+        {"case": f"file/{case}", "implementation": name} | (LEFT_OUT if name == "jax.jit" and case == "c" else {})
+        for name in names
+        for case in "abc"
+    ]
+    frames = hand.frames(rows)
+    assert make_summary(frames).judged == "numpy, torch: 3 of 3 cases; jax: the 2 standard cases, which cover the rest"
+    assert [found.is_whole for found in coverage(frames)] == [True] * 3
+    alone = make_summary(hand.frames(rows[-3:])).judged
+    assert alone == "Judged 2 of 2 standard cases, which cover the rest"
+    rows += [{"case": "file/d", "implementation": name} for name in names[:2]]
+    rows += [{"case": "file/d", "implementation": "jax.jit"} | lacking("mask")]
+    assert make_summary(hand.frames(rows)).judged == (
+        "jax: judged 2 of 3 standard cases, which cover the rest; 1 unsupported: mask 1. "
+        "The others: judged 4 of 4 cases"
+    )
+
+
+PADDED = "zero columns (D 5 to 8, Dv 3 to 8)"
+MORE = "zero columns (D 5 to 8), queries (Lq 3 to 16), masked keys (T 7 to 16)"
+
+
+@pytest.mark.parametrize(
+    ("padded", "sentence"),
+    [
+        ([PADDED, None], "On numpy.eager, 1 case was padded with zero columns, as it requires."),
+        ([PADDED, PADDED], "On numpy.eager, 2 cases were padded with zero columns, as it requires."),
+        (
+            [PADDED, MORE, None],
+            "On numpy.eager, 2 cases were padded, as it requires: 2 with zero columns, 1 with masked keys and "
+            "1 with queries.",
+        ),
+        (
+            ["a block mask (3 sequences)", "a block mask (2 sequences), zero columns (D 5 to 8)"],
+            "On numpy.eager, which has no function for packed sequences, 2 cases were called with a block mask "
+            "instead. On numpy.eager, 1 case was padded with zero columns, as it requires.",
+        ),
+        ([None, None], ""),
+        (["with something else", None], "On numpy.eager, 1 case was padded."),  # as nobody here writes it
+    ],
+)
+def test_padded_cases_count_as_judged_by_what_was_added(padded: list[str | None], sentence: str, hand: Any) -> None:
+    rows: list[Fields] = [{"case": f"file/{number}", "padded": words} for number, words in enumerate(padded)]
+    rows += [{"case": "file/0", "dtype": "float32", "padded": padded[0]}]  # another dtype is no other case
+    rows += [{"case": "file/none", "padded": PADDED} | UNSUPPORTED]
+    frames = hand.frames(rows)
+    said = [each for each in make_summary(frames).sentences if "padded" in each or "mask" in each]
+    assert " ".join(said) == sentence
+    (counts,) = judged_counts(frames).values()
+    assert (counts["padded"], counts["judged"]) == (len([words for words in padded if words]), len(padded))
+    (found,) = coverage(frames)
+    assert (found.judged, found.lacks.cases) == (len(padded), 1)
+
+
+def test_the_page_of_a_case_says_what_was_added(hand: Any) -> None:
+    page = render_html(hand.frames([{"padded": PADDED}, {"dtype": "float32", "padded": MORE} | ERROR]))
+    assert f"<small>padded with {PADDED}</small>" in page
+    assert f"<small>padded with {MORE}</small>" in page
+
+
+BADGES: list[tuple[list[Fields], Badge]] = [
+    ([{}], Badge("1 of 1 agree", GREEN)),
+    ([{}, NUMERIC], Badge("1 of 2 agree", RED)),
+    ([{}, UNSUPPORTED], Badge("1 of 2 agree", BLUE)),
+    ([{}, UNVERIFIED], Badge("1 of 2 agree", BLUE)),
+    ([{}, {"verdict": "crash", "stage": ""}], Badge("1 of 2 agree", AMBER)),
+    ([UNSUPPORTED], Badge("not judged", GREY)),
+    ([], Badge("not judged", GREY)),
+]
+
+
+def _luminance(colour: str) -> float:
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_a_badge_counts_cases_is_green_where_all_agree_and_can_be_read(hand: Any) -> None:
+    for rows, badge in BADGES:
+        frames = hand.frames([{"case": f"file/{number}"} | row for number, row in enumerate(rows)], summary=bool(rows))
+        assert badge_of(frames) == badge
+    for colour in (GREEN, RED, AMBER, BLUE, GREY, LABEL_COLOUR):  # the contrast that WCAG asks for
+        light, dark = sorted((_luminance(INK), _luminance(colour)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
+    badge = Badge('1 of 2 <agree> & "so"', RED)
+    root = ElementTree.fromstring(render_svg(badge))
+    assert root.get("aria-label") == f"attention: {badge.message}"
+    assert [element.text for element in root.iter() if element.tag.endswith("text")] == ["attention", badge.message]
+    shown = {"schemaVersion": 1, "label": "attention", "message": badge.message, "color": RED}
+    assert json.loads(render_endpoint(badge)) == shown
