@@ -183,7 +183,7 @@ FAULTS: tuple[Fault, ...] = (
     # Judging
     _fault(
         "tier_statistical_passes",
-        "harness/judging/tiers.py",
+        "harness/judging/compare.py",
         "return self in (Tier.STATISTICAL, Tier.PROVEN)",
         "return self is Tier.PROVEN",
         "the statistical tier fails nothing",
@@ -191,7 +191,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "tier_bound_doubled",
-        "harness/judging/tiers.py",
+        "harness/judging/compare.py",
         "and bool((least > max_error).any()):",
         "and bool((least > 2 * max_error).any()):",
         "an error has to be twice its bound",
@@ -199,7 +199,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "tier_radius_ignored",
-        "harness/judging/tiers.py",
+        "harness/judging/compare.py",
         "np.maximum(error - radius, 0.0)",
         "np.maximum(error, 0.0)",
         "the enclosure of the exact value is taken for exact",

@@ -38,9 +38,8 @@ from attncheck.mutation.judgement import ExactJudge
 from attncheck.mutation.mutant import Mutant
 from attncheck.mutation.unit import UnitScorer, unit_of
 from attncheck.reading.shapes import show
-from attncheck.searching.concrete import ConcreteCase, read_concrete
-from attncheck.searching.judging import Symptom, WorkerJudge
-from attncheck.searching.novelty import asked_of
+from attncheck.searching.concrete import ConcreteCase, asked_of, read_concrete
+from attncheck.searching.findings import Symptom, WorkerJudge
 from attncheck.searching.problems import Draw
 from attncheck.searching.reduction import reduce_problem
 from attncheck.searching.search import simplest_afresh

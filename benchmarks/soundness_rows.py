@@ -12,9 +12,9 @@ import numpy as np
 from attncheck.elements import stored_index
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
+from attncheck.judging.compare import Measured
 from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.tiers import Measured
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import reason_for

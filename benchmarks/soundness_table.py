@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from attncheck.elements import written_element
-from attncheck.judging.tiers import MIN_CAUSES, MIN_FOR_MEAN
+from attncheck.judging.compare import MIN_CAUSES, MIN_FOR_MEAN
 from attncheck.verdicts import Verdict
 
 _TIERS = ("proven", "statistical", "warning")

@@ -3,7 +3,7 @@
 A row is written as its case is judged: verdict and numbers, and not why. Why takes several exact answers, and one case
 seldom tells. So of each operation, first failing stage and verdict the simplest cases are examined, until one reading
 is named by ``SETTLED`` of them and refuted by none (``judging.diagnosis``). It is handed on to the other cases that it
-explains (``judging.handing_on``), and what it does not explain is examined next. Where several cases in a row say
+explains (``judging.wrong_result``), and what it does not explain is examined next. Where several cases in a row say
 nothing, the rest is left without a name; ``attncheck explain`` says of each what that case says by itself.
 """
 
@@ -267,7 +267,7 @@ class _Searches:
         return [each for each in left if not (names and self._explain(each, names))]
 
     def _explain(self, each: FailingEvaluation, names: Mapping[str, float | None]) -> bool:
-        from attncheck.judging.handing_on import FailingCase  # of which a run without failures has no need
+        from attncheck.judging.wrong_result import FailingCase  # of which a run without failures has no need
 
         if each.returned is None or not each.is_whole:
             return False

@@ -17,10 +17,9 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, task_of
 from attncheck.execution.worker import Computed, Outcome, Task
-from attncheck.judging.conditioning import Conditioning, conditioning_of
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
-from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.judging.truth import Conditioning, Truth, conditioning_of, truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
 from attncheck.reading.case import Case

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from attncheck.elements import written_element, written_ratio
 from attncheck.explain import Explanation
-from attncheck.judging.conditioning import Conditioning
+from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.tiers import Measured
+from attncheck.judging.truth import Conditioning
 from attncheck.reading.case import Case
 from attncheck.reading.model import TagEntry
 from attncheck.repeating import Repeated, RepeatedExplanation

@@ -77,8 +77,7 @@ def search(
     exit code is 1 if something was found, and 3 if nothing could be judged.
     """
     from attncheck.explain import find_implementation
-    from attncheck.searching.findings import SearchFolder
-    from attncheck.searching.judging import WorkerJudge
+    from attncheck.searching.findings import SearchFolder, WorkerJudge
     from attncheck.searching.problems import OPERATIONS
     from attncheck.searching.search import Search, SearchRequest
 

@@ -1,8 +1,27 @@
-"""One comparison of two arrays: shape, then dtype, then the places of NaN and inf, then values."""
+"""One comparison of two arrays, and the verdict on one tensor of errors.
+
+Shapes are compared first, then dtypes, then the places of NaN and infinity, then values. Errors are proved wrong,
+statistically wrong, noisy, or within what their class allows:
+
+proven: some error exceeds its bound B, or a value is not finite where the exact one is. B holds for every order of
+    summation, blocking and fused operation that the rounding model allows, so this cannot happen to a member of it.
+statistical: on inputs that support statistics, the largest z = error / sigma exceeds lambda(N) = sqrt(2 ln(2 N / 1e-6))
+    over N elements, or the root mean square of z exceeds 1 over enough elements and enough independent causes (below).
+    Under the model of rounding errors that are bounded and mean-independent (Higham and Mary 2019), each z is
+    sub-Gaussian with scale at most 1, and a false alarm has a probability below 1e-6 for each tensor.
+warning: on such inputs and N >= 256, z above max(3, lambda(N) / 2), or a root mean square above 0.6 where one says
+    something.
+
+Elements share the causes of their errors: those of a row its query, maximum and denominator, those of a column its key
+or value. However many they are, a root mean square over one row may be that of a single error. It is therefore
+used only where rows (all axes but the last) and columns (all but the one before) are both at least 25.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -146,3 +165,110 @@ def absolute_difference(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np
 def index_of_largest(values: NDArray[np.float64] | NDArray[np.bool_]) -> Index:
     """Return the index of the largest element, the first in row order: of flags the first that is set."""
     return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(values)), values.shape))
+
+
+FALSE_ALARM = 1e-6
+MIN_FOR_MEAN = 256
+MIN_CAUSES = 25
+"""A rounding error that is uniform in [-u, u] has a third of the variance u^2 that sigma counts for it, so that z^2 has
+a mean of at most 1/3; with k normal causes their mean exceeds 1 with P(chi^2_k > 3 k), below 1e-6 from k = 25."""
+
+_NOISY_Z = 3.0
+_NOISY_MEAN = 0.6
+"""Single roundings of numbers just above a power of two are off by up to u times the number, uniformly: their root mean
+square is 1/sqrt(3) = 0.577 sigma, and they are no noise."""
+
+Real = NDArray[np.float64]
+
+
+class Tier(StrEnum):
+    """What the errors of one tensor say."""
+
+    WITHIN = "within"
+    WARNING = "warning"
+    STATISTICAL = "statistical"
+    PROVEN = "proven"
+
+    @property
+    def fails(self) -> bool:
+        """Whether this is a failure."""
+        return self in (Tier.STATISTICAL, Tier.PROVEN)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The errors of one tensor against its bounds.
+
+    ``ratio`` is the largest error over its bound B, ``index`` where that is, and ``error`` the one there;
+    ``largest_z`` and ``mean_z`` (root mean square) are in units of sigma; ``elements`` counts what was judged,
+    ``causes`` the rows with something judged in them, or the columns where they are fewer.
+    """
+
+    tier: Tier
+    ratio: float
+    index: Index | None
+    largest_z: float
+    mean_z: float
+    elements: int
+    causes: int = 0
+    error: float | None = None
+
+
+def threshold(elements: int) -> float:
+    """Return lambda(N): the z that one of N elements exceeds with a probability below ``FALSE_ALARM``."""
+    return math.sqrt(2 * math.log(2 * max(elements, 1) / FALSE_ALARM))
+
+
+def noise_limit(elements: int) -> float:
+    """Return the z above which one of N errors is noisier than rounding is: a warning."""
+    return max(_NOISY_Z, threshold(elements) / 2)
+
+
+def measure(
+    error: Real, radius: Real, max_error: Real, sigma: Real, judged: NDArray[np.bool_], *, supports_statistics: bool
+) -> Measured:
+    """Judge one tensor.
+
+    ``error`` is the distance to the exact value, infinite where the computed value is not finite and the exact one is;
+    ``radius`` what the exact value itself is uncertain by. ``judged`` leaves out what is outside the domain. Where
+    inputs are continuous and unstructured (``supports_statistics``), the tiers ``statistical`` and ``warning`` apply.
+    """
+    count = int(judged.sum())
+    if not count:
+        return Measured(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
+    # The exact value may lie anywhere in its enclosure: the implementation is given the benefit of it.
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not judged may have an infinite error and radius
+        least = np.maximum(error - radius, 0.0)
+        if count < judged.size:
+            least = np.where(judged, least, 0.0)
+        ratio, z = quotient(least, max_error), quotient(least, sigma)
+        mean_z = math.sqrt(float(np.square(z).sum()) / count)
+    place = int(ratio.argmax())
+    index = tuple(map(int, np.unravel_index(place, ratio.shape)))
+    largest_z = float(z.max())
+    tier, causes = Tier.WITHIN, _causes(judged, count)
+    if ratio.flat[place] > 1 - 2.0**-50 and bool((least > max_error).any()):
+        tier = Tier.PROVEN
+    elif supports_statistics:
+        tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
+    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes, float(error[index]))
+
+
+def _causes(judged: NDArray[np.bool_], count: int) -> int:
+    """Count the rows with something judged in them, or the columns where they are fewer.
+
+    log_sum_exp (B, H, Lq) has a row per head: its queries share their keys.
+    """
+    axes = (-1, -2)[: judged.ndim]
+    if count == judged.size:
+        return min((count // judged.shape[axis] for axis in axes), default=1)
+    return min((int(judged.any(axis=axis).sum()) for axis in axes), default=1)
+
+
+def _statistical(largest_z: float, mean_z: float, count: int) -> Tier:
+    enough = count >= MIN_FOR_MEAN
+    if largest_z > threshold(count) or (enough and mean_z > 1):
+        return Tier.STATISTICAL
+    if enough and (largest_z > noise_limit(count) or mean_z > _NOISY_MEAN):
+        return Tier.WARNING
+    return Tier.WITHIN

@@ -2,7 +2,7 @@
 
 A convention is another reading of the same options: where causality and windows are counted from, which truth value of
 a mask forbids, how grouped heads are shared. A mistake leaves an option out, or takes another value for it. Both are
-here as problems whose exact answers a result may turn out to be (``case_diagnosis.py``).
+here as problems whose exact answers a result may turn out to be (``judge_implementation.py``).
 
 What normalised queries and keys may be taken for: no norm, another one, of other elements, elsewhere, other weights.
 
@@ -29,7 +29,7 @@ from attncheck.judging.alternatives import (
     with_options,
     without_input,
 )
-from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
+from attncheck.judging.residuals import has_scale, other_scales, scale_of, scales_in_words
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.reading.lowering import AttentionProblem, canonical_form, query_offset, rows_of_tables
 from attncheck.spec import (

@@ -2,7 +2,7 @@
 
 One case is seldom enough. Weights of zero are those of every large scale, and one query that sees all keys ignores
 causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes
-(``case_diagnosis.py``), and over a run, for each implementation:
+(``judge_implementation.py``), and over a run, for each implementation:
 
 - a reading is out where failing cases of the same operation refute it: it would have shown there, and what was
   returned is not that. A case may have two faults, though. So what explains ``MOST`` times as many cases as refute it

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
 from attncheck.elements import stored_index, told_apart, written_element
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.compare import Comparison, Index, compare_arrays, compare_forms
+from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
 from attncheck.judging.diagnosis import Evidence, Plain, evidence_of, pack
-from attncheck.judging.failure_rows import blank_row, failure_row
 from attncheck.judging.judge_implementation import (
     DIAGNOSABLE,
     JudgedStages,
@@ -31,8 +30,8 @@ from attncheck.judging.judge_implementation import (
 )
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
-from attncheck.judging.tiers import Measured
 from attncheck.judging.truth import Truth, is_open, truth_of_case
+from attncheck.judging.xfail import blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import show

@@ -1,8 +1,8 @@
 """What implementations are known to do instead of what a case asks for, each as another problem.
 
 None of these is a convention: nobody means them. Each is the exact answer of a problem that the case does not pose, so
-that a result can be compared with it within bounds (``case_diagnosis.py``). A mistake is offered by cases that have
-what it is about, and one that changes nothing there is told apart from the case by nobody.
+that a result can be compared with it within bounds (``judge_implementation.py``). A mistake is offered by cases that
+have what it is about, and one that changes nothing there is told apart from the case by nobody.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attncheck.judging.alternatives import (
     with_options,
     without_input,
 )
-from attncheck.judging.scales import has_scale, scale_of
+from attncheck.judging.residuals import has_scale, scale_of
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.reading.lowering import AttentionProblem, canonical_form, query_offset
 from attncheck.spec import BY_SCORE, LOGITS, MEANS, OPERATIONS, PER_HEAD, PROJECTIONS, score_kind

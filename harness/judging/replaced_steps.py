@@ -30,7 +30,7 @@ from attncheck.attention.projection import merge_heads
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.walk import Walk, error_walk, value_walk
 from attncheck.judging.alternatives import Alternative, Departs, queries_and_keys
-from attncheck.judging.scales import has_scale, scale_of, widths_of
+from attncheck.judging.residuals import has_scale, scale_of, widths_of
 from attncheck.judging.truth import Stages, Truth
 from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, QUERY_KEY_VALUE

@@ -1,8 +1,13 @@
-"""How near a result is to a reading of its case: measured in float64 NumPy, to choose what is worth an exact answer."""
+"""How near a result is to a reading of its case: measured in float64 NumPy, to choose what is worth an exact answer.
+
+Beside it the scales that are tried in the place of the one that a case means: the common wrong ones, and the one with
+which the result comes nearest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +15,148 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Problem
+from attncheck.attention.scores import scale_from
 from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.judging.scales import fit_scale, grid_around
 from attncheck.judging.undefined_rows import SpecialRows, special_rows
 from attncheck.reading.lowering import AttentionProblem, canonical_form
-from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages
+from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages, score_kind
+
+Real = NDArray[np.float64]
+
+_OPERATIONS = frozenset({"attention", "attention_gradients", "multi_head_attention"})
+_OF_ONE = "the root of the right one, as if one of query and key had it"
+_OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
+
+
+def has_scale(operation: str, posed: AttentionProblem) -> bool:
+    """Whether the scores are a product of query and key times a number."""
+    is_scored = operation in ("scoring", *BY_SCORE)
+    return operation in _OPERATIONS or (
+        is_scored and score_kind(operation, posed.options) in ("dot", "scaled_dot", "cosine")
+    )
+
+
+def scale_of(operation: str, posed: AttentionProblem) -> float:
+    """Return the factor of the scores that a case means."""
+    return scale_from(posed.options, score_kind(operation, posed.options), lambda: widths_of(operation, posed)["D"])
+
+
+def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[float, dict[str, str]]]:
+    """Yield the scales that are often taken for the right one, the likeliest first, each once.
+
+    Beside each all that it may be: by a name that is the same in every case, what it is in words.
+    """
+    own, widths = scale_of(operation, posed), widths_of(operation, posed)
+    root = math.sqrt(widths["D"])
+    given = posed.options.get("scale") is not None
+    times = "the given one times 1/sqrt(D)" if given else "1/sqrt(D)"
+    candidates = [
+        (1 / root, "scale-default", "the default 1/sqrt(D)" if given else "1/sqrt(D)"),
+        *([(own / root, "scale-times-default", times)] if f"{own * root:.12g}" != "1" else []),
+        (1.0, "scale-one", ""),
+        (own * own, "scale-twice", "twice the same factor"),
+        *(
+            [(math.sqrt(own), "scale-root", "the root of the right one, as if one of query and key had it")]
+            if own > 0
+            else []
+        ),
+        (1 / widths["D"], "scale-inverse-width", "1/D"),
+        (root, "scale-root-of-width", "sqrt(D)"),
+        *(
+            (1 / math.sqrt(width), f"scale-inverse-root-of-{name.replace(' ', '')}", f"1/sqrt({name})")
+            for name, width in widths.items()
+            if name != "D"
+        ),
+        (2 * own, "scale-doubled", "twice as large"),
+        (own / 2, "scale-halved", "half as large"),
+        (-own, "scale-negated", "the negative"),
+        (own / math.log(2), "scale-times-log2e", "log2(e) times as large"),
+        (own * math.log(2), "scale-times-ln2", "ln(2) times as large"),
+    ]
+    found: dict[str, tuple[float, dict[str, str]]] = {}
+    for scale, name, words in candidates:
+        same = f"{scale:.12g}"  # 1/8 and the square of 1/sqrt(8) are one scale
+        if same != f"{own:.12g}":
+            found.setdefault(same, (scale, {}))[1][name] = words
+    yield from found.values()
+
+
+def widths_of(operation: str, posed: AttentionProblem) -> dict[str, int]:
+    """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
+
+    Of latent vectors, C is their own width, and Dn that of a query's part that is not rotated.
+    """
+    inputs = posed.inputs
+    if operation == "multi_head_attention":
+        heads = int(posed.options["heads"])
+        shared = int(posed.options.get("kv_heads") or heads)
+        return {
+            "D": inputs["query_weight"].shape[-1] // heads,
+            "Dv": inputs["value_weight"].shape[-1] // shared,
+            "H D": inputs["query_weight"].shape[-1],
+            "E": inputs["query"].shape[-1],
+        }
+    query = inputs["query"]
+    widths = {"D": query.shape[-1]}
+    if "key_projection" in inputs:
+        widths |= {"C + Dr": inputs["key"].shape[-1], "Dn": inputs["key_projection"].shape[-1]}
+        widths |= {"C": inputs["value"].shape[-1], "Dv": inputs["value_projection"].shape[-1]}
+    elif "value" in inputs:
+        widths["Dv"] = inputs["value"].shape[-1]
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    return widths | {"H D": heads * query.shape[-1]}
+
+
+def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
+    """Return the scale at which a residual is smallest, by least squares; None where there is no such place.
+
+    A coarse search over some octaves on both sides of ``own``, of either sign, then Gauss and Newton's iteration, which
+    stays between the neighbours of the coarse best.
+    """
+    grid = grid_around(own)
+    far = np.array([np.abs(residual(scale)).sum() for scale in grid])
+    if not np.isfinite(far).any():
+        return None
+    best = int(np.nanargmin(far))
+    if best in (0, len(grid) - 1):
+        return None
+    low, scale, high = grid[best - 1 : best + 2]
+    for _ in range(_ITERATIONS):
+        step = 1e-5 * (high - low)
+        slope = (residual(scale + step) - residual(scale - step)) / (2 * step)
+        steepness = float(slope @ slope)
+        if not steepness > 0:
+            return None
+        before, scale = scale, min(max(scale - float(slope @ residual(scale)) / steepness, low), high)
+        if scale == before:
+            break
+    return scale if low < scale < high else None
+
+
+def grid_around(own: float) -> list[float]:
+    """Return the scales of the coarse search, in their order."""
+    octaves = 2.0 ** (np.arange(-_OCTAVES * _PER_OCTAVE, _OCTAVES * _PER_OCTAVE + 1) / _PER_OCTAVE) * (abs(own) or 1.0)
+    return [*(-octaves[::-1]).tolist(), 0.0, *octaves.tolist()]
+
+
+def shortest(scale: float, relative: float, own: float) -> float:
+    """Return the number of fewest digits this close to a scale: a constant in code is seldom longer."""
+    if abs(scale) <= relative * abs(own):
+        return 0.0
+    for digits in range(2, 10):
+        short = float(f"{scale:.{digits}g}")
+        if abs(short - scale) <= relative * abs(scale):
+            return short
+    return scale
+
+
+def scales_in_words(*scales: float) -> list[str]:
+    """Write scales with four digits, or with more where they would look the same."""
+    short = [f"{scale:.4g}" for scale in scales]
+    return short if len(set(short)) == len(set(scales)) else [f"{scale:.9g}" for scale in scales]
+
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]

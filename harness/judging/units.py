@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.failure_rows import blank_row, failure_row
 from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
-from attncheck.judging.xfail import OwnEmptyRows
+from attncheck.judging.xfail import OwnEmptyRows, blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
 from attncheck.reading.inputs import Inputs

@@ -1,9 +1,11 @@
-"""Expected failures applied to what was judged: marked where they happen, reported where they no longer do.
+"""Rows of evaluations that failed, and expected failures applied to rows: marked, or reported where they are gone.
 
 A failing row of an implementation is expected where an entry names it with this verdict. One whose error is larger than
 the entry allows (``max_ratio``) fails, and says so. Rows that only follow from an expected failure are expected with
 it: those of pairs with that implementation, and of numbers compared with it, at that stage or a later one. An entry is
 ``xpass`` where its implementation ran a case that it names and nothing failed as it says.
+
+Rows of evaluations that failed report what happened, which is known without anything that judges.
 """
 
 from __future__ import annotations
@@ -13,10 +15,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from attncheck.execution.worker import Failure
+from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, stage_position
 from attncheck.verdicts import HARMLESS, Verdict
+
+
+def blank_row(case: Case, dtype: str) -> Row:
+    """Return a row that says nothing yet of a case in a dtype."""
+    return Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
+
+
+def failure_row(blank: Row, implementation: str, failure: Failure) -> Row:
+    """Return the one row of an evaluation that failed."""
+    return replace(
+        blank,
+        implementation=implementation,
+        verdict=Verdict(failure.verdict),
+        message=failure.message,
+        lacks=", ".join(failure.lacks) or None,
+        padded=failure.padded or None,
+    )
+
 
 _SAYS_NOTHING = frozenset(
     {Verdict.UNSUPPORTED, Verdict.UNVERIFIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH, Verdict.MISPRINT}

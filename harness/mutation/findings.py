@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from attncheck.judging.tiers import Tier
+from attncheck.judging.compare import Tier
 from attncheck.verdicts import Verdict
 
 OF_NUMBERS = frozenset({str(Tier.PROVEN), str(Tier.STATISTICAL), str(Verdict.NONFINITE)})

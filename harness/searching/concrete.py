@@ -3,13 +3,18 @@
 Whatever a case file says in other words (a draw, a pattern, a merged layout, linear projections) is here what it comes
 to: arrays as the operation takes them, rounded once to the dtype. The case that the harness judges is read from that by
 the ordinary loader, which refuses what cannot be.
+
+New of a problem, beside those that were asked before, is every option, class of sizes and value, and every pair. What
+an implementation refused whenever it was asked is drawn less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,9 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import case_of_data
 from attncheck.reading.shapes import bind_axes
-from attncheck.spec import HEADS, OPERATIONS, InputSpec, inputs_of
+from attncheck.searching.shapes import EDGES
+from attncheck.spec import HEADS, OPERATIONS, InputSpec, inputs_of, score_kind
+from attncheck.wording import slug
 
 Array = NDArray[Any]
 
@@ -137,3 +144,146 @@ def read_concrete(problem: ConcreteCase, folder: Path, identity: str, max_spelle
             np.save(folder / file, array)
             inputs[name] = {"file": file}
     return case_of_data(case_data(problem, inputs, "A drawn problem", "drawn"), folder, identity)
+
+
+_SIZES = (0, 1, 8, 15, 16, 63, 64, 127, 128)
+"""The largest of each class of sizes but the last."""
+_SIZED = ("B", "H", "Lq", "Lk", "P", "T", "D", "Dv", "N", "Np", "Lp")
+_SURE, _SURE_UNNAMED = 2, 10
+"""So often refused and never answered, a feature is taken for one that an implementation has not: where that named it,
+and where it did not.
+"""
+
+
+def features_of(problem: ConcreteCase) -> frozenset[str]:
+    """Return what a problem has, in words; all but its dtype and operation are of that operation."""
+    return frozenset(_features(problem))
+
+
+def asked_of(problem: ConcreteCase) -> frozenset[str]:
+    """Return what a problem asks of an implementation besides the operation: options, optional inputs, shared heads."""
+    return frozenset({*_options(problem), *problem.optional_inputs, *_heads(problem)})
+
+
+def identity_of(problem: ConcreteCase, name: str) -> str:
+    """Return what lists of expected failures call a drawn problem: search/<operation>/<what it asks>/<name>."""
+    words = [*sorted(asked_of(problem)), *(["nonfinite"] if problem.has_nonfinite else [])]
+    return f"search/{problem.operation}/{slug(' '.join(words)) or 'plain'}/{name}"
+
+
+def _features(problem: ConcreteCase) -> Iterator[str]:
+    yield f"dtype {problem.dtype}"
+    yield f"regime {problem.regime}"
+    yield f"special {problem.special}"
+    yield from _options(problem)
+    yield from _heads(problem)
+    for name in problem.optional_inputs:
+        spread = problem.specs[name].broadcast
+        along = [
+            axis
+            for axis, length in zip(problem.specs[name].axes, problem.inputs[name].shape, strict=True)
+            if spread and length > 1
+        ]
+        yield f"{name} along {' '.join(along)}" if spread else name
+    for name, layout in problem.memory_layout.items():
+        yield f"{name} {layout}"
+    lengths = problem.lengths
+    for letter in _SIZED:
+        if letter in lengths:
+            length = lengths[letter]
+            yield f"{letter} class {sum(length > most for most in _SIZES)}"
+            if length > 8 and length in EDGES:
+                yield f"{letter} = {length}"
+    if lengths.get("D") != lengths.get("Dv", lengths.get("D")):
+        yield "another width of values"
+    if lengths.get("Lq") == lengths.get("T"):
+        yield "as many queries as keys"
+
+
+def _options(problem: ConcreteCase) -> Iterator[str]:
+    for name, value in problem.options.items():
+        match value:
+            case str():
+                yield f"{name} {value}"
+            case tuple():
+                sides = ("none" if side is None else "some" if side else "zero" for side in value)
+                yield f"{name} {' '.join(sides)}"
+            case bool():
+                yield name
+            case float():
+                yield f"{name} {'zero' if value == 0 else 'negative' if value < 0 else 'positive'}"
+            case _ if name not in HEADS:
+                yield name
+
+
+def _heads(problem: ConcreteCase) -> Iterator[str]:
+    lengths = problem.lengths
+    if "Hkv" in lengths and lengths["Hkv"] < lengths.get("H", 0):
+        yield "one head shared" if lengths["Hkv"] == 1 else "heads shared"
+
+
+def kind_of(problem: ConcreteCase) -> str:
+    """Return the operation, with the kind of score where that is an option."""
+    own = f" {score_kind(problem.operation, problem.options)}" if problem.operation == "scoring" else ""
+    return f"{problem.operation}{own}"
+
+
+@dataclass
+class Seen:
+    """How often each feature, and each pair of them, was asked, and which an implementation refused or answered."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    answered: set[str] = field(default_factory=set)
+
+    def novelty(self, problem: ConcreteCase) -> float:
+        """Return how much of a problem is new: what was never asked counts 1, and less each time that it was."""
+        return sum(1 / (1 + self.counts[key]) ** 2 for key in _keys(problem))
+
+    def add(self, problem: ConcreteCase) -> None:
+        """Count a problem that is asked."""
+        self.counts.update(_keys(problem))
+
+    def note(self, problem: ConcreteCase, *, is_refused: bool, lacks: Collection[str] = ()) -> None:
+        """Remember whether an implementation took a problem; ``lacks`` is what it said that it has not.
+
+        A function that it has not is the operation's; what names nothing that was asked may be of anything.
+        """
+        asked = _refusable(problem)
+        if not is_refused:
+            self.answered |= asked
+            return
+        named = {each for each in asked if each.partition(" ")[0] in lacks}
+        if any(lack.endswith("()") for lack in lacks):
+            named.add(kind_of(problem))
+        self.refused.update(named or {f"{kind_of(problem)}: {each}" for each in asked})
+
+    def is_likely_refused(self, problem: ConcreteCase) -> bool:
+        """Whether something of a problem was refused whenever it was asked."""
+        kind, asked = kind_of(problem), _refusable(problem)
+        return any(self.refused[each] >= _SURE and each not in self.answered for each in asked) or any(
+            self.refused[f"{kind}: {each}"] >= _SURE_UNNAMED and each not in self.answered for each in asked
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return what a file keeps."""
+        return {"counts": dict(self.counts), "refused": dict(self.refused), "answered": sorted(self.answered)}
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Seen:
+        """Read what a file kept."""
+        return cls(Counter(record["counts"]), Counter(record["refused"]), set(record["answered"]))
+
+
+def _refusable(problem: ConcreteCase) -> set[str]:
+    """Return what an implementation may not have: the operation, the dtype, an option, an input, shared heads."""
+    return {kind_of(problem), f"dtype {problem.dtype}", *asked_of(problem)}
+
+
+def _keys(problem: ConcreteCase) -> Iterator[str]:
+    kind, features = kind_of(problem), sorted(features_of(problem))
+    yield kind
+    for feature in features:
+        yield f"{kind}: {feature}"
+    for one, other in combinations(features, 2):
+        yield f"{kind}: {one} + {other}"

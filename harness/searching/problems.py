@@ -26,17 +26,22 @@ from attncheck.dtypes import EIGHT_BITS, largest_number, rounded_once
 from attncheck.execution.operations import run_operation
 from attncheck.reading.lowering import AttentionProblem, call_form, lowered
 from attncheck.reading.shapes import bind_axes, show, stage_shapes
-from attncheck.searching.options import MASKS, Asked, Inputs, draw_asked, draw_mask, split_past
 from attncheck.searching.shapes import (
     GENERIC,
+    MASKS,
     REGIMES,
+    Asked,
     Dimensions,
+    Inputs,
     Random,
     Real,
+    draw_asked,
     draw_at_edges,
     draw_dimensions,
+    draw_mask,
     raw_scores,
     some_as_modules,
+    split_past,
 )
 from attncheck.spec import BY_SCORE, PROJECTIONS, Shape, inputs_of, statistics_dtype
 

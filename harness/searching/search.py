@@ -17,10 +17,18 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.explain import Explanation, explain_case
 from attncheck.reading.case import Case
-from attncheck.searching.concrete import ConcreteCase, concrete_case, read_concrete
-from attncheck.searching.findings import Finding, SearchFolder, file_name, name_of, read_written, write_case
-from attncheck.searching.judging import Symptom, WorkerJudge, symptom_of
-from attncheck.searching.novelty import asked_of, kind_of
+from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, kind_of, read_concrete
+from attncheck.searching.findings import (
+    Finding,
+    SearchFolder,
+    Symptom,
+    WorkerJudge,
+    file_name,
+    name_of,
+    read_written,
+    symptom_of,
+    write_case,
+)
 from attncheck.searching.problems import Draw
 from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
 from attncheck.searching.variations import ProblemSource

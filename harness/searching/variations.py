@@ -22,11 +22,9 @@ from attncheck.dtypes import largest_number, rounded_once
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.shapes import ShapeFault, repeated_axes
-from attncheck.searching.concrete import Array, ConcreteCase
-from attncheck.searching.novelty import Seen
-from attncheck.searching.options import FILLS
+from attncheck.searching.concrete import Array, ConcreteCase, Seen
 from attncheck.searching.problems import Draw, Drawn, draw_problem
-from attncheck.searching.shapes import Random
+from attncheck.searching.shapes import FILLS, Random
 from attncheck.spec import DEFAULT_SCORE, HEADS, OPERATIONS, OPTIONS, PROJECTIONS, InputSpec, score_kind
 
 _CANDIDATES = 4

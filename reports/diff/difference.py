@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from attncheck.errors import ExitCode, UsageError
-from attncheck.judging.tiers import Tier, noise_limit
+from attncheck.judging.compare import Tier, noise_limit
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.expected_failures import ExpectedFailureGroup, expected_failure_groups
 from attncheck.reports.frames import Frames, failing, records

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from attncheck.errors import ExitCode
 from attncheck.explain import Explanation
-from attncheck.judging.conditioning import Conditioning
+from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.tiers import Measured
+from attncheck.judging.truth import Conditioning
 from attncheck.reading.case import Case, case_record
 from attncheck.repeating import Repeated, RepeatedExplanation
 from attncheck.reports.machine.documents import Document, Record

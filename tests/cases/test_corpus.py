@@ -133,7 +133,7 @@ def test_every_expected_failure_names_cases_that_there_are() -> None:
     for expected in bundled_expected_failures(list(EVERYTHING)):
         cases = with_properties if expected.entry.property else CORPUS.cases
         for glob in expected.entry.cases:
-            if glob.startswith("search/"):  # problems that a search draws: attncheck.searching.novelty
+            if glob.startswith("search/"):  # problems that a search draws: attncheck.searching.concrete
                 continue
             dtypes = {dtype for case in cases if fnmatchcase(case.id, glob) for dtype in case.dtypes}
             assert dtypes & set(expected.entry.dtypes or dtypes), f"{expected.location}: {glob}"

@@ -12,7 +12,7 @@ import pytest
 from here import command_here
 
 from attncheck.errors import UsageError
-from attncheck.judging.tiers import noise_limit, threshold
+from attncheck.judging.compare import noise_limit, threshold
 from attncheck.merge import merge_runs
 from attncheck.reports.build_frames import make_frames
 from attncheck.reports.diff import difference

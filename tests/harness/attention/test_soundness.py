@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.attention.enclosure import Enclosure
-from attncheck.judging.tiers import Tier, measure, threshold
+from attncheck.judging.compare import Tier, measure, threshold
 from attncheck.judging.truth import Truth, find_truth
 
 Array = NDArray[Any]

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.judging import case_diagnosis, judge_implementation, residuals
+from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.truth import find_truth
 from attncheck.reading.lowering import canonical_form
@@ -538,10 +538,10 @@ def test_a_stage_before_the_option_is_not_its_fault() -> None:
 
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(case_diagnosis, "MAX_ELEMENTS", QUERY[..., 0].size * 7 - 1)
+    monkeypatch.setattr(judge_implementation, "MAX_ELEMENTS", QUERY[..., 0].size * 7 - 1)
     options, inputs, compute, *_ = CONVENTIONS["bottom-right"]
     assert diagnosed(options, inputs, compute).diagnosis is None
-    monkeypatch.setattr(case_diagnosis, "MAX_ELEMENTS", QUERY[..., 0].size * 7)
+    monkeypatch.setattr(judge_implementation, "MAX_ELEMENTS", QUERY[..., 0].size * 7)
     assert diagnosed(options, inputs, compute).diagnosis is not None
 
 

@@ -19,17 +19,19 @@ from attncheck.execution.limits import Limits
 from attncheck.explain import explain_case, find_implementation
 from attncheck.judging.compare import (
     Comparison,
+    Measured,
+    Tier,
     absolute_difference,
     compare_arrays,
     compare_forms,
     differing_nonfinite,
     index_of_largest,
     is_floating,
+    measure,
     quotient,
+    threshold,
 )
-from attncheck.judging.conditioning import Conditioning, condition_numbers
-from attncheck.judging.tiers import Measured, Tier, measure, threshold
-from attncheck.judging.truth import find_truth
+from attncheck.judging.truth import Conditioning, condition_numbers, find_truth
 from attncheck.reports.explanation import explanation_text
 from attncheck.searching.concrete import ConcreteCase, read_concrete
 from attncheck.verdicts import Verdict

@@ -16,9 +16,9 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.judging.compare import Measured, Tier
 from attncheck.judging.judge import Judged, judge, judge_pairs, worst_bounds
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages, where_it_begins
-from attncheck.judging.tiers import Measured, Tier
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs

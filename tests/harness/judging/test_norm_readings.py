@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.judging.case_diagnosis import diagnose_case
+from attncheck.judging.judge_implementation import diagnose_case
 from attncheck.judging.truth import find_truth
 from attncheck.mutation.catalogue import MUTANTS, variant_named
 

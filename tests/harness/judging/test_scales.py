@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.judging.scales import fit_scale, has_scale, other_scales, scale_of, scales_in_words, shortest
+from attncheck.judging.residuals import fit_scale, has_scale, other_scales, scale_of, scales_in_words, shortest
 from attncheck.reading.lowering import AttentionProblem
 
 INPUTS = {"query": np.zeros((2, 4, 3, 16)), "key": np.zeros((2, 4, 5, 16)), "value": np.zeros((2, 4, 5, 9))}

@@ -19,7 +19,7 @@ from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.truth import Truth, find_truth, within_range
 from attncheck.mutation.judgement import RememberingTruth
 from attncheck.reading.case import Case
-from attncheck.repro.expected import expected_stages
+from attncheck.repro.code import expected_stages
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]

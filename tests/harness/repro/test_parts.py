@@ -20,8 +20,17 @@ from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.repro.code import NotSeparable, copied, inlined, read_module
-from attncheck.repro.expected import expected_of, judge, unpack, written, wrong_elements
+from attncheck.repro.code import (
+    NotSeparable,
+    copied,
+    expected_of,
+    inlined,
+    judge,
+    read_module,
+    unpack,
+    written,
+    wrong_elements,
+)
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -133,7 +142,7 @@ def test_a_module_that_does_more_than_define_is_refused(statement: str, module: 
 
 
 def test_functions_are_copied_as_they_stand() -> None:
-    code = copied("attncheck.repro.expected", {"unpack"})
+    code = copied("attncheck.repro.code", {"unpack"})
     assert code.startswith("import base64\nimport zlib\n")
     assert "def run(" not in code
     assert run(f"Any = None\n{code}")["unpack"]("float64", (0,), "eJwDAAAAAAE=").shape == (0,)

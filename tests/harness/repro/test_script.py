@@ -21,8 +21,7 @@ from attncheck.explain import explain_case, find_implementation
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.repro import compact_script, repro_script, write_scripts
-from attncheck.repro.compact import MAX_LINES
-from attncheck.repro.script import _one_of_each_first
+from attncheck.repro.script import MAX_LINES, _one_of_each_first
 from attncheck.results.format import Row
 from attncheck.searching.search import element_of
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.errors import CaseError
-from attncheck.searching.concrete import ConcreteCase, read_concrete
-from attncheck.searching.novelty import Seen, asked_of, features_of, identity_of
+from attncheck.searching.concrete import ConcreteCase, Seen, asked_of, features_of, identity_of, read_concrete
 from attncheck.searching.problems import OPERATIONS as DRAWN
 from attncheck.searching.problems import Draw, Drawn, draw_problem
 from attncheck.searching.shapes import EDGES

@@ -22,8 +22,7 @@ from attncheck.execution.limits import Limits
 from attncheck.mutation.entry import entry_of
 from attncheck.reading.selection import select_cases
 from attncheck.searching.concrete import ConcreteCase
-from attncheck.searching.findings import STATE
-from attncheck.searching.judging import Symptom, WorkerJudge, symptom_of
+from attncheck.searching.findings import STATE, Symptom, WorkerJudge, symptom_of
 from attncheck.searching.reduction import measure, reduce_problem
 from attncheck.searching.search import simplest_afresh
 
