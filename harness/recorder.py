@@ -12,7 +12,6 @@ from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.results.coverage import is_judged, is_not_offered
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
-from attncheck.verdicts import HARMLESS
 
 _MAX_BYTES = 1 << 28
 """Of what failing evaluations returned, kept until they are diagnosed."""
@@ -76,5 +75,5 @@ class ResultRecorder:
                 self.judged.setdefault(row.implementation, set()).add(row.case)
             elif is_not_offered(row):
                 self.not_offered.setdefault(row.implementation, set()).add(row.case)
-            if not row.xfail and row.verdict not in HARMLESS:
+            if row.fails_run:
                 self.failures.append(row)

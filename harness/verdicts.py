@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from attncheck.errors import ExitCode
@@ -42,6 +43,40 @@ class Verdict(StrEnum):
     def exit_code(self) -> ExitCode:
         """What this verdict makes of a run, when it is not a known one."""
         return _EXIT_CODES.get(self, ExitCode.DISAGREE)
+
+
+class PropertyOutcome(StrEnum):
+    """The verdicts on a property: one word per outcome, from harmless to severe."""
+
+    UNSUPPORTED = "unsupported"
+    """The implementation has not what the calls need."""
+    BITWISE = "bitwise"
+    """Every bit is the same."""
+    WITHIN_BOUNDS = "within bounds"
+    """Some bits differ, and each call is within the error bound of its own exact answer."""
+    NOT_JUDGED = "not judged"
+    """Some bits differ, and there is no exact answer to hold them against."""
+    NAN = "nan"
+    """NaN where a query may not read makes its output NaN: a convention, which the mathematics leaves open."""
+    FAILED = "failed"
+    """A call raised, crashed or ran out of time."""
+    BROKEN = "broken"
+    XPASS = "xpass"
+    """A recorded failure that no longer happens."""
+
+    @property
+    def severity(self) -> int:
+        """Position from harmless to severe."""
+        return list(PropertyOutcome).index(self)
+
+
+_ANY_HOLDING = frozenset(PropertyOutcome) - {PropertyOutcome.BROKEN, PropertyOutcome.XPASS}
+MEETS_CLAIM: Mapping[str, frozenset[PropertyOutcome]] = {
+    "": _ANY_HOLDING,
+    "bitwise": frozenset({PropertyOutcome.BITWISE, PropertyOutcome.UNSUPPORTED, PropertyOutcome.FAILED}),
+    "within bounds": _ANY_HOLDING - {PropertyOutcome.NAN},
+}
+"""By claim: the outcomes that it allows. What could not be run says nothing of a claim."""
 
 
 HARMLESS = frozenset({Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED})

@@ -14,7 +14,7 @@ Parquet holds every text as it is. CSV is for spreadsheets too, so there, in col
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,19 +26,18 @@ from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.frames import Column, Frames, stage_order
 from attncheck.results.coverage import Asked
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
-from attncheck.results.format import PROPERTIES_TABLE, ROW_SCHEMA, columns_of
+from attncheck.results.format import ROW_SCHEMA, columns_of
 from attncheck.results.reader import Run
 from attncheck.spec import DTYPES
-
-if TYPE_CHECKING:
-    from attncheck.properties.rows import PropertyRow
-
 
 COLUMNS: Mapping[str, str] = {
     "environment": "label of the run",
     "version": "version of the implementation's framework",
     "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
     "printed": ROW_COLUMNS["reference_text"].meaning,
+    "outcome": "bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass",
+    "first": "what the first call gave there",
+    "second": "what the further calls gave there, mapped back",
     **{name: column.meaning for name, column in ROW_COLUMNS.items() if column.frames},
 }
 """The meaning of every column of the frames."""
@@ -56,15 +55,6 @@ NUMBERS = columns_of(
 )
 _COUNTS = [column.name for column in ROW_SCHEMA if pa.types.is_integer(column.type) and column.name in RESULTS]
 _MAX_WARNINGS = 10
-
-
-def _properties(run: Run) -> list[PropertyRow]:
-    """Return what a run found of properties; few are asked for any."""
-    if not (run.directory / PROPERTIES_TABLE).exists():
-        return []
-    from attncheck.properties.rows import read_property_rows
-
-    return read_property_rows(run.directory)
 
 
 def make_frames(merged: Merged) -> Frames:
@@ -107,7 +97,7 @@ def make_frames(merged: Merged) -> Frames:
         times=rows.loc[rows["seconds"].notna(), ["environment", "implementation", "case", "dtype", "seconds"]],
         arrays=KeptArrays({run.label: run.directory for run in merged.runs}),
         again={run.label: run.environment.get("again", {}) for run in merged.runs},
-        properties={run.label: found for run in merged.runs if (found := _properties(run))},
+        properties={run.label: run.properties for run in merged.runs if run.properties},
         classes={(run.label, name): of for run in merged.runs for name, of in run.environment["classes"].items()},
     )
 

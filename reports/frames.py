@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import pandas as pd
@@ -21,11 +21,9 @@ import pandas as pd
 from attncheck.elements import DocumentLayout, layout_of, written_element
 from attncheck.reports.arrays import KeptArrays
 from attncheck.results.coverage import Asked
+from attncheck.results.format import Row, columns_of
 from attncheck.spec import stage_position
 from attncheck.verdicts import Verdict
-
-if TYPE_CHECKING:
-    from attncheck.properties.rows import PropertyRow
 
 _SAID_ELSEWHERE = {"environment", "complete"}
 
@@ -95,12 +93,14 @@ class Frames:
     again: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """By environment, then by implementation: the words that name it on a command line (``harness/commands.py``)."""
 
-    properties: Mapping[str, Sequence[PropertyRow]] = field(default_factory=dict)
+    properties: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     """By environment: what was found of properties, where they were asked for."""
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name."""
-        asked = [{"environment": label, **row.as_record()} for label, rows in self.properties.items() for row in rows]
+        asked = [
+            {"environment": label, **property_columns(row)} for label, rows in self.properties.items() for row in rows
+        ]
         return {
             "results": self.results,
             "pairs": self.pairs,
@@ -108,6 +108,20 @@ class Frames:
             "environments": self.environments,
             **({"properties": pd.DataFrame(asked)} if asked else {}),
         }
+
+
+_OF_PROPERTIES = {"outcome": "verdict", "first": "value", "second": "reference"}
+"""What columns of rows are called where they are of properties."""
+PROPERTIES = columns_of(
+    "properties",
+    *("implementation", "property_name", "case", "dtype", "variant", "outcome", "claim", "xfail", "stage", "index"),
+    *("first", "second"),
+)
+
+
+def property_columns(row: Row) -> dict[str, Any]:
+    """Return what a row says of a property, by the column of the properties' frame."""
+    return {name: getattr(row, _OF_PROPERTIES.get(name, name)) for name in PROPERTIES}
 
 
 Made = TypeVar("Made")

@@ -29,7 +29,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 import pandas as pd
 
 from attncheck.errors import ExitCode
-from attncheck.properties.rows import PropertyOutcome, PropertyRow, worst_of
+from attncheck.properties.rows import worst_of
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage, unjudged
@@ -37,7 +37,8 @@ from attncheck.reports.frames import Column, Frames, expected_failures, failing,
 from attncheck.reports.printed_numbers import Misprint, misprints, printed_numbers
 from attncheck.reports.properties import command_for
 from attncheck.reports.summary import make_summary, wrong_implementations
-from attncheck.verdicts import Verdict
+from attncheck.results.format import Row
+from attncheck.verdicts import PropertyOutcome, Verdict
 
 # What XML 1.0 has no way to write, not even as a reference.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -288,7 +289,7 @@ def xml_text(text: str) -> str:
 
 
 def property_suites(
-    properties: Mapping[str, Sequence[PropertyRow]], again: Mapping[str, Mapping[str, Sequence[str]]]
+    properties: Mapping[str, Sequence[Row]], again: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> Iterator[Suite]:
     """Make a suite of what each implementation came to, by environment."""
     for label, rows in properties.items():
@@ -299,8 +300,8 @@ def property_suites(
             yield Suite(title, lambda own=own, words=words: _tests(own, words))  # type: ignore[misc]
 
 
-def _tests(rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:
-    groups: dict[tuple[str, str, str], list[PropertyRow]] = {}
+def _tests(rows: Sequence[Row], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:
+    groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.property_name, row.case, row.dtype), []).append(row)
     for (name, case, dtype), group in groups.items():
@@ -312,13 +313,13 @@ def _tests(rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]]) -> I
         yield test
 
 
-def _add(test: Element, row: PropertyRow, command: str) -> None:
-    text = f"{row.variant}: {row.sentence}" if row.variant else row.sentence
+def _add(test: Element, row: Row, command: str) -> None:
+    text = f"{row.variant}: {row.message}" if row.variant else row.message
     if row.fails_run:
-        add_result(test, "failure", text, row.outcome).text = xml_text(f"{text}\n\n{command}\n")
-    elif row.outcome == PropertyOutcome.FAILED:
-        add_result(test, "error", text, row.outcome).text = xml_text(text)
-    elif row.outcome in (PropertyOutcome.UNSUPPORTED, PropertyOutcome.NOT_JUDGED):
-        add_result(test, "skipped", f"{row.outcome}: {text}")
+        add_result(test, "failure", text, row.verdict).text = xml_text(f"{text}\n\n{command}\n")
+    elif row.verdict == PropertyOutcome.FAILED:
+        add_result(test, "error", text, row.verdict).text = xml_text(text)
+    elif row.verdict in (PropertyOutcome.UNSUPPORTED, PropertyOutcome.NOT_JUDGED):
+        add_result(test, "skipped", f"{row.verdict}: {text}")
     else:
-        SubElement(test, "system-out").text = xml_text(f"{row.outcome}: {text}")
+        SubElement(test, "system-out").text = xml_text(f"{row.verdict}: {text}")

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from attncheck.commands import joined, words_of
 from attncheck.elements import written_element
-from attncheck.properties.rows import PropertyOutcome, PropertyRow, worst_of
+from attncheck.properties.rows import worst_of
 from attncheck.reports.frames import Frames, once_for_frames
+from attncheck.results.format import Row
 from attncheck.spec.properties import PROPERTIES
+from attncheck.verdicts import PropertyOutcome
 
 OUTCOMES_NOTE = (
     "Bitwise: every bit is the same. Within bounds: some bits differ, and each call is within the error bound of its "
@@ -53,10 +55,10 @@ class PropertyTable:
     lines: tuple[PropertyLine, ...]
 
 
-def property_table(rows: Sequence[PropertyRow]) -> PropertyTable:
+def property_table(rows: Sequence[Row]) -> PropertyTable:
     """Lay rows out: a line for each property that was asked, a column for each implementation."""
     columns = tuple(dict.fromkeys(row.implementation for row in rows))
-    by_cell: dict[tuple[str, str], list[PropertyRow]] = {}
+    by_cell: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_cell.setdefault((row.property_name, row.implementation), []).append(row)
     asked = [name for name in PROPERTIES if any(row.property_name == name for row in rows)]
@@ -69,24 +71,24 @@ def property_table(rows: Sequence[PropertyRow]) -> PropertyTable:
     )
 
 
-def _cell(rows: Sequence[PropertyRow]) -> PropertyCell:
+def _cell(rows: Sequence[Row]) -> PropertyCell:
     worst = worst_of(rows)
     if worst is None:
         return PropertyCell("-", "unsupported", "not asked")
-    counts = {word: sum(row.outcome == word for row in rows) for word in PropertyOutcome}
+    counts = {word: sum(row.verdict == word for row in rows) for word in PropertyOutcome}
     detail = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return PropertyCell(worst.outcome, _state(worst), detail, worst.claim)
+    return PropertyCell(worst.verdict, _state(worst), detail, worst.claim)
 
 
-def _state(row: PropertyRow) -> str:
+def _state(row: Row) -> str:
     if row.fails:
         return "xfail" if row.xfail else "failing"
-    if row.outcome in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS):
+    if row.verdict in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS):
         return "agree"
-    return "unsupported" if row.outcome == PropertyOutcome.UNSUPPORTED else "unverified"
+    return "unsupported" if row.verdict == PropertyOutcome.UNSUPPORTED else "unverified"
 
 
-def asked_rows(frames: Frames) -> list[PropertyRow]:
+def asked_rows(frames: Frames) -> list[Row]:
     """Return what was found of properties in all environments, each implementation called as its column is."""
     return [
         replace(row, implementation=_title(frames, label, row.implementation))
@@ -113,7 +115,7 @@ def _title(frames: Frames, label: str, implementation: str) -> str:
 class BrokenProperty:
     """A property that does not hold: the row that shows it, what the property says, its numbers, and a command."""
 
-    row: PropertyRow
+    row: Row
     says: str
     numbers: tuple[tuple[str, str], ...]
     command: str
@@ -129,11 +131,11 @@ def broken_properties(frames: Frames) -> tuple[BrokenProperty, ...]:
     )
 
 
-def _numbers(row: PropertyRow) -> tuple[tuple[str, str], ...]:
+def _numbers(row: Row) -> tuple[tuple[str, str], ...]:
     """Return the numbers of the element that is named, as people read them."""
     named = (
-        ("the first call", row.first),
-        ("the further calls", row.second),
+        ("the first call", row.value),
+        ("the further calls", row.reference),
         ("the exact answer", row.exact),
         ("bound of the first", row.first_bound),
         ("bound of the further", row.second_bound),
@@ -142,9 +144,9 @@ def _numbers(row: PropertyRow) -> tuple[tuple[str, str], ...]:
     return (*element, *((name, f"{value:.9g}") for name, value in named if value is not None))
 
 
-def failing_first(rows: Iterable[PropertyRow]) -> list[PropertyRow]:
+def failing_first(rows: Iterable[Row]) -> list[Row]:
     """Return a row for each property, case and implementation that fails: the worst of its variants and dtypes."""
-    groups: dict[tuple[str, str, str], list[PropertyRow]] = {}
+    groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.fails_run:
             groups.setdefault((row.implementation, row.property_name, row.case), []).append(row)
@@ -152,7 +154,7 @@ def failing_first(rows: Iterable[PropertyRow]) -> list[PropertyRow]:
     return [row for row in found if row is not None]
 
 
-def command_for(row: PropertyRow, again: Mapping[str, Sequence[str]]) -> str:
+def command_for(row: Row, again: Mapping[str, Sequence[str]]) -> str:
     """Return the command that asks again and explains; empty where no command line names the implementation."""
     words = words_of(row.implementation, again)
     if not words:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.elements import told_apart, written_element, written_ratio
-from attncheck.properties.rows import PropertyOutcome, PropertyRow, sentence_of
+from attncheck.properties.rows import sentence_of
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import picked, unjudged
@@ -27,8 +27,9 @@ from attncheck.reports.frames import Frames
 from attncheck.reports.printed_numbers import unverified_on
 from attncheck.reports.properties import PropertyTable, command_for, failing_first, property_table
 from attncheck.reports.summary import make_summary
+from attncheck.results.format import Row
 from attncheck.spec.properties import PROPERTIES
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import PropertyOutcome, Verdict
 from attncheck.wording import counted
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def print_failing_properties(frames: Frames, console: Console) -> None:
 
     for broken in broken_properties(frames)[:_MAX_PROPERTIES]:
         row = broken.row
-        line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.sentence}"
+        line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.message}"
         console.print(_LINE_BREAK.sub(" ", line), style="red", soft_wrap=True)
         if broken.command:
             console.print(f"  {broken.command}", soft_wrap=True)
@@ -211,7 +212,7 @@ _MAX_LISTED_PROPERTIES = 20
 
 
 def print_properties(
-    rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]], console: Console | None = None, *, quiet: bool
+    rows: Sequence[Row], again: Mapping[str, Sequence[str]], console: Console | None = None, *, quiet: bool
 ) -> None:
     """Print implementation by property, and below what fails with the command that explains it."""
     console = console or plain_console()
@@ -220,7 +221,7 @@ def print_properties(
         console.print(_terminal_table(property_table(rows)))
     failing = failing_first(rows)
     for row in failing[:_MAX_LISTED_PROPERTIES]:
-        line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.sentence}"
+        line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.message}"
         console.print(line, style="red", soft_wrap=True)
         if again_line := command_for(row, again):
             console.print(f"  {again_line}", soft_wrap=True)
@@ -231,12 +232,12 @@ def print_properties(
             console.print(line, soft_wrap=True)
 
 
-def _not_run(rows: Sequence[PropertyRow]) -> list[str]:
+def _not_run(rows: Sequence[Row]) -> list[str]:
     """Say what could not be asked, each reason once."""
     open_ = (PropertyOutcome.FAILED, PropertyOutcome.NOT_JUDGED)
-    left = [row for row in rows if row.outcome in open_]
+    left = [row for row in rows if row.verdict in open_]
     lines = list(
-        dict.fromkeys(f"{row.implementation}  {row.property_name}: {row.outcome}: {row.message}" for row in left)
+        dict.fromkeys(f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in left)
     )
     more = [f"and {len(lines) - _MAX_LISTED_PROPERTIES} more"] if len(lines) > _MAX_LISTED_PROPERTIES else []
     return [*lines[:_MAX_LISTED_PROPERTIES], *more]
@@ -252,20 +253,20 @@ def _terminal_table(table: PropertyTable) -> Table:
     return shown
 
 
-def explanation_of(row: PropertyRow, call: str) -> list[str]:
+def explanation_of(row: Row, call: str) -> list[str]:
     """Tell a row's story: what the calls were, which element, the two numbers, the exact one, and the bounds."""
     lines = [
-        f"{row.implementation}, {row.property_name}, {row.case} in {row.dtype}: {row.outcome}"
+        f"{row.implementation}, {row.property_name}, {row.case} in {row.dtype}: {row.verdict}"
         + (f", and claims {row.claim}" if row.claim else ""),
         f"  what must hold   {PROPERTIES[row.property_name].says}",
         f"  the first call   {call}",
         f"  further calls    {row.variant}",
     ]
-    if row.first is not None and row.second is not None:
+    if row.value is not None and row.reference is not None:
         lines += [
-            f"  the element      {written_element(row.index, row.stage)}",
-            f"  the first gave   {row.first!r}",
-            f"  the further      {row.second!r}",
+            f"  the element      {written_element(row.index or '', row.stage)}",
+            f"  the first gave   {row.value!r}",
+            f"  the further      {row.reference!r}",
         ]
     if row.exact is not None and row.first_bound is not None and row.second_bound is not None:
         lines += [
@@ -274,4 +275,4 @@ def explanation_of(row: PropertyRow, call: str) -> list[str]:
         ]
     if row.elements:
         lines.append(f"  in all           {row.differing} of {row.elements} elements differ in some bits")
-    return [*lines, f"  {row.sentence}"]
+    return [*lines, f"  {row.message}"]

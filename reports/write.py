@@ -19,15 +19,16 @@ import pyarrow as pa
 from pyarrow import csv
 
 from attncheck.errors import ExitCode, OutputError
-from attncheck.properties.rows import PropertyRow, sentence_of
+from attncheck.properties.rows import sentence_of
 from attncheck.reports.cells import cell_table
 from attncheck.reports.coverage import coverage
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import PROPERTIES, Frames, property_columns
 from attncheck.reports.html.render import html_pieces
 from attncheck.reports.junit import render_junit, render_suites
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.terminal import counted_as
+from attncheck.results.format import PROPERTIES_TABLE, Row
 from attncheck.verdicts import Verdict
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
@@ -151,7 +152,17 @@ def _write_text(path: Path, text: str) -> None:
         raise OutputError.of(path, error) from None
 
 
-def write_property_junit(rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]], path: Path) -> None:
+def write_property_table(rows: Sequence[Row], directory: Path) -> None:
+    """Write rows of properties as properties.csv, as a report has them. Raises ``OutputError``."""
+    path = directory / PROPERTIES_TABLE
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_csv(pd.DataFrame(list(map(property_columns, rows)), columns=list(PROPERTIES)), _own(path))
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+
+
+def write_property_junit(rows: Sequence[Row], again: Mapping[str, Sequence[str]], path: Path) -> None:
     """Write the JUnit XML of properties alone. Raises ``OutputError`` where it cannot be written."""
     from attncheck.reports.junit import property_suites
 

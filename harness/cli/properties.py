@@ -29,8 +29,8 @@ from attncheck.errors import ExitCode, UsageError
 from attncheck.wording import expected
 
 if TYPE_CHECKING:
-    from attncheck.properties.rows import PropertyRow
     from attncheck.properties.run import Question
+    from attncheck.results.format import Row
 
 
 @app.command(
@@ -79,7 +79,11 @@ def properties(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Write properties.csv to this folder.", show_default=False
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Write the rows, and properties.csv, to this folder.",
+            show_default=False,
         ),
     ] = None,
     junit_xml: JunitXml = None,
@@ -97,7 +101,7 @@ def properties(
     """
     from attncheck.commands import words_again
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.properties.rows import exit_code_of, write_property_rows
+    from attncheck.properties.rows import exit_code_of
     from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
 
     limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
@@ -114,7 +118,11 @@ def properties(
     complete = not (cases or asking.names or asking.dtypes)
     rows = ask_all(chosen.implementations, questions, asking, lists, complete=complete)
     if output is not None:
+        from attncheck.reports.write import write_property_table
+        from attncheck.results.writer import write_property_rows
+
         write_property_rows(output, rows)
+        write_property_table(rows, output)
     if junit_xml is not None:
         from attncheck.reports.write import write_property_junit
 
@@ -134,7 +142,7 @@ def properties(
 
 
 def _print(
-    rows: Sequence[PropertyRow],
+    rows: Sequence[Row],
     questions: Sequence[Question],
     again: dict[str, list[str]],
     *,
@@ -148,7 +156,7 @@ def _print(
     if explain:
         calls = {(each.name, each.case.id, each.dtype): described_call(each) for each in questions}
         for row in rows:
-            if row.outcome not in ("bitwise", "unsupported"):
+            if row.verdict not in ("bitwise", "unsupported"):
                 lines = explanation_of(row, calls[row.property_name, row.case, row.dtype])
                 typer.echo("\n" + "\n".join(lines))
 

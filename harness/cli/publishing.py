@@ -32,8 +32,8 @@ from attncheck.cli.shared import Outlets, ReportPlace, frames_of, limits_of, sho
 from attncheck.errors import ExitCode, ResultsError, UsageError
 
 if TYPE_CHECKING:
-    from attncheck.properties.rows import PropertyRow
     from attncheck.reports.machine.other_documents import PublishedDocument
+    from attncheck.results.format import Row
 
 
 @app.command(
@@ -176,7 +176,6 @@ def survey(
     other versions, stays.
     """
     from attncheck.merge import merge_runs
-    from attncheck.properties.rows import read_property_rows
     from attncheck.reports.build_frames import make_frames
     from attncheck.reports.coverage import stood_for
     from attncheck.reports.survey.pages import read_survey, write_survey
@@ -188,6 +187,7 @@ def survey(
         read_meanings,
         survey_of,
     )
+    from attncheck.results.parts import read_property_rows
     from attncheck.results.reader import find_runs, read_runs
     from attncheck.wording import counted
 
@@ -230,7 +230,7 @@ def survey(
             typer.echo(note)
 
 
-def _asked(folder: Path, rows: list[PropertyRow]) -> list[PropertyRow]:
+def _asked(folder: Path, rows: list[Row]) -> list[Row]:
     if not rows:
         raise ResultsError(
             f"{folder} holds no properties; `attncheck properties IMPLEMENTATION --output FOLDER` asks them"

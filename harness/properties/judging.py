@@ -31,9 +31,9 @@ from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
 from attncheck.properties.problem import Problem, Variant
-from attncheck.properties.rows import PropertyOutcome
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
+from attncheck.verdicts import PropertyOutcome
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]

@@ -21,13 +21,14 @@ from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.properties.judging import Finding, Results, Truths, judge_equal, judge_variant
 from attncheck.properties.problem import AnyVariant, Pair, Problem, SessionVariant, UnfitError, Variant
-from attncheck.properties.rows import PropertyOutcome, PropertyRow
 from attncheck.properties.table import variants_of
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import PROPERTIES_FILE, Selection, select_cases
+from attncheck.results.format import Row
 from attncheck.store import NO_STORE, Store
+from attncheck.verdicts import PropertyOutcome
 
 _WITH_NEGATIVE_STRIDES = "numpy"
 """The only framework whose arrays have them; every other copies what it is given."""
@@ -82,8 +83,8 @@ def ask_implementations(
     implementations: Sequence[Implementation],
     questions: Sequence[Question],
     asking: Asking,
-    on_row: Callable[[PropertyRow], None] = lambda row: None,
-) -> list[PropertyRow]:
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
     """Ask every property of every implementation, in worker processes; ``on_row`` hears each row as it is made."""
     truths = Truths(asking.store)
     rows = []
@@ -96,7 +97,7 @@ def ask_implementations(
 
 def _ask(
     implementation: Implementation, questions: Sequence[Question], limits: Limits, truths: Truths
-) -> Iterator[PropertyRow]:
+) -> Iterator[Row]:
     for dtype in dict.fromkeys(question.dtype for question in questions):
         own = [question for question in questions if question.dtype == dtype]
         model = implementation.rounding_model(dtype)
@@ -113,20 +114,22 @@ def _ask(
                     yield _row(implementation, question, variant.what, asked.finding(variant))
 
 
-def _row(implementation: Implementation, question: Question, variant: str, finding: Finding) -> PropertyRow:
+def _row(implementation: Implementation, question: Question, variant: str, finding: Finding) -> Row:
     claims: Mapping[str, str] = getattr(implementation.entry, "properties", {})
-    return PropertyRow(
-        implementation.name,
-        question.name,
+    row = Row(
         question.case.id,
+        question.case.operation,
         question.dtype,
-        variant,
+        implementation.name,
+        "property",
+        finding.stage,
         finding.outcome.value,
-        claims.get(question.name, ""),
-        stage=finding.stage,
+        property_name=question.name,
+        variant=variant,
+        claim=claims.get(question.name, ""),
         index="" if finding.index is None else stored_index(finding.index),
-        first=finding.first,
-        second=finding.second,
+        value=finding.first,
+        reference=finding.second,
         exact=finding.exact,
         first_bound=finding.first_bound,
         second_bound=finding.second_bound,
@@ -134,6 +137,9 @@ def _row(implementation: Implementation, question: Question, variant: str, findi
         elements=finding.elements,
         message=finding.message,
     )
+    if row.fails and row.verdict != PropertyOutcome.BROKEN:
+        return replace(row, message=f"claimed to be {row.claim}, and is {row.verdict}: {row.message}")
+    return row
 
 
 class Workers:
@@ -296,10 +302,10 @@ def ask_all(
     questions: Sequence[Question],
     asking: Asking,
     lists: Sequence[Path] = (),
-    on_row: Callable[[PropertyRow], None] = lambda row: None,
+    on_row: Callable[[Row], None] = lambda row: None,
     *,
     complete: bool = False,
-) -> list[PropertyRow]:
+) -> list[Row]:
     """Ask every property, and mark what was expected to fail.
 
     Where the questions are ``complete``, an expected failure that shows in none of them is outdated, and fails. Raises
@@ -311,26 +317,26 @@ def ask_all(
     return [*(marked(row, expected) for row in rows), *(_no_longer(rows, expected) if complete else ())]
 
 
-def marked(row: PropertyRow, expected: Iterable[ExpectedFailure]) -> PropertyRow:
+def marked(row: Row, expected: Iterable[ExpectedFailure]) -> Row:
     """Mark a row that fails as a list of expected failures says, and say why."""
     entry = next((each for each in expected if _concerns(each, row)), None)
-    if entry is None or row.outcome != PropertyOutcome.BROKEN:
+    if entry is None or row.verdict != PropertyOutcome.BROKEN:
         return row
     return replace(row, xfail=True, message=f"{row.message}; expected: {entry.entry.reason}")
 
 
-def _concerns(expected: ExpectedFailure, row: PropertyRow) -> bool:
+def _concerns(expected: ExpectedFailure, row: Row) -> bool:
     return expected.concerns_property(row.property_name, row.implementation, row.case, row.dtype)
 
 
-def _no_longer(rows: Sequence[PropertyRow], expected: Sequence[ExpectedFailure]) -> list[PropertyRow]:
+def _no_longer(rows: Sequence[Row], expected: Sequence[ExpectedFailure]) -> list[Row]:
     """Return a failing row for every entry that was asked for and did not happen."""
     found = []
     for each in expected:
-        asked = [row for row in rows if _concerns(each, row) and row.outcome in _JUDGED]
-        if asked and each.must_happen and not any(row.outcome == PropertyOutcome.BROKEN for row in asked):
+        asked = [row for row in rows if _concerns(each, row) and row.verdict in _JUDGED]
+        if asked and each.must_happen and not any(row.verdict == PropertyOutcome.BROKEN for row in asked):
             message = f"an expected failure ({each.location}) no longer happens; remove it"
-            found.append(replace(asked[0], outcome=PropertyOutcome.XPASS.value, message=message, claim=""))
+            found.append(replace(asked[0], verdict=PropertyOutcome.XPASS.value, message=message, claim=""))
     return found
 
 

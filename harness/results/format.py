@@ -2,6 +2,8 @@
 
 environment.json      what ran where: versions, platform, threads, command, what was left out
 rows/part-*.parquet   one row per comparison, each part renamed into place when it is whole
+rows/properties.parquet
+                      the same for what was asked of properties, in the place of what was asked before
 arrays/part-*.parquet the stages of what disagreed and of documents, or of everything; beside them what they are held
                       against: inputs, exact answer, bounds
 logs/*.txt            what a framework printed
@@ -22,14 +24,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from attncheck.spec import OPERATIONS
-from attncheck.verdicts import HARMLESS
+from attncheck.verdicts import HARMLESS, MEETS_CLAIM
 
-FORMAT = 8
+FORMAT = 9
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
+PROPERTY_PART = "rows/properties.parquet"
 PROPERTIES_TABLE = "properties.csv"
-"""What was found of properties, in a results directory that asked for them."""
-ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
+"""What `attncheck properties --output` writes for people, beside the rows."""
+ComparisonKind = Literal["stage", "pair", "printed", "known", "exact", "property"]
 
 ARRAY_SCHEMA = pa.schema(
     [
@@ -51,13 +54,14 @@ class Column(NamedTuple):
     frames: str = ""
 
 
-_STAGES, _NUMBERS, _PAIRED = "results", "numbers", "results pairs"
-_ALL = "results pairs numbers"
+_STAGES, _NUMBERS, _PROPERTIES, _PAIRED = "results", "numbers", "properties", "results pairs"
+_COMPARED = "results pairs numbers"
+_ALL = f"{_COMPARED} properties"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison on one implementation, of one case in one dtype: of a stage, a pair, or a number of a document.
+    """One comparison on one implementation, of one case in one dtype: of a stage, a pair, a number, or two calls.
 
     A stage is compared twice: with the exact answer (``tier``, ``ratio``, ``largest_z``, ``mean_z``, ``elements``) and
     with the exact step from the implementation's own previous stage (``introduced_tier``, ``introduced_ratio``,
@@ -65,6 +69,9 @@ class Row:
     ``against`` names: ``step`` where the step itself fails, so that difference / allowed is then ``introduced_ratio``,
     else ``exact``. Of a number, ``allowed`` is the sum of ``half_unit``, ``propagated``, ``document_bound`` and the
     implementation's own bound.
+
+    Of a property, ``value`` is what the first call gave at ``index``, ``reference`` what the further calls gave there,
+    mapped back, and ``verdict`` a ``PropertyOutcome``.
 
     Every column is stated here alone: its dtype on disk, its meaning, and the frames that have it follow from its
     annotation.
@@ -76,10 +83,10 @@ class Row:
     implementation: Annotated[str, Column("backend and mode", _ALL)]
     comparison: Annotated[
         ComparisonKind,
-        Column("stage (against the exact answer), pair (against other), or a number: printed, known or exact"),
+        Column("stage (against the exact answer), pair (against other), a number (printed, known, exact), or property"),
     ]
     stage: Annotated[str, Column("named intermediate, or derived quantity; empty where the whole case failed", _ALL)]
-    verdict: Annotated[str, Column("one word: docs/reference/verdicts.md", _ALL)]
+    verdict: Annotated[str, Column("one word: docs/reference/verdicts.md", _COMPARED)]
     xfail: Annotated[bool, Column("an expected failure, does not fail a run", _ALL)] = False
     other: Annotated[
         str | None, Column("the implementation that it is compared with, and its environment", "pairs")
@@ -87,11 +94,11 @@ class Row:
     called: Annotated[str | None, Column("the document's own name for the stage", _NUMBERS)] = None
     shape: Annotated[str | None, Column("lengths of the stage's axes", _STAGES)] = None
     index: Annotated[str | None, Column("element where the two differ most, or the number's place", _ALL)] = None
-    value: Annotated[float | None, Column("the implementation's number there", _ALL)] = None
-    reference: Annotated[float | None, Column("the number that it is compared with", _ALL)] = None
+    value: Annotated[float | None, Column("the implementation's number there", _COMPARED)] = None
+    reference: Annotated[float | None, Column("the number that it is compared with", _COMPARED)] = None
     reference_text: Annotated[str | None, Column("the number as it is printed")] = None
-    exact: Annotated[float | None, Column("the exact answer, rounded to float64", _NUMBERS)] = None
-    difference: Annotated[float | None, Column("absolute difference of the two", _ALL)] = None
+    exact: Annotated[float | None, Column("the exact answer, rounded to float64", f"{_NUMBERS} {_PROPERTIES}")] = None
+    difference: Annotated[float | None, Column("absolute difference of the two", _COMPARED)] = None
     half_unit: Annotated[
         float | None,
         Column(
@@ -110,9 +117,16 @@ class Row:
     allowed: Annotated[
         float | None,
         Column(
-            "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding", _ALL
+            "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
+            _COMPARED,
         ),
     ] = None
+    first_bound: Annotated[
+        float | None, Column("how far the first call's number may be from the exact answer", _PROPERTIES)
+    ] = None
+    second_bound: Annotated[float | None, Column("how far the further calls' number may be from it", _PROPERTIES)] = (
+        None
+    )
     against: Annotated[
         str | None,
         Column(
@@ -136,7 +150,8 @@ class Row:
     introduced_ratio: Annotated[float | None, Column("the same ratio for that step", _STAGES)] = None
     introduced_z: Annotated[float | None, Column("the same largest z for that step", _STAGES)] = None
     begins_at: Annotated[str | None, Column("the first stage that is itself at fault in this case", _STAGES)] = None
-    elements: Annotated[int | None, Column("how many elements were compared")] = None
+    differing: Annotated[int | None, Column("in how many elements some bits differ", _PROPERTIES)] = None
+    elements: Annotated[int | None, Column("how many elements were compared", _PROPERTIES)] = None
     judged_rows: Annotated[
         int | None, Column("query rows that were judged, where some stand for all; empty where all were", _STAGES)
     ] = None
@@ -170,14 +185,32 @@ class Row:
     evidence: Annotated[
         str | None, Column("what the case says of that by itself, until all cases decide together (diagnosing.py)")
     ] = None
-    reason: Annotated[str | None, Column("why the failure is expected", _ALL)] = None
-    thread: Annotated[str | None, Column("where that is discussed", _ALL)] = None
+    reason: Annotated[str | None, Column("why the failure is expected", _COMPARED)] = None
+    thread: Annotated[str | None, Column("where that is discussed", _COMPARED)] = None
     empty_rows: Annotated[
         str | None,
         Column(
             "what a query without a key gives (zero, uniform, nan), where nothing else differs from the case", _STAGES
         ),
     ] = None
+
+    property_name: Annotated[str, Column("the property's name", _PROPERTIES)] = ""
+    variant: Annotated[str, Column("which further calls were made", _PROPERTIES)] = ""
+    claim: Annotated[
+        str, Column("what the implementation claims of the property; empty where it claims nothing", _PROPERTIES)
+    ] = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it fails, expected or not: a property also where it is less than is claimed."""
+        if self.comparison == "property":
+            return self.verdict not in MEETS_CLAIM[self.claim]
+        return self.verdict not in HARMLESS
+
+    @property
+    def fails_run(self) -> bool:
+        """Whether it fails a run."""
+        return self.fails and not self.xfail
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what differs from the defaults, which the class has itself; of most rows that is a third."""
@@ -213,7 +246,7 @@ CHANGED_BY_DIAGNOSIS = ("verdict", "message", "begins_at", "empty_rows", "diagno
 
 def disagrees(rows: Iterable[Row]) -> bool:
     """Whether any of the rows is one that does not agree."""
-    return any(row.verdict not in HARMLESS for row in rows)
+    return any(row.fails for row in rows)
 
 
 def bound_name(rounding_model: str) -> str:

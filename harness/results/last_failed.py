@@ -27,7 +27,7 @@ from attncheck.results.format import FORMAT, Row
 from attncheck.results.parts import read_rows
 from attncheck.results.reader import read_environment
 from attncheck.results.records import CaseRecords, FailedFile, check_record, read_cases, read_json
-from attncheck.verdicts import HARMLESS, Verdict
+from attncheck.verdicts import Verdict
 from attncheck.wording import listed
 
 FAILED_FILE = "failed.json"
@@ -78,7 +78,7 @@ def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
 
 def fails(row: Row) -> bool:
     """Whether a row says that its case fails: not as expected, and not for a record that no longer holds alone."""
-    return not row.xfail and row.verdict != Verdict.XPASS and row.verdict not in HARMLESS
+    return row.fails_run and row.verdict != Verdict.XPASS
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,30 @@ from numpy.typing import NDArray
 
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import ResultsError
-from attncheck.results.format import ARRAY_SCHEMA, ROW_SCHEMA, ComparisonKind
+from attncheck.results.format import ARRAY_SCHEMA, PROPERTY_PART, ROW_SCHEMA, ComparisonKind, Row
 from attncheck.spec import DTYPES
-from attncheck.verdicts import Verdict
+from attncheck.spec.properties import CLAIMS, PROPERTIES
+from attncheck.verdicts import PropertyOutcome, Verdict
 
 ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""
 
 _NUMBERS = frozenset("biufc")
 """NumPy's kinds of dtypes that an implementation may return, beside those that NumPy lacks."""
-_WORDS = {"verdict": list(Verdict), "comparison": list(get_args(ComparisonKind)), "dtype": list(DTYPES)}
+_WORDS: Mapping[str, Sequence[str]] = {
+    "verdict": list(Verdict),
+    "comparison": [kind for kind in get_args(ComparisonKind) if kind != "property"],
+    "dtype": list(DTYPES),
+}
+_PROPERTY_WORDS: Mapping[str, Sequence[str]] = {
+    "verdict": list(PropertyOutcome),
+    "comparison": ["property"],
+    "dtype": list(DTYPES),
+    "property_name": list(PROPERTIES),
+    "claim": ["", *CLAIMS],
+}
 _INDEX = r"^([0-9]{1,18}(,[0-9]{1,18})*)?$"
-_COUNTS = ("elements", "judged_rows", "query_rows", "unjudged")
+_COUNTS = [column.name for column in ROW_SCHEMA if pa.types.is_integer(column.type)]
 _MAX_COUNTED = 2**53
 """Beyond it, a count is no whole number in the frames of a report."""
 _GROUPS_IN_MEMORY = 2
@@ -67,6 +79,20 @@ def read_rows(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
     return pa.concat_tables(tables), tuple(notes)
 
 
+def read_property_rows(directory: Path) -> list[Row]:
+    """Read what a run found of properties; none where it asked for none. Raises ``ResultsError`` where it is damaged.
+
+    Not as a frame, in which NaN and no number at all would be one.
+    """
+    path = directory / PROPERTY_PART
+    if not path.exists():
+        return []
+    try:
+        return [Row(**record) for record in _read_rows_part(path, _PROPERTY_WORDS).to_pylist()]
+    except _UNREADABLE as error:
+        raise ResultsError(f"{path} cannot be read: {_shortly(error)}") from None
+
+
 def release_memory() -> None:
     """Give back what pyarrow keeps for later: of a hundred thousand rows, more than they take themselves."""
     pa.default_memory_pool().release_unused()
@@ -98,11 +124,11 @@ def remove_units(directory: Path, of_row: pc.Expression) -> None:
         temporary.replace(path)
 
 
-def _read_rows_part(path: Path) -> pa.Table:
+def _read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _WORDS) -> pa.Table:
     with _opened(path, ROW_SCHEMA) as file:
         groups = range(file.num_row_groups)
         table = _checked(_read_groups(file, groups, ROW_SCHEMA.names, _MAX_BYTES["rows"]), ROW_SCHEMA)
-    for name, words in _WORDS.items():
+    for name, words in known.items():
         strange = pc.unique(table[name]).to_pylist()
         if odd := sorted(set(map(str, strange)) - set(map(str, words))):
             raise _DamagedError(f"it has the {name} {odd[0]!r}, which this version does not know")

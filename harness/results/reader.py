@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
 from attncheck.results.coverage import Stop
-from attncheck.results.format import FORMAT
-from attncheck.results.parts import ArrayKey, ArrayParts, read_rows, release_memory
+from attncheck.results.format import FORMAT, Row
+from attncheck.results.parts import ArrayKey, ArrayParts, read_property_rows, read_rows, release_memory
 from attncheck.results.records import (
     CaseRecords,
     EnvironmentRecord,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """One run's results: rows as a frame in ``ROW_SCHEMA``'s columns, and what it ran on.
+    """One run's results: rows as a frame in ``ROW_SCHEMA``'s columns, those of properties apart, and what it ran on.
 
     ``summary`` is None while the run goes on, or when it was interrupted. ``notes`` say what cannot be read. ``label``
     is the run's own, unless several runs that are read together share it.
@@ -46,6 +46,7 @@ class Run:
     rows: pd.DataFrame
     summary: dict[str, Any] | None
     notes: tuple[str, ...] = ()
+    properties: Sequence[Row] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -77,9 +78,10 @@ def read_run(directory: Path) -> Run:
     if len(named) > len(cases) and not of_cases:
         of_cases = (f"{directory / 'cases.json'} is absent or incomplete: some cases have no title and no options",)
     summary, of_summary = _read_summary(directory / "summary.json")
-    notes += of_cases + of_summary + ArrayParts(directory).notes
+    properties, of_properties = _read_properties(directory)
+    notes += of_cases + of_summary + of_properties + ArrayParts(directory).notes
     release_memory()
-    return Run(directory, environment["label"], environment, named, rows, summary, notes)
+    return Run(directory, environment["label"], environment, named, rows, summary, notes, properties)
 
 
 def read_environment(directory: Path) -> dict[str, Any]:
@@ -98,6 +100,13 @@ def _read_frame(directory: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     table, notes = read_rows(directory)
     release_memory()
     return table.to_pandas(), notes
+
+
+def _read_properties(directory: Path) -> tuple[Sequence[Row], tuple[str, ...]]:
+    try:
+        return read_property_rows(directory), ()
+    except ResultsError as error:
+        return (), (str(error),)
 
 
 def _check_format(found: object, directory: Path) -> None:

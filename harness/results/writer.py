@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic
@@ -17,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attncheck.errors import OutputError, ResultsError
+from attncheck.errors import ExitCode, OutputError, ResultsError
 from attncheck.results.format import (
     ARRAY_SCHEMA,
     FORMAT,
     PROPERTIES_TABLE,
+    PROPERTY_PART,
     REPORT_FOLDER,
     ROW_SCHEMA,
     SCRIPTS_FOLDER,
@@ -71,15 +71,13 @@ class ResultsWriter:
             self._write_part("arrays", pa.Table.from_pylist(list(map(_array_record, self._arrays)), ARRAY_SCHEMA))
             self._arrays, self._array_bytes = [], 0
         if self._rows:
-            self._write_part("rows", pa.Table.from_pydict(_columns(self._rows), ROW_SCHEMA))
+            self._write_part("rows", _table(self._rows))
             self._rows = []
         self._flushed = monotonic()
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write environment.json or summary.json."""
-        text = json.dumps({"format": FORMAT, **content}, indent=2, ensure_ascii=False) + "\n"
-        # A command line may hold bytes that are no text; they are shown as question marks.
-        _write(self.directory / name, lambda path: path.write_text(text, encoding="utf-8", errors="replace"))
+        _write_json(self.directory / name, {"format": FORMAT, **content})
 
     def write_cases(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Write cases.json."""
@@ -93,8 +91,37 @@ class ResultsWriter:
     def _write_part(self, kind: str, table: pa.Table) -> None:
         number = self._parts[kind]
         path = self.directory / kind / f"part-{number:05d}.parquet"
-        _write(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        _write_table(path, table)
         self._parts[kind] = number + 1
+
+
+def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
+    """Write what was asked of properties beside a run's other rows, in the place of what was asked before.
+
+    Raises ``OutputError``.
+    """
+    path = directory / PROPERTY_PART
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+    _write_table(path, _table(rows))
+
+
+def note_exit_code(directory: Path, code: ExitCode) -> None:
+    """Let the summary of a run say what the run came to with its properties. Raises ``OutputError``."""
+    path = directory / "summary.json"
+    _write_json(path, {**(read_json(path) or {}), "exit_code": int(code)})
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    _write(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    # A command line may hold bytes that are no text; they are shown as question marks.
+    _write(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
 
 
 def _next_part(folder: Path) -> int:
@@ -112,7 +139,7 @@ def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
                 f"{directory} is not empty and holds no earlier results; name another folder with --output"
             )
         # The summary goes first: whatever ends us before the rest is gone, no earlier run is shown as complete.
-        for name in ("summary.json", "cases.json", PROPERTIES_TABLE):
+        for name in ("summary.json", "cases.json", PROPERTY_PART, PROPERTIES_TABLE):
             if name not in keep:
                 (directory / name).unlink(missing_ok=True)
         for partial in directory.glob(".*.partial"):
@@ -167,9 +194,8 @@ def _to_disk(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
-    names = [field.name for field in fields(Row)]
-    return dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True))
+def _table(rows: Sequence[Row]) -> pa.Table:
+    return pa.Table.from_pydict({name: list(map(attrgetter(name), rows)) for name in ROW_SCHEMA.names}, ROW_SCHEMA)
 
 
 def _array_record(stored: StoredArray) -> dict[str, Any]:

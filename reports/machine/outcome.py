@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.errors import ExitCode
-from attncheck.properties.rows import PropertyRow, sentence_of
+from attncheck.properties.rows import sentence_of
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import judged_counts, unjudged
 from attncheck.reports.defects import Defect, defects
 from attncheck.reports.failure_patterns import InCommon as Found
 from attncheck.reports.failure_patterns import in_common
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import Frames, property_columns
 from attncheck.reports.machine.documents import CoverageRecord, DefectRecord, InCommon, Outcome, PropertyRecord, Stopped
 from attncheck.reports.machine.failures import failures_of
 from attncheck.reports.machine.other_documents import PropertiesDocument
@@ -32,6 +32,7 @@ from attncheck.reports.properties import (
     words_by_title,
 )
 from attncheck.reports.summary import make_summary, verdict_table
+from attncheck.results.format import Row
 
 
 def outcome_document(
@@ -112,7 +113,7 @@ def _in_common(found: Found) -> InCommon:
 
 
 def properties_document(
-    rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]], code: ExitCode, notes: Sequence[str]
+    rows: Sequence[Row], again: Mapping[str, Sequence[str]], code: ExitCode, notes: Sequence[str]
 ) -> PropertiesDocument:
     """Return every way in which properties were asked; ``again`` names implementations on a command line."""
     commands = (command_for(row, again) for row in failing_first(rows)[:1])
@@ -127,7 +128,7 @@ def properties_document(
     )
 
 
-def property_record(row: PropertyRow, again: Mapping[str, Sequence[str]]) -> PropertyRecord:
+def property_record(row: Row, again: Mapping[str, Sequence[str]]) -> PropertyRecord:
     """Return one way in which a property was asked."""
     command = command_for(row, again) if again else ""
-    return PropertyRecord(**row.as_record(), fails=row.fails_run, next=[command] if command else [])
+    return PropertyRecord(**property_columns(row), fails=row.fails_run, next=[command] if command else [])

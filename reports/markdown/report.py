@@ -447,10 +447,10 @@ def properties_section(frames: Frames) -> list[str]:
         return section
     wrong = [
         [
-            *(escape(row.implementation), code(row.property_name), code(row.case), row.dtype, f"**{row.outcome}**"),
-            written_element(row.index, row.stage),
-            *map(_number, (row.first, row.second, row.exact, row.first_bound, row.second_bound)),
-            escape(row.sentence),
+            *(escape(row.implementation), code(row.property_name), code(row.case), row.dtype, f"**{row.verdict}**"),
+            written_element(row.index or "", row.stage),
+            *map(_number, (row.value, row.reference, row.exact, row.first_bound, row.second_bound)),
+            escape(row.message),
         ]
         for row in failing[:_MAX_LISTED]
     ]

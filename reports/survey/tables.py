@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attncheck.errors import ResultsError
-from attncheck.properties.rows import PropertyOutcome, PropertyRow
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.properties import OUTCOMES_NOTE
+from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
 from attncheck.spec.properties import PROPERTIES
-from attncheck.verdicts import ALL_CASES, Verdict
+from attncheck.verdicts import ALL_CASES, PropertyOutcome, Verdict
 
 ALL = "all cases"
 """The feature that every case has."""
@@ -197,11 +197,11 @@ def survey_of(frames: Frames) -> Survey:
     )
 
 
-def property_counts(rows: Iterable[PropertyRow]) -> list[PropertyCounts]:
+def property_counts(rows: Iterable[Row]) -> list[PropertyCounts]:
     """Count the ways in which properties were asked, by implementation and property."""
-    found: dict[tuple[str, str], list[PropertyRow]] = {}
+    found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row.outcome != PropertyOutcome.UNSUPPORTED:
+        if row.verdict != PropertyOutcome.UNSUPPORTED:
             found.setdefault((row.implementation, row.property_name), []).append(row)
     order = list(PROPERTIES)
     return [
@@ -210,17 +210,17 @@ def property_counts(rows: Iterable[PropertyRow]) -> list[PropertyCounts]:
     ]
 
 
-def _counts_of(implementation: str, name: str, rows: Sequence[PropertyRow]) -> PropertyCounts:
+def _counts_of(implementation: str, name: str, rows: Sequence[Row]) -> PropertyCounts:
     counts = Counter(map(_outcome, rows))
     dtypes = " ".join(dtype for dtype in DTYPES if any(row.dtype == dtype for row in rows))
     return PropertyCounts(implementation, name, dtypes, *(counts[each] for each in PropertyCounts._fields[3:]))
 
 
-def _outcome(row: PropertyRow) -> str:
+def _outcome(row: Row) -> str:
     if row.fails:
         return "known" if row.xfail else "broken"
     return {PropertyOutcome.BITWISE: "bitwise", PropertyOutcome.WITHIN_BOUNDS: "within_bounds"}.get(
-        PropertyOutcome(row.outcome), "open"
+        PropertyOutcome(row.verdict), "open"
     )
 
 

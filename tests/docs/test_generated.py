@@ -26,6 +26,7 @@ from attncheck.execution.signatures import expected_signature
 from attncheck.properties.table import ASKED_BY
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
+from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
 from attncheck.reports.machine.other_documents import DOCUMENTS
 from attncheck.reports.machine.schema import reference, results_schema
 from attncheck.spec.properties import PROPERTIES
@@ -92,7 +93,7 @@ def properties() -> str:
 
 def columns() -> str:
     """Every column of the frames."""
-    frames = {"results": RESULTS, "pairs": PAIRS, "numbers": NUMBERS}
+    frames = {"results": RESULTS, "pairs": PAIRS, "numbers": NUMBERS, "properties": PROPERTY_COLUMNS}
     having = {name: ", ".join(frame for frame, own in frames.items() if name in own) for name in COLUMNS}
     rows = ((f"`{name}`", having[name], meaning) for name, meaning in COLUMNS.items() if having[name])
     return _table(("column", "frames", "meaning"), *rows)

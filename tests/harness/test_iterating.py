@@ -224,7 +224,7 @@ def test_damaged_earlier_results_are_said_and_replaced(
     kernel(4)
     invoke(*QUICK)
     path = tmp_path / "results" / "latest" / "failed.json"
-    path.write_text('{"format": 8, "failed": [[]]}')
+    path.write_text('{"format": 9, "failed": [[]]}')
     code, text, err = invoke(*QUICK, "--failed")
     assert code == 1
     assert err.startswith("attncheck: what failed last time is not known: results/latest/failed.json is not what ")

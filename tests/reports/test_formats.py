@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 
 from attncheck.errors import ExitCode, OutputError
-from attncheck.properties.rows import PropertyRow, write_property_rows
 from attncheck.reading.selection import select_cases
 from attncheck.reports.ci import MAX_SUMMARY_BYTES, annotation_lines, append_summary, render_ci_summary
 from attncheck.reports.frames import Frames
@@ -37,6 +36,8 @@ from attncheck.reports.sarif import HELP, NOISY, folder_in_repository, render_sa
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.reports.terminal import explanation_of
 from attncheck.reports.write import write_report
+from attncheck.results.format import Row
+from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import Verdict
 
 REPORT = Path("results/latest/report/report.md")
@@ -474,13 +475,21 @@ def test_a_failure_in_json_has_the_numbers_of_the_stage_where_it_begins(hand: An
     assert [(each["exact"], each["computed"]) for each in record["failures"]] == [("NaN", 2.0), ("Infinity", 2.0)]
 
 
-GOOD = PropertyRow("numpy.eager", "repeated", "mine/a", "float32", "20 calls", "bitwise", elements=4, message="all 4")
-BROKEN = PropertyRow(
-    *("numpy.eager", "batch_invariant", "mine/<b>|c", "float32", "each batch entry alone", "broken"),
-    stage="output",
+GOOD = Row(
+    *("mine/a", "attention", "float32", "numpy.eager", "property", "", "bitwise"),
+    property_name="repeated",
+    variant="20 calls",
+    differing=0,
+    elements=4,
+    message="all 4",
+)
+BROKEN = Row(
+    *("mine/<b>|c", "attention", "float32", "numpy.eager", "property", "output", "broken"),
+    property_name="batch_invariant",
+    variant="each batch entry alone",
     index="0,1,2",
-    first=0.25,
-    second=float("nan"),
+    value=0.25,
+    reference=float("nan"),
     exact=0.2500001,
     first_bound=1e-6,
     second_bound=2e-6,
@@ -490,9 +499,9 @@ BROKEN = PropertyRow(
 )
 ROWS = (
     GOOD,
-    replace(GOOD, dtype="float64", outcome="within bounds"),
+    replace(GOOD, dtype="float64", verdict="within bounds"),
     BROKEN,
-    replace(GOOD, property_name="threads", outcome="unsupported", message="has none"),
+    replace(GOOD, property_name="threads", verdict="unsupported", message="has none"),
 )
 
 
@@ -544,7 +553,7 @@ def test_properties_beside_the_rows_of_a_run_are_read_into_the_report(tmp_path: 
     assert [repr(rows) for rows in frames.properties.values()] == [repr(list(ROWS))]
     write_report(frames, tmp_path / "report")
     found = pd.read_csv(tmp_path / "report" / "properties.csv")
-    assert list(found["outcome"]) == [row.outcome for row in ROWS]
+    assert list(found["outcome"]) == [row.verdict for row in ROWS]
     text = "\n".join(explanation_of(BROKEN, "attention(query 1x2x3x4) in float32"))
     for part in ("attention(query 1x2x3x4)", "each batch entry alone", "output[0, 1, 2]", "0.25", "nan", "0.2500001"):
         assert part in text

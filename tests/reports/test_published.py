@@ -18,7 +18,6 @@ from attncheck.backends import BACKENDS
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.merge import merge_runs
-from attncheck.properties.rows import PropertyRow, write_property_rows
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
 from attncheck.reports.build_frames import make_frames
@@ -41,8 +40,10 @@ from attncheck.reports.survey.tables import (
     read_meanings,
     survey_of,
 )
+from attncheck.results.format import Row
 from attncheck.results.reader import Run, read_run
 from attncheck.results.records import CaseRecords
+from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import ALL_CASES
 
 Command = Callable[..., tuple[int, str, str]]
@@ -397,8 +398,9 @@ def test_what_is_written_is_read_again_and_the_same_gives_the_same_bytes(tmp_pat
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 
-def property_row(name: str, outcome: str, implementation: str = "torch.sdpa", **other: Any) -> PropertyRow:
-    return PropertyRow(implementation, name, "properties/one", "float32", "alone", outcome, **other)
+def property_row(name: str, outcome: str, implementation: str = "torch.sdpa", **other: Any) -> Row:
+    place = ("properties/one", "attention", "float32", implementation, "property", "", outcome)
+    return Row(*place, property_name=name, variant="alone", **other)
 
 
 def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them() -> None:

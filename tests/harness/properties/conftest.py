@@ -10,9 +10,9 @@ import pytest
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.user_code import Target
-from attncheck.properties.rows import PropertyRow
 from attncheck.properties.run import Asking, ask_implementations, questions_of
 from attncheck.reading.case import Case
+from attncheck.results.format import Row
 
 KERNEL = """\
 import numpy as np
@@ -65,7 +65,7 @@ cases:
     properties: [NAMES]
 """
 LoadText = Callable[[str], list[Case]]
-Ask = Callable[..., list[PropertyRow]]
+Ask = Callable[..., list[Row]]
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +78,7 @@ def cases_with(load_text: LoadText) -> Callable[[Sequence[str]], list[Case]]:
 def ask(tmp_path: Path, cases_with: Callable[[Sequence[str]], list[Case]]) -> Ask:
     """Ask properties of the kernel with something replaced, and with what is written below it."""
 
-    def asked(names: Sequence[str], *changes: tuple[str, str], below: str = "") -> list[PropertyRow]:
+    def asked(names: Sequence[str], *changes: tuple[str, str], below: str = "") -> list[Row]:
         text = KERNEL
         for old, new in changes:
             assert old in text

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.properties.rows import PropertyRow, exit_code_of
+from attncheck.properties.rows import exit_code_of
+from attncheck.results.format import Row
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-Ask = Callable[..., list[PropertyRow]]
+Ask = Callable[..., list[Row]]
 OF_A_PROMPT = (
     *("repeated", "batch_invariant", "padding", "cached_prefix", "decoding", "heads_permuted", "values_scaled"),
     *("scores_shifted", "layout", "poison_large", "poison_nan", "output_buffer", "inputs_unchanged"),
@@ -44,10 +45,10 @@ FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
 
 def test_a_kernel_that_computes_row_by_row_is_bitwise_the_same_in_all(ask: Ask) -> None:
     rows = ask(OF_A_PROMPT)
-    found = {row.property_name: row.outcome for row in rows if row.outcome not in ("bitwise", "unsupported")}
+    found = {row.property_name: row.verdict for row in rows if row.verdict not in ("bitwise", "unsupported")}
     assert found.keys() <= {"scores_shifted", "packed"}, found
     assert set(found.values()) <= {"within bounds"}
-    assert {row.property_name for row in rows if row.outcome == "bitwise"} >= set(OF_A_PROMPT) - found.keys() - {
+    assert {row.property_name for row in rows if row.verdict == "bitwise"} >= set(OF_A_PROMPT) - found.keys() - {
         "packed"
     }
     assert exit_code_of(rows) is ExitCode.AGREE
@@ -66,14 +67,14 @@ SOUND = {
 def test_a_fault_is_named_for_what_it_is_and_for_nothing_else(fault: str, ask: Ask) -> None:
     name, change = FAULTS[fault]
     rows = ask([name, *SOUND[fault]], change)
-    broken = [row for row in rows if row.outcome == "broken"]
+    broken = [row for row in rows if row.verdict == "broken"]
     assert {row.property_name for row in broken} == {name}, rows
     assert exit_code_of(rows) is ExitCode.DISAGREE
     if name == "inputs_unchanged":  # what it wrote into is named with its element
         (row,) = broken
         assert (row.stage, row.index) == ("query", "0,0,0,0")
-        assert row.first is not None
-        assert row.second == pytest.approx(row.first * 1.5)
+        assert row.value is not None
+        assert row.reference == pytest.approx(row.value * 1.5)
         assert "query[0, 0, 0, 0]" in row.message
 
 
@@ -100,10 +101,10 @@ def test_a_masked_nan_that_makes_the_output_nan_is_a_convention_and_a_wrong_numb
     change = before, f"{after}            output[np.isnan(output)] = {number}\n"
     below = f'attention.properties = {{"poison_nan": "{claim}"}}' if claim else ""
     rows = ask(["poison_nan", "poison_large", "repeated"], change, below=below)
-    assert {row.outcome for row in rows if row.property_name == "poison_nan" and "in values" in row.variant} == {
+    assert {row.verdict for row in rows if row.property_name == "poison_nan" and "in values" in row.variant} == {
         outcome
     }
-    assert {row.outcome for row in rows if "in keys" in row.variant or row.property_name != "poison_nan"} == {"bitwise"}
+    assert {row.verdict for row in rows if "in keys" in row.variant or row.property_name != "poison_nan"} == {"bitwise"}
     assert exit_code_of(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)
 
 
@@ -119,7 +120,7 @@ def attention(query, key, value, *, is_causal=False):
     return out
 """
     (row,) = ask(["outputs_independent"], below=below)
-    assert row.outcome == "broken"
+    assert row.verdict == "broken"
     assert "after the next call" in row.message
 
 
@@ -129,7 +130,7 @@ def attention(query, key, value, *, is_causal=False):
     return value[:, :, :, :]
 """
     (row,) = ask(["outputs_independent"], below=below)
-    assert row.outcome == "broken"
+    assert row.verdict == "broken"
     assert "memory of the input value" in row.message
 
 
@@ -140,7 +141,7 @@ def test_an_output_of_which_some_is_what_was_there_before_is_broken(ask: Ask) ->
     )
     accumulated = ("            output[place] = (", "            output[place] += (")
     rows = ask(["output_buffer"], change, accumulated)
-    assert [row for row in rows if row.outcome == "broken"], rows
+    assert [row for row in rows if row.verdict == "broken"], rows
 
 
 @pytest.mark.parametrize(("claim", "fails"), [("bitwise", True), ("within bounds", False)])
@@ -154,8 +155,8 @@ def test_a_claim_that_does_not_hold_fails(claim: str, fails: bool, ask: Ask) -> 
     by_name: dict[str, list[Any]] = {}
     for row in rows:
         by_name.setdefault(row.property_name, []).append(row)
-    assert {row.outcome for row in by_name["batch_invariant"]} == {"within bounds", "bitwise"}
+    assert {row.verdict for row in by_name["batch_invariant"]} == {"within bounds", "bitwise"}
     assert any(row.fails for row in by_name["batch_invariant"]) is fails
     assert {row.claim for row in by_name["batch_invariant"]} == {claim}
-    assert {(row.outcome, row.claim, row.fails) for row in by_name["repeated"]} == {("bitwise", "", False)}
+    assert {(row.verdict, row.claim, row.fails) for row in by_name["repeated"]} == {("bitwise", "", False)}
     assert exit_code_of(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.properties.judging import Side, judge_arrays
-from attncheck.properties.rows import PropertyOutcome
+from attncheck.verdicts import PropertyOutcome
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

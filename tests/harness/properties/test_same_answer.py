@@ -11,10 +11,10 @@ from attncheck.backends import numpy_backend
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.properties.judging import Truths, _combined_side, judge_merged, side_of
 from attncheck.properties.problem import Problem, SessionVariant, Variant
-from attncheck.properties.rows import PropertyOutcome
 from attncheck.properties.run import Asking, Question, questions_of
 from attncheck.reading.selection import select_cases
 from attncheck.spec.properties import PROPERTIES
+from attncheck.verdicts import PropertyOutcome
 
 TRUTHS = Truths()
 
