@@ -20,6 +20,7 @@ no sum cancels: they are right to some 40 bits, and only their size matters.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Self
@@ -63,6 +64,8 @@ _SPLITTER = 2.0**27 + 1
 _TABLE_BITS = 10
 _LARGEST_EXPONENT = 760.0
 _ZERO = np.zeros((1, 1))
+_BLOCK = 1 << 13
+"""Elements: 64 KiB an array. The system hands out larger ones anew each time, at the price of computing with them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,10 +130,10 @@ class DoubleWords(ExactArray):
         return self._made((np.where(high > 0, pair[0], 0.0), np.where(high > 0, pair[1], 0.0), radius))
 
     def exp(self) -> Self:
-        return self._made(_exponential(*self.parts))
+        return self._made(_in_blocks(_exponential, self.parts))
 
     def log(self) -> Self:
-        return self._made(_logarithm(*self.parts))
+        return self._made(_in_blocks(_logarithm, self.parts))
 
     def tanh(self) -> Self:
         """Return w / (2 - w) with the sign of x, where w = 1 - e^(-2|x|)."""
@@ -195,6 +198,20 @@ def _divided(x: Real, x_low: Real, own: Real, y: Real, y_low: Real, theirs: Real
     if not (radius.size and radius.min() >= _NEAR_UNDERFLOW and size.min() >= _NEAR_UNDERFLOW):
         radius = radius + _LEAST * ((own > 0) & (moved < _NEAR_UNDERFLOW))
         radius = np.where((size > 0) & (np.minimum(size, found) < _NEAR_UNDERFLOW), np.inf, radius)
+    return high, low, radius
+
+
+def _in_blocks(function: Callable[..., Parts], parts: tuple[Real, ...]) -> Parts:
+    """Apply a function of many steps to so few elements at a time that its intermediates stay in the cache."""
+    size = parts[0].size
+    if size <= _BLOCK:
+        return function(*parts)
+    flat = [part.reshape(-1, 1) for part in parts]
+    found = np.empty((3, size, 1))
+    for start in range(0, size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        found[:, block] = function(*(part[block] for part in flat))
+    high, low, radius = found.reshape(3, *parts[0].shape)
     return high, low, radius
 
 

@@ -257,3 +257,11 @@ def test_what_is_small_is_small_beside_a_scale_alone() -> None:
     assert not DoubleWords((np.ones((1, 1)), np.zeros((1, 1)), np.full((1, 1), np.inf))).is_small_beside(
         DoubleWords((np.full((1, 1), np.inf), np.zeros((1, 1)), np.zeros((1, 1)))), 2.0**-90
     )
+
+
+def test_each_number_is_the_same_wherever_it_lies_in_a_larger_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = both_of(np.linspace(0.5, 4.0, 42).reshape(2, 3, 7), radius=np.full((2, 3, 7), 2.0**-98))[0]
+    whole = [(numbers.exp(), numbers.log())]
+    monkeypatch.setattr(double_words, "_BLOCK", 5)
+    for found, expected in zip((numbers.exp(), numbers.log()), *whole, strict=True):
+        assert np.array_equal(np.stack(found.parts), np.stack(expected.parts))
