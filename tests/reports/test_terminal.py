@@ -1,21 +1,36 @@
-"""The short form: what is printed, and how much of it."""
+"""The short form: what is printed, how much of it, and commands that work as they are printed in every format."""
 
 from __future__ import annotations
 
+import html
+import json
 import math
+import os
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from here import command_here, own_code_here
 
+from attncheck import check
 from attncheck.elements import told_apart, written_ratio
-from attncheck.reports.frames import Frames
+from attncheck.errors import ExitCode
+from attncheck.mutation.catalogue import SUBJECTS
+from attncheck.mutation.score import run_mutants
+from attncheck.reading.selection import select_cases
+from attncheck.reports.commands import commands_again, first_commands
+from attncheck.reports.defects import defects
+from attncheck.reports.frames import Frames, records
+from attncheck.reports.html.render import render_html
+from attncheck.reports.mutation import mutants_document, print_mutation
 from attncheck.reports.terminal import print_summary
-from attncheck.results.format import Row
 
-MakeRow = Callable[..., Row]
-WriteRun = Callable[..., Path]
-FramesOf = Callable[..., Frames]
 Printed = Callable[..., list[str]]
 
 
@@ -24,91 +39,73 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     """Return the lines that are printed for some frames."""
 
     def run(frames: Frames, *, quiet: bool = False) -> list[str]:
+        capsys.readouterr()
         print_summary(frames, Path("here/report.html"), quiet=quiet)
         return capsys.readouterr().out.splitlines()
 
     return run
 
 
-def test_the_answer_comes_first_and_where_the_report_is_comes_last(document_frames: Frames, printed: Printed) -> None:
+def test_the_answer_comes_first_and_where_the_report_is_comes_last(
+    document_frames: Frames, hand: Any, printed: Printed
+) -> None:
     lines = printed(document_frames)
     count = len(document_frames.cases)
     assert lines[0] == f"first and second agree. Judged {count} of {count} cases on each."
     assert lines[-1] == "Report: here/report.html"
     assert printed(document_frames, quiet=True) == []
+    lines = printed(hand.frames(left_out={"jax": "not installed"}, summary=False))
+    assert lines[0] == "Nothing was run."
+    assert "jax was left out: not installed." in lines
+    assert "this run was interrupted, or is still going on: its results are not complete." in lines
 
 
-def test_cases_are_counted_per_implementation_and_verdict(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
-) -> None:
+def test_cases_are_counted_per_implementation_by_the_dtype_in_which_they_fail(hand: Any, printed: Printed) -> None:
+    torch, lacking = {"implementation": "torch.eager"}, {"verdict": "unsupported", "stage": ""}
     rows = [
-        make_row(case="file/a"),
-        make_row(case="file/b", comparison="printed", verdict="misprint", xfail=True),
-        make_row(case="file/b"),
-        make_row(case="file/c", verdict="numeric"),
-        make_row(case="file/c", dtype="float32"),
-        make_row(case="file/a", implementation="torch.eager", verdict="unsupported", stage=""),
-        make_row(case="file/b", implementation="torch.eager", verdict="crash", stage="", dtype="float32"),
-        make_row(case="file/b", implementation="torch.eager", verdict="unverified"),
+        {"case": "file/a"},
+        {"case": "file/b", "comparison": "printed", "verdict": "misprint", "xfail": True},
+        {"case": "file/b"},
+        {"case": "file/c", "verdict": "numeric"},
+        {"case": "file/c", "dtype": "float32"},
+        {"case": "file/d", "dtype": "float32", "verdict": "numeric", "xfail": True},
+        {"case": "file/d"},
+        {"case": "file/e"} | lacking,
+        {"case": "file/e", "dtype": "float32"},  # agrees where only some dtypes are supported
+        torch | lacking | {"case": "file/a"},
+        torch | {"case": "file/b", "verdict": "crash", "stage": "", "dtype": "float32"},
+        torch | {"case": "file/b", "verdict": "unverified"},
     ]
-    lines = [line.split() for line in printed(frames_of(write_run(rows)))]
-    start = lines.index(["implementation", "agree", "crash", "not", "run", "numeric", "unsupported"])
-    assert lines[start + 1] == ["numpy.eager", "1.0", "2", "-", "-", "1", "-"]
-    assert lines[start + 2] == ["torch.eager", "1.0", "-", "1", "1", "-", "1"]
-
-
-def test_a_case_counts_by_the_dtype_in_which_it_fails_and_agrees_where_only_some_dtypes_are_supported(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
-) -> None:
-    rows = [
-        make_row(case="file/a", dtype="float64"),
-        make_row(case="file/a", dtype="float32", verdict="numeric", xfail=True),
-        make_row(case="file/b", dtype="float64", verdict="unsupported", stage=""),
-        make_row(case="file/b", dtype="float32"),
+    lines = printed(hand.frames(rows))
+    (start,) = [number for number, line in enumerate(lines) if line.startswith("implementation ")]
+    assert [re.split(r"  +", line) for line in lines[start : start + 3]] == [
+        ["implementation", "agree", "crash", "not run", "numeric", "unsupported", "xfail numeric"],
+        ["numpy.eager 1.0", "3", "-", "-", "1", "-", "1"],
+        ["torch.eager 1.0", "-", "1", "3", "-", "1", "-"],
     ]
-    lines = [line.split() for line in printed(frames_of(write_run(rows)))]
-    start = lines.index(["implementation", "agree", "xfail", "numeric"])
-    assert lines[start + 1] == ["numpy.eager", "1.0", "1", "1"]
 
 
-def test_what_is_wrong_is_one_line_each_also_when_it_is_long(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
+def test_what_is_wrong_is_one_line_each_also_when_it_is_long_and_a_long_list_is_cut(
+    hand: Any, printed: Printed
 ) -> None:
     message = "differs " * 40 + "[bold]not markup[/bold] :smile:"
-    frames = frames_of(
-        write_run(
-            [
-                make_row(verdict="numeric", message=message),
-                make_row(case="file/two", dtype="float32", verdict="crash", stage=""),
-            ]
-        )
-    )
-    wrong = [
-        "numeric: file/one [float64] numpy.eager",
-        f"  {message}",
-        "crash: file/two [float32] numpy.eager: ",
+    rows: list[dict[str, Any]] = [
+        {"verdict": "numeric", "message": message},
+        {"case": "file/two", "dtype": "float32", "verdict": "crash", "stage": ""},
     ]
+    frames = hand.frames(rows)
+    wrong = ["numeric: file/one [float64] numpy.eager", f"  {message}", "crash: file/two [float32] numpy.eager: "]
     command = "Why: attncheck explain file/one numpy.eager --dtype float64"
     assert [line for line in printed(frames) if "file/" in line or line == wrong[1]] == [*wrong, command]
     assert printed(frames, quiet=True) == wrong
-
-
-def test_a_long_list_is_cut_and_says_so(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
-) -> None:
     stages = ("scores", "masked", "weights", "output")
-    rows = [make_row(case=f"file/{n:02}", stage=stages[n // 6], verdict="numeric") for n in range(24)]
-    lines = printed(frames_of(write_run(rows)), quiet=True)
-    assert len(lines) == 2 * 3 + 1
-    assert lines[-1] == "and 1 more defect"
-
-
-def test_a_failing_element_is_one_line_with_as_many_digits_as_tell_two_numbers_apart(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
-) -> None:
-    wrong = {"verdict": "numeric", "index": "0,0,1,2", "value": 1.9375, "ratio": 12.5, "message": "off; at 0x1p+1"}
-    rows = [make_row(dtype=dtype, reference=1.93751, **wrong) for dtype in ("float32", "float64")]
-    assert printed(frames_of(write_run(rows)), quiet=True) == [
+    rows = [{"case": f"file/{n:02}", "stage": stages[n // 6], "verdict": "numeric"} for n in range(24)]
+    lines = printed(hand.frames(rows), quiet=True)
+    assert (len(lines), lines[-1]) == (2 * 3 + 1, "and 1 more defect")
+    # One case in several dtypes is one line, its element with as many digits as tell two numbers apart.
+    wrong_element = {"verdict": "numeric", "index": "0,0,1,2", "value": 1.9375, "ratio": 12.5, "message": "off"}
+    rows = [wrong_element | {"dtype": dtype, "reference": 1.93751} for dtype in ("float32", "float64")]
+    assert printed(hand.frames(rows), quiet=True) == [
         "numeric: file/one [float64, float32] numpy.eager",
         "  weights[0, 0, 1, 2] is 1.9375 in float32, should be 1.93751: off by 12.5 times the error bound",
     ]
@@ -127,39 +124,250 @@ def test_a_failing_element_is_one_line_with_as_many_digits_as_tell_two_numbers_a
 )
 def test_numbers_are_written_so_that_they_differ(computed: float, exact: float, texts: tuple[str, str]) -> None:
     assert told_apart(computed, exact) == texts
+    ratios = (12.34, 1.0, 1.0004, 1.005, 0.999)  # one above 1 is never written as 1
+    assert [written_ratio(ratio) for ratio in ratios] == ["12.3", "1", "1.0004", "1.005", "0.999"]
 
 
-def test_with_two_environments_every_line_says_which(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
-) -> None:
-    frames = frames_of(
-        write_run([make_row(verdict="numeric", message="off")], label="new"), write_run([make_row()], label="old")
-    )
-    lines = printed(frames)
+def test_with_two_environments_every_line_says_which_and_no_name_is_cut(hand: Any, printed: Printed) -> None:
+    label = "an-environment-whose-name-is-longer-than-a-terminal-is-wide-because-somebody-wanted-to-be-precise"
+    old = hand.run([{}], label=label, versions={"numpy.eager": "1.0+" + "x" * 40})
+    lines = printed(hand.frames_of(hand.run([{"verdict": "numeric", "message": "off"}], label="new"), old))
     start = lines.index("numeric: file/one [float64] numpy.eager (new)")
     assert lines[start + 1] == "  off"
-    assert any(line.startswith("numpy.eager 1.0 (old)") for line in lines)
+    assert any(line.startswith(f"numpy.eager 1.0+{'x' * 40} ({label})") for line in lines)
 
 
-def test_no_name_is_cut_where_there_is_no_terminal(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
+HEAD = """
+title: Cases of one's own
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float64]}
+arrays: {words: {draw: randn, shape: [3, 4]}}
+cases:
+"""
+CASE = "  - {{name: {}, inputs: {{query: words, key: words, value: words}}}}\n"
+KERNEL = """
+def attention(query, key, value):
+    return 2 * value
+"""
+FOLDER = "it's my [own] `cases`"
+BUNDLED = "attention/every-dimension-is-different-and-none-is-forgotten"
+CASES = [f"{FOLDER}/a b/one", "mine/below-cases", "out side/o/outside", BUNDLED]
+AS_IT_STANDS = re.compile(r"^\s*(?:Why: )?((?:attncheck (?:check|explain|repro|report|show)|python) .*)$")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A check of own cases with an own kernel, both in files whose names a shell takes apart; it fails everywhere."""
+    above = tmp_path_factory.mktemp("pasted")
+    project = above / "project"
+    files = {
+        project / FOLDER / "a b.yaml": "One",
+        project / "cases" / "mine.yaml": "Below cases",
+        above / "out side" / "o.yaml": "Outside",
+    }
+    for path, name in files.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(HEAD + CASE.format(name), encoding="utf-8")
+    (project / "my $kernel's.py").write_text(KERNEL, encoding="utf-8")
+    asked = ["check", FOLDER, "cases/mine.yaml", "../out side", BUNDLED]
+    asked += ["--implementation", "my $kernel's.py:attention", "--framework", "numpy", "--dtype", "float64"]
+    with own_code_here():
+        options = ["--output", "my results", "--ci-summary", "summary.md", "--time-limit", "30"]
+        code, out, err = command_here([*asked, *options], project)
+    assert code == 1, out + err
+    (project / "stdout.txt").write_text(out, encoding="utf-8")
+    return project
+
+
+def paste(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Paste a text into a shell."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    words = ["bash", "-c", command]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def in_lines(text: str | Path) -> list[str]:
+    if isinstance(text, Path):
+        text = text.read_text(encoding="utf-8")
+    return [found[1] for line in text.splitlines() if (found := AS_IT_STANDS.match(line))]
+
+
+def commands_of(project: Path) -> dict[str, list[str]]:
+    """Return every command, by what prints it; those of the scripts in the page are in the scripts' files too."""
+    report = project / "my results" / "report"
+    page = (report / "report.html").read_text(encoding="utf-8")
+    commands = re.findall(r'<pre class="command"><code>(.*?)</code></pre>', page, re.DOTALL)
+    scripts = sorted((project / "my results" / "scripts").glob("*.py"))
+    environment = json.loads((project / "my results" / "environment.json").read_text(encoding="utf-8"))
+    junit = ElementTree.parse(report / "junit.xml").iter("failure")
+    return {
+        "terminal": in_lines(project / "stdout.txt"),
+        "report.md": in_lines(report / "report.md"),
+        "report.html": [html.unescape(command) for command in commands],
+        "junit.xml": [line for failure in junit for line in in_lines(failure.text or "")],
+        "summary": in_lines(project / "summary.md"),
+        "scripts": [line for path in scripts for line in in_lines(path)],
+        "environment": [environment["command"]],
+    }
+
+
+def test_every_format_prints_the_commands_of_its_failures_and_each_kind_of_them_works(project: Path) -> None:
+    """Pasted into a shell: of a case in a folder whose name a shell takes apart."""
+    found = commands_of(project)
+    assert {name: len(lines) for name, lines in found.items()} == {
+        "terminal": 1,
+        "report.md": 1,
+        "report.html": 2 * len(CASES) + 2,  # of each case, and of each of two defects
+        "junit.xml": len(CASES),
+        "summary": 1,
+        "scripts": 2 * len(CASES),
+        "environment": 1,
+    }
+    explains = {line for line in found["report.html"] if line.startswith("attncheck explain")}
+    assert set(found["junit.xml"]) == explains
+    assert {*found["terminal"], *found["report.md"], *found["summary"]} <= explains
+    assert all(line in explains for line in found["scripts"] if line.startswith("attncheck"))
+    lines = sorted({line for lines in found.values() for line in lines})
+    assert len(lines) == 1 + 3 * len(CASES)  # the check itself, and what runs a script
+    for kind in ("explain", "repro"):
+        among = [line for line in lines if line.startswith(f"attncheck {kind}")]
+        assert [shlex.split(line)[3] for line in among] == ["my $kernel's.py:attention"] * len(CASES)
+        line = max(among, key=lambda each: each.count("'"))
+        assert "own" in line
+        done = paste(project, line)
+        assert done.returncode == (1 if kind == "explain" else 0), f"{line}\n{done.stdout}{done.stderr}"
+        assert kind == "repro" or "It goes wrong at output" in done.stdout
+    (again,) = in_lines(done.stdout)
+    script = paste(project, again)
+    assert script.returncode == 1, f"{again}\n{script.stdout}{script.stderr}"
+    assert re.search("^output (is WRONG|has shape)", script.stdout, re.MULTILINE)
+
+
+def test_the_ids_and_names_in_a_report_are_taken_too(project: Path) -> None:
+    """With the report's own name of the implementation, which its results lead to."""
+
+    def ends_with(*arguments: str) -> tuple[int, str, str]:
+        with own_code_here():
+            return command_here(arguments, project)
+
+    code, out, err = ends_with("explain", "out side/o/outside", "my $kernel's.attention", "--results", "my results")
+    assert code == 1, out + err
+    assert "in float64" in out
+    for wanted in (f"{FOLDER}/a b/one", f"{FOLDER}/a b.yaml::on", "cases/mine.yaml", "../out side/o.yaml"):
+        code, out, err = ends_with("show", wanted)
+        assert not code, err
+        assert out.startswith(("One", "Below cases", "Outside"))
+    code, _, err = ends_with("explain", "cases/mine.yaml", "numpy", "--dtype", "float32")
+    said = "attncheck: mine/below-cases has no dtype 'float32'; expected one of float64\n"
+    assert (code, err) == (2, said)
+    code, _, err = ends_with("explain", "cases/mine.yaml", "numpy", "--results", "gone")
+    assert code == 2
+    assert "gone is not a folder; expected a results directory" in err
+
+
+def test_an_object_has_no_command_and_of_some_implementations_each_has_one(hand: Any) -> None:
+    with own_code_here():
+        result = check(lambda query, key, value: 2 * value, cases=[BUNDLED], dtypes=["float64"])
+    (row,) = records(result.frames.results)
+    assert (commands_again(result.frames, row), first_commands(result.frames)) == ((), [])
+    page = render_html(result.frames)
+    assert "handed over as an object" in page
+    assert "attncheck explain" not in page
+    names = ("torch.eager", "numpy.eager", "mine.attention", "jax.eager", "jax.jit")
+    lines = first_commands(hand.frames([{"implementation": name, "verdict": "numeric"} for name in names], again={}))
+    # In the report's order; nobody can name mine.attention.
+    assert [line.split()[3] for line in lines] == ["jax.eager", "jax.jit", "numpy.eager"]
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COLUMNS, MOST_LINES = 100, 24
+TAIL = "wrong_kernels.dropped_tail fails only where keys lie past the last full tile of 16: "
+
+
+@pytest.mark.parametrize(
+    ("name", "cases", "first", "second", "kinds"),
+    [
+        (
+            "default_scale",
+            ["attention", "probes/rounding/*"],
+            "the default scale is 1/sqrt(3 D), not 1/sqrt(D)",
+            "",
+            2,
+        ),
+        (
+            "other_corner",
+            ["attention", "probes/masks/*"],
+            "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq)",
+            "",
+            1,
+        ),
+        ("dropped_tail", ["probes/long_rows/*", "probes/masks/*", "coincidences/*"], "", TAIL, 1),
+    ],
+)
+def test_twenty_four_lines_say_what_is_wrong_and_where_to_read_on(
+    name: str,
+    cases: list[str],
+    first: str,
+    second: str,
+    kinds: int,
+    monkeypatch: pytest.MonkeyPatch,
+    printed: Printed,
 ) -> None:
-    label = "an-environment-whose-name-is-longer-than-a-terminal-is-wide-because-somebody-wanted-to-be-precise"
-    versions = {"numpy.eager": "1.0+" + "x" * 40}
-    directories = [write_run([make_row()], label=label + end, versions=versions) for end in "ab"]
-    title = f"numpy.eager {versions['numpy.eager']} ({label}a)"
-    assert any(line.startswith(title) for line in printed(frames_of(*directories)))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delitem(sys.modules, "wrong_kernels", raising=False)
+    kernel = getattr(__import__("wrong_kernels"), name)
+    with own_code_here():
+        frames = check(kernel, cases=cases, dtypes=["float64", "float32"]).frames
+    lines = printed(frames)
+    assert sum(max(1, math.ceil(len(line) / COLUMNS)) for line in lines) <= MOST_LINES
+    assert not any("0x" in line for line in lines)
+    assert lines[0].startswith(f"wrong_kernels.{name} is wrong in ")
+    assert first in lines[0]
+    assert lines[1].startswith(second)
+    numbers = [number for number, line in enumerate(lines) if line.startswith("  output[")]
+    assert len(numbers) == kinds
+    for number in numbers:
+        where = r"[\w-]+: (\d+ cases \[.*\], the first [\w/-]+,|[\w/-]+ \[.*\]) wrong_kernels\.\w+"
+        assert re.fullmatch(where, lines[number - 1])
+        is_wrong = r"\] is \S+( in float32)?, should be [^\s:]+(: off by \S+ times the error bound)?$"
+        assert re.search(is_wrong, lines[number])
 
 
-def test_notes_are_printed_and_nothing_crashes_without_results(
-    write_run: WriteRun, frames_of: FramesOf, printed: Printed
+DEFAULTS = {
+    "1/D": lambda width: 1 / width,
+    "1": lambda width: 1.0,
+    "sqrt(D)": lambda width: width**0.5,
+    "the root of the right one, as if one of query and key had it": lambda width: width**-0.25,
+}
+
+
+def test_a_default_scale_is_one_defect_and_told_by_what_it_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    right, said = __import__("wrong_kernels").right, {}
+    for words, default in DEFAULTS.items():
+
+        def kernel(query: Any, key: Any, value: Any, *, is_causal: bool = False, scale: float | None = None) -> Any:
+            chosen = default(query.shape[-1]) if scale is None else scale  # noqa: B023 # called in this round
+            return right(query, key, value, is_causal=is_causal, scale=chosen)
+
+        with own_code_here():
+            frames = check(kernel, cases=["attention"], dtypes=["float64"]).frames
+        said[words] = [defect.text for defect in defects(frames) if defect.diagnosis]
+    assert all(text.startswith("the default scale is ") for texts in said.values() for text in texts)
+    last = {words: [re.split(" is | or ", text)[-1] for text in texts] for words, texts in said.items()}
+    assert last == {words: [words] for words in DEFAULTS}
+
+
+def test_a_mutation_score_says_what_was_spared_and_tries_other_rules_only_where_nothing_was(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = printed(frames_of(write_run(left_out={"jax": "not installed"}, summary=False)))
-    assert lines[0] == "Nothing was run."
-    assert "jax was left out: not installed." in lines
-    assert "this run was interrupted, or is still going on: its results are not complete." in lines
-
-
-def test_a_ratio_above_1_is_never_written_as_1() -> None:
-    ratios = (12.34, 1.0, 1.0004, 1.005, 0.999)
-    assert [written_ratio(each) for each in ratios] == ["12.3", "1", "1.0004", "1.005", "0.999"]
+    subjects, cases = [SUBJECTS["maximum_not_subtracted"], SUBJECTS["reference"]], select_cases(["softmax.yaml"]).cases
+    spared = "each right variant was put to a share of the cases"
+    for exhaustive in (False, True):
+        frames = run_mutants(cases, subjects=subjects, exhaustive=exhaustive)
+        print_mutation(frames)
+        printed = capsys.readouterr().out
+        assert (spared in printed, "under other rules" in printed) == (not exhaustive, exhaustive)
+        document = mutants_document(frames, ExitCode.AGREE)
+        assert (any(spared in note for note in document.notes), bool(document.rules)) == (not exhaustive, exhaustive)
