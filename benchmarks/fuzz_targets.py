@@ -179,7 +179,7 @@ def _take_config(folder: Path) -> str:
         config = read_config(folder)
         if config.cases:
             select_cases(config.cases, base=folder)
-        load_expected_failures(config.expected_failures)
+        load_expected_failures(config.expected_failure_lists)
         expected_failures_of(["numpy"])
     except AttncheckError as error:
         if "\n" in str(error) and not isinstance(error, CaseError):

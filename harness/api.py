@@ -13,27 +13,26 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from attncheck.config import expected_failures_of, minimum_of, selected, tiles_of
+from attncheck.config import selected
 from attncheck.conventions import Measured, ask_all
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
 from attncheck.merge import merge_runs
+from attncheck.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
 from attncheck.reading.case import Case
-from attncheck.reading.selection import Selection, read_expression
-from attncheck.reading.tiles import read_tiles
+from attncheck.reading.selection import Selection
 from attncheck.repeating import Met, calls_before, explain_as_met, group_of
 from attncheck.results.format import Row
 from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
-from attncheck.store import user_store
 
 if TYPE_CHECKING:
     from attncheck.reports.frames import Frames
@@ -135,24 +134,8 @@ class CheckResult:
         return {evaluation: what_became(found[evaluation]) for evaluation in in_order if evaluation in found}
 
 
-def check(
-    function: Callable[..., Any] | str | os.PathLike[str],
-    *,
-    cases: Sequence[str] = (),
-    tags: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
-    tiles: Sequence[int] = (),
-    framework: str | None = None,
-    signature: str | None = None,
-    name: str | None = None,
-    output: str | Path | None = None,
-    time_limit: float = 60.0,
-    keep_going: bool = False,
-    min_judged: int | str | None = None,
-    match: str | None = None,
-    failed: bool = False,
-    max_failures: int | None = None,
-) -> CheckResult:
+@with_keywords(CheckKeywords, name=None, output=None)
+def check(function: Callable[..., Any] | str | os.PathLike[str], **keywords: Unpack[CheckKeywords]) -> CheckResult:
     """Run cases on one implementation and judge every stage that it returns against the exact answer.
 
     The function runs in a process of its own. It is called as ``attention(query, key, value, *, mask=None, bias=None,
@@ -190,61 +173,47 @@ def check(
             argument is wrong.
         CaseError: If a list of expected failures cannot be used.
     """
-    limits = Limits(case_seconds=time_limit, keep_going=keep_going)
-    expression = None if match is None else read_expression(match, "match")
+    name, output, failed = keywords.pop("name", None), keywords.get("output"), keywords.get("failed", False)
+    most = keywords.get("max_failures")
     if failed and output is None:
         raise UsageError("failed: expected an output folder, which holds what failed last time")
-    if max_failures is not None and max_failures < 1:
-        raise UsageError(f"max_failures: expected a number of cases, at least 1; got {max_failures!r}")
-    chosen = _chosen(function, framework, signature, name, limits)
-    sizes = tiles_of(read_tiles(tiles, "tiles"), complete=not cases)
-    store = user_store()
-    selection = selected(list(cases), list(tags), list(dtypes), tiles=sizes, expression=expression, store=store)
+    if most is not None and most < 1:
+        raise UsageError(f"max_failures: expected a number of cases, at least 1; got {most!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "results" if output is None else Path(output)
+        options = read_options({**keywords, "output": place})
+        return _checked(function, name, options, keeps_results=output is not None)
+
+
+def _checked(
+    function: Callable[..., Any] | str | os.PathLike[str], name: str | None, options: RunOptions, *, keeps_results: bool
+) -> CheckResult:
+    limits, store = options.worker_limits, options.store
+    chosen = _chosen(function, options, name, limits)
+    selection = selected(options, store)
     only = None
-    if failed and output is not None:
+    if options.failed:
         names = [item.name for item in chosen.implementations]
-        narrowed = failed_alone(selection.cases, dtypes, names, Path(output))
+        narrowed = failed_alone(selection.cases, options.dtypes, names, options.output)
         if narrowed.cases:
             selection, only = replace(selection, cases=narrowed.cases), narrowed.only
-    picked = {
-        "cases": list(cases),
-        "tags": list(tags),
-        "dtypes": list(dtypes),
-        "match": [match] if match else [],
-        "failed": [str(output)] if only is not None else [],
-    }
-    minimum = minimum_of(min_judged, complete=not any(picked.values()))
-    with tempfile.TemporaryDirectory() as folder:
-        evaluation = Path(output) if output is not None else Path(folder) / "results"
-        known = expected_failures_of([item.entry.name for item in chosen.implementations])
-        settings = Settings(
-            evaluation,
-            dtypes=tuple(dtypes),
-            limits=limits,
-            command=sys.orig_argv,
-            expected_failures=known,
-            tags=selection.tags,
-            picked=picked,
-            tiles=sizes,
-            minimum=minimum,
-            keeps_results=output is not None,
-            store=store,
-            only=only,
-            max_failures=max_failures,
-        )
-        summary = run_cases(selection.cases, chosen, settings, selection.faults)
-        from attncheck.reports.build_frames import make_frames
+    settings = replace(
+        Settings.of(options, chosen, selection.tags, only, store),
+        command=sys.orig_argv,
+        complete=False,
+        keeps_results=keeps_results,
+    )
+    summary = run_cases(selection.cases, chosen, settings, selection.faults)
+    from attncheck.reports.build_frames import make_frames
 
-        frames = make_frames(merge_runs(read_runs([evaluation])))
-    judged = min(summary.judged.values(), default=0)
     return CheckResult(
         summary.exit_code,
         summary.failures,
-        frames,
+        make_frames(merge_runs(read_runs([options.output]))),
         selection,
         chosen.implementations,
         limits,
-        judged=judged,
+        judged=min(summary.judged.values(), default=0),
         asked=summary.cases,
     )
 
@@ -275,20 +244,17 @@ def measure_conventions(
         UsageError: There is no such implementation, or it declares no such dtype.
     """
     limits = limits or Limits()
-    chosen = _chosen(function, framework, signature, name, limits)
+    chosen = _chosen(function, FunctionOptions(framework, signature), name, limits)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     return ask_all(chosen.implementations[0], dtype, limits)
 
 
 def _chosen(
-    function: Callable[..., Any] | str | os.PathLike[str],
-    framework: str | None,
-    signature: str | None,
-    name: str | None,
-    limits: Limits,
+    function: Callable[..., Any] | str | os.PathLike[str], called: FunctionOptions, name: str | None, limits: Limits
 ) -> ImplementationSelection:
     if isinstance(function, str | os.PathLike):
-        return select_implementations(None, [os.fspath(function)], framework, limits, signature=signature)
-    implementation = select_callable(function, framework, name, signature)
+        target = [os.fspath(function)]
+        return select_implementations(None, target, called.framework, limits, signature=called.signature)
+    implementation = select_callable(function, called.framework, name, called.signature)
     return ImplementationSelection((implementation,), by_name=(implementation.name,))

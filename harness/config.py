@@ -14,83 +14,64 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attncheck.errors import UsageError
+from attncheck.options import RunOptions, options_of
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
-from attncheck.reading.selection import Expression, Selection, exists, select_cases
-from attncheck.reading.tiles import read_tiles
+from attncheck.reading.selection import Selection, exists, select_cases
 from attncheck.results.coverage import Minimum
 from attncheck.store import Store
 
 _FILE = "pyproject.toml"
 
 
-@dataclass(frozen=True)
-class Config:
-    """A project's own cases and lists of expected failures, and how much has to be judged; paths are absolute."""
+def read_config(start: Path | None = None) -> RunOptions:
+    """Read the nearest pyproject.toml in this folder or above that has the section; paths are absolute.
 
-    cases: tuple[str, ...] = ()
-    expected_failures: tuple[Path, ...] = ()
-    minimum: Minimum | None = None
-    tiles: tuple[int, ...] = ()
-
-    @property
-    def own_and_bundled(self) -> tuple[str, ...]:
-        """What runs when no cases are named: the bundled ones, and the project's own."""
-        return ("*", *self.cases) if self.cases else ()
-
-
-def read_config(start: Path | None = None) -> Config:
-    """Read the nearest pyproject.toml in this folder or above that has the section. Raises ``UsageError``."""
+    Raises ``UsageError``.
+    """
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         path = folder / _FILE
         section = _section(path) if path.is_file() else None
         if section is not None:
             return _config(section, path)
-    return Config()
+    return RunOptions()
 
 
-def selected(
-    patterns: Sequence[str],
-    tags: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
-    expected_failures: Sequence[Path] = (),
-    tiles: Sequence[int] = (),
-    *,
-    expression: Expression | None = None,
-    store: Store | None = None,
-) -> Selection:
+def selected(options: RunOptions, store: Store | None = None) -> Selection:
     """Read the cases that are named: where none is, the bundled ones and the project's.
 
-    The cases of ``tiles`` come besides; files that were read before come out of the ``store``. Raises ``UsageError`` as
+    The cases of tiles come besides; files that were read before come out of the ``store``. Raises ``UsageError`` as
     ``select_cases`` does.
     """
     config = read_config()
-    lists = (*config.expected_failures, *expected_failures)
-    named = patterns or config.own_and_bundled
-    sizes = tiles_of(tiles, complete=not patterns)
-    return select_cases(named, tags, dtypes, expected_failures=lists, tiles=sizes, expression=expression, store=store)
+    return select_cases(
+        options.cases or (("*", *config.cases) if config.cases else ()),
+        options.tags,
+        options.dtypes,
+        expected_failures=(*config.expected_failure_lists, *options.expected_failure_lists),
+        tiles=tiles_of(options),
+        expression=options.match,
+        store=store,
+    )
 
 
-def tiles_of(given: Sequence[int], *, complete: bool) -> tuple[int, ...]:
+def tiles_of(options: RunOptions) -> tuple[int, ...]:
     """Return the tiles whose cases run: those given, or what the project says where no cases are named."""
-    return tuple(given) or (read_config().tiles if complete else ())
+    return options.tiles or (() if options.cases else read_config().tiles)
 
 
 def expected_failures_of(backends: Sequence[str], own: Sequence[Path] = ()) -> tuple[ExpectedFailure, ...]:
     """Return these backends' expected failures: bundled, the project's, and of ``own`` lists. Raises ``CaseError``."""
-    return bundled_expected_failures(backends) + load_expected_failures([*read_config().expected_failures, *own])
+    return bundled_expected_failures(backends) + load_expected_failures([*read_config().expected_failure_lists, *own])
 
 
-def minimum_of(given: str | int | None, *, complete: bool) -> Minimum | None:
+def minimum_of(options: RunOptions, *, complete: bool) -> Minimum | None:
     """Return how much has to be judged: what is given, or in a complete run what the project says."""
-    if given is not None:
-        return Minimum.of(given, "--min-judged")
-    return read_config().minimum if complete else None
+    return options.min_judged or (read_config().min_judged if complete else None)
 
 
 def _section(path: Path) -> dict[str, Any] | None:
@@ -107,25 +88,28 @@ def _section(path: Path) -> dict[str, Any] | None:
     return section
 
 
-def _config(section: dict[str, Any], path: Path) -> Config:
-    known = {"cases", "expected_failures", "min_judged", "tile"}
-    unknown = sorted(section.keys() - known)
+def _config(section: dict[str, Any], path: Path) -> RunOptions:
+    known = {option.flag.key: option for option in options_of(RunOptions).values() if option.flag.key}
+    unknown = sorted(section.keys() - known.keys())
     if unknown:
         raise UsageError(f"{path}: tool.attncheck.{_short(unknown[0])}: unknown; expected {', '.join(sorted(known))}")
-    paths: dict[str, list[Path]] = {}
-    for name in ("cases", "expected_failures"):
-        given = section.get(name, [])
-        if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-            raise UsageError(f"{path}: tool.attncheck.{name}: expected a list of paths")
-        paths[name] = [path.parent / each for each in given]
-        missing = [each for each in paths[name] if not exists(each)]
-        if missing:
-            raise UsageError(f"{path}: tool.attncheck.{name}: there is no {_short(str(missing[0]))}")
-    least = section.get("min_judged")
-    minimum = None if least is None else Minimum.of(least, f"{path}: tool.attncheck.min_judged")
-    tile = section.get("tile", [])
-    tiles = read_tiles(tile if isinstance(tile, list) else [tile], f"{path}: tool.attncheck.tile")
-    return Config(tuple(map(str, paths["cases"])), tuple(paths["expected_failures"]), minimum, tiles)
+    found = {}
+    for key, option in known.items():
+        given, where = section.get(key), f"{path}: tool.attncheck.{key}"
+        if given is not None and option.flag.read is None:
+            given = _paths(given, path.parent, where)
+        found[option.name] = option.read(given, where)
+    return RunOptions(**found | {"cases": tuple(map(str, found["cases"]))})
+
+
+def _paths(given: object, folder: Path, where: str) -> list[Path]:
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise UsageError(f"{where}: expected a list of paths")
+    paths = [folder / each for each in given]
+    missing = [each for each in paths if not exists(each)]
+    if missing:
+        raise UsageError(f"{where}: there is no {_short(str(missing[0]))}")
+    return paths
 
 
 def _short(text: str) -> str:

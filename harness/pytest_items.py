@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from attncheck.options import RunOptions
     from attncheck.pytest_judge import ImplementationJudge
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
@@ -76,14 +77,12 @@ def _is_named(item: CaseItem, wanted: str) -> bool:
 
 
 @cache
-def select_cases(
-    cases: tuple[str, ...], tags: tuple[str, ...], dtypes: tuple[str, ...], tiles: tuple[int, ...] = ()
-) -> Selection:
-    """Return the cases that are asked for, with tiles of these sizes. Raises ``CaseError`` where a file has a fault."""
+def select_cases(options: RunOptions) -> Selection:
+    """Return the cases that are asked for. Raises ``CaseError`` where a file has a fault."""
     from attncheck.config import selected
     from attncheck.errors import CaseError
 
-    selection = selected(cases, tags, dtypes, tiles=tiles)
+    selection = selected(options)
     if selection.faults:
         raise CaseError(list(selection.faults))
     return selection

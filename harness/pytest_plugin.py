@@ -11,11 +11,15 @@ An expected failure is reported as xfail.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pytest
 
+from attncheck.errors import AttncheckError
+from attncheck.options import ConformanceKeywords, RunOptions, options_of, read_options, with_keywords
 from attncheck.pytest_items import NODE, cases_in_dtypes, items_of, select_cases
 from attncheck.pytest_judge import ImplementationJudge, close_workers
 from attncheck.pytest_summary import Judged
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 _PASTED = pytest.StashKey[tuple[str, ...]]()
 """The ids of such tests among the arguments of the command line."""
+_OPTIONS = pytest.StashKey[RunOptions]()
+"""The options of attncheck on the command line."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,19 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="judge an implementation: file.py:function, package.module:function, or a bundled one such as torch.sdpa",
     )
-    group.addoption("--attncheck-cases", metavar="CASES", action="append", default=[], help="files, folders or globs")
-    group.addoption("--attncheck-tag", metavar="TAG", action="append", default=[], help="only cases with this tag")
-    group.addoption("--attncheck-dtype", metavar="DTYPE", action="append", default=[], help="only this dtype")
-    group.addoption(
-        "--attncheck-tile", metavar="N", action="append", default=[], help="the kernel's tile: cases at its edges, too"
-    )
-    group.addoption(
-        "--attncheck-min-judged",
-        metavar="N|N%",
-        help="fail where an implementation was judged in fewer cases, or in a smaller share of those that ran",
-    )
-    group.addoption("--attncheck-framework", metavar="NAME", help="whose arrays the implementation takes")
-    group.addoption("--attncheck-signature", metavar="NAME", help="the library that the function is called like")
+    for option in options_of(RunOptions).values():
+        if option.flag.pytest:
+            metavar, text = option.flag.pytest
+            several: dict[str, Any] = {"action": "append", "default": []} if option.is_list else {}
+            group.addoption(f"--attncheck-{option.word}", metavar=metavar, help=text, **several)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,23 +68,40 @@ def pytest_configure(config: pytest.Config) -> None:
             f"{pasted[0]} is a test of --attncheck: give that option too, as in "
             f"pytest --attncheck FILE.py:function {shlex.quote(pasted[0])}"
         )
+    config.stash[_OPTIONS] = _options(config)
     config.pluginmanager.register(Judged(_minimum(config)), "attncheck-judged")
+
+
+def _options(config: pytest.Config) -> RunOptions:
+    """Return the options of the command line. Raises ``UsageError`` where one cannot be read."""
+    found = {}
+    for option in options_of(RunOptions).values():
+        if option.flag.pytest:
+            name = f"--attncheck-{option.word}"
+            with _without_traceback():
+                found[option.name] = option.read(config.getoption(name) or None, name)
+    return RunOptions(**found)
+
+
+@contextmanager
+def _without_traceback() -> Iterator[None]:
+    """Make what is wrong with options, cases or an implementation one line of pytest's."""
+    try:
+        yield
+    except AttncheckError as error:
+        raise pytest.UsageError(f"attncheck: {error}") from None
 
 
 def _minimum(config: pytest.Config) -> Minimum | None:
     """Return how much has to be judged: the option, or what the project says where nothing is picked."""
-    given = config.getoption("--attncheck-min-judged")
-    options = [config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype")]
-    picked = any(options) or bool(config.stash[_PASTED])
-    if given is None and (picked or not config.getoption("--attncheck")):
+    options = config.stash[_OPTIONS]
+    picked = any(options.picked.values()) or bool(config.stash[_PASTED])
+    if options.min_judged is None and (picked or not config.getoption("--attncheck")):
         return None
     from attncheck.config import minimum_of
-    from attncheck.errors import AttncheckError
 
-    try:
-        return minimum_of(given, complete=not picked)
-    except AttncheckError as error:
-        raise pytest.UsageError(f"attncheck: {error}".replace("--min-judged", "--attncheck-min-judged")) from None
+    with _without_traceback():
+        return minimum_of(options, complete=not picked)
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -94,28 +109,22 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     targets: list[str] = config.getoption("--attncheck")
     if not targets or config.option.collectonly is None:
         return
-    ids = config.stash[_PASTED]
-    items += items_of(session, _judges(config, targets, ids), config.getoption("--attncheck-dtype"), ids)
+    ids, options = config.stash[_PASTED], config.stash[_OPTIONS]
+    items += items_of(session, _judges(options, targets, ids), options.dtypes, ids)
 
 
-def _judges(config: pytest.Config, targets: Sequence[str], ids: Sequence[str]) -> list[ImplementationJudge]:
+def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> list[ImplementationJudge]:
     """Return the implementations of the options, and their cases: with the tiles of those that ``ids`` name.
 
     Raises ``UsageError`` where an implementation or a case cannot be used.
     """
-    from attncheck.errors import AttncheckError
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.reading.tiles import read_tiles, tiles_named
+    from attncheck.reading.tiles import tiles_named
 
-    wanted = (tuple(config.getoption(f"--attncheck-{name}")) for name in ("cases", "tag", "dtype"))
-    try:
-        tiles = read_tiles(config.getoption("--attncheck-tile"), "--attncheck-tile")
-        selection = select_cases(*wanted, tiles + tiles_named(ids))
-        framework, signature = (config.getoption(f"--attncheck-{name}") for name in ("framework", "signature"))
-        chosen = select_implementations(None, targets, framework, signature=signature)
+    with _without_traceback():
+        selection = select_cases(replace(options, tiles=options.tiles + tiles_named(ids)))
+        chosen = select_implementations(None, targets, options.framework, signature=options.signature)
         judges = [ImplementationJudge.of(implementation, selection) for implementation in chosen.implementations]
-    except AttncheckError as error:
-        raise pytest.UsageError(f"attncheck: {error}") from None
     if chosen.missing:
         raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")
     return judges
@@ -126,16 +135,8 @@ def pytest_sessionfinish() -> None:
     close_workers()
 
 
-def conformance(
-    function: Callable[..., Any] | str,
-    *,
-    cases: Sequence[str] = (),
-    tags: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
-    tiles: Sequence[int] = (),
-    framework: str | None = None,
-    signature: str | None = None,
-) -> Callable[..., None]:
+@with_keywords(ConformanceKeywords)
+def conformance(function: Callable[..., Any] | str, **keywords: Unpack[ConformanceKeywords]) -> Callable[..., None]:
     """Return a test function with a test per case and dtype, for one line in a test file.
 
     Args:
@@ -153,12 +154,12 @@ def conformance(
     Raises:
         Collector.CollectError: If the function or the cases cannot be used; pytest shows it without a traceback.
     """
-    from attncheck.errors import AttncheckError
     from attncheck.execution.implementation_selection import select_callable, select_implementations
-    from attncheck.reading.tiles import read_tiles
 
     try:
-        selection = select_cases(tuple(cases), tuple(tags), tuple(dtypes), read_tiles(tiles, "tiles"))
+        options = read_options(keywords)
+        selection = select_cases(options)
+        framework, signature = options.framework, options.signature
         implementation = (
             select_implementations(None, [function], framework, signature=signature).implementations[0]
             if isinstance(function, str)
@@ -168,7 +169,9 @@ def conformance(
     except AttncheckError as error:
         # Told without a traceback, once for the file that calls this.
         raise pytest.Collector.CollectError(f"attncheck: {error}") from None
-    pairs = [pytest.param(case, dtype, id=f"{case.id}-{dtype}") for case, dtype in cases_in_dtypes(selection, dtypes)]
+    pairs = [
+        pytest.param(case, dtype, id=f"{case.id}-{dtype}") for case, dtype in cases_in_dtypes(selection, options.dtypes)
+    ]
 
     @pytest.mark.attncheck(implementation=implementation.name)
     @pytest.mark.parametrize(("case", "dtype"), pairs)

@@ -6,12 +6,13 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attncheck.commands import words_again
+from attncheck.config import expected_failures_of, minimum_of, tiles_of
 from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
@@ -23,6 +24,7 @@ from attncheck.execution.user_code import source_of
 from attncheck.executors.local import LocalExecutor
 from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
+from attncheck.options import RecordedOptions, RunOptions
 from attncheck.plan import Plan, Unit
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case, case_records
@@ -54,54 +56,73 @@ _MOST_ALIKE = 8
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How cases are run.
+class Settings(RecordedOptions):
+    """How cases are run: the options that were given, and what the selection and the project's configuration add.
 
     Attributes:
         output: The folder of the results.
         label: What reports call this environment.
         dtypes: Select these dtypes; all that the cases declare if empty.
         keep_all_arrays: Whether the arrays of everything are stored, and not of what disagrees alone.
+        resume: Whether an interrupted run in the same folder is continued.
+        cluster: The address of a Dask scheduler whose workers compute everything; None means this machine.
+        tiles: The tiles whose cases were added, for the report.
+        max_failures: After so many failing cases the run is stopped; None never stops it.
+        all_cases: Whether implementations that compile each case are asked for all cases, not the standard ones.
         limits: Limits of the worker processes.
         command: The command line, for the report.
         expected_failures: Failures that do not fail the run; None means those bundled for the backends that run.
         complete: Whether the cases are all that there are: an expected failure that shows in none of them is outdated.
         tags: What tags mean.
-        resume: Whether an interrupted run in the same folder is continued.
-        cluster: The address of a Dask scheduler whose workers compute everything; None means this machine.
         picked: What the cases were narrowed by (of ``results.coverage.PICKED``), for the report.
-        tiles: The tiles whose cases were added, for the report.
         minimum: In how many cases every implementation has to be judged.
         keeps_results: Whether ``output`` stays, so that commands in reports may name it.
         only: The cases, each with a dtype, that failed last time, where they alone run; None runs all.
-        max_failures: After so many failing cases the run is stopped; None never stops it.
         store: Where exact answers, bounds and rows of earlier runs are.
-        all_cases: Whether implementations that compile each case are asked for all cases, not the standard ones.
         documents_first: Whether documents are judged before the other cases, or all in their order.
         times: Gets the seconds that everything takes.
     """
 
-    output: Path
-    label: str = "local"
-    dtypes: tuple[str, ...] = ()
-    keep_all_arrays: bool = False
     limits: Limits = field(default_factory=Limits)
     command: Sequence[str] = ()
     expected_failures: tuple[ExpectedFailure, ...] | None = None
     complete: bool = False
     tags: Mapping[str, TagEntry] = field(default_factory=dict)
-    resume: bool = False
-    cluster: str | None = None
     picked: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    tiles: tuple[int, ...] = ()
     minimum: Minimum | None = None
     keeps_results: bool = True
     only: Collection[CaseInDtype] | None = None
-    max_failures: int | None = None
     store: Store = NO_STORE
-    all_cases: bool = False
     documents_first: bool = True
     times: Times = field(default_factory=Times)
+
+    @classmethod
+    def of(
+        cls,
+        options: RunOptions,
+        chosen: ImplementationSelection,
+        tags: Mapping[str, TagEntry],
+        only: Collection[CaseInDtype] | None,
+        store: Store,
+    ) -> Settings:
+        """Return how these implementations are run as the options say. Raises ``CaseError`` for a list of failures."""
+        picked = options.picked | {"failed": [str(options.output)] if only is not None else []}
+        complete = not any(picked.values())
+        given = {each.name: getattr(options, each.name) for each in fields(RecordedOptions)}
+        given |= {"tiles": tiles_of(options), "max_failures": 1 if options.exitfirst else options.max_failures}
+        backends = [item.entry.name for item in chosen.implementations]
+        return cls(
+            **given,
+            limits=options.worker_limits,
+            expected_failures=expected_failures_of(backends, options.expected_failure_lists),
+            complete=complete,
+            tags=tags,
+            picked=picked,
+            minimum=minimum_of(options, complete=complete),
+            only=only,
+            store=store,
+            documents_first=not options.failed_first,
+        )
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_implementation
-from attncheck.cli.options import AsJson, DtypeNames, Framework, Quiet, Signature
 from attncheck.cli.output import print_document
+from attncheck.cli.parameters import AsJson
 from attncheck.cli.shared import split
 from attncheck.errors import ExitCode, UsageError
+from attncheck.options import DtypeNames, FunctionOptions, Quiet
 
 _A_SIDE = "a results directory, or a folder of results directories, which are matched by label."
 
@@ -99,9 +100,9 @@ def bisect(
         list[str] | None,
         typer.Option("--with", metavar="REQUIREMENT", help="What is installed beside each release, such as 'numpy<2'."),
     ] = None,
-    dtype: DtypeNames = None,
-    framework: Framework = None,
-    signature: Signature = None,
+    dtypes: DtypeNames = (),
+    *,
+    function: FunctionOptions,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Results folder, with one subfolder per release.")
     ] = Path("results/bisect"),
@@ -120,7 +121,11 @@ def bisect(
         raise UsageError("--versions: expected at least two releases, such as --versions 1.0,1.1,2.0")
     distribution = package or _distribution(implementation)
     arguments = [*(cases or []), "--implementation", implementation]
-    for option, given in (("--dtype", ",".join(split(dtype))), ("--framework", framework), ("--signature", signature)):
+    for option, given in (
+        ("--dtype", ",".join(dtypes)),
+        ("--framework", function.framework),
+        ("--signature", function.signature),
+    ):
         arguments += [option, given] if given else []
     found = Bisection(distribution)
     for version in asked:

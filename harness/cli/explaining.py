@@ -12,22 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import (
-    AsJson,
-    CaseName,
-    DtypeName,
-    Framework,
-    ImplementationName,
-    Isa,
-    MemoryLimit,
-    Results,
-    Signature,
-    Threads,
-    TimeLimit,
-)
 from attncheck.cli.output import print_document
-from attncheck.cli.shared import checked_in, dtype_of, limits_of, select_one
+from attncheck.cli.parameters import AsJson, CaseName, DtypeName, ImplementationName, Isa, Results
+from attncheck.cli.shared import checked_in, dtype_of, select_one
 from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.options import FunctionOptions, LimitOptions
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -54,12 +43,10 @@ def explain(
     case: CaseName,
     implementation: ImplementationName,
     dtype: DtypeName = None,
-    framework: Framework = None,
-    signature: Signature = None,
+    *,
+    function: FunctionOptions,
     results: Results = None,
-    time_limit: TimeLimit = 60.0,
-    memory_limit: MemoryLimit = None,
-    threads: Threads = 1,
+    allowed: LimitOptions,
     isa: Isa = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,8 +57,7 @@ def explain(
     """
     from attncheck.reports.explanation import print_repeated_explanation
 
-    asked = _asked(case, implementation, dtype, framework, signature, results)
-    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
+    asked, limits = _asked(case, implementation, dtype, function, results), allowed.limits()
     explained = _explanation_of(asked, limits)
     code = ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if explained.explanation.failure else code
@@ -94,12 +80,10 @@ def repro(
     case: CaseName,
     implementation: ImplementationName,
     dtype: DtypeName = None,
-    framework: Framework = None,
-    signature: Signature = None,
+    *,
+    function: FunctionOptions,
     results: Results = None,
-    time_limit: TimeLimit = 60.0,
-    memory_limit: MemoryLimit = None,
-    threads: Threads = 1,
+    allowed: LimitOptions,
     isa: Isa = None,
     output: Annotated[
         Path | None,
@@ -127,8 +111,7 @@ def repro(
     """
     from attncheck.commands import joined
 
-    asked = _asked(case, implementation, dtype, framework, signature, results)
-    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
+    asked, limits = _asked(case, implementation, dtype, function, results), allowed.limits()
     explained = _explanation_of(asked, limits)
     explanation, name = explained.explanation, asked.implementation.name
     if explanation.failure.startswith(Verdict.UNSUPPORTED):
@@ -246,8 +229,7 @@ def _asked(
     case: str,
     implementation: str,
     dtype: str | None,
-    framework: str | None,
-    signature: str | None,
+    function: FunctionOptions,
     results: Path | None,
 ) -> _Asked:
     from attncheck.explain import find_implementation
@@ -262,10 +244,12 @@ def _asked(
     chosen_dtype = dtype_of(found, dtype)
     named = checked.again.get(implementation) if checked else None
     if named and implementation != named[0]:  # as the report calls it
-        options = dict(pairwise(named))
-        framework, implementation = framework or options.get("--framework"), named[0]
-        signature = signature or options.get("--signature")
-    return _Asked(found, selection, find_implementation(implementation, framework, signature), chosen_dtype, checked)
+        options, implementation = dict(pairwise(named)), named[0]
+        function = FunctionOptions(
+            function.framework or options.get("--framework"), function.signature or options.get("--signature")
+        )
+    chosen = find_implementation(implementation, function.framework, function.signature)
+    return _Asked(found, selection, chosen, chosen_dtype, checked)
 
 
 def _is_implementation(text: str) -> bool:

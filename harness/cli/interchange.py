@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import AsJson, DtypeNames, Quiet, TagNames, UseCache
 from attncheck.cli.output import print_document
-from attncheck.cli.shared import ReportPlace, frames_of, select, show_answer, split, store_of, write_frames
+from attncheck.cli.parameters import AsJson
+from attncheck.cli.shared import ReportPlace, frames_of, show_answer, split, write_frames
 from attncheck.errors import ExitCode, OnnxDataError, UsageError
+from attncheck.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
 
 if TYPE_CHECKING:
     from attncheck.protocol_rules import Rule
@@ -40,8 +41,8 @@ def export_data(
     cases: Annotated[
         list[str] | None, typer.Argument(metavar="[CASES]...", help="Which cases, as with check.", show_default=False)
     ] = None,
-    dtype: DtypeNames = None,
-    tag: TagNames = None,
+    dtypes: DtypeNames = (),
+    tags: TagNames = (),
     exact: Annotated[
         bool,
         typer.Option("--exact", help="Write the exact answer also in the place of outputs that a case has in a file."),
@@ -56,14 +57,15 @@ def export_data(
     once to the dtype; those that a case has in a file, as after an import, are written as they are. Says what is left
     out, and why.
     """
+    from attncheck.config import selected
     from attncheck.onnx_data import require_onnx
 
     require_onnx(f"export {form.value}")
     from attncheck.onnx_data.exporting import export_tests, lines_of
 
     store = store_of(cache, 2.0)
-    selection = select(list(cases or []), tag, dtype, None, None, None, store)
-    exported = export_tests(selection.cases, split(dtype), folder, store, exact=exact)
+    selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
+    exported = export_tests(selection.cases, dtypes, folder, store, exact=exact)
     said = _Said("export", folder, len(exported.tests), exported.left_out, tuple(lines_of(exported)))
     _say(said, as_json=as_json, quiet=quiet)
 
@@ -152,8 +154,8 @@ def vectors(
     cases: Annotated[
         list[str] | None, typer.Argument(metavar="[CASES]...", help="Which cases, as with check.", show_default=False)
     ] = None,
-    dtype: DtypeNames = None,
-    tag: TagNames = None,
+    dtypes: DtypeNames = (),
+    tags: TagNames = (),
     rounding_model: Annotated[
         list[str] | None,
         typer.Option(
@@ -179,17 +181,18 @@ def vectors(
     Vectors are inputs, exact answers and error bounds in files that any language reads. Outputs that were computed of
     them, anywhere, are judged as those of any implementation.
     """
+    from attncheck.config import selected
     from attncheck.reports.summary import exit_code_of
     from attncheck.results.format import REPORT_FOLDER
     from attncheck.vectors.recorded import RecordedOutputs, run_recorded
 
     store = store_of(cache, 2.0)
-    selection = select(list(cases or []), tag, dtype, None, None, None, store)
+    selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
     if action is Action.VERIFY:
         if outputs is None:
             raise UsageError("vectors verify: name the file of outputs with --outputs")
         recorded = RecordedOutputs(folder, outputs, _models_by_dtype(split(rounding_model)))
-        run_recorded(recorded, selection, split(dtype), output)
+        run_recorded(recorded, selection, dtypes, output)
         frames = frames_of([output])
         code = exit_code_of(frames)
         show_answer(
@@ -203,7 +206,7 @@ def vectors(
     from attncheck.vectors.export import DEFAULT_MODELS, export_vectors, lines_of
 
     models = split(rounding_model) or list(DEFAULT_MODELS)
-    exported = export_vectors(selection.cases, split(dtype), models, folder, store)
+    exported = export_vectors(selection.cases, dtypes, models, folder, store)
     if as_json:
         print_document(_exported_document(exported, folder))
     elif not quiet:

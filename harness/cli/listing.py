@@ -12,22 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import (
+from attncheck.cli.output import print_document
+from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose
+from attncheck.cli.shared import checked_in, dtype_of, print_faults, select_one, split
+from attncheck.errors import ExitCode, UsageError
+from attncheck.options import (
     DEFAULT_CACHE_SIZE,
-    AsJson,
     CacheSize,
-    CaseName,
-    Listed,
     Match,
     Patterns,
+    RunOptions,
     TagNames,
     Tiles,
     UseCache,
-    Verbose,
+    store_of,
 )
-from attncheck.cli.output import print_document
-from attncheck.cli.shared import checked_in, dtype_of, print_faults, select, select_one, split, store_of
-from attncheck.errors import ExitCode, UsageError
 from attncheck.processors import available_processors
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 @app.command(epilog=examples("attncheck mutants my_cases/ --topic softmax"))
 def mutants(
-    cases: Patterns = None,
+    cases: Patterns = (),
     seeds: Annotated[
         int, typer.Option(min=1, metavar="N", help="Number of seeds: the case's own, then fresh ones.")
     ] = 1,
@@ -71,12 +70,13 @@ def mutants(
     The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 % of the faults get a
     wrong name.
     """
+    from attncheck.config import selected
     from attncheck.mutation.score import run_mutants, subjects_of
     from attncheck.mutation.workers import in_processes
     from attncheck.reports.mutation import mutants_document, print_mutation
 
     store = store_of(cache, cache_size)
-    selection = select(cases, None, None, store=store)
+    selection = selected(RunOptions(cases=cases), store)
     print_faults(selection)
     subjects = subjects_of(split(topic))
     with in_processes(processes or available_processors(), store) as scorers:
@@ -105,21 +105,22 @@ def mutants(
 )
 def list_(
     what: Annotated[Listed, typer.Argument(metavar="WHAT", help="cases, backends, implementations or tags.")],
-    cases: Patterns = None,
-    tag: TagNames = None,
+    cases: Patterns = (),
+    tags: TagNames = (),
     match: Match = None,
-    tile: Tiles = None,
+    tiles: Tiles = (),
     as_json: AsJson = False,
 ) -> None:
     """List cases, backends, implementations or tags."""
     from attncheck import listings
+    from attncheck.config import selected
 
     faults: list[str] = []
     of_code = {Listed.BACKENDS: listings.list_backends, Listed.IMPLEMENTATIONS: listings.list_implementations}
     if what in of_code:
         records = of_code[what]()
     else:
-        selection = select(cases, tag, None, tile=tile, match=match)
+        selection = selected(RunOptions(cases=cases, tags=tags, match=match, tiles=tiles))
         records = listings.list_cases(selection) if what is Listed.CASES else listings.list_tags(selection)
         print_faults(selection)
         faults = list(map(str, selection.faults))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from attncheck.cli.parameters import with_options
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to check": (
@@ -50,7 +53,13 @@ _RANGE = re.compile(r"(?:([\d.]+)<=)?x(?:>=([\d.]+))?(?:<=([\d.]+))?")
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help has its options in panels, where they are many."""
+    """A command whose help has its options in panels, where they are many; they stand in that order elsewhere, too."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if sum(each.param_type_name == "option" for each in self.params) >= _FEW:
+            places = {name: place for place, name in enumerate(chain.from_iterable(OPTIONS.values()))}
+            self.params.sort(key=lambda each: (each.param_type_name == "option", places.get(each.name or "", -1)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
@@ -87,8 +96,14 @@ class Commands(typer.Typer):
     """Commands whose help is in panels."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
-        """Add a command."""
-        return super().command(name, **{"cls": PanelCommand, **settings})
+        """Add a command; the fields of options that it takes are options of its own."""
+        add = super().command(name, **{"cls": PanelCommand, **settings})
+
+        def add_with_options(command: Callable[..., None]) -> Callable[..., None]:
+            add(with_options(command))
+            return command
+
+        return add_with_options
 
 
 def _plain(record: tuple[str, str]) -> tuple[str, str]:

@@ -10,22 +10,19 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_implementation, complete_properties
-from attncheck.cli.options import (
-    DEFAULT_CACHE_SIZE,
-    AsJson,
-    DtypeNames,
-    ExpectedFailures,
-    Framework,
-    JunitXml,
-    MemoryLimit,
-    Quiet,
-    Signature,
-    Threads,
-    TimeLimit,
-)
 from attncheck.cli.output import print_document
-from attncheck.cli.shared import limits_of, print_faults, split, store_of
+from attncheck.cli.parameters import AsJson, JunitXml
+from attncheck.cli.shared import print_faults, split
 from attncheck.errors import ExitCode, UsageError
+from attncheck.options import (
+    DEFAULT_CACHE_SIZE,
+    DtypeNames,
+    ExpectedFailureLists,
+    FunctionOptions,
+    LimitOptions,
+    Quiet,
+    store_of,
+)
 from attncheck.wording import expected
 
 if TYPE_CHECKING:
@@ -69,10 +66,10 @@ def properties(
             autocompletion=complete_properties,
         ),
     ] = None,
-    dtype: DtypeNames = None,
-    framework: Framework = None,
-    signature: Signature = None,
-    expected_failures: ExpectedFailures = None,
+    dtypes: DtypeNames = (),
+    *,
+    function: FunctionOptions,
+    expected_failures: ExpectedFailureLists = (),
     explain: Annotated[
         bool, typer.Option("--explain", help="For each call that is not bitwise identical, show its result.")
     ] = False,
@@ -87,9 +84,7 @@ def properties(
         ),
     ] = None,
     junit_xml: JunitXml = None,
-    time_limit: TimeLimit = 60.0,
-    memory_limit: MemoryLimit = None,
-    threads: Threads = 1,
+    allowed: LimitOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -104,19 +99,18 @@ def properties(
     from attncheck.properties.rows import exit_code_of
     from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
 
-    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
-    lists = expected_failures or []
-    chosen = select_implementations(None, implementations, framework, limits, signature=signature)
+    limits = allowed.limits()
+    chosen = select_implementations(None, implementations, function.framework, limits, signature=function.signature)
     for missing in chosen.missing:
         typer.echo(f"attncheck: {missing} is not installed", err=True)
-    asking = Asking(_known_names(name), _known_dtypes(dtype), limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
-    selection = select_property_cases(cases or (), lists, asking.store)
+    asking = Asking(_known_names(name), dtypes, limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
+    selection = select_property_cases(cases or (), expected_failures, asking.store)
     print_faults(selection)
     questions = questions_of(selection.cases, asking)
     if not questions:
         raise UsageError("no case asks for these properties in these dtypes")
     complete = not (cases or asking.names or asking.dtypes)
-    rows = ask_all(chosen.implementations, questions, asking, lists, complete=complete)
+    rows = ask_all(chosen.implementations, questions, asking, expected_failures, complete=complete)
     if output is not None:
         from attncheck.reports.write import write_property_table
         from attncheck.results.writer import write_property_rows
@@ -169,13 +163,3 @@ def _known_names(given: list[str] | None) -> list[str]:
         if each not in PROPERTIES:
             raise UsageError(f"unknown property {each!r}; {expected(each, PROPERTIES, one_of=False)}")
     return names
-
-
-def _known_dtypes(given: list[str] | None) -> list[str]:
-    from attncheck.spec import DTYPES
-
-    dtypes = split(given)
-    for each in dtypes:
-        if each not in DTYPES:
-            raise UsageError(f"unknown dtype {each!r}; {expected(each, DTYPES, one_of=False)}")
-    return dtypes

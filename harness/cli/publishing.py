@@ -10,26 +10,11 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_implementation
-from attncheck.cli.options import (
-    Annotations,
-    AnyRunFolders,
-    AsJson,
-    Badges,
-    CiSummary,
-    Framework,
-    JunitXml,
-    MemoryLimit,
-    MinJudged,
-    Quiet,
-    RunFolders,
-    Sarif,
-    Signature,
-    Threads,
-    TimeLimit,
-)
 from attncheck.cli.output import print_document
-from attncheck.cli.shared import Outlets, ReportPlace, frames_of, limits_of, show_answer, write_ci_outputs, write_frames
+from attncheck.cli.parameters import AnyRunFolders, AsJson, Outlets, RunFolders
+from attncheck.cli.shared import ReportPlace, frames_of, show_answer, write_ci_outputs, write_frames
 from attncheck.errors import ExitCode, ResultsError, UsageError
+from attncheck.options import FunctionOptions, LimitOptions, MinJudged, Quiet
 
 if TYPE_CHECKING:
     from attncheck.reports.machine.other_documents import PublishedDocument
@@ -51,11 +36,8 @@ def report(
         ),
     ] = None,
     min_judged: MinJudged = None,
-    junit_xml: JunitXml = None,
-    ci_summary: CiSummary = None,
-    annotations: Annotations = False,
-    sarif: Sarif = None,
-    badge: Badges = None,
+    *,
+    outlets: Outlets,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -63,7 +45,6 @@ def report(
     from attncheck.results.format import REPORT_FOLDER
     from attncheck.results.reader import find_runs
 
-    outlets = Outlets(junit_xml, ci_summary, annotations, sarif, badge or ())
     runs = find_runs(runs)
     if output is None:
         if len(runs) > 1:
@@ -286,11 +267,9 @@ def conventions(
             show_default=False,
         ),
     ] = None,
-    framework: Framework = None,
-    signature: Signature = None,
-    time_limit: TimeLimit = 60.0,
-    memory_limit: MemoryLimit = None,
-    threads: Threads = 1,
+    *,
+    function: FunctionOptions,
+    allowed: LimitOptions,
     as_json: AsJson = False,
 ) -> None:
     """Measure which conventions an implementation follows.
@@ -303,8 +282,8 @@ def conventions(
     from attncheck.execution.implementation_selection import select_implementations
     from attncheck.reports.conventions import conventions_document, print_conventions
 
-    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
-    chosen = select_implementations(None, implementations, framework, limits, signature=signature)
+    limits = allowed.limits()
+    chosen = select_implementations(None, implementations, function.framework, limits, signature=function.signature)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} is not installed", err=True)
     measured = {each.name: ask_all(each, dtype, limits) for each in chosen.implementations}

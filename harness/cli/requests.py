@@ -6,25 +6,23 @@ What the commands offer somebody who changes a kernel and looks again: narrow a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from pathlib import Path
 from threading import Thread, Timer
 from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.cli.options import Keep
-from attncheck.cli.shared import limits_of, print_faults, select, split, store_of
+from attncheck.cli.shared import print_faults
 from attncheck.errors import CaseError, ExitCode, NothingFailed, UsageError
+from attncheck.options import RunOptions
 from attncheck.timing import Times
 
 if TYPE_CHECKING:
     from attncheck.execution.describing import DescribedWorkers
     from attncheck.execution.implementations import ImplementationSelection
-    from attncheck.execution.limits import Limits
     from attncheck.progress import Watcher
     from attncheck.reading.selection import Selection
     from attncheck.results.last_failed import FailedEvaluation, Narrowed
@@ -43,49 +41,12 @@ _MOMENT = 0.6
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The options of ``check`` and ``run`` that say what runs, and how; as they were given."""
+    """Options of a run, and what goes with them from its beginning to what is shown of it."""
 
-    report: bool
-    patterns: list[str] | None
-    backend: list[str] | None
-    implementation: list[str] | None
-    framework: str | None
-    signature: str | None
-    expected_failures: list[Path] | None
-    dtype: list[str] | None
-    tag: list[str] | None
-    tile: list[str] | None
-    iteration: Iteration
-    output: Path
-    label: str
-    keep_arrays: Keep
-    time_limit: float
-    memory_limit: float | None
-    threads: int
-    compilation_cache: bool
-    keep_going: bool
-    resume: bool
-    cluster: str | None
-    min_judged: str | None
-    quiet: bool
-    cache: bool
-    cache_size: float
-    verbose: bool
-    properties: bool = False
-    """Whether properties are asked besides."""
+    options: RunOptions
     is_announced: bool = False
     """Whether people were told already what they may want to know before a run."""
     times: Times = field(default_factory=Times)
-
-    @property
-    def limits(self) -> Limits:
-        """What a worker may take."""
-        return limits_of(self.time_limit, self.memory_limit, self.threads, self.compilation_cache, self.keep_going)
-
-    @property
-    def is_narrowed(self) -> bool:
-        """Whether some of the cases are picked, or some of their dtypes."""
-        return bool(self.patterns or self.tag or self.dtype or self.iteration.match)
 
 
 def run_request(
@@ -109,21 +70,22 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     from attncheck.execution.describing import Question
     from attncheck.execution.user_code import Target, is_own
 
-    for pattern in split(request.implementation):
+    options = request.options
+    for pattern in options.implementations:
         if is_own(pattern):
             try:
-                target = Target.of(pattern, request.signature or "")
+                target = Target.of(pattern, options.signature or "")
             except UsageError:
                 return  # which is said where the others are looked at
-            described.begin(Question(target, request.framework, request.threads, request.compilation_cache))
+            described.begin(Question(target, options.framework, options.threads, options.compilation_cache))
             begun = True
     _load(_NEEDED)
     if begun:
-        _load_what_shows(request)
+        _load_what_shows(options)
 
 
-def _load_what_shows(request: RunRequest) -> None:
-    _load((*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if request.report else ())))
+def _load_what_shows(options: RunOptions) -> None:
+    _load((*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if options.report else ())))
 
 
 def _load(names: Iterable[str]) -> None:
@@ -136,27 +98,29 @@ def _run(
 ) -> RunSummary:
     from attncheck.attention.enclosure import SETTLED
     from attncheck.commands import joined
+    from attncheck.config import selected
     from attncheck.execution.implementation_selection import select_implementations
     from attncheck.progress import show_progress
-    from attncheck.run import run_cases
+    from attncheck.run import Settings, run_cases
 
     SETTLED.clear()
-    own = (split(request.backend) or None, split(request.implementation), request.framework)
-    chosen = select_implementations(*own, request.limits, described, request.signature)
-    chosen = chosen.with_standard(request.iteration.standard)
-    store = store_of(request.cache, request.cache_size)
+    options, store = request.options, request.options.store
+    own = (options.backends or None, options.implementations, options.framework)
+    chosen = select_implementations(*own, options.worker_limits, described, options.signature)
+    chosen = chosen.with_standard(options.standard)
     with request.times.of("reading cases"), _said_after_a_moment(request, "reading the bundled cases"):
-        selection = select(
-            *(request.patterns, request.tag, request.dtype, request.expected_failures),
-            *(request.tile, request.iteration.match, store),
-        )
+        selection = selected(options, store)
     if selection.faults and not selection.cases:  # the last results stay as they are
         raise CaseError(list(selection.faults))
     narrowed = _narrowed(request, chosen, selection)
-    settings = replace(_settings(request, chosen, selection, narrowed), store=store, times=request.times)
-    Thread(target=_load_what_shows, args=(request,)).start()  # while the first worker imports its framework
+    settings = replace(
+        Settings.of(options, chosen, selection.tags, narrowed.only, store),
+        command=["attncheck", *_without_cluster(sys.argv[1:])],
+        times=request.times,
+    )
+    Thread(target=_load_what_shows, args=(options,)).start()  # while the first worker imports its framework
     try:
-        with show_progress(visible=not request.quiet) as progress:
+        with show_progress(visible=not options.quiet) as progress:
             summary = run_cases(
                 narrowed.cases,
                 chosen,
@@ -165,15 +129,15 @@ def _run(
                 progress.update,
                 lambda failed: on_failure(progress, failed),
                 described=described,
-                on_plan=lambda words: None if request.quiet else typer.echo(f"attncheck: {words}", err=True),
+                on_plan=lambda words: None if options.quiet else typer.echo(f"attncheck: {words}", err=True),
             )
-            if request.properties:
-                summary = _with_properties(request, chosen, settings, summary)
+            if options.properties:
+                summary = _with_properties(options, chosen, settings, summary)
         if summary.failures:
             from attncheck.repro import write_scripts
 
-            write_scripts(narrowed.cases, chosen.implementations, summary.failures, request.output, settings.limits)
-        if request.verbose:
+            write_scripts(narrowed.cases, chosen.implementations, summary.failures, options.output, settings.limits)
+        if options.verbose:
             settled = store.counts + SETTLED
             typer.echo(f"attncheck: cache: {store.summary}", err=True)
             typer.echo(
@@ -183,8 +147,8 @@ def _run(
         return summary
     except KeyboardInterrupt:
         typer.echo(
-            f"attncheck: interrupted; what was judged is in {request.output}: "
-            f"`{joined(['attncheck', 'report', str(request.output)])}` shows it, and the same command with --resume "
+            f"attncheck: interrupted; what was judged is in {options.output}: "
+            f"`{joined(['attncheck', 'report', str(options.output)])}` shows it, and the same command with --resume "
             "goes on",
             err=True,
         )
@@ -196,7 +160,7 @@ def _said_after_a_moment(request: RunRequest, words: str) -> Iterator[None]:
     """Say what is going on, where that takes longer than people wait without wondering."""
     said = Timer(_MOMENT, typer.echo, [f"attncheck: {words}"], {"err": True})
     said.daemon = True
-    if not (request.patterns or request.quiet or request.is_announced):
+    if not (request.options.cases or request.options.quiet or request.is_announced):
         said.start()
     try:
         yield
@@ -205,23 +169,23 @@ def _said_after_a_moment(request: RunRequest, words: str) -> Iterator[None]:
 
 
 def _with_properties(
-    request: RunRequest, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
+    options: RunOptions, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
 ) -> RunSummary:
     """Ask properties of what was chosen, write what was found beside the run's rows, and count it in its exit code."""
     from attncheck.properties.rows import exit_code_of
     from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
     from attncheck.results.writer import note_exit_code, write_property_rows
 
-    lists = request.expected_failures or []
+    lists = options.expected_failure_lists
     asking = Asking(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
     selection = select_property_cases((), lists, asking.store)
     print_faults(selection)
     questions = questions_of(selection.cases, asking)
     rows = ask_all(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
-    write_property_rows(request.output, rows)
+    write_property_rows(options.output, rows)
     codes = {summary.exit_code, exit_code_of(rows)} | ({ExitCode.BAD_INPUT} if selection.faults else set())
     worst = next(code for code in (*_BY_SEVERITY, summary.exit_code) if code in codes)
-    note_exit_code(request.output, worst)
+    note_exit_code(options.output, worst)
     return replace(summary, exit_code=worst)
 
 
@@ -230,63 +194,20 @@ _BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, Exi
 
 def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:
     """Print what people may want to know before a run, and return the cases that run."""
+    from attncheck.config import tiles_of
     from attncheck.reading.tiles import left_out
 
+    options = request.options
     print_faults(selection)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
-    names = [item.name for item in chosen.implementations]
-    narrowed = narrow(selection, request.iteration, split(request.dtype), names, request.output, resume=request.resume)
+    narrowed = narrow(selection, options, [item.name for item in chosen.implementations])
     if narrowed.only is not None and not narrowed.only:
         raise NothingFailed(narrowed.note)
-    if not (request.quiet or request.is_announced):
-        for hint in filter(None, (*chosen.hints, left_out(_tiles(request)), narrowed.note)):
+    if not (options.quiet or request.is_announced):
+        for hint in filter(None, (*chosen.hints, left_out(tiles_of(options)), narrowed.note)):
             typer.echo(f"attncheck: {hint}", err=True)
     return narrowed
-
-
-def _tiles(request: RunRequest) -> tuple[int, ...]:
-    from attncheck.config import tiles_of
-    from attncheck.reading.tiles import read_tiles
-
-    return tiles_of(read_tiles(split(request.tile), "--tile"), complete=not request.patterns)
-
-
-def _settings(
-    request: RunRequest, chosen: ImplementationSelection, selection: Selection, narrowed: Narrowed
-) -> Settings:
-    from attncheck.config import expected_failures_of, minimum_of
-    from attncheck.run import Settings
-
-    complete = not request.is_narrowed and narrowed.only is None
-    return Settings(
-        output=request.output,
-        label=request.label,
-        dtypes=tuple(split(request.dtype)),
-        keep_all_arrays=request.keep_arrays is Keep.ALL,
-        limits=request.limits,
-        command=["attncheck", *_without_cluster(sys.argv[1:])],
-        expected_failures=expected_failures_of(
-            [item.entry.name for item in chosen.implementations], request.expected_failures or ()
-        ),
-        complete=complete,
-        tags=selection.tags,
-        resume=request.resume,
-        cluster=request.cluster,
-        picked={
-            "cases": request.patterns or [],
-            "tags": split(request.tag),
-            "dtypes": split(request.dtype),
-            "match": [request.iteration.match] if request.iteration.match else [],
-            "failed": [str(request.output)] if narrowed.only is not None else [],
-        },
-        tiles=_tiles(request),
-        minimum=minimum_of(request.min_judged, complete=complete),
-        only=narrowed.only,
-        max_failures=request.iteration.max_failures,
-        all_cases=request.iteration.all_cases,
-        documents_first=not request.iteration.failed_first,
-    )
 
 
 def _without_cluster(arguments: list[str]) -> list[str]:
@@ -296,38 +217,12 @@ def _without_cluster(arguments: list[str]) -> list[str]:
     return [*kept[:index], *kept[index + 2 :]]
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """How a run is narrowed, ordered and ended for somebody who changes a kernel and looks again."""
-
-    match: str | None = None
-    failed: bool = False
-    failed_first: bool = False
-    exitfirst: bool = False
-    maxfail: int | None = None
-    all_cases: bool = False
-    standard: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if self.all_cases and self.standard:
-            raise UsageError("--all-cases leaves no case out, --standard runs some alone: give one")
-        if self.failed and self.failed_first:
-            raise UsageError("--failed runs what failed last time alone, --failed-first before the rest: give one")
-
-    @property
-    def max_failures(self) -> int | None:
-        """After how many failing cases a run is stopped."""
-        return 1 if self.exitfirst else self.maxfail
-
-
-def narrow(
-    selection: Selection, iteration: Iteration, dtypes: list[str], names: list[str], output: Path, *, resume: bool
-) -> Narrowed:
+def narrow(selection: Selection, options: RunOptions, names: list[str]) -> Narrowed:
     """Return the cases that run: all that are selected, or what failed last time alone or before the rest."""
     from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
 
-    if iteration.failed:
-        return failed_alone(selection.cases, dtypes, names, output, resume=resume)
-    if iteration.failed_first:
-        return failed_first(selection.cases, dtypes, names, output)
+    if options.failed:
+        return failed_alone(selection.cases, options.dtypes, names, options.output, resume=options.resume)
+    if options.failed_first:
+        return failed_first(selection.cases, options.dtypes, names, options.output)
     return Narrowed(selection.cases, None, "")

@@ -9,21 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import (
-    AsJson,
-    CaseName,
-    DtypeName,
-    DtypeNames,
-    Framework,
-    ImplementationName,
-    MemoryLimit,
-    Signature,
-    Threads,
-    TimeLimit,
-)
 from attncheck.cli.output import print_document
-from attncheck.cli.shared import dtype_of, limits_of, select_one, split
+from attncheck.cli.parameters import AsJson, CaseName, DtypeName, ImplementationName
+from attncheck.cli.shared import dtype_of, select_one
 from attncheck.errors import ExitCode, UsageError
+from attncheck.options import DtypeNames, FunctionOptions, LimitOptions
 from attncheck.verdicts import Verdict
 from attncheck.wording import expected
 
@@ -51,12 +41,10 @@ def search(
         str | None,
         typer.Option(metavar="NAME", help="Draw problems of one operation. Default: of all.", show_default=False),
     ] = None,
-    dtype: DtypeNames = None,
-    framework: Framework = None,
-    signature: Signature = None,
-    time_limit: TimeLimit = 60.0,
-    memory_limit: MemoryLimit = None,
-    threads: Threads = 1,
+    dtypes: DtypeNames = (),
+    *,
+    function: FunctionOptions,
+    allowed: LimitOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -83,13 +71,13 @@ def search(
 
     if operation is not None and operation not in OPERATIONS:
         raise UsageError(f"--operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
-    chosen = find_implementation(implementation, framework, signature)
-    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=True)
+    chosen = find_implementation(implementation, function.framework, function.signature)
+    limits = allowed.limits(keep_going=True)
     judge = WorkerJudge.of(chosen, limits)
     folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name)
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
-    request = SearchRequest(seed, operation, _dtypes(judge.dtypes, dtype, chosen.name), problems, seconds, title)
+    request = SearchRequest(seed, operation, _dtypes(judge.dtypes, dtypes, chosen.name), problems, seconds, title)
     found = Search(request, judge, folder, lambda line: typer.echo(f"attncheck: {line}", err=True))
     try:
         found.run()
@@ -102,10 +90,10 @@ def search(
     raise typer.Exit(code)
 
 
-def _dtypes(declared: tuple[str, ...], wanted: list[str] | None, name: str) -> tuple[str, ...]:
+def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
     from attncheck.spec import DTYPES
 
-    asked = split(wanted) or [each for each in DTYPES if each in declared]
+    asked = wanted or [each for each in DTYPES if each in declared]
     for each in asked:
         if each not in declared:
             raise UsageError(f"--dtype: {name} declares no {each!r}; expected {', '.join(declared) or 'none'}")
@@ -168,11 +156,9 @@ def reduce(
     case: CaseName,
     implementation: ImplementationName,
     dtype: DtypeName = None,
-    framework: Framework = None,
-    signature: Signature = None,
-    time_limit: TimeLimit = 60.0,
-    memory_limit: MemoryLimit = None,
-    threads: Threads = 1,
+    *,
+    function: FunctionOptions,
+    allowed: LimitOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -197,8 +183,9 @@ def reduce(
     from attncheck.searching.search import reduce_case
 
     found, _ = select_one(case)
-    chosen_dtype, chosen = dtype_of(found, dtype), find_implementation(implementation, framework, signature)
-    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=True)
+    chosen_dtype = dtype_of(found, dtype)
+    chosen = find_implementation(implementation, function.framework, function.signature)
+    limits = allowed.limits(keep_going=True)
     reduced = reduce_case(found, chosen, chosen_dtype, limits)
     if reduced.explanation.failure.startswith(Verdict.UNSUPPORTED):
         raise UsageError(f"{chosen.name}, {found.id} in {chosen_dtype}: {reduced.explanation.failure}")

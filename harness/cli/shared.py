@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,61 +13,17 @@ import typer
 from attncheck.cli.output import print_document
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
-from attncheck.wording import expected
 
 DEFAULT_DTYPE = "float32"
 """Of commands about one case."""
 
 if TYPE_CHECKING:
-    from attncheck.execution.limits import Limits
+    from attncheck.cli.parameters import Outlets
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
+    from attncheck.results.coverage import Minimum
     from attncheck.results.last_failed import Checked
-    from attncheck.store import Store
-
-
-def limits_of(
-    time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool, keep_going: bool
-) -> Limits:
-    """Return what a worker may take: seconds per evaluation, GiB of memory, threads; a cache, and patience."""
-    from attncheck.execution.limits import Limits
-
-    limits = Limits(
-        case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache, keep_going=keep_going
-    )
-    return limits if memory_limit is None else replace(limits, hard_memory_limit=int(memory_limit * 2**30))
-
-
-def store_of(cache: bool, size: float) -> Store:
-    """Return the store in the user's cache folder, of so many GiB, or one that keeps nothing."""
-    from attncheck.store import NO_STORE, user_store
-
-    return user_store(int(size * 2**30)) if cache else NO_STORE
-
-
-def select(
-    patterns: list[str] | None,
-    tag: list[str] | None,
-    dtype: list[str] | None,
-    expected_failures: list[Path] | None = None,
-    tile: list[str] | None = None,
-    match: str | None = None,
-    store: Store | None = None,
-) -> Selection:
-    """Return the cases that the options name, the configured and bundled ones where they name none."""
-    from attncheck.config import selected
-    from attncheck.reading.selection import read_expression
-    from attncheck.reading.tiles import read_tiles
-    from attncheck.spec import DTYPES
-
-    for name in split(dtype):
-        if name not in DTYPES:
-            raise UsageError(f"unknown dtype {name!r}; {expected(name, DTYPES, one_of=False)}")
-    tiles = read_tiles(split(tile), "--tile")
-    expression = None if match is None else read_expression(match, "-k")
-    lists = expected_failures or ()
-    return selected(patterns or (), split(tag), split(dtype), lists, tiles, expression=expression, store=store)
 
 
 def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
@@ -80,7 +36,7 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
 
     config = read_config()
     try:
-        return selection.select_one(case, config.cases, lists=config.expected_failures)
+        return selection.select_one(case, config.cases, lists=config.expected_failure_lists)
     except selection.NoSuchCase:
         found = checked.address(case) if checked else None
         if found is None or found == case:
@@ -115,15 +71,13 @@ def split(names: list[str] | None) -> list[str]:
     return [part for name in names or () for part in name.split(",") if part]
 
 
-def frames_of(runs: list[Path], min_judged: str | None = None) -> Frames:
-    """Read results directories back as the frames of one report; ``min_judged`` replaces what the runs were asked."""
-    from attncheck.config import minimum_of
+def frames_of(runs: list[Path], minimum: Minimum | None = None) -> Frames:
+    """Read results directories back as the frames of one report; ``minimum`` replaces what the runs were asked."""
     from attncheck.merge import merge_runs
     from attncheck.reports.build_frames import make_frames
     from attncheck.results.parts import release_memory
     from attncheck.results.reader import read_runs
 
-    minimum = minimum_of(min_judged, complete=False)
     frames = make_frames(merge_runs(read_runs(runs)))
     release_memory()
     if minimum is None:
@@ -180,25 +134,8 @@ def show_answer(
             typer.echo(f"Report: not written; {joined(['attncheck', 'report', str(place.results)])} writes it")
 
 
-_BADGES = (".svg", ".json")
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 """Names the file that GitHub shows on a job's page."""
-
-
-@dataclass(frozen=True)
-class Outlets:
-    """Where the outcome goes besides the terminal and the report's folder."""
-
-    junit_xml: Path | None
-    ci_summary: Path | None
-    annotations: bool
-    sarif: Path | None = None
-    badge: Sequence[Path] = ()
-
-    def __post_init__(self) -> None:
-        for path in self.badge:  # before anything takes time
-            if path.suffix not in _BADGES:
-                raise UsageError(f"--badge {path}: expected a file that ends with {' or '.join(_BADGES)}")
 
 
 def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
@@ -217,7 +154,7 @@ def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as
         write_junit(frames, outlets.junit_xml)
     if outlets.sarif:
         write_sarif(frames, outlets.sarif)
-    for badge in outlets.badge:
+    for badge in outlets.badge or ():
         write_badge(frames, badge)
     if outlets.ci_summary:
         append_summary(render_ci_summary(frames, report, is_written=is_written), outlets.ci_summary)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from attncheck.cli.requests import RunRequest, run_request
-from attncheck.cli.shared import split
 from attncheck.config import read_config
 from attncheck.errors import AttncheckError, ExitCode, NothingFailed, UsageError
 from attncheck.execution.user_code import Target, is_own
@@ -69,11 +68,11 @@ def watch(request: RunRequest, show: Finish, write: Finish) -> ExitCode:
 
 def files_of(request: RunRequest) -> WatchedFiles:
     """Return the files of kernels and cases of one's own that a run depends on. Raises ``UsageError`` for none."""
-    kernels = [path for pattern in split(request.implementation) if (path := _file_of(pattern)) is not None]
+    kernels = [path for pattern in request.options.implementations if (path := _file_of(pattern)) is not None]
     config = read_config()
-    cases = [Path(each) for each in request.patterns or config.cases if exists(Path(each))]
+    cases = [Path(each) for each in request.options.cases or config.cases if exists(Path(each))]
     tags = [(path if path.is_dir() else path.parent) / TAG_FILE for path in cases]
-    lists = [*config.expected_failures, *(request.expected_failures or ())]
+    lists = [*config.expected_failure_lists, *request.options.expected_failure_lists]
     if not kernels and not cases:
         raise UsageError("--watch: there is no file to watch; name a kernel as file.py:function, or cases of your own")
     return WatchedFiles(kernels, list(dict.fromkeys([*cases, *tags, *lists])))
@@ -110,7 +109,7 @@ class _Runs:
             else:
                 self._end_next(run_request(self._again(), self._show_failure), self.failing, saved)
         except NothingFailed:
-            self.request = replace(self.request, iteration=replace(self.request.iteration, failed=False))
+            self.request = replace(self.request, options=replace(self.request.options, failed=False))
             self.run(saved)
         except AttncheckError as error:
             typer.echo(f"attncheck: {error}", err=True)
@@ -121,12 +120,12 @@ class _Runs:
         self.show(summary)
 
     def _end_next(self, summary: RunSummary, before: Mapping[Evaluation, Failing], saved: Sequence[Path]) -> None:
-        failed = read_failed(self.request.output)
+        failed = read_failed(self.request.options.output)
         unfinished = failed.evaluations if failed else frozenset()
         now = failing_evaluations(summary.failures)
         changes = Changes.between(before, now, unfinished)
         self.code, self.failing = summary.exit_code, remembered(before, now, unfinished)
-        if not (self.request.quiet and changes.is_empty):
+        if not (self.request.options.quiet and changes.is_empty):
             code = f" (exit code {self.code:d})" if self.code else ""
             typer.echo(f"{strftime('%H:%M:%S', localtime())} {_named(saved)}: {changes.headline}{code}")
             for line in changes.lines():
@@ -134,8 +133,8 @@ class _Runs:
         self.write(summary)
 
     def _again(self) -> RunRequest:
-        first = not self.request.iteration.failed
-        return replace(self.request, is_announced=True, iteration=replace(self.request.iteration, failed_first=first))
+        options = self.request.options
+        return replace(self.request, is_announced=True, options=replace(options, failed_first=not options.failed))
 
     def _show_failure(self, progress: Watcher, failed: FailedEvaluation) -> None:
         """Count every failing evaluation; show at once those that did not fail before."""

@@ -294,7 +294,7 @@ def select_property_cases(patterns: Sequence[str], lists: Sequence[Path] = (), s
     """
     config = read_config()
     named = patterns or (PROPERTIES_FILE, *config.cases)
-    return select_cases(named, expected_failures=(*config.expected_failures, *lists), store=store, properties=True)
+    return select_cases(named, expected_failures=(*config.expected_failure_lists, *lists), store=store, properties=True)
 
 
 def ask_all(

@@ -226,12 +226,13 @@ def test_a_project_says_how_much_has_to_be_judged_where_nothing_is_picked(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attncheck.config import minimum_of
+    from attncheck.options import RunOptions, read_options
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "80%"\n')
-    assert str(minimum_of(None, complete=True)) == "80%"
-    assert minimum_of(None, complete=False) is None
-    assert str(minimum_of("5", complete=False)) == "5"
+    assert str(minimum_of(RunOptions(), complete=True)) == "80%"
+    assert minimum_of(RunOptions(), complete=False) is None
+    assert str(minimum_of(read_options({"min_judged": "5"}), complete=False)) == "5"
     (tmp_path / "pyproject.toml").write_text("[tool.attncheck]\nmin_judged = true\n")
     code, _, err = invoke("check", "-b", "numpy")
     assert code == 2

@@ -22,13 +22,14 @@ from attncheck import elements, progress
 from attncheck.backends import BACKENDS
 from attncheck.cli.explaining import script_name
 from attncheck.commands import command, joined, words_again, words_of
-from attncheck.config import Config, read_config
+from attncheck.config import read_config
 from attncheck.elements import DocumentLayout, index_from, layout_of, stored_index, written_element
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.listings import case_lines, list_cases
+from attncheck.options import RunOptions
 from attncheck.progress import MAX_FAILURES_SHOWN, Pace, ProgressBar, ProgressLines, duration, show_progress
 from attncheck.reading.selection import select_cases
 from attncheck.verdicts import Verdict, worst
@@ -427,11 +428,13 @@ def test_the_nearest_section_counts_and_its_paths_start_at_its_file(tmp_path: Pa
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     project(inner, "[project]\nname = 'other'\n")
-    assert read_config(inner) == Config((str(tmp_path / "own"),), (tmp_path / "known.yaml",))
+    assert read_config(inner) == RunOptions(
+        cases=(str(tmp_path / "own"),), expected_failure_lists=(tmp_path / "known.yaml",)
+    )
 
 
 def test_without_a_section_there_is_nothing(tmp_path: Path) -> None:
-    assert read_config(project(tmp_path, "[tool.other]\nx = 1\n")) == Config()
+    assert read_config(project(tmp_path, "[tool.other]\nx = 1\n")) == RunOptions()
 
 
 @pytest.mark.parametrize(
@@ -465,7 +468,7 @@ def test_a_section_that_says_nothing_sensible_is_a_usage_error(tmp_path: Path, t
 def test_what_is_hostile_is_told_in_one_line_or_is_no_section(tmp_path: Path, text: str, words: str | None) -> None:
     project(tmp_path, text)
     if words is None:
-        assert read_config(tmp_path) == Config()
+        assert read_config(tmp_path) == RunOptions()
         return
     with pytest.raises(UsageError) as error:
         read_config(tmp_path)

@@ -1,0 +1,231 @@
+"""Parameters of commands, for typer: options of runs by what says how each is given, and what only commands have."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, is_dataclass
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attncheck.cli import completion
+from attncheck.errors import UsageError
+from attncheck.options import Option, option_of
+from attncheck.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command as typer calls it, with parameters for the fields of every dataclass that it takes.
+
+    Each is read as its ``Flag`` says. Other parameters stay as they are.
+    """
+    taken = inspect.signature(command, eval_str=True).parameters
+    groups = {name: list(_fields(each.annotation)) for name, each in taken.items() if is_dataclass(each.annotation)}
+    flat = [each for name, parameter in taken.items() for each in groups.get(name, [parameter])]
+    options = {each.name: option for each in flat if (option := option_of(each)) is not None}
+    parameters = [
+        (_for_typer(options[each.name], each) if each.name in options else each).replace(kind=each.KEYWORD_ONLY)
+        for each in flat
+    ]
+    names = {parameter.name: each.name for parameter, each in zip(parameters, flat, strict=True)}
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        values = {names[name]: value for name, value in given.items()}
+        values |= {name: _read(option, values[name]) for name, option in options.items()}
+        made = {
+            name: taken[name].annotation(**{each.name: values.pop(each.name) for each in fields})
+            for name, fields in groups.items()
+        }
+        command(**values, **made)
+
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def _fields(group: Any) -> Iterator[inspect.Parameter]:
+    yield from inspect.signature(group, eval_str=True).parameters.values()
+
+
+def _for_typer(option: Option, parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return the parameter that typer makes an argument or an option of."""
+    flag = option.flag
+    settings: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": flag.show_default}
+    if flag.minimum is not None:
+        settings["min"] = flag.minimum
+    if flag.complete:
+        settings["autocompletion"] = getattr(completion, f"complete_{flag.complete}")
+    made = typer.Argument(**settings) if flag.is_argument else typer.Option(*flag.names, **settings)
+    default = option.default if flag.shown is None else flag.shown
+    if option.is_list:
+        default = list(default) or None
+    return parameter.replace(
+        name=option.word.replace("-", "_"),
+        annotation=Annotated[_given(option), made],
+        default=parameter.default if parameter.default is inspect.Parameter.empty else default,
+    )
+
+
+def _given(option: Option) -> Any:
+    """Return the type of what is given on the command line."""
+    if option.flag.given is not None:
+        return option.flag.given
+    if not option.is_list:
+        return option.type
+    return list[Path] | None if option.type == tuple[Path, ...] else list[str] | None
+
+
+def _read(option: Option, given: Any) -> Any:
+    """Make the option of what was given on the command line."""
+    if given is None or given == option.flag.shown:
+        return option.default
+    if option.flag.separated:
+        given = [part for each in given for part in each.split(",") if part]
+    return option.read(given, option.flag.names[0] if option.flag.names else f"--{option.name}")
+
+
+class Listed(StrEnum):
+    """What ``attncheck list`` can list."""
+
+    CASES = "cases"
+    BACKENDS = "backends"
+    IMPLEMENTATIONS = "implementations"
+    TAGS = "tags"
+
+
+CaseName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CASE",
+        help="The id of a case, a glob that matches one bundled case, a file with one case, or FILE.yaml::PART of a "
+        "case's name.",
+        autocompletion=completion.complete_cases,
+    ),
+]
+ImplementationName = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMPLEMENTATION",
+        help="A backend or implementation, such as torch or torch.sdpa, or your own as file.py:function.",
+        autocompletion=completion.complete_implementation,
+    ),
+]
+DtypeName = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        "-d",
+        metavar="DTYPE",
+        help="One dtype of the case. Default: float32, or the case's first.",
+        show_default=False,
+        autocompletion=completion.complete_dtypes,
+    ),
+]
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="The results of the check in which the case failed. Default: results/latest, if it exists.",
+        show_default=False,
+    ),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print what was taken from earlier runs.")]
+
+
+def _begin_again(isa: str | None) -> str | None:
+    """Start this command again with the variables of an instruction set: libraries read them once, NumPy among them."""
+    if isa is not None and isa != emulated_isa():
+        if not any(word.startswith("--isa") for word in sys.argv):  # run by a program within its own process
+            raise UsageError(f"--isa {isa}: libraries read their variables once, so it needs a process of its own")
+        limit_to_isa(isa, environment := dict(os.environ))
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    return isa
+
+
+Isa = Annotated[
+    str | None,
+    typer.Option(
+        "--isa",
+        metavar="|".join(INSTRUCTION_SETS),
+        help="Compute as a processor with this instruction set and no newer one does. Default: everything "
+        "that this one has.",
+        show_default=False,
+        callback=_begin_again,
+        is_eager=True,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
+Watch = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        help="Run again when a file is saved: your kernel, what it imports from its own folder, cases of your own. "
+        "What failed runs first, and only what changed is shown. Ctrl-C ends.",
+    ),
+]
+_RUN_FOLDERS = typer.Argument(metavar="RUN", help="Results directories, or folders of results directories.")
+RunFolders = Annotated[list[Path], _RUN_FOLDERS]
+AnyRunFolders = Annotated[list[Path] | None, _RUN_FOLDERS]
+JunitXml = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the JUnit XML to this file, in addition to the report's own junit.xml."),
+]
+CiSummary = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Append a short Markdown summary to this file. Default: the file that GITHUB_STEP_SUMMARY names.",
+    ),
+]
+Annotations = Annotated[
+    bool,
+    typer.Option(
+        "--annotations",
+        help="Print GitHub annotations: errors for failures and warnings for noise, at most ten of each, at the def of "
+        "your implementation or at the line of the case. With --json they go to standard error.",
+    ),
+]
+Sarif = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write SARIF 2.1.0 for code scanning: a result for each fault, at the def of your implementation or at "
+        "the line of the case.",
+        show_default=False,
+    ),
+]
+Badges = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--badge",
+        metavar="FILE",
+        help="Write a badge: an image (FILE.svg), or what shields.io reads (FILE.json). Can be repeated.",
+        show_default=False,
+    ),
+]
+
+_BADGES = (".svg", ".json")
+
+
+@dataclass(frozen=True)
+class Outlets:
+    """Where the outcome goes besides the terminal and the report's folder."""
+
+    junit_xml: JunitXml = None
+    ci_summary: CiSummary = None
+    annotations: Annotations = False
+    sarif: Sarif = None
+    badge: Badges = None
+
+    def __post_init__(self) -> None:
+        for path in self.badge or ():  # before anything takes time
+            if path.suffix not in _BADGES:
+                raise UsageError(f"--badge {path}: expected a file that ends with {' or '.join(_BADGES)}")

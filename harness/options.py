@@ -1,0 +1,565 @@
+"""The options of a run, each stated once: its type, its default, and how it is given.
+
+The parameters of ``attncheck check``, the keywords of ``attncheck.check``, pytest's ``--attncheck-...`` and the keys of
+``[tool.attncheck]`` derive from the fields of ``RunOptions``, and each reads what it is given by the same reader. Other
+commands take the same types for the options that they share.
+
+Every run of pytest in an environment with attncheck loads this module, so a reader imports what it needs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from attncheck.errors import UsageError
+from attncheck.results import DEFAULT_RESULTS
+
+if TYPE_CHECKING:
+    from attncheck.execution.limits import Limits
+    from attncheck.reading.selection import Expression
+    from attncheck.results.coverage import Minimum
+    from attncheck.store import Store
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+class Keep(StrEnum):
+    """Which arrays a run keeps."""
+
+    DISAGREEING = "disagreeing"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How an option is given.
+
+    Attributes:
+        names: Its names on the command line; its field's name if there are none.
+        help: Its help there.
+        metavar: What stands there for its value.
+        read: Makes the option of what was given, and of the place where it stands, for messages. Raises ``UsageError``.
+        given: The type of what is given on the command line, where it is not the option's own.
+        shown: The default as it is given there, where it is not the option's own.
+        separated: Whether commas separate several values there.
+        minimum: The smallest number.
+        complete: Completes it in a shell: a name of ``attncheck.cli.completion`` without ``complete_``.
+        show_default: As typer has it.
+        is_argument: Whether it has no name on the command line.
+        pytest: Its metavar and help as an option of pytest's; empty where it is none.
+        key: Its key in ``[tool.attncheck]``; empty where it has none.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    metavar: str | None = None
+    read: Callable[[Any, str], Any] | None = None
+    given: Any = None
+    shown: Any = None
+    separated: bool = False
+    minimum: float | None = None
+    complete: str = ""
+    show_default: bool | str = True
+    is_argument: bool = False
+    pytest: tuple[str, str] | tuple[()] = ()
+    key: str = ""
+
+
+def flag(*names: str, **given: Any) -> Flag:
+    """Return how an option is given, by these names; keywords as in ``Flag``."""
+    return Flag(names, **given)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option: its name among the others, its type, its default, and how it is given."""
+
+    name: str
+    type: Any
+    default: Any
+    flag: Flag
+
+    @property
+    def word(self) -> str:
+        """Its name without what its entrance puts before it: ``tile`` of ``--tile`` and ``--attncheck-tile``."""
+        return next((name[2:].partition("/")[0] for name in self.flag.names if name.startswith("--")), self.name)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it may be given several times."""
+        return get_origin(self.type) is tuple
+
+    def read(self, given: Any, where: str) -> Any:
+        """Make the option of what was given; its default of None. Raises ``UsageError``, which names ``where``."""
+        if given is None:
+            return self.default
+        if self.flag.read is not None:
+            return self.flag.read(given, where)
+        return tuple(given) if self.is_list else given
+
+
+def option_of(parameter: inspect.Parameter) -> Option | None:
+    """Return the option that a parameter with an evaluated annotation is; None where it is something else."""
+    found = next((each for each in getattr(parameter.annotation, "__metadata__", ()) if isinstance(each, Flag)), None)
+    if found is None:
+        return None
+    default = None if parameter.default is inspect.Parameter.empty else parameter.default
+    return Option(parameter.name, get_args(parameter.annotation)[0], default, found)
+
+
+def options_of(source: Callable[..., Any]) -> dict[str, Option]:
+    """Return the options among the fields of a dataclass, or the parameters of a function, by name."""
+    parameters = inspect.signature(source, eval_str=True).parameters.values()
+    return {option.name: option for option in map(option_of, parameters) if option is not None}
+
+
+def read_options(given: Mapping[str, Any]) -> RunOptions:
+    """Make options of keywords; None of what is not given. Raises ``UsageError``, which names a keyword."""
+    options = options_of(RunOptions)
+    return RunOptions(**{name: options[name].read(value, name) for name, value in given.items()})
+
+
+def with_keywords(
+    keywords: type, **defaults: Any
+) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
+    """Give a function the signature that these keywords spell out, for ``help``, editors and documents.
+
+    A default is that of ``RunOptions``, where ``defaults`` have no other. A keyword that is none is a ``TypeError``.
+    """
+    known = {name: option.default for name, option in options_of(RunOptions).items()} | defaults
+
+    def sign(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+        plain = inspect.signature(function)
+        positional = [each for each in plain.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        named = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=annotation)
+            for name, annotation in get_type_hints(keywords).items()
+        ]
+        signature = plain.replace(parameters=[*positional, *named])
+
+        @wraps(function)
+        def call(*args: Parameters.args, **given: Parameters.kwargs) -> Returned:
+            signature.bind(*args, **given)
+            return function(*args, **given)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return sign
+
+
+def _read_dtypes(given: Iterable[str], where: str) -> tuple[str, ...]:
+    from attncheck.spec import DTYPES
+    from attncheck.wording import expected
+
+    dtypes = tuple(given)
+    for name in dtypes:
+        if name not in DTYPES:
+            raise UsageError(f"unknown dtype {name!r}; {expected(name, DTYPES, one_of=False)}")
+    return dtypes
+
+
+def _read_tiles(given: Any, where: str) -> tuple[int, ...]:
+    from attncheck.reading.tiles import read_tiles
+
+    return read_tiles(given if isinstance(given, list | tuple) else [given], where)
+
+
+def _read_match(given: str, where: str) -> Expression:
+    from attncheck.reading.selection import read_expression
+
+    return read_expression(given, where)
+
+
+def _read_minimum(given: str | int, where: str) -> Minimum:
+    from attncheck.results.coverage import Minimum
+
+    return Minimum.of(given, where)
+
+
+Patterns = Annotated[
+    tuple[str, ...],
+    flag(
+        is_argument=True,
+        metavar="CASES",
+        help="Files or folders of cases, or globs over the bundled cases such as 'documents/*'. Default: all bundled "
+        "cases, and those of [tool.attncheck].",
+        show_default=False,
+        complete="cases",
+        pytest=("CASES", "files, folders or globs"),
+        key="cases",
+    ),
+]
+ExpectedFailureLists = Annotated[
+    tuple[Path, ...],
+    flag(
+        "--expected-failures",
+        metavar="FILE",
+        help="A list of expected failures of your own (YAML), in addition to the bundled lists.",
+        key="expected_failures",
+    ),
+]
+DtypeNames = Annotated[
+    tuple[str, ...],
+    flag(
+        "--dtype",
+        "-d",
+        metavar="DTYPES",
+        help="float64, float32, bfloat16 or float16, comma-separated. Default: all that a case declares.",
+        read=_read_dtypes,
+        separated=True,
+        complete="dtypes",
+        pytest=("DTYPE", "only this dtype"),
+    ),
+]
+TagNames = Annotated[
+    tuple[str, ...],
+    flag(
+        "--tag",
+        "-t",
+        metavar="TAGS",
+        help="Select the cases that have one of these tags.",
+        separated=True,
+        complete="tags",
+        pytest=("TAG", "only cases with this tag"),
+    ),
+]
+Match = Annotated[
+    "Expression | None",
+    flag(
+        "-k",
+        "--match",
+        metavar="EXPRESSION",
+        help="Select the cases that match: words in ids, names and tags, comparisons of axes, and, or, not, "
+        "parentheses, as in 'Lk>64 and not causal' or 'Lk%8!=0'.",
+        read=_read_match,
+        given=str | None,
+        show_default=False,
+    ),
+]
+Tiles = Annotated[
+    tuple[int, ...],
+    flag(
+        "--tile",
+        metavar="N",
+        help="The tile size of your kernel (2 to 4096), or several as 64,128. Adds cases with lengths of n - 1, n, "
+        "n + 1 and 2n + 1 to the selected ones.",
+        read=_read_tiles,
+        given=list[str] | None,
+        separated=True,
+        pytest=("N", "the kernel's tile: cases at its edges, too"),
+        key="tile",
+    ),
+]
+UseCache = Annotated[
+    bool,
+    flag(
+        "--cache/--no-cache",
+        help="Take exact answers and verdicts on the same numbers from earlier runs, which keep them in your cache "
+        "folder. The results are the same without it, and take longer.",
+        show_default="on",
+    ),
+]
+CacheSize = Annotated[
+    float,
+    flag(
+        "--cache-size",
+        minimum=0,
+        metavar="GIB",
+        help="What they may take in your cache folder; what was not used for the longest time goes first.",
+    ),
+]
+DEFAULT_CACHE_SIZE = 0.13
+"""GiB."""
+MinJudged = Annotated[
+    "Minimum | None",
+    flag(
+        "--min-judged",
+        metavar="N|N%",
+        help="Exit with 3 if an implementation was judged in fewer cases, or in a smaller share of them. Default: "
+        "min_judged of [tool.attncheck] for a run without a selection; for a report, what its runs were given.",
+        read=_read_minimum,
+        given=str | None,
+        pytest=(
+            "N|N%",
+            "fail where an implementation was judged in fewer cases, or in a smaller share of those that ran",
+        ),
+        key="min_judged",
+    ),
+]
+Quiet = Annotated[bool, flag("--quiet", "-q", help="Print only what is wrong.")]
+
+
+@dataclass(frozen=True)
+class FunctionOptions:
+    """How a function of a user's is called: with whose arrays, and like which library."""
+
+    framework: Annotated[
+        str | None,
+        flag(
+            metavar="NAME",
+            help="The framework whose arrays your own implementation takes and returns. Default: the one "
+            "that its file imports without NumPy, or numpy.",
+            show_default=False,
+            complete="frameworks",
+            pytest=("NAME", "whose arrays the implementation takes"),
+        ),
+    ] = None
+    signature: Annotated[
+        str | None,
+        flag(
+            metavar="NAME",
+            help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, "
+            "onnx, keras, hf or bshd. Default: attncheck's own signature.",
+            show_default=False,
+            complete="signatures",
+            pytest=("NAME", "the library that the function is called like"),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What an evaluation may take: seconds, GiB of memory, threads."""
+
+    time_limit: Annotated[
+        float, flag(minimum=0.1, metavar="SECONDS", help="Time limit of one evaluation, at least 0.1.")
+    ] = 60.0
+    memory_limit: Annotated[
+        float | None,
+        flag(
+            minimum=0.1,
+            metavar="GIB",
+            help="Memory limit of one worker. Default: three quarters of the machine's memory.",
+        ),
+    ] = None
+    threads: Annotated[int, flag(minimum=1, metavar="N", help="Threads of each worker.")] = 1
+
+    def limits(self, **others: Any) -> Limits:
+        """Return the limits of workers, with ``others`` of ``Limits``."""
+        from attncheck.execution.limits import Limits
+
+        if self.memory_limit is not None:
+            others["hard_memory_limit"] = int(self.memory_limit * 2**30)
+        return Limits(case_seconds=self.time_limit, threads=self.threads, **others)
+
+
+@dataclass(frozen=True)
+class RecordedOptions:
+    """The options that a run keeps to as they were given, whatever is selected."""
+
+    output: Annotated[
+        Path, flag("--output", "-o", metavar="FOLDER", help="Folder for the results. An earlier run in it is replaced.")
+    ] = DEFAULT_RESULTS
+    label: Annotated[str, flag(metavar="TEXT", help="The name of this environment in reports.")] = "local"
+    dtypes: DtypeNames = ()
+    keep_all_arrays: Annotated[
+        bool,
+        flag(
+            "--keep-arrays",
+            metavar="disagreeing|all",
+            help="Which arrays to store. Comparisons across runs need all.",
+            read=lambda given, where: given is Keep.ALL,
+            given=Keep,
+            shown=Keep.DISAGREEING,
+        ),
+    ] = False
+    resume: Annotated[
+        bool,
+        flag("--resume", help="Continue the interrupted run in the output folder. Starts a new run if there is none."),
+    ] = False
+    cluster: Annotated[
+        str | None,
+        flag(
+            metavar="ADDRESS",
+            help="Compute on the Dask cluster with this scheduler, such as tcp://host:8786. Needs the extra dask.",
+        ),
+    ] = None
+    tiles: Tiles = ()
+    max_failures: Annotated[
+        int | None,
+        flag(
+            "--maxfail",
+            minimum=1,
+            metavar="N",
+            help="Stop after N failing cases. The report says how many were not run; --resume goes on.",
+            show_default=False,
+        ),
+    ] = None
+    all_cases: Annotated[
+        bool,
+        flag(
+            "--all-cases",
+            help="Also run every case on implementations that compile each case (jax.jit, torch.compile, "
+            "tf.function). Default: only the standard cases, in which every two options meet, every size occurs, and "
+            "every known fault shows. With --resume, add the rest.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
+    """What is run, how, and what becomes of it, as somebody asks for it: ``flag`` says of each how it is given."""
+
+    cases: Patterns = ()
+    backends: Annotated[
+        tuple[str, ...],
+        flag(
+            "--backend",
+            "-b",
+            metavar="NAMES",
+            help="Backends to run, comma-separated. Default: every installed one.",
+            separated=True,
+            complete="backends",
+        ),
+    ] = ()
+    implementations: Annotated[
+        tuple[str, ...],
+        flag(
+            "--implementation",
+            "--implementations",
+            "-i",
+            metavar="NAMES",
+            help="Implementations to run, comma-separated: names, globs such as 'torch.*', all, or your own as "
+            "file.py:function, package.module:function or a program (./attention). Default: every backend in its "
+            "default mode, which is jit for JAX and eager for all others.",
+            separated=True,
+            complete="implementations",
+        ),
+    ] = ()
+    expected_failure_lists: ExpectedFailureLists = ()
+    tags: TagNames = ()
+    match: Match = None
+    failed: Annotated[
+        bool, flag("--failed", help="Run only what failed last time in the output folder; nothing if nothing did.")
+    ] = False
+    failed_first: Annotated[
+        bool, flag("--failed-first", help="Run what failed last time in the output folder first, then the rest.")
+    ] = False
+    exitfirst: Annotated[
+        bool, flag("-x", "--exitfirst", help="Stop at the first failing case, as --maxfail 1 does.")
+    ] = False
+    compilation_cache: Annotated[
+        bool,
+        flag(
+            "--compilation-cache/--no-compilation-cache",
+            help="Keep what frameworks compile in your cache folder, for later runs.",
+            show_default="on",
+        ),
+    ] = True
+    cache: UseCache = True
+    cache_size: CacheSize = DEFAULT_CACHE_SIZE
+    keep_going: Annotated[
+        bool,
+        flag(
+            "--keep-going",
+            help="Try every case, even after ten equal crashes or timeouts in a row. With --resume, try what an "
+            "earlier run left untried.",
+        ),
+    ] = False
+    standard: Annotated[
+        tuple[str, ...],
+        flag(
+            metavar="NAMES",
+            help="Run only the standard cases on these implementations, too: a backend, a name or a glob. About one "
+            "case in four.",
+            separated=True,
+            show_default=False,
+        ),
+    ] = ()
+    properties: Annotated[
+        bool,
+        flag(
+            "--properties",
+            help="Also ask what holds between two calls: repeated, in a batch, padded, packed, decoded, in other "
+            "memory. `attncheck properties` asks only that.",
+        ),
+    ] = False
+    min_judged: MinJudged = None
+    report: Annotated[
+        bool,
+        flag(
+            "--no-report",
+            help="Record the results, and write no report: `attncheck report` does later.",
+            read=lambda given, where: not given,
+            shown=False,
+        ),
+    ] = True
+    quiet: Quiet = False
+    verbose: Annotated[
+        bool, flag("--verbose", "-v", help="Also print what was taken from earlier runs, and what took the time.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.all_cases and self.standard:
+            raise UsageError("--all-cases leaves no case out, --standard runs some alone: give one")
+        if self.failed and self.failed_first:
+            raise UsageError("--failed runs what failed last time alone, --failed-first before the rest: give one")
+
+    @property
+    def worker_limits(self) -> Limits:
+        """What a worker may take."""
+        return self.limits(compilation_cache=self.compilation_cache, keep_going=self.keep_going)
+
+    @property
+    def store(self) -> Store:
+        """What is kept of earlier runs; nothing where they are left alone."""
+        return store_of(self.cache, self.cache_size)
+
+    @property
+    def picked(self) -> dict[str, Sequence[str]]:
+        """What the cases are narrowed by (of ``results.coverage.PICKED``), and by what."""
+        return {
+            "cases": self.cases,
+            "tags": self.tags,
+            "dtypes": self.dtypes,
+            "match": [self.match.text] if self.match else [],
+        }
+
+
+def store_of(cache: bool, size: float) -> Store:
+    """Return the store in the user's cache folder, of so many GiB, or one that keeps nothing."""
+    from attncheck.store import NO_STORE, user_store
+
+    return user_store(int(size * 2**30)) if cache else NO_STORE
+
+
+class ConformanceKeywords(TypedDict, total=False):
+    """The keywords of ``pytest_plugin.conformance``, by the names of ``RunOptions``."""
+
+    cases: Sequence[str]
+    tags: Sequence[str]
+    dtypes: Sequence[str]
+    tiles: Sequence[int]
+    framework: str | None
+    signature: str | None
+
+
+class CheckKeywords(ConformanceKeywords, total=False):
+    """The keywords of ``attncheck.check``: of ``RunOptions``, and the name of a callable."""
+
+    name: str | None
+    output: str | Path | None
+    time_limit: float
+    keep_going: bool
+    min_judged: str | int | None
+    match: str | None
+    failed: bool
+    max_failures: int | None
