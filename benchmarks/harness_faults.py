@@ -552,7 +552,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "sarif_alert_moves_with_its_case",
-        "reports/sarif.py",
+        "reports/ci.py",
         '"" if first.dtype else first.case)',
         "first.case)",
         "an alert of a kernel is another one when its simplest case changes",
@@ -568,7 +568,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "diff_worse_is_better",
-        "reports/diff/difference.py",
+        "reports/difference.py",
         "return WORSE if after.level > before.level else BETTER",
         "return WORSE if after.level >= _BREAKS > before.level else BETTER",
         "a case that fails now got better",

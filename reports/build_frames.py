@@ -1,6 +1,4 @@
-"""The frames made of results: rows split by what they compare, versions added, sorted.
-
-The columns of the frames: what each means, and which frame has which, in order.
+"""The frames made of results: rows split by what they compare, versions added, sorted; and the columns of each frame.
 
 Parquet holds every text as it is. CSV is for spreadsheets too, so there, in columns of text:
 
@@ -22,8 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from attncheck.merge import Merged
-from attncheck.reports.arrays import KeptArrays
-from attncheck.reports.frames import Column, Frames, stage_order
+from attncheck.reports.frames import Column, Frames, KeptArrays, stage_order
 from attncheck.results.coverage import Asked
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, columns_of

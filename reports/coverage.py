@@ -3,8 +3,7 @@
 A case is judged on an implementation where it is in any dtype. Cases of an operation that the implementation does not
 offer are counted apart. What another unsupported case lacks is known by name where the implementation has no such
 parameter, dtype or capability; a reason of its own words is grouped with those that differ from it in numbers only.
-
-Which cases were padded to what an implementation requires (docs/kernels.md), and with what.
+Cases that were padded to what an implementation requires (docs/kernels.md) are counted by what they were padded with.
 """
 
 from __future__ import annotations

@@ -1,30 +1,201 @@
-"""A page per document, as data: its source, its inputs, what it prints beside what is computed, and its pictures.
+"""The numbers that documents print: each counted once, and page by page beside what is computed.
 
-The numbers of a document's expectation: what is printed beside every implementation's value and the exact one.
-
-What is drawn of a document's case: its inputs, and its exact stages, as the document lays them out.
+A number holds only where every comparison of it holds. One that was not compared on some implementation is unverified
+there, and one that some implementation alone misses is no fault of the document. A page has a document's source, its
+inputs, what it prints beside every implementation's value and the exact one, and its pictures.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.elements import DocumentLayout, index_from, written_element
-from attncheck.quantities import QUANTITIES
-from attncheck.reports.arrays import KeptArrays
-from attncheck.reports.figures.panels import BLUE, GREY, ORANGE, PURPLE, Panel, panels_of
-from attncheck.reports.frames import Column, Frames, documents_of, once_for_frames, records
-from attncheck.results.format import EXACT, INPUTS
-from attncheck.spec import DTYPES, LOGITS, MEANS, ON_SCORES, PROJECTIONS, STAGES
+from attncheck.elements import DocumentLayout, index_from, told_apart, written_element
+from attncheck.reports.frames import (
+    Column,
+    Frames,
+    document_cases,
+    documents_of,
+    element_in,
+    failing,
+    groups,
+    once_for_frames,
+    records,
+    stage_order,
+    under_erratum,
+)
+from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted
+
+_PLACE = ["case", "stage", "called", "index"]
+_MAX_NUMBERS = 3
+OF_DOCUMENTS = (Verdict.MISPRINT, Verdict.XPASS)
+"""Verdicts of numbers that no implementation is to blame for: what is printed or recorded is wrong."""
+
+
+@dataclass(frozen=True)
+class NumberCounts:
+    """How many printed numbers there are of which kind; ``errata`` are no part of ``printed``."""
+
+    printed: int
+    hold: int
+    misprints: int
+    missed: int
+    unverified: int
+    errata: int
+    outdated: int
+    not_returned: int
+    """Printed matrices of which nothing was compared: no implementation returned their stage."""
+
+
+@dataclass(frozen=True)
+class Misprint:
+    """What a document prints otherwise than it is, or a recorded erratum that no longer is one: one per matrix."""
+
+    case: str
+    stage: str
+    called: str
+    verdict: str
+    message: str
+    numbers: tuple[tuple[str, str, str], ...]
+    """The place of each number, what is printed there, and the exact answer."""
+    rows: int
+    """How many comparisons fail because of it."""
+
+
+@once_for_frames
+def number_counts(frames: Frames) -> NumberCounts:
+    """Count the printed numbers of documents, and every other printed number that is wrong or was not compared."""
+    return number_counts_of(frames, list(frames.cases))
+
+
+def number_counts_of(frames: Frames, cases: Collection[str]) -> NumberCounts:
+    """Count those of some cases."""
+    printed = printed_numbers(frames)
+    printed = printed[printed["case"].isin(cases)]
+    wrong_call = under_erratum(frames, printed) | (
+        printed["verdict"].eq(Verdict.MISPRINT) & printed["xfail"].astype(bool)
+    )
+    errata = printed[wrong_call & printed["verdict"].eq(Verdict.MISPRINT)]
+    states = _states(printed[~wrong_call])
+    count = {state: int(states.eq(state).sum()) for state in (*_STATES,)}
+    return NumberCounts(
+        printed=len(states),
+        hold=count[_HOLDS],
+        misprints=count[_MISPRINT],
+        missed=count[_MISSED],
+        unverified=count[_UNVERIFIED],
+        errata=len(errata[_PLACE].drop_duplicates()),
+        outdated=sum(each.verdict == Verdict.XPASS and each.case in cases for each in misprints(frames)),
+        not_returned=_not_returned(frames, cases),
+    )
+
+
+@once_for_frames
+def printed_numbers(frames: Frames) -> pd.DataFrame:
+    """Return the comparisons with printed numbers: of documents, and of other sources where they do not hold."""
+    documents = document_cases(frames).keys()
+    numbers = frames.numbers[frames.numbers["basis"].eq("printed")]
+    doubtful = numbers["verdict"].isin([Verdict.MISPRINT, Verdict.UNVERIFIED])
+    return numbers[numbers["case"].isin(documents) | doubtful]
+
+
+def unverified_on(frames: Frames, column: Column) -> int:
+    """Count the numbers, printed or not, that were not compared on an implementation."""
+    numbers = frames.numbers
+    own = numbers["environment"].eq(column.environment) & numbers["implementation"].eq(column.implementation)
+    return len(numbers[own & numbers["verdict"].eq(Verdict.UNVERIFIED)][_PLACE].drop_duplicates())
+
+
+_HOLDS, _UNVERIFIED, _MISSED, _MISPRINT = _STATES = range(4)
+
+
+def _states(numbers: pd.DataFrame) -> pd.Series[int]:
+    """Return one state per printed number: the worst of its comparisons."""
+    state = pd.Series(_HOLDS, index=numbers.index)
+    state[numbers["verdict"].eq(Verdict.UNVERIFIED)] = _UNVERIFIED
+    fails = numbers.index.isin(failing(numbers).index)
+    state[fails] = _MISSED
+    state[numbers["verdict"].eq(Verdict.MISPRINT)] = _MISPRINT
+    return state.groupby([numbers[name] for name in _PLACE], dropna=False).max()
+
+
+def _not_returned(frames: Frames, cases: Collection[str]) -> int:
+    return sum(case in cases for case, _ in _printed_and_not_returned(frames))
+
+
+@once_for_frames
+def _printed_and_not_returned(frames: Frames) -> tuple[tuple[str, str], ...]:
+    """Return the cases and names of what is printed, and was returned by nothing that ran."""
+    numbers = frames.numbers[frames.numbers["basis"].eq("printed")]
+    returned = set(zip(numbers["case"], numbers["stage"], strict=True))
+    ran = set(frames.results["case"])
+    return tuple(
+        (identity, expected["name"])
+        for identity, case in frames.cases.items()
+        if identity in ran
+        for expected in case["expected"]
+        if expected["basis"] == "printed" and (identity, expected["name"]) not in returned
+    )
+
+
+@once_for_frames
+def misprints(frames: Frames) -> tuple[Misprint, ...]:
+    """Return what documents print wrongly and what is recorded wrongly, once for all implementations and dtypes."""
+    bad = failing(frames.numbers)
+    bad = bad[bad["verdict"].isin(OF_DOCUMENTS)]
+    found = [_misprint(frames, key, records(part)) for key, part in groups(bad, ["case", "stage", "verdict"]).items()]
+    return tuple(sorted(found, key=lambda each: (each.case, stage_order(each.stage))))
+
+
+def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> Misprint:
+    case, stage, verdict = key
+    widest = min((str(row["dtype"]) for row in rows), key=DTYPES.index)
+    by_index = {str(row["index"]): row for row in rows if row["dtype"] == widest}
+    numbers = tuple((index, str(row["printed"]), value_text(row["exact"])) for index, row in by_index.items())
+    called = rows[0]["called"] if isinstance(rows[0]["called"], str) and rows[0]["called"] else stage
+    if verdict == Verdict.XPASS:
+        return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
+    sentences = [
+        f"{element_in(frames.cases[case], row, called)} is printed as {text}, should be {_beside(row)}"
+        for row, (_, text, _) in zip(by_index.values(), numbers, strict=True)
+    ]
+    more = len(sentences) - _MAX_NUMBERS
+    rest = [f"And {counted(more, 'more number')} of it"] if more > 0 else []
+    message = ". ".join([*sentences[:_MAX_NUMBERS], *rest, *_hints(list(by_index.values()))])
+    return Misprint(case, stage, called, verdict, message, numbers, len(rows))
+
+
+def _beside(row: Mapping[str, Any]) -> str:
+    """Write an exact answer with as many digits as tell it from what is printed, which may be no plain number."""
+    try:
+        return told_apart(float(row["printed"]), row["exact"])[1]
+    except ValueError:
+        return value_text(row["exact"])
+
+
+def _hints(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what would explain misprints, each thing once and of how many of them."""
+    counts = Counter(str(row["hint"]) for row in rows if isinstance(row["hint"], str))
+    return [
+        f"{hint[0].upper()}{hint[1:]}" if count == len(rows) else f"For {count} of these {len(rows)} numbers: {hint}"
+        for hint, count in counts.items()
+    ]
+
+
+def value_text(value: float) -> str:
+    """Write an exact answer, rounded to float64, with all of its digits."""
+    return str(value) if not math.isfinite(value) else f"{value:.17g}"
+
 
 _HARMLESS = (Verdict.AGREE, Verdict.UNVERIFIED)
 
@@ -162,7 +333,7 @@ def _precision(case: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _given(case: Mapping[str, Any], kept: Kept) -> tuple[Given, ...]:
+def _given(case: Mapping[str, Any], kept: KeptCase) -> tuple[Given, ...]:
     """Return the inputs, those under one name together."""
     together: dict[str, list[str]] = {}
     for name in kept.inputs:
@@ -178,7 +349,7 @@ def _expectation(
     numbers: Rows | None,
     pairs: Rows,
     columns: Sequence[Column],
-    kept: Mapping[str, Kept],
+    kept: Mapping[str, KeptCase],
 ) -> Expectation:
     basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
     rows = () if numbers is None else _rows_of(expected, numbers, basis)
@@ -399,167 +570,3 @@ def as_matrix(lines: Sequence[NumberLine]) -> dict[str, list[str]]:
         number = np.float64(line.exact)
         matrix.setdefault(written_element(row) if row else "", []).append(f"{number:.8g}")
     return matrix
-
-
-MAX_WRITTEN = 64
-"""Inputs with more numbers are not spelt out, unless the document prints them."""
-
-_COLOURS = (
-    dict.fromkeys(("query", *LOGITS), PURPLE) | dict.fromkeys(MEANS, BLUE) | dict.fromkeys(("mask", "bias"), GREY)
-)
-_NOT_DRAWN = frozenset({"log_sum_exp"})
-_OF_A_TOKEN = frozenset({*PROJECTIONS, *MEANS, "applied_values"})
-"""What has a row per token, and a column where a document writes its vectors in columns."""
-_KEYS_ACROSS = frozenset({*ON_SCORES, "mask", "bias"})
-
-
-Printed = Mapping[str, Mapping[str, str]]
-"""By stage or quantity, then by an element's index as results keep it: the text that a document prints."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """One case in one dtype as the run kept it: the inputs as delivered, the exact stages in float64."""
-
-    inputs: Mapping[str, Array]
-    exact: Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """One picture to draw with ``figures.heatmaps(panels)``.
-
-    ``names`` are the inputs, or the stages and quantities, that it shows: several where they are equal.
-    """
-
-    title: str
-    names: tuple[str, ...]
-    is_input: bool
-    panels: tuple[Panel, ...]
-
-
-def kept_of(arrays: KeptArrays, case: str, dtype: str) -> Kept | None:
-    """Return a case's inputs and exact stages, of the first run that kept them; None where no run did."""
-    found = arrays.of(case, dtype)
-    for environment in dict.fromkeys(key[0] for key in found):
-        own = {name: {k[2]: found[k] for k in found if k[:2] == (environment, name)} for name in (INPUTS, EXACT)}
-        if own[INPUTS] and own[EXACT]:
-            return Kept(own[INPUTS], own[EXACT])
-    return None
-
-
-def exact_value(expected: Mapping[str, Any], kept: Kept) -> Array | None:
-    """Return the exact value of a stage, or of the quantity that is derived from it; None where it was not kept."""
-    name, stage = expected["name"], kept.exact.get(expected["of"])
-    if stage is None or name == expected["of"]:
-        return stage
-    with np.errstate(all="ignore"):
-        return QUANTITIES[name].compute(stage, kept.inputs) if name in QUANTITIES else None
-
-
-def input_text(case: Mapping[str, Any], name: str, array: Array) -> tuple[tuple[str, ...], ...]:
-    """Return an input's numbers as the document prints them, else as short as they can be written, if they are few."""
-    printed = case.get("given", {}).get(name, {}).get("printed")
-    if printed is not None:
-        rows = np.array(printed, dtype=object)
-        return tuple(tuple(map(str, row)) for row in rows.reshape(-1, rows.shape[-1] if rows.ndim else 1))
-    if array.size > MAX_WRITTEN or not array.ndim:
-        return ()
-    return tuple(tuple(map(_shortest, row)) for row in array.reshape(-1, array.shape[-1]).tolist())
-
-
-def _shortest(value: float) -> str:
-    number = float(value)
-    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
-
-
-def drawings_of(
-    case: Mapping[str, Any], kept: Kept, *, in_columns: bool, printed: Printed = MappingProxyType({})
-) -> tuple[Drawing, ...]:
-    """Return the inputs, then the stages in the order of computation; ``in_columns`` vectors are drawn as columns.
-
-    ``printed`` is what the document prints otherwise than it is.
-    """
-    given = case.get("given", {})
-    names = {name: given.get(name, {}).get("called", "") for name in kept.inputs}
-    called = {expected["name"]: expected["called"] for expected in case["expected"] if "called" in expected}
-    stages = {stage: kept.exact[stage] for stage in STAGES if stage in kept.exact and stage not in _NOT_DRAWN}
-    derived = {expected["name"]: expected for expected in case["expected"] if expected["name"] != expected["of"]}
-    for name, expected in derived.items():
-        value = exact_value(expected, kept)
-        if value is not None:
-            stages = _after(stages, expected["of"], name, value)
-    return tuple(
-        drawing
-        for arrays, titles, is_input in ((kept.inputs, names, True), (stages, called, False))
-        for drawing in _drawings(arrays, titles, is_input, in_columns, {} if is_input else printed)
-    )
-
-
-def _after(stages: Mapping[str, Array], before: str, name: str, value: Array) -> dict[str, Array]:
-    """Put a derived quantity behind the stage that it comes from."""
-    placed: dict[str, Array] = {}
-    for stage, array in stages.items():
-        placed[stage] = array
-        if stage == before:
-            placed[name] = value
-    return placed
-
-
-def _drawings(
-    arrays: Mapping[str, Array], called: Mapping[str, str], is_input: bool, in_columns: bool, printed: Printed
-) -> Sequence[Drawing]:
-    """Draw each array once: those that are equal share a picture."""
-    together: dict[str, list[str]] = {}
-    for name, array in arrays.items():
-        same = next((first for first in together if _are_equal(arrays[first], array)), name)
-        together.setdefault(same, []).append(name)
-    drawings = []
-    for first, names in together.items():
-        title = title_of(names, dict.fromkeys(text for name in names if (text := called.get(name))))
-        panels = panels_of(_laid_out(arrays[first], first, in_columns), title, **_look(first, in_columns))
-        marked = [_marked(panels, arrays[name], printed[name], first, in_columns) for name in names if name in printed]
-        drawings.append(Drawing(title, tuple(names), is_input, marked[0] if marked else panels))
-    return drawings
-
-
-def _marked(
-    panels: tuple[Panel, ...], array: Array, printed: Mapping[str, str], name: str, in_columns: bool
-) -> tuple[Panel, ...]:
-    """Say in the panels of an array what is printed otherwise."""
-    found: dict[int, dict[tuple[int, int], str]] = {}
-    for text, number in printed.items():
-        index = index_from(text)
-        if len(index) != array.ndim or any(place >= length for place, length in zip(index, array.shape, strict=True)):
-            continue  # of results that somebody else wrote
-        *leading, row, column = (0, *index) if array.ndim == 1 else index
-        place = (column, row) if in_columns and name in _OF_A_TOKEN and array.ndim > 1 else (row, column)
-        panel = int(np.ravel_multi_index(leading, array.shape[:-2])) if leading else 0
-        found.setdefault(panel, {})[place] = number
-    return tuple(replace(panel, printed=found.get(number, {})) for number, panel in enumerate(panels))
-
-
-def title_of(names: Sequence[str], documents: Collection[str]) -> str:
-    """Name a matrix as the document does, and as stages and inputs are called here where that is another name."""
-    words, own = ", ".join(names), ", ".join(documents)
-    return f"{own} ({words})" if own and own != words else words
-
-
-def _are_equal(first: Array, second: Array) -> bool:
-    """Whether two arrays look the same: leading axes of length 1 are not seen."""
-    shapes = [
-        array.shape[next((i for i, n in enumerate(array.shape) if n != 1), array.ndim) :] for array in (first, second)
-    ]
-    return shapes[0] == shapes[1] and np.array_equal(first.ravel(), second.ravel(), equal_nan=True)
-
-
-def _laid_out(array: Array, name: str, in_columns: bool) -> Array:
-    return np.swapaxes(array, -1, -2) if in_columns and name in _OF_A_TOKEN and array.ndim > 1 else array
-
-
-def _look(name: str, in_columns: bool) -> dict[str, str]:
-    """Return a matrix's colour and what its rows and columns are."""
-    look = {"colour": _COLOURS.get(name, GREY if "_" in name and name.endswith(("weight", "bias")) else ORANGE)}
-    if name in _KEYS_ACROSS:
-        return look | {"row_axis": "query", "column_axis": "key"}
-    return look

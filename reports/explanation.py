@@ -1,22 +1,34 @@
-"""The story of one case on one implementation, in a screenful."""
+"""The story of one case on one implementation: in a screenful, and as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
 
 from attncheck.elements import written_element, written_ratio
+from attncheck.errors import ExitCode
 from attncheck.explain import Explanation
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Conditioning
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
 from attncheck.repeating import Repeated, RepeatedExplanation
 from attncheck.reports.frames import rows_judged
+from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.other_documents import (
+    CallRecord,
+    CaseRecord,
+    ConditionRecord,
+    Errors,
+    ExplanationDocument,
+    RepeatedRecord,
+    StageRecord,
+)
+from attncheck.reports.machine.outcome import failure_of, verdict_of
 from attncheck.reports.terminal import plain_console
 from attncheck.verdicts import Verdict
 
@@ -214,3 +226,106 @@ def _element(judgement: StageJudgement, explanation: Explanation) -> list[str]:
         condition = f", condition {found.of(judgement.bound, judgement.exact):.3g}{label}" if found else ""
         lines.append(f"  error     {judgement.error:.4g}, bound {judgement.bound:.4g}{condition}")
     return lines
+
+
+def of_case(case: Case) -> CaseRecord:
+    """Return a case's names, shapes and options."""
+    record = case_record(case, {})
+    names = ("id", "name", "file", "line", "operation", "tags", "inputs", "options", "dtypes")
+    return CaseRecord(**{name: record[name] for name in names})
+
+
+def explanation_document(
+    explained: RepeatedExplanation, code: ExitCode, commands: Sequence[str]
+) -> ExplanationDocument:
+    """Return a case on one implementation, stage by stage; ``commands`` say more of its failure."""
+    explanation = explained.explanation
+    failure = failure_of(explanation, commands)
+    return ExplanationDocument(
+        attncheck=header("explain"),
+        exit_code=int(code),
+        answer=answer_of(explanation),
+        failures=[] if failure is None else [failure],
+        next=[] if failure is None else list(commands),
+        notes=[],
+        implementation=explanation.implementation,
+        case=of_case(explanation.case),
+        dtype=explanation.dtype,
+        rounding_model=explanation.rounding_model,
+        verdict=verdict_of(explanation),
+        begins_at=explanation.begins_at,
+        stages=[_stage(each, explanation) for each in explanation.judgements],
+        failure=explanation.failure,
+        outside=explanation.outside,
+        expected_failures=dict(explanation.expected_failures),
+        padded=explanation.padded,
+        lacks=list(explanation.lacks),
+        repeated=None if explained.repeated is None else _repeated(explained.repeated),
+    )
+
+
+def answer_of(explanation: Explanation) -> str:
+    """Say in a line what an implementation does with a case."""
+    who = f"{explanation.implementation} in {explanation.dtype}"
+    if explanation.failure:
+        return f"{who}: {explanation.failure}"
+    if explanation.outside:
+        return f"{who}: there is no exact answer: {explanation.outside}"
+    if explanation.begins_at:
+        return f"{who} is wrong at {explanation.begins_at}: {verdict_of(explanation)}"
+    return f"{who}: {'nothing was judged' if verdict_of(explanation) == Verdict.UNVERIFIED else 'agrees'}"
+
+
+def _stage(judgement: StageJudgement, explanation: Explanation) -> StageRecord:
+    condition = explanation.conditioning.get(judgement.stage)
+    return StageRecord(
+        stage=judgement.stage,
+        verdict=judgement.verdict.value,
+        is_noisy=judgement.is_noisy,
+        accumulated=_errors(judgement.accumulated),
+        introduced=_errors(judgement.introduced),
+        element=None if judgement.index is None else list(judgement.index),
+        computed=judgement.value,
+        computed_hex=None if judgement.value is None else judgement.value.hex(),
+        exact=judgement.exact,
+        exact_hex=None if judgement.exact is None else judgement.exact.hex(),
+        error=judgement.error,
+        bound=judgement.bound,
+        against=judgement.against,
+        condition=None if condition is None else _condition_record(condition),
+        judged_rows=judgement.judged_rows,
+        query_rows=judgement.query_rows,
+        unjudged=judgement.unjudged,
+        message=judgement.message,
+        expected_failure=explanation.expected_failures.get(judgement.stage, ""),
+    )
+
+
+def _errors(measured: Measured | None) -> Errors | None:
+    if measured is None:
+        return None
+    return Errors(
+        tier=str(measured.tier.value),
+        ratio=measured.ratio,
+        element=None if measured.index is None else list(measured.index),
+        largest_z=measured.largest_z,
+        mean_z=measured.mean_z,
+        elements=measured.elements,
+    )
+
+
+def _condition_record(found: Conditioning) -> ConditionRecord:
+    return ConditionRecord(median=found.median, largest=found.largest, ill=found.ill, elements=found.elements)
+
+
+def _repeated(repeated: Repeated) -> RepeatedRecord:
+    needed = None
+    if repeated.needed is not None:
+        needed = [CallRecord(case=case.id, dtype=dtype) for case, dtype in repeated.needed]
+    return RepeatedRecord(
+        found=repeated.found,
+        before=repeated.before,
+        needed=needed,
+        are_fewest=repeated.are_fewest,
+        remark=repeated.remark,
+    )

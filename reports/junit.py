@@ -3,16 +3,12 @@
 What fails is a failure whose type is the verdict; what raised, crashed or ran out of time is an error; what is
 unsupported, or has no exact answer to be compared with, is skipped with its reason; an expected failure passes and says
 why. The numbers that documents print are a suite of their own, a test per matrix: a misprint fails there, once, and no
-implementation for it. Whatever was asked for and is not there, or was not judged, is an error in another. Elements and
-attributes are those of the schema that Jenkins and Surefire share (junit-10.xsd of Jenkins' xUnit plugin).
+implementation for it. Whatever was asked for and is not there, or was not judged, is an error in another. Properties
+are suites too, a test per property, case and dtype: one that is broken, or holds less than is claimed, fails. Elements
+and attributes are those of the schema that Jenkins and Surefire share (junit-10.xsd of Jenkins' xUnit plugin).
 
 ``timestamp`` is when the run began (UTC), ``time`` how many seconds an evaluation took, as the run recorded both: the
 same results give the same bytes, and of two runs nothing but these may differ.
-
-Properties as JUnit XML: a suite per implementation, a test per property, case and dtype.
-
-A broken property, and one that holds less than is claimed, is a failure; a call that gave nothing is an error; what is
-unsupported or could not be judged is skipped with its reason.
 """
 
 from __future__ import annotations
@@ -30,11 +26,20 @@ import pandas as pd
 
 from attncheck.errors import ExitCode
 from attncheck.properties.rows import worst_of
-from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage, unjudged
-from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, records
-from attncheck.reports.printed_numbers import Misprint, misprints, printed_numbers
+from attncheck.reports.defects import commands_again
+from attncheck.reports.documents import Misprint, misprints, printed_numbers
+from attncheck.reports.frames import (
+    Cell,
+    Column,
+    Frames,
+    State,
+    cell_table,
+    expected_failures,
+    failing,
+    groups,
+    records,
+)
 from attncheck.reports.properties import command_for
 from attncheck.reports.summary import make_summary, wrong_implementations
 from attncheck.results.format import Row

@@ -11,9 +11,8 @@ from rich.table import Table
 from attncheck.errors import ExitCode
 from attncheck.mutation.summary import MutationFrames
 from attncheck.reports.frames import records
-from attncheck.reports.machine.documents import Row
+from attncheck.reports.machine.documents import Row, header
 from attncheck.reports.machine.other_documents import MutantsDocument
-from attncheck.reports.machine.text import header
 from attncheck.reports.terminal import plain_console
 
 _RULES = {

@@ -7,8 +7,6 @@ versions.csv   one row per implementation
 
 Nothing in verdicts.csv depends on the processor: errors, their sizes and warnings about noise stay out of it. What is
 expected to fail on some processors alone is published as that, whether it failed here or not.
-
-The README of a published comparison, and its pictures: what the documents are given and compute.
 """
 
 from __future__ import annotations
@@ -27,19 +25,20 @@ import pandas as pd
 
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
-from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.documents import Drawing, document_pages
-from attncheck.reports.figures.heatmaps import heatmaps
-from attncheck.reports.frames import Frames, expected_failures, records, stage_order
-from attncheck.reports.markdown.report import (
+from attncheck.reports.documents import document_pages
+from attncheck.reports.frames import Cell, Frames, State, cell_table, expected_failures, records, stage_order
+from attncheck.reports.heatmaps import heatmaps
+from attncheck.reports.markdown import (
     document_overview,
     document_sections,
     empty_rows_section,
+    escape,
     expected_failures_section,
+    table,
     verdict_section,
     wrong_section,
 )
-from attncheck.reports.markdown.text import escape, table
+from attncheck.reports.panels import Drawing
 from attncheck.reports.summary import make_summary
 from attncheck.reports.write import harmless
 from attncheck.verdicts import ALL_CASES, Verdict

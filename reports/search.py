@@ -13,11 +13,9 @@ from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS
 from attncheck.reading.case import Case
 from attncheck.reading.shapes import show
-from attncheck.reports.machine.case_documents import ReductionDocument
-from attncheck.reports.machine.documents import Failure
-from attncheck.reports.machine.failures import failure_of, first_of_each
-from attncheck.reports.machine.other_documents import FindingRecord, SearchDocument
-from attncheck.reports.machine.text import header
+from attncheck.reports.machine.documents import Failure, header
+from attncheck.reports.machine.other_documents import FindingRecord, ReductionDocument, SearchDocument
+from attncheck.reports.machine.outcome import failure_of, first_of_each
 from attncheck.reports.terminal import plain_console
 from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.findings import Finding

@@ -1,4 +1,4 @@
-"""A case in a terminal or an image: what it says, its inputs, and the exact value of every stage."""
+"""A case in a terminal, an image or a document: what it says, its inputs, and the exact value of every stage."""
 
 from __future__ import annotations
 
@@ -14,23 +14,36 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attncheck.errors import OutputError, UsageError
+from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.judging.judge import exact_values
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case, Expected, case_record
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.model import TagEntry
-from attncheck.reports.documents import Drawing, Kept, beside, drawings_of, element, title_of
-from attncheck.reports.explanation import inputs_line
-from attncheck.reports.figures.panels import Panel, Pixels, ink_on, safe_text, shades, short_number
+from attncheck.reports.documents import beside, element
+from attncheck.reports.explanation import inputs_line, of_case
 from attncheck.reports.frames import rows_judged
+from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.other_documents import ArrayRecord, CaseDocument, NumberRecord
+from attncheck.reports.panels import (
+    Drawing,
+    KeptCase,
+    Panel,
+    Pixels,
+    drawings_of,
+    ink_on,
+    safe_text,
+    shades,
+    short_number,
+    title_of,
+)
 from attncheck.reports.terminal import plain_console
 from attncheck.results.format import EXACT, Row
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from attncheck.reports.figures.picture import Format
+    from attncheck.reports.heatmaps import Format
 
 Array = NDArray[Any]
 
@@ -81,7 +94,7 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
         for number, rows in numbers.items()
         if case.expected[number].basis == "printed"
     }
-    kept = Kept(inputs.arrays, exact)
+    kept = KeptCase(inputs.arrays, exact)
     drawings = drawings_of(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
     rows = len(truth.query_rows) if truth.query_rows is not None else 0
     return Shown(
@@ -255,7 +268,7 @@ def save_case(shown: Shown, path: Path) -> list[Path]:
     What does not fit on a page goes on several: of a PDF into one file, else into FILE-1.png, FILE-2.png and so on.
     Raises ``OutputError`` where a file cannot be written.
     """
-    from attncheck.reports.figures.heatmaps import heatmap_document, heatmap_pages, heatmaps
+    from attncheck.reports.heatmaps import heatmap_document, heatmap_pages, heatmaps
 
     kind = image_format(path)
     pages = heatmap_pages([panel for drawing in shown.drawings for panel in drawing.panels])
@@ -285,3 +298,59 @@ def image_format(path: Path) -> Format:
         case ".pdf":
             return "pdf"
     raise UsageError(f"{path}: cannot save as {path.suffix or 'a file without a suffix'}; expected .png, .svg or .pdf")
+
+
+MAX_ELEMENTS = 4096
+"""Of an array whose numbers are printed."""
+
+
+def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
+    """Return a case with its inputs, its exact stages, and the numbers that its document prints."""
+    case = shown.case
+    return CaseDocument(
+        attncheck=header("show"),
+        exit_code=int(ExitCode.AGREE),
+        answer=case.name,
+        failures=[],
+        next=[],
+        notes=list(case.warnings),
+        case=of_case(case),
+        source=case.source.model_dump(exclude_none=True),
+        remarks=list(case.notes),
+        dtype=shown.dtype,
+        inputs=_arrays(shown.inputs),
+        stages=_arrays(shown.exact),
+        numbers=[
+            _number(case.expected[position].name, case.expected[position].basis, row)
+            for position, rows in shown.numbers.items()
+            for row in rows
+        ],
+        outside=shown.outside or shown.undefined,
+        sampled=shown.sampled,
+        saved=list(saved),
+    )
+
+
+def _arrays(arrays: Mapping[str, NDArray[Any]]) -> list[ArrayRecord]:
+    return [
+        ArrayRecord(name=name, shape=list(array.shape), values=_values(array) if array.size <= MAX_ELEMENTS else None)
+        for name, array in arrays.items()
+    ]
+
+
+def _values(array: NDArray[Any]) -> Any:
+    """Return nested lists; of bfloat16 and float16 the same numbers as float64."""
+    return array.tolist() if array.dtype.kind in "biu" else array.astype("float64").tolist()
+
+
+def _number(stage: str, basis: str, row: Row) -> NumberRecord:
+    return NumberRecord(
+        stage=stage,
+        called=row.called or "",
+        basis=basis,
+        element=row.index or "",
+        printed=row.reference_text or "",
+        exact=row.value,
+        difference=row.difference,
+        outcome=outcome_of(row),
+    )

@@ -1,12 +1,7 @@
-"""The first lines of every report: the verdict of each implementation, in words.
+"""The summary that every report opens with: who agrees, who is wrong and where, and what that rests on.
 
-The answer, and the verdict of every case on every implementation: what all reports open with.
-
-What a comparison rests on, in sentences: what was evaluated, judged and compared, and how much of it failed.
-
-The first line of every report: who agrees, who is wrong and where, and which printed numbers do not hold.
-
-An implementation is blamed for its own numbers alone. What a document prints wrongly, and what is recorded of an
+It says how much was evaluated, judged and compared, how much of it failed, and which printed numbers do not hold. An
+implementation is blamed for its own numbers alone. What a document prints wrongly, and what is recorded of an
 implementation and no longer so, are sentences of their own: of those, nobody is told to be wrong.
 """
 
@@ -22,13 +17,16 @@ from attncheck.backends import EAGER_MODE, EVERYTHING
 from attncheck.errors import ExitCode
 from attncheck.properties.rows import exit_code_of as properties_exit_code
 from attncheck.properties.rows import sentence_of
-from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.coverage import Coverage, coverage, judged_rows, narrowings, padded_sentences, unjudged
+from attncheck.reports.documents import OF_DOCUMENTS, NumberCounts, misprints, number_counts
 from attncheck.reports.failure_patterns import simplest_first
 from attncheck.reports.frames import (
+    FAILS_A_RUN,
+    Cell,
     Column,
     Frames,
     by_convention,
+    cell_table,
     count_numbers,
     element_in,
     expected_failures,
@@ -39,7 +37,6 @@ from attncheck.reports.frames import (
     records,
     stage_order,
 )
-from attncheck.reports.printed_numbers import OF_DOCUMENTS, NumberCounts, misprints, number_counts
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted, listed

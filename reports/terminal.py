@@ -1,7 +1,4 @@
-"""The report's short form, for a terminal, a log and a program.
-
-Properties in a terminal: implementation by property, what fails, and the story of a call that differs.
-"""
+"""The report's short form and the outcome of properties, for a terminal, a log and a program."""
 
 from __future__ import annotations
 
@@ -18,13 +15,11 @@ from rich.table import Table
 
 from attncheck.elements import told_apart, written_element, written_ratio
 from attncheck.properties.rows import sentence_of
-from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
-from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import picked, unjudged
-from attncheck.reports.defects import Defect, cause_line, defects, defects_of
+from attncheck.reports.defects import Defect, cause_line, defects, defects_of, first_commands
+from attncheck.reports.documents import unverified_on
 from attncheck.reports.failure_patterns import in_common_lines
-from attncheck.reports.frames import Frames
-from attncheck.reports.printed_numbers import unverified_on
+from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, State, cell_table, worst_cell
 from attncheck.reports.properties import PropertyTable, command_for, failing_first, property_table
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
@@ -131,7 +126,7 @@ def _shown(frames: Frames) -> list[Defect]:
 
 def _lines(frames: Frames, defect: Defect) -> list[str]:
     """Return where a defect shows, and how in the simplest case."""
-    from attncheck.reports.machine.failures import failures_of
+    from attncheck.reports.machine.outcome import failures_of
 
     line = _line(defect, many=len(frames.environments) > 1)
     if not (defect.row["stage"] and defect.is_shown_by_calls):

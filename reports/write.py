@@ -1,8 +1,7 @@
-"""The files of a report, written from frames.
+"""The files of a report, written from frames, and a badge that says how much of a corpus agrees.
 
-A badge that says how much of a corpus agrees: a small SVG, or the JSON that shields.io draws one from.
-
-It is green where everything that was asked was judged and agrees, and nowhere else.
+The badge is a small SVG, or the JSON that shields.io draws one from. It is green where everything that was asked was
+judged and agrees, and nowhere else.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from pyarrow import csv
 
 from attncheck.errors import ExitCode, OutputError
 from attncheck.properties.rows import sentence_of
-from attncheck.reports.cells import cell_table
 from attncheck.reports.coverage import coverage
-from attncheck.reports.frames import PROPERTIES, Frames, property_columns
-from attncheck.reports.html.render import html_pieces
+from attncheck.reports.frames import PROPERTIES, Frames, cell_table, property_columns
+from attncheck.reports.html.page import html_pieces
 from attncheck.reports.junit import render_junit, render_suites
-from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.markdown import render_markdown
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.terminal import counted_as
 from attncheck.results.format import PROPERTIES_TABLE, Row
@@ -129,7 +127,7 @@ def write_junit(frames: Frames, path: Path) -> None:
 
 def write_sarif(frames: Frames, path: Path) -> None:
     """Write the SARIF log of a run in this folder. Raises ``OutputError`` where it cannot be written."""
-    from attncheck.reports.sarif import folder_in_repository, render_sarif  # few runs write one
+    from attncheck.reports.ci import folder_in_repository, render_sarif  # few runs write one
 
     _write_text(path, render_sarif(frames, folder_in_repository(Path.cwd())))
 

@@ -46,8 +46,8 @@ def diff(
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
     from attncheck.merge import merge_runs
     from attncheck.reports.build_frames import make_frames
-    from attncheck.reports.diff.difference import make_difference
-    from attncheck.reports.diff.text import print_difference, write_difference
+    from attncheck.reports.difference import make_difference
+    from attncheck.reports.difference_text import print_difference, write_difference
     from attncheck.results.reader import find_runs, matched_runs, read_runs
 
     sides = matched_runs(read_runs(find_runs([before])), read_runs(find_runs([after])))
@@ -55,7 +55,7 @@ def diff(
     difference = make_difference(frames[0], frames[1], (str(before), str(after)))
     path = write_difference(difference, output) if output else None
     if as_json:
-        from attncheck.reports.machine.of_differences import difference_document
+        from attncheck.reports.difference_text import difference_document
 
         print_document(difference_document(difference, frames[1]))
     else:
@@ -114,7 +114,7 @@ def bisect(
     made something worse, and 3 if one could not be installed or run.
     """
     from attncheck.releases import Release, ReleaseError, check, install
-    from attncheck.reports.bisection import Bisection, print_bisection, read_frames
+    from attncheck.reports.difference_text import Bisection, print_bisection, read_frames
 
     asked = split([versions])
     if len(asked) < 2:
@@ -140,7 +140,7 @@ def bisect(
             found.miss(version, str(error))
     code = ExitCode.NOT_RUN if found.missed else ExitCode.DISAGREE if found.made_worse else ExitCode.AGREE
     if as_json:
-        from attncheck.reports.machine.of_differences import bisection_document
+        from attncheck.reports.difference_text import bisection_document
 
         print_document(bisection_document(found, code))
     else:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.repeating import RepeatedExplanation
-    from attncheck.reports.machine.case_documents import ScriptDocument
+    from attncheck.reports.machine.other_documents import ScriptDocument
     from attncheck.results.last_failed import Checked
 
 
@@ -62,7 +62,7 @@ def explain(
     code = ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if explained.explanation.failure else code
     if as_json:
-        from attncheck.reports.machine.case_documents import explanation_document
+        from attncheck.reports.explanation import explanation_document
 
         print_document(explanation_document(explained, code, _commands(asked, limits, ("repro", "reduce"))))
     else:
@@ -137,9 +137,10 @@ def repro(
 def _script_document(
     explained: RepeatedExplanation, tries: int, asked: _Asked, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
-    from attncheck.reports.machine.case_documents import ScriptDocument, answer_of, of_case
-    from attncheck.reports.machine.failures import failure_of
-    from attncheck.reports.machine.text import header
+    from attncheck.reports.explanation import answer_of, of_case
+    from attncheck.reports.machine.documents import header
+    from attncheck.reports.machine.other_documents import ScriptDocument
+    from attncheck.reports.machine.outcome import failure_of
 
     failure = failure_of(explained.explanation, [command, *_commands(asked, limits, ("explain",))])
     return ScriptDocument(

@@ -120,8 +120,8 @@ def _say(said: _Said, *, as_json: bool, quiet: bool) -> None:
 
 
 def _document(said: _Said) -> TestDataDocument:
+    from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import TestDataDocument
-    from attncheck.reports.machine.text import header
 
     return TestDataDocument(
         attncheck=header(said.command),
@@ -216,8 +216,8 @@ def vectors(
 
 
 def _exported_document(exported: Exported, folder: Path) -> ExportDocument:
+    from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import ExportDocument
-    from attncheck.reports.machine.text import header
     from attncheck.vectors.export import lines_of
 
     return ExportDocument(
@@ -285,8 +285,8 @@ def protocol(
 
 def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> ProtocolDocument:
     from attncheck.commands import joined
+    from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import ProtocolDocument, RuleRecord
-    from attncheck.reports.machine.text import header
 
     broken = sum(bool(rule.wrong) for rule in rules)
     return ProtocolDocument(

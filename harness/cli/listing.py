@@ -137,8 +137,8 @@ def list_(
 
 
 def _list_document(what: Listed, records: Sequence[Record], code: ExitCode, faults: Sequence[str]) -> ListDocument:
+    from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import ListDocument
-    from attncheck.reports.machine.text import header
 
     return ListDocument(
         attncheck=header("list"),
@@ -215,7 +215,7 @@ def show(
     shown = work_out(found, dtype_of(found, dtype or found.dtypes[0]), split(stage))
     written = [] if save is None else save_case(shown, save)
     if as_json:
-        from attncheck.reports.machine.case_documents import case_document
+        from attncheck.reports.show import case_document
 
         print_document(case_document(shown, [str(path) for path in written]))
     elif save is None:

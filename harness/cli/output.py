@@ -18,7 +18,7 @@ OPTION = "--json"
 
 def print_document(document: Document) -> None:
     """Print a document; nothing else may stand on standard output."""
-    from attncheck.reports.machine.text import document_text
+    from attncheck.reports.machine.documents import document_text
 
     typer.echo(document_text(document), nl=False)
 
@@ -33,14 +33,14 @@ def print_error(error: AttncheckError) -> None:
     """Print why there is no outcome: for people on standard error, for programs as a document."""
     typer.echo(f"attncheck: {error}", err=True)
     if wants_json(sys.argv[1:]):
-        from attncheck.reports.machine.text import error_document
+        from attncheck.reports.machine.documents import error_document
 
         print_document(error_document(command_of(sys.argv[1:]), error))
 
 
 def print_no_outcome(message: str, kind: str = "UsageError", code: int = ExitCode.BAD_INPUT) -> None:
     """Print as a document why there is no outcome, such as a command line that cannot be read."""
-    from attncheck.reports.machine.text import error_of
+    from attncheck.reports.machine.documents import error_of
 
     print_document(error_of(command_of(sys.argv[1:]), kind, message, code))
 

@@ -159,8 +159,7 @@ def survey(
     from attncheck.merge import merge_runs
     from attncheck.reports.build_frames import make_frames
     from attncheck.reports.coverage import stood_for
-    from attncheck.reports.survey.pages import read_survey, write_survey
-    from attncheck.reports.survey.tables import (
+    from attncheck.reports.survey import (
         Survey,
         differences,
         property_counts,
@@ -168,6 +167,7 @@ def survey(
         read_meanings,
         survey_of,
     )
+    from attncheck.reports.survey_pages import read_survey, write_survey
     from attncheck.results.parts import read_property_rows
     from attncheck.results.reader import find_runs, read_runs
     from attncheck.wording import counted
@@ -223,8 +223,8 @@ def _document(
     command: str, path: Path, compared: int, differences: Sequence[str] | None, notes: Sequence[str] = ()
 ) -> PublishedDocument:
     """Return what was written, or, where there are ``differences`` or an empty list of them, what was checked."""
+    from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import PublishedDocument
-    from attncheck.reports.machine.text import header
     from attncheck.wording import counted
 
     checked = f"{counted(len(differences or ()), 'difference')} from {path}"
@@ -280,7 +280,7 @@ def conventions(
     """
     from attncheck.conventions import ask_all
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.reports.conventions import conventions_document, print_conventions
+    from attncheck.reports.survey import conventions_document, print_conventions
 
     limits = allowed.limits()
     chosen = select_implementations(None, implementations, function.framework, limits, signature=function.signature)

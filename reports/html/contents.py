@@ -1,7 +1,4 @@
-"""What the page may hold: how much it shows, and the scripts that a results directory keeps for it.
-
-How states, numbers, shapes and addresses are written on the page.
-"""
+"""Contents of the page: how much it holds, kept scripts, and how states, numbers, shapes and addresses are written."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from attncheck.errors import ResultsError
-from attncheck.reports.cells import CellRow, State
-from attncheck.reports.frames import Column
+from attncheck.reports.frames import CellRow, Column, State
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
 from attncheck.wording import counted

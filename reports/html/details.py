@@ -1,9 +1,4 @@
-"""One case's details: what it is, and every stage of every implementation in every dtype.
-
-The verdict matrix: case by implementation, file by file.
-
-Maps of lengths on the page: a square for every pair of lengths, and lines where tiles end.
-"""
+"""The verdict matrix, the details of each case with every stage, and the maps of lengths, as the page shows them."""
 
 from __future__ import annotations
 
@@ -16,8 +11,21 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
-from attncheck.reports.cells import Cell, CellRow, State, worst_cell
-from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, rows_judged, stage_order
+from attncheck.reports.documents import Misprint, misprints
+from attncheck.reports.failure_patterns import CAUSALITY, WIDTHS, LengthMap, LengthView, length_maps
+from attncheck.reports.frames import (
+    Cell,
+    CellRow,
+    Column,
+    Frames,
+    State,
+    expected_failures,
+    failing,
+    records,
+    rows_judged,
+    stage_order,
+    worst_cell,
+)
 from attncheck.reports.html.contents import (
     LETTERS_PER_CELL,
     LETTERS_PER_ROW,
@@ -31,8 +39,6 @@ from attncheck.reports.html.contents import (
     urgent_first,
     within,
 )
-from attncheck.reports.length_map import CAUSALITY, WIDTHS, LengthMap, LengthView, length_maps
-from attncheck.reports.printed_numbers import Misprint, misprints
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted

@@ -1,12 +1,14 @@
-"""What is said of a cell that fails or is expected to fail: the worst elements, the map of errors, how to see it.
+"""Evidence on the page: the worst elements and the map of errors of each cell that fails, and each document drawn.
 
-Numbers as pictures on the page: matrices with coloured cells, which stay text, and maps of errors over bounds.
+Matrices are tables with coloured cells, which stay text; errors over bounds are maps, of a small array its numbers. Of
+a document only what fails is open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,45 @@ from numpy.typing import NDArray
 from attncheck.elements import told_apart, written_element
 from attncheck.errors import ResultsError
 from attncheck.reading.shapes import show
-from attncheck.reports.arrays import error_ratio
-from attncheck.reports.cells import CellRow, State
-from attncheck.reports.commands import commands_again
-from attncheck.reports.expected_failures import address_of
-from attncheck.reports.figures.panels import (
+from attncheck.reports.defects import address_of, commands_again
+from attncheck.reports.documents import (
+    OF_DOCUMENTS,
+    DocumentCase,
+    DocumentPage,
+    NumberCounts,
+    document_pages,
+    number_counts_of,
+)
+from attncheck.reports.frames import (
+    FAILS_A_RUN,
+    CellRow,
+    Column,
+    Frames,
+    State,
+    cell_table,
+    element_in,
+    expected_failures,
+    failing,
+    is_unsupported,
+    layout_in,
+    records,
+)
+from attncheck.reports.html.contents import (
+    BEYOND,
+    LETTERS_PER_INPUT,
+    LETTERS_PER_NUMBER,
+    LEVELS,
+    NOT_JUDGED,
+    SYMBOLS,
+    Anchors,
+    Budget,
+    Script,
+    Scripts,
+    short,
+    unique_slugs,
+    within,
+)
+from attncheck.reports.panels import (
     MAX_ANNOTATED,
     ErrorMatrix,
     Panel,
@@ -31,9 +67,6 @@ from attncheck.reports.figures.panels import (
     ink_on,
     shades,
 )
-from attncheck.reports.frames import Column, Frames, element_in, expected_failures, failing, layout_in, records
-from attncheck.reports.html.contents import BEYOND, LEVELS, NOT_JUDGED, SYMBOLS, Budget, Script, Scripts, short
-from attncheck.reports.printed_numbers import OF_DOCUMENTS
 from attncheck.results.format import EXACT, bound_name
 
 _MAX_ROWS = 12
@@ -235,6 +268,21 @@ class _Maps:
         return tuple(maps)
 
 
+def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the error of every element over what is allowed; 1 is the limit. All three have one shape.
+
+    ``reference`` is the exact answer and ``allowed`` the bound, or another implementation's array and both bounds'
+    sum. NaN where nothing was judged, or where the exact answer leaves open what is right; infinite where NaN or
+    infinity stands in one of the two alone.
+    """
+    from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
+
+    ratio = quotient(absolute_difference(computed, reference), allowed)
+    ratio[differing_nonfinite(computed, reference)] = np.inf
+    ratio[np.isposinf(allowed) | np.isnan(allowed)] = np.nan
+    return ratio
+
+
 _BLACK = "#000000"
 
 
@@ -260,7 +308,7 @@ class Heat:
 def heat_of(panel: Panel, number: int) -> Heat:
     """Return a matrix to show; ``number`` keeps the parts of one picture apart from those of another."""
     if not panel.matrix.size or max(panel.matrix.shape) > MAX_ANNOTATED:
-        from attncheck.reports.figures.heatmaps import heatmaps  # Matplotlib takes long to load, and few pages need it
+        from attncheck.reports.heatmaps import heatmaps  # Matplotlib takes long to load, and few pages need it
 
         # Own markup: made by matplotlib, with every text escaped.
         markup = heatmaps([panel]).markup
@@ -401,3 +449,144 @@ def _runs(chosen: NDArray[np.bool_]) -> Iterator[str]:
         edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
         for start, end in zip(edges[::2], edges[1::2], strict=True):
             yield f"M{start} {y}h{end - start}v1h-{end - start}z"
+
+
+_MAX_IN_PART = 10
+"""Computations of a document that stand together; a longer one is split."""
+
+
+@dataclass(frozen=True)
+class DrawnCase:
+    """One computation of a document, whether anything of it fails, where its stages are, and its pictures."""
+
+    case: DocumentCase
+    fails: bool
+    anchor: str
+    inputs: tuple[Heat, ...]
+    stages: tuple[Heat, ...]
+    left_out: int
+    """Pictures that the page has no room for."""
+    has_numbers: bool
+    """Whether it has room for the numbers."""
+
+
+@dataclass(frozen=True)
+class DrawnPart:
+    """Computations that follow each other, in a long document with a title; ``failing`` of them fail."""
+
+    title: str
+    failing: int
+    cases: tuple[DrawnCase, ...]
+
+
+@dataclass(frozen=True)
+class DrawnDocument:
+    """One document, its anchor, and how many of its printed numbers hold, fail, or were not compared."""
+
+    page: DocumentPage
+    anchor: str
+    counts: NumberCounts
+    parts: tuple[DrawnPart, ...]
+
+    @property
+    def shown(self) -> int:
+        """How many of its computations are laid out."""
+        return sum(len(part.cases) for part in self.parts)
+
+    @property
+    def unsupported(self) -> int:
+        """How many of its computations no implementation supports."""
+        return len(self.page.cases) - self.shown
+
+    @property
+    def failing(self) -> int:
+        """How many of its computations fail."""
+        return sum(part.failing for part in self.parts)
+
+
+def drawn_documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnDocument, ...]:
+    """Return every document with the computations that anybody supports.
+
+    Numbers and pictures of what fails come first, of the rest as many as the budget has room for.
+    """
+    pages = document_pages(frames)
+    failing, table = _failing(frames), cell_table(frames)
+    artist = _Artist(budget)
+    shown = [
+        case
+        for page in pages
+        for case in page.cases
+        if case.id in failing or not is_unsupported(table.get(case.id, {}))
+    ]
+    sizes = {case.id: _letters(case) for case in sorted(shown, key=lambda case: case.id not in failing)}
+    with_numbers = within(sizes, sizes.__getitem__, budget.number_letters)
+    names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
+    found = []
+    for page, name in zip(pages, names, strict=True):
+        drawn = [
+            _drawn(case, anchors, artist, fails=case.id in failing, has_numbers=case.id in with_numbers)
+            for case in page.cases
+            if case.id in sizes
+        ]
+        counts = number_counts_of(frames, [case.id for case in page.cases])
+        found.append(DrawnDocument(page, f"document-{name}", counts, tuple(_parts(drawn))))
+    return tuple(found)
+
+
+def _failing(frames: Frames) -> frozenset[str]:
+    """Return the cases of documents of which a stage or a number fails."""
+    of_stages = {
+        case
+        for case, row in cell_table(frames).items()
+        if any(cell.state in FAILS_A_RUN for cells in row.values() for cell in cells.values())
+    }
+    of_numbers = {
+        case.id
+        for page in document_pages(frames)
+        for case in page.cases
+        if any(each.fails for each in case.expectations)
+    }
+    return frozenset(of_stages | of_numbers)
+
+
+def _letters(case: DocumentCase) -> int:
+    """Return how much markup a computation's numbers take."""
+    inputs = sum(len(row) for given in case.given for row in given.rows)
+    tables = [table for expected in case.expectations for table in expected.tables]
+    numbers = sum(len(table.lines) * (3 + len(table.columns)) for table in tables)
+    return LETTERS_PER_INPUT * inputs + LETTERS_PER_NUMBER * numbers
+
+
+def _parts(cases: list[DrawnCase]) -> Iterator[DrawnPart]:
+    starts = range(0, len(cases), _MAX_IN_PART)
+    for start in starts:
+        chosen = tuple(cases[start : start + _MAX_IN_PART])
+        title = f"Computations {start + 1} to {start + len(chosen)} of {len(cases)}" if len(starts) > 1 else ""
+        yield DrawnPart(title, sum(case.fails for case in chosen), chosen)
+
+
+class _Artist:
+    """Draws what fails, and of the rest, as much as the page has room for."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._left = {True: budget.failing_pictures, False: budget.pictures}
+        self._numbers = count()  # keeps the parts of one picture apart from those of another
+
+    def draw(self, case: DocumentCase, *, fails: bool) -> list[tuple[bool, Heat]]:
+        panels = [(drawing.is_input, panel) for drawing in case.drawings for panel in drawing.panels]
+        chosen = panels[: self._left[fails]]
+        self._left[fails] -= len(chosen)
+        return [(is_input, heat_of(panel, next(self._numbers))) for is_input, panel in chosen]
+
+
+def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool, has_numbers: bool) -> DrawnCase:
+    heats = artist.draw(case, fails=fails)
+    return DrawnCase(
+        case,
+        fails,
+        anchors.case(case.id) if case.id in anchors.cases else "",
+        tuple(heat for is_input, heat in heats if is_input),
+        tuple(heat for is_input, heat in heats if not is_input),
+        sum(len(drawing.panels) for drawing in case.drawings) - len(heats),
+        has_numbers,
+    )

@@ -1,15 +1,21 @@
-"""What every command prints with ``--json``: the specification from which the JSON Schema and the reference derive.
+"""Documents that commands print with ``--json``, and how they are written.
 
 A document is one JSON object. All of them begin with the fields of ``Document``; ``DOCUMENTS`` says which further ones
-a command has. A field's docstring is its description in the schema and in docs/reference/json.md. Raise ``SCHEMA`` when
-a field is removed, renamed or means something else; a new one leaves it as it is.
+a command has. The JSON Schema and the reference derive from them: a field's docstring is its description in the schema
+and in docs/reference/json.md. Raise ``SCHEMA`` when a field is removed, renamed or means something else; a new one
+leaves it as it is. Numbers that JSON has not are texts, and every text can be encoded.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
+
+from attncheck.errors import AttncheckError, CaseError, ExitCode
 
 SCHEMA = 1
 Scalar = str | int | float | bool | None
@@ -302,3 +308,90 @@ class Outcome(Document):
     """The report's first page."""
     results: str | None
     """The folder of the results; null of a report of several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropertiesDocument(Document):
+    """properties: what holds between two calls."""
+
+    properties: Sequence[PropertyRecord]
+    """A record for each way in which a property was asked."""
+
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""Numbers that JSON cannot hold, as texts; float() of Python and Number() of JavaScript read them."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def header(command: str) -> Header:
+    """Say what prints a document."""
+    from importlib.metadata import version
+
+    return Header(version=version("attncheck"), schema=SCHEMA, command=command)
+
+
+def document_text(document: Document) -> str:
+    """Return a document as JSON, with a line break at its end."""
+    # Half of a character, of a file's name that is no Unicode: nothing but an escape can hold it.
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", _written(plain(document), "\n")) + "\n"
+
+
+def _written(value: Any, line_break: str) -> str:
+    """Write plain data, indented; numbers and texts of one list stand on one line, so that a row is a line."""
+    inner = f"{line_break}  "
+    if isinstance(value, dict) and value:
+        entries = (f"{_scalar(key)}: {_written(each, inner)}" for key, each in value.items())
+        return f"{{{inner}{f',{inner}'.join(entries)}{line_break}}}"
+    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        return f"[{inner}{f',{inner}'.join(_written(each, inner) for each in value)}{line_break}]"
+    return f"[{', '.join(map(_scalar, value))}]" if isinstance(value, list) else _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Return records, mappings and sequences as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, float):
+        return plain_number(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Sequence):
+        return [plain(each) for each in value]
+    return value
+
+
+def plain_number(value: float) -> float | str:
+    """Return a number, as a text where it is not finite."""
+    if math.isfinite(value):
+        return value
+    return NOT_FINITE[0] if math.isnan(value) else NOT_FINITE[1 if value > 0 else 2]
+
+
+def error_document(command: str, error: AttncheckError) -> ErrorDocument:
+    """Return what a command prints that ends with an error."""
+    found = error.faults if isinstance(error, CaseError) else []
+    faults = [
+        Fault(file=each.file, line=each.line, case=each.case, field=each.field, message=each.message) for each in found
+    ]
+    return error_of(command, type(error).__name__, str(error), error.exit_code, faults)
+
+
+def error_of(
+    command: str, kind: str, message: str, code: int = ExitCode.BAD_INPUT, faults: Sequence[Fault] = ()
+) -> ErrorDocument:
+    """Return what a command prints that has no outcome, of an error of any kind."""
+    return ErrorDocument(
+        attncheck=header(command),
+        exit_code=int(code),
+        answer=message.split("\n", 1)[0],
+        failures=[],
+        next=[],
+        notes=[],
+        error=ErrorRecord(kind=kind, message=message, faults=faults),
+    )

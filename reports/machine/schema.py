@@ -11,9 +11,8 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from attncheck.reports.machine.documents import SCHEMA, Document, ErrorDocument, Record
+from attncheck.reports.machine.documents import NOT_FINITE, SCHEMA, Document, ErrorDocument, Record
 from attncheck.reports.machine.other_documents import DOCUMENTS
-from attncheck.reports.machine.text import NOT_FINITE
 
 ERROR = "error"
 """The name of the document of a command without an outcome."""

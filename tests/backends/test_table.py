@@ -14,7 +14,7 @@ import pytest
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
-from attncheck.reports.expected_failures import address_of
+from attncheck.reports.defects import address_of
 from attncheck.spec import DTYPES
 
 MODES = {f"{entry.name}.{mode.name}": mode for entry in EVERYTHING.values() for mode in entry.all_modes.values()}

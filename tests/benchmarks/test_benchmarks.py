@@ -23,7 +23,7 @@ from attncheck.mutation.catalogue import MUTANTS
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reports.build_frames import make_frames
 from attncheck.reports.frames import expected_failures, failing
-from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.markdown import render_markdown
 from attncheck.results.reader import read_run
 from attncheck.searching.problems import Draw, draw_problem
 

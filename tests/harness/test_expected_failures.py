@@ -23,7 +23,7 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.build_frames import make_frames
 from attncheck.reports.explanation import explanation_text
 from attncheck.reports.frames import Frames
-from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.markdown import render_markdown
 from attncheck.reports.summary import make_summary, verdict_table
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary

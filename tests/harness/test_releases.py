@@ -15,7 +15,7 @@ import pytest
 
 from attncheck import releases
 from attncheck.releases import Release, ReleaseError, check, install
-from attncheck.reports.bisection import Bisection, print_bisection, read_frames
+from attncheck.reports.difference_text import Bisection, print_bisection, read_frames
 
 Invoke = Callable[..., tuple[int, str, str]]
 

@@ -20,7 +20,7 @@ from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
 from attncheck.reports.build_frames import make_frames
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.render import render_html
+from attncheck.reports.html.page import render_html
 from attncheck.reports.write import write_report
 from attncheck.results.format import EXACT, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs

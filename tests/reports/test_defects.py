@@ -17,8 +17,7 @@ from attncheck.execution.limits import Limits
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import read_expression, select_cases
 from attncheck.reports.ci import annotation_lines, render_ci_summary
-from attncheck.reports.commands import first_commands
-from attncheck.reports.defects import cause_line, defects
+from attncheck.reports.defects import cause_line, defects, first_commands
 from attncheck.reports.failure_patterns import (
     described,
     given_of,
@@ -29,9 +28,9 @@ from attncheck.reports.failure_patterns import (
     simplicity,
 )
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.render import render_html
+from attncheck.reports.html.page import render_html
 from attncheck.reports.machine.outcome import outcome_document
-from attncheck.reports.markdown.report import render_markdown, wrong_section
+from attncheck.reports.markdown import render_markdown, wrong_section
 from attncheck.reports.summary import findings
 from attncheck.reports.terminal import print_summary
 from attncheck.run import Settings, run_cases

@@ -14,9 +14,9 @@ from here import command_here
 from attncheck.errors import UsageError
 from attncheck.judging.compare import noise_limit, threshold
 from attncheck.merge import merge_runs
+from attncheck.reports import difference
 from attncheck.reports.build_frames import make_frames
-from attncheck.reports.diff import difference
-from attncheck.reports.diff.difference import (
+from attncheck.reports.difference import (
     CASE_CHANGES,
     ENVIRONMENT_CHANGES,
     ERROR_CHANGES,
@@ -27,15 +27,15 @@ from attncheck.reports.diff.difference import (
     make_difference,
     typed,
 )
-from attncheck.reports.diff.text import (
+from attncheck.reports.difference_text import (
     WIDTH,
     change_lines,
     render_diff_markdown,
+    rows_of,
     sentences,
     shortened,
     write_difference,
 )
-from attncheck.reports.machine.of_differences import rows_of
 from attncheck.results.reader import matched_runs, read_runs
 
 Side = Path | list[Path]

@@ -11,20 +11,11 @@ import numpy as np
 import pytest
 
 from attncheck.reading.selection import select_cases
-from attncheck.reports.documents import (
-    DocumentCase,
-    DocumentPage,
-    Expectation,
-    Kept,
-    beside,
-    document_pages,
-    drawings_of,
-    element,
-)
-from attncheck.reports.figures.heatmaps import heatmaps
-from attncheck.reports.figures.panels import MISPRINT, cell_text
+from attncheck.reports.documents import DocumentCase, DocumentPage, Expectation, beside, document_pages, element
 from attncheck.reports.frames import Frames
+from attncheck.reports.heatmaps import heatmaps
 from attncheck.reports.html.evidence import heat_of
+from attncheck.reports.panels import MISPRINT, KeptCase, cell_text, drawings_of
 from attncheck.results.format import EXACT, INPUTS, StoredArray
 
 HOSTILE = "<script>alert(1)</script> $\\frac{ | `x` \x1b[31m"
@@ -132,7 +123,7 @@ def test_a_misprint_is_framed_where_the_document_draws_it() -> None:
     record = {"given": {}, "expected": [], "options": {}}
     printed = {"query": {"0,1,0,2": "7", "9,9,9,9": "8", "0": "9"}, "absent": {"0": "1"}}
     for in_columns, place in ((False, (0, 2)), (True, (2, 0))):
-        kept = Kept({}, {"query": query})
+        kept = KeptCase({}, {"query": query})
         (drawing,) = drawings_of(record, kept, in_columns=in_columns, printed=printed)
         assert [panel.printed for panel in drawing.panels] == [{}, {place: "7"}]
         assert cell_text(drawing.panels[1], *place) == ("8", "7")

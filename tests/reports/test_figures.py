@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
-from attncheck.reports.failure_patterns import in_common_lines, lengths_of
-from attncheck.reports.figures.heatmaps import _crossed, annotated_heatmap, error_map, heatmaps
-from attncheck.reports.figures.panels import (
+from attncheck.reports.failure_patterns import explaining_tile, in_common_lines, length_maps, lengths_of
+from attncheck.reports.frames import Frames
+from attncheck.reports.heatmaps import Picture, _crossed, annotated_heatmap, error_map, heatmaps
+from attncheck.reports.html.details import drawn_lengths
+from attncheck.reports.panels import (
     MAX_CELLS,
     Panel,
     describe,
@@ -29,10 +31,6 @@ from attncheck.reports.figures.panels import (
     shades,
     short_number,
 )
-from attncheck.reports.figures.picture import Picture
-from attncheck.reports.frames import Frames
-from attncheck.reports.html.details import drawn_lengths
-from attncheck.reports.length_map import explaining_tile, length_maps
 
 HOSTILE = "$\\frac{ </svg><script>alert('\"1\"')</script> & \x00\x1b[31m\ud800\n\u202e 日本 \\n }_^$"
 SVG = "{http://www.w3.org/2000/svg}"

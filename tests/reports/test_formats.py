@@ -20,19 +20,34 @@ import pytest
 
 from attncheck.errors import ExitCode, OutputError
 from attncheck.reading.selection import select_cases
-from attncheck.reports.ci import MAX_SUMMARY_BYTES, annotation_lines, append_summary, render_ci_summary
+from attncheck.reports import markdown
+from attncheck.reports.ci import (
+    HELP,
+    MAX_SUMMARY_BYTES,
+    NOISY,
+    annotation_lines,
+    append_summary,
+    folder_in_repository,
+    render_ci_summary,
+    render_sarif,
+)
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.render import render_html
+from attncheck.reports.html.page import render_html
 from attncheck.reports.junit import render_junit, xml_text
 from attncheck.reports.machine import documents
-from attncheck.reports.machine.failures import failures_of
-from attncheck.reports.machine.outcome import outcome_document
-from attncheck.reports.machine.text import document_text
-from attncheck.reports.markdown import report
-from attncheck.reports.markdown.report import properties_section, render_markdown, verdict_section
-from attncheck.reports.markdown.text import code, details, escape, number, table
+from attncheck.reports.machine.documents import document_text
+from attncheck.reports.machine.outcome import failures_of, outcome_document
+from attncheck.reports.markdown import (
+    code,
+    details,
+    escape,
+    number,
+    properties_section,
+    render_markdown,
+    table,
+    verdict_section,
+)
 from attncheck.reports.properties import asked_rows, broken_properties, property_table
-from attncheck.reports.sarif import HELP, NOISY, folder_in_repository, render_sarif
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.reports.terminal import explanation_of
 from attncheck.reports.write import write_report
@@ -141,7 +156,7 @@ def test_of_more_cases_than_can_be_read_those_that_fail_come_first_and_all_are_c
     def listed(lines: list[str]) -> list[int]:
         return [int(line.split()[1].removeprefix("case-")) for line in lines if line.startswith("| case-")]
 
-    monkeypatch.setattr(report, "_MAX_LISTED_CASES", 8)
+    monkeypatch.setattr(markdown, "_MAX_LISTED_CASES", 8)
     lines = section_of(8, failing=[3])
     assert listed(lines) == list(range(8))
     assert not any("too many" in line for line in lines)
@@ -151,7 +166,7 @@ def test_of_more_cases_than_can_be_read_those_that_fail_come_first_and_all_are_c
     assert "show the 3 in which some implementation does not agree" in lines[2]
     assert "| implementation | agree | numeric | unsupported |" in lines
     assert "| numpy.eager 1.0 | 6 | 2 | 1 |" in lines
-    monkeypatch.setattr(report, "_MAX_CELLS", 4)
+    monkeypatch.setattr(markdown, "_MAX_CELLS", 4)
     lines = section_of(9, failing=[6, 7, 8], unsupported=[0, 1, 2])
     assert listed(lines) == [0, 6, 7, 8]
     assert "show 4 of the 6 in which" in lines[2]

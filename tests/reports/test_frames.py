@@ -16,11 +16,11 @@ import pytest
 
 from attncheck.errors import OutputError
 from attncheck.merge import merge_runs
-from attncheck.reports.arrays import KeptArrays, error_ratio
 from attncheck.reports.build_frames import COLUMNS, RESULTS, make_frames
 from attncheck.reports.frames import (
     Column,
     Frames,
+    KeptArrays,
     case_order,
     count_numbers,
     documents_of,
@@ -30,6 +30,7 @@ from attncheck.reports.frames import (
     stage_order,
     under_erratum,
 )
+from attncheck.reports.html.evidence import error_ratio
 from attncheck.reports.write import harmless, write_junit, write_report
 from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
 from attncheck.results.reader import read_run, read_runs

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from attncheck.reports.ci import annotation_lines, append_summary, render_ci_summary
-from attncheck.reports.figures.heatmaps import heatmaps
-from attncheck.reports.figures.panels import Panel
 from attncheck.reports.frames import Frames
+from attncheck.reports.heatmaps import heatmaps
+from attncheck.reports.panels import Panel
 from attncheck.reports.write import write_junit, write_report
 
 BIDI = "\u202e\u2066"

@@ -24,10 +24,8 @@ import pandas as pd
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.figures.panels import Panel
-from attncheck.reports.frames import Column, Frames
-from attncheck.reports.html import documents
+from attncheck.reports.frames import Cell, Column, Frames, State, cell_table
+from attncheck.reports.html import evidence
 from attncheck.reports.html.contents import (
     NOTHING,
     Budget,
@@ -42,7 +40,8 @@ from attncheck.reports.html.contents import (
     within,
 )
 from attncheck.reports.html.evidence import error_pictures, heat_of
-from attncheck.reports.html.render import CompiledTemplates, render_html
+from attncheck.reports.html.page import CompiledTemplates, render_html
+from attncheck.reports.panels import Panel
 from attncheck.results.format import EXACT, StoredArray, bound_name
 
 PageOf = Callable[..., Any]
@@ -308,7 +307,7 @@ def test_of_documents_only_what_fails_is_open_and_drawn_however_little_room_ther
     assert late.count("<noscript>") == late.count("</noscript>") == late.count('class="computation"')
     assert late.replace("<noscript>\n", "").replace("</noscript>\n", "") == text
     # Long documents are split.
-    monkeypatch.setattr(documents, "_MAX_IN_PART", 1)
+    monkeypatch.setattr(evidence, "_MAX_IN_PART", 1)
     parts = summaries(page_of(frames, Budget(pictures=0)), "part")
     assert parts["Computations 2 to 2 of 2: ✗ 1 of 1 computation fail"]
     assert not parts["Computations 1 to 1 of 2: 1 computation, none fails"]

@@ -23,13 +23,12 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.build_frames import make_frames
 from attncheck.reports.frames import Frames
 from attncheck.reports.publish import drift, publish, read_verdicts
-from attncheck.reports.survey.pages import read_survey, render_markdown, render_survey, write_survey
-from attncheck.reports.survey.tables import (
+from attncheck.reports.survey import (
     ALL,
     Accuracy,
     Finding,
     Judged,
-    Meaning,
+    MeasuredConvention,
     PropertyCounts,
     Survey,
     differences,
@@ -40,6 +39,7 @@ from attncheck.reports.survey.tables import (
     read_meanings,
     survey_of,
 )
+from attncheck.reports.survey_pages import read_survey, render_markdown, render_survey, write_survey
 from attncheck.results.format import Row
 from attncheck.results.reader import Run, read_run
 from attncheck.results.records import CaseRecords
@@ -329,8 +329,10 @@ def a_survey() -> Survey:
         [judged(), judged(feature="attention", wrong=1), judged("numpy.eager", "1.0", known=2)],
         [Accuracy("torch.sdpa", "2.0", "float32", 7, 0.1, 0.9)],
         [
-            Meaning("torch.sdpa", "corner", "where causality starts", "top left", "top left", departs=False),
-            Meaning("mlx.sdpa", "corner", "where causality starts", "bottom | right", "top left", departs=True),
+            MeasuredConvention("torch.sdpa", "corner", "where causality starts", "top left", "top left", departs=False),
+            MeasuredConvention(
+                "mlx.sdpa", "corner", "where causality starts", "bottom | right", "top left", departs=True
+            ),
         ],
         [Finding("mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n")],
         [
@@ -532,7 +534,9 @@ def test_the_markdown_says_who_is_wrong_and_what_means_something_else() -> None:
 
 def test_the_page_needs_nothing_else_and_shows_any_text_as_it_is() -> None:
     survey = a_survey()
-    survey.meanings.append(Meaning("<b>x</b>", "corner", "where", "<script>alert(1)</script>", "", departs=True))
+    survey.meanings.append(
+        MeasuredConvention("<b>x</b>", "corner", "where", "<script>alert(1)</script>", "", departs=True)
+    )
     page = render_survey(survey)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
@@ -573,7 +577,7 @@ def test_meanings_are_what_the_command_printed(tmp_path: Path) -> None:
     answers = [{**answer, "kind": "measured"}, {**answer, "kind": "unsupported"}]
     (tmp_path / "found.json").write_text(json.dumps({"implementations": {"torch.sdpa": answers}}), encoding="utf-8")
     (only,) = read_meanings(tmp_path / "found.json")
-    assert only == Meaning("torch.sdpa", "corner", "where", "top left", "top left", departs=False)
+    assert only == MeasuredConvention("torch.sdpa", "corner", "where", "top left", "top left", departs=False)
     (tmp_path / "found.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ResultsError, match="expected what `attncheck conventions --json` prints"):
         read_meanings(tmp_path / "found.json")

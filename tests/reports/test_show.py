@@ -18,7 +18,7 @@ from attncheck.reading import selection
 from attncheck.reading.case import Case
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import select_cases
-from attncheck.reports.figures.panels import Panel
+from attncheck.reports.panels import Panel
 from attncheck.reports.show import image_format, matrix_text, print_case, save_case, work_out
 
 VIGNETTE = "documents/base_r_vignette/four-words-attend-to-each-other"

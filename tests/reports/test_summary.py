@@ -9,19 +9,18 @@ from xml.etree import ElementTree
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.reports.cells import Cell, State, cell_table, worst_cell
 from attncheck.reports.coverage import coverage, judged_counts, narrowings, unjudged
-from attncheck.reports.expected_failures import (
+from attncheck.reports.defects import (
     ExpectedFailureGroup,
     address_of,
     count_following,
     empty_rows,
     expected_failure_groups,
 )
-from attncheck.reports.frames import Column, Frames
-from attncheck.reports.html.render import render_html
-from attncheck.reports.markdown.report import link
-from attncheck.reports.printed_numbers import misprints
+from attncheck.reports.documents import misprints
+from attncheck.reports.frames import Cell, Column, Frames, State, cell_table, worst_cell
+from attncheck.reports.html.page import render_html
+from attncheck.reports.markdown import link
 from attncheck.reports.summary import exit_code_of, make_summary, verdict_table, what_is_wrong
 from attncheck.reports.write import (
     AMBER,

@@ -24,10 +24,9 @@ from attncheck.errors import ExitCode
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.score import run_mutants
 from attncheck.reading.selection import select_cases
-from attncheck.reports.commands import commands_again, first_commands
-from attncheck.reports.defects import defects
+from attncheck.reports.defects import commands_again, defects, first_commands
 from attncheck.reports.frames import Frames, records
-from attncheck.reports.html.render import render_html
+from attncheck.reports.html.page import render_html
 from attncheck.reports.mutation import mutants_document, print_mutation
 from attncheck.reports.terminal import print_summary
 

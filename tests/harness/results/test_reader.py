@@ -24,8 +24,8 @@ from attncheck.merge import merge_runs
 from attncheck.reports.build_frames import make_frames
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.contents import unique_slugs
-from attncheck.reports.html.render import render_html
-from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.html.page import render_html
+from attncheck.reports.markdown import render_markdown
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results import parts

@@ -1,9 +1,8 @@
-"""What a survey counts: by feature and by dtype, a row for every implementation in every version that was judged.
+"""Surveys: what implementations do and mean, a row for every implementation in every version that was judged.
 
 Runs are reduced to rows one by one, so that what is judged in different environments, and at different times, stands in
-one table: a row takes the place of an earlier one of the same implementation in the same version.
-
-The findings of a survey: what is wrong in a release, each with its script, read from their document.
+one table: a row takes the place of an earlier one of the same implementation in the same version. Beside them stand
+conventions as they were measured, and findings: what is wrong in a release, each with its script.
 """
 
 from __future__ import annotations
@@ -11,17 +10,23 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attncheck.errors import ResultsError
-from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
+from rich.console import Console
+from rich.table import Table
+
+from attncheck.conventions import Measured
+from attncheck.errors import ExitCode, ResultsError
 from attncheck.reports.failure_patterns import given_of
-from attncheck.reports.frames import Column, Frames
+from attncheck.reports.frames import FAILS_A_RUN, Cell, Column, Frames, State, cell_table
+from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.other_documents import ConventionsDocument, Meaning
 from attncheck.reports.properties import OUTCOMES_NOTE
+from attncheck.reports.terminal import plain_console
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
 from attncheck.spec.properties import PROPERTIES
@@ -61,7 +66,7 @@ class Accuracy(NamedTuple):
     most: float
 
 
-class Meaning(NamedTuple):
+class MeasuredConvention(NamedTuple):
     """What was measured of a convention, and what the cases mean."""
 
     implementation: str
@@ -105,7 +110,7 @@ class Survey:
 
     judged: list[Judged] = field(default_factory=list)
     accuracy: list[Accuracy] = field(default_factory=list)
-    meanings: list[Meaning] = field(default_factory=list)
+    meanings: list[MeasuredConvention] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     properties: list[PropertyCounts] = field(default_factory=list)
 
@@ -257,11 +262,11 @@ def _accuracy(frames: Frames) -> Iterable[Accuracy]:
             yield Accuracy(column.implementation, column.version, dtype, len(found), round(middle, 3), round(most, 3))
 
 
-def read_meanings(path: Path) -> list[Meaning]:
+def read_meanings(path: Path) -> list[MeasuredConvention]:
     """Read what ``attncheck conventions --json`` printed. Raises ``ResultsError`` where it is something else."""
     try:
         return [
-            Meaning(implementation, *(answer[name] for name in Meaning._fields[1:]))
+            MeasuredConvention(implementation, *(answer[name] for name in MeasuredConvention._fields[1:]))
             for implementation, answers in json.loads(path.read_text(encoding="utf-8"))["implementations"].items()
             for answer in answers
             if answer["kind"] in ("measured", "open")
@@ -368,3 +373,79 @@ def _finding(path: Path, heading: re.Match[str], body: str) -> Finding:
     around = body[: script.start()].strip() + "\n\n" + body[script.end() :].strip()
     said = _LINK.sub(r"\1", around.strip())
     return Finding(heading["library"], heading["release"], heading["title"], said, script["script"])
+
+
+Conventions = Mapping[str, Sequence[Measured]]
+"""What was measured of each implementation, by its name and dtype, in the order of the questions."""
+
+
+def print_conventions(measured: Conventions, console: Console | None = None) -> None:
+    """Print a line for each question, and below what is declared wrongly, or has to be declared."""
+    console = console or plain_console()
+    console.print(_table(measured))
+    for name, answers in measured.items():
+        for line in _notes(answers):
+            console.print(f"{name}: {line}", soft_wrap=True)
+
+
+def conventions_document(measured: Conventions, code: ExitCode, missing: Sequence[str]) -> ConventionsDocument:
+    """Return the same for programs."""
+    answers = [answer for each in measured.values() for answer in each]
+    counts = {
+        "answers": sum(answer.kind in ("measured", "open") for answer in answers),
+        "unlike attncheck's cases": sum(answer.departs for answer in answers),
+        "unlike what is declared": sum(answer.contradicts for answer in answers),
+    }
+    return ConventionsDocument(
+        attncheck=header("conventions"),
+        exit_code=int(code),
+        answer=", ".join(f"{count:,} {what}" for what, count in counts.items()),
+        failures=[],
+        next=[],
+        notes=[
+            *(f"{name} is not installed" for name in missing),
+            *(f"{name}: {line}" for name, each in measured.items() for line in _notes(each)),
+        ],
+        implementations={name: [Meaning(**answer.as_record()) for answer in each] for name, each in measured.items()},
+    )
+
+
+def _table(measured: Conventions) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for column in ("convention", "attncheck's cases mean", *measured):
+        table.add_column(column, overflow="fold")
+    for answers in zip(*measured.values(), strict=True):
+        question = answers[0].question
+        expected = " or ".join(dict.fromkeys(answer.question.expected for answer in answers)) or "-"
+        table.add_row(f"{question.name}: {question.asks}", expected, *map(_cell, answers))
+    return table
+
+
+def _cell(answer: Measured) -> str:
+    if answer.kind in ("unsupported", "failed"):
+        return answer.kind
+    return f"{answer.means} (differs)" if answer.departs else answer.means
+
+
+def _notes(answers: Sequence[Measured]) -> Iterator[str]:
+    for answer in answers:
+        if answer.contradicts:
+            yield f"it declares {answer.declared} for {answer.question.name}, and gives {answer.means}"
+        if answer.declaration:
+            yield f'declare what it does: attention.conventions = {{"empty_rows": "{answer.declaration}"}}'
+    departing = [answer for answer in answers if answer.departs and not (answer.declaration or answer.declared)]
+    if departing:
+        yield f"attncheck's cases mean otherwise: {_names(departing)}"
+    if inexact := [answer for answer in answers if not answer.is_exact]:
+        yield f"less accurate than it declares, and recognised all the same: {_names(inexact)}"
+    for answer in answers:
+        if answer.kind == "failed":
+            yield f"{answer.question.name} failed: {answer.means}"
+    unsupported = [answer for answer in answers if answer.kind == "unsupported"]
+    for reason in dict.fromkeys(answer.means for answer in unsupported):
+        without = [answer for answer in unsupported if answer.means == reason]
+        yield f"not asked ({reason})" + ("" if len(without) == len(answers) else f": {_names(without)}")
+
+
+def _names(answers: Sequence[Measured]) -> str:
+    return "; ".join(answer.question.name for answer in answers)

@@ -1,23 +1,37 @@
-"""A difference as text, and its files: diff.md, and every frame as CSV and Parquet.
+"""A difference between two results as text, files and JSON, and the differences from release to release.
 
-What changed, in a line a change that fits a terminal: names are cut in their middle where they are too long.
+A change is a line that fits a terminal: names are cut in their middle where they are too long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
+from rich.table import Table
 
-from attncheck.errors import OutputError
-from attncheck.reports.diff.difference import BETTER, OTHER, WORSE, Difference
-from attncheck.reports.frames import records
-from attncheck.reports.markdown.text import code, escape, number, table
+from attncheck.errors import ExitCode, OutputError
+from attncheck.merge import merge_runs
+from attncheck.reports.build_frames import make_frames
+from attncheck.reports.difference import BETTER, OTHER, WORSE, Difference, make_difference, outcomes
+from attncheck.reports.frames import Frames, records
+from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.other_documents import (
+    BisectionDocument,
+    DifferenceDocument,
+    DifferenceRecord,
+    ReleaseRecord,
+)
+from attncheck.reports.machine.outcome import failures_of, first_of_each
+from attncheck.reports.markdown import code, escape, number, table
+from attncheck.reports.summary import what_is_wrong
 from attncheck.reports.terminal import plain_console
 from attncheck.reports.write import write_csv
+from attncheck.results.reader import find_runs, read_runs
 from attncheck.wording import counted
 
 _MAX_LISTED = 20
@@ -282,3 +296,138 @@ _CELLS: Mapping[str, Callable[..., Iterator[str]]] = {
     "cases": _case,
     "environments": _environment,
 }
+
+
+def read_frames(folder: Path) -> Frames:
+    """Read the results of one release."""
+    return make_frames(merge_runs(read_runs(find_runs([folder])), across=False))
+
+
+@dataclass
+class Bisection:
+    """Releases of a distribution, oldest first, and the differences from each to the next that ran."""
+
+    distribution: str
+    releases: dict[str, Frames] = field(default_factory=dict)
+    steps: list[Difference] = field(default_factory=list)
+    missed: dict[str, str] = field(default_factory=dict)
+    """Releases that could not be run, and why."""
+
+    def add(self, version: str, frames: Frames) -> None:
+        """Add what the next release gave. Raises ``UsageError`` where it has nothing in common with the one before."""
+        if self.releases:
+            before, earlier = list(self.releases.items())[-1]
+            self.steps.append(make_difference(earlier, frames, (before, version)))
+        self.releases[version] = frames
+
+    def miss(self, version: str, why: str) -> None:
+        """Note that a release could not be run; the one after it is compared with the one before."""
+        self.missed[version] = why
+
+    @property
+    def made_worse(self) -> bool:
+        """Whether any release failed where the one before did not."""
+        return any((step.verdicts["change"] == WORSE).any() for step in self.steps)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each release: what came of its evaluations, and how that differs from the one before."""
+        changes = {step.after: step.verdicts["change"].value_counts() for step in self.steps}
+        for version, frames in self.releases.items():
+            found = [outcome for outcome in outcomes(frames).values() if outcome.word]
+            counts = changes.get(version)
+            yield {
+                "release": version,
+                "right": sum(not outcome.level and outcome.word == "agree" for outcome in found),
+                "failing": sum(bool(outcome.level) for outcome in found),
+                "unsupported": sum(outcome.word == "unsupported" for outcome in found),
+                **{each: None if counts is None else int(counts.get(each, 0)) for each in (WORSE, BETTER, OTHER)},
+            }
+
+
+def print_bisection(found: Bisection, console: Console | None = None) -> None:
+    """Print a line for each release, and below it every verdict that one of them changed."""
+    console = console or plain_console()
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for column in ("release", "right", "failing", "unsupported", WORSE, BETTER, OTHER):
+        table.add_column(column, justify="left" if column == "release" else "right")
+    for row in found.rows():
+        values = ["-" if value is None else str(value) for value in row.values()]
+        table.add_row(f"{found.distribution} {values[0]}", *values[1:])
+    console.print(table)
+    for step in found.steps:
+        if len(step.verdicts):
+            console.print(f"\n{found.distribution} {step.after} changed, against {step.before}:", soft_wrap=True)
+            print_changes(console, step)
+    if found.steps and not any(len(step.verdicts) for step in found.steps):
+        console.print("No release changed a verdict.", soft_wrap=True)
+    for why in found.missed.values():
+        console.print(why, soft_wrap=True)
+
+
+_KEYS = ["environment", "implementation", "case", "dtype"]
+
+
+def difference_document(difference: Difference, after: Frames) -> DifferenceDocument:
+    """Return what changed between two results; what got worse with its numbers, of the frames ``after``."""
+    worse = difference.verdicts[difference.verdicts["change"].eq(WORSE)]
+    wrong = what_is_wrong(after)
+    keys = [pd.MultiIndex.from_frame(frame[_KEYS].astype(object)) for frame in (wrong, worse)]
+    failures = failures_of(after, wrong[keys[0].isin(keys[1])])
+    return DifferenceDocument(
+        attncheck=header("diff"),
+        exit_code=int(difference.exit_code),
+        answer=sentences(difference)[0],
+        failures=failures,
+        next=first_of_each(failures),
+        notes=list(difference.notes),
+        **_fields(difference),
+    )
+
+
+def _fields(difference: Difference) -> dict[str, Any]:
+    return {
+        "before": difference.before,
+        "after": difference.after,
+        "compared": difference.compared,
+        "only": list(difference.only),
+        "sentences": sentences(difference),
+        **{name: rows_of(frame) for name, frame in difference.tables().items()},
+    }
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """Return a frame's rows; a cell without a value is None."""
+    return [{str(key): _scalar(value) for key, value in row.items()} for row in records(frame)]
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    return None if pd.isna(value) else value
+
+
+def bisection_document(found: Bisection, code: ExitCode) -> BisectionDocument:
+    """Return what several releases gave."""
+    return BisectionDocument(
+        attncheck=header("bisect"),
+        exit_code=int(code),
+        answer=_answer(found),
+        failures=[],
+        next=[],
+        notes=list(found.missed.values()),
+        distribution=found.distribution,
+        releases=[_release(row) for row in found.rows()],
+        steps=[DifferenceRecord(**_fields(step)) for step in found.steps],
+        missed=dict(found.missed),
+    )
+
+
+def _release(row: Mapping[str, Any]) -> ReleaseRecord:
+    return ReleaseRecord(**row)
+
+
+def _answer(found: Bisection) -> str:
+    changed = [step.after for step in found.steps if len(step.verdicts)]
+    if not changed:
+        return "No release changed a verdict."
+    return f"{found.distribution} changed verdicts in {', '.join(changed)}."

@@ -1,7 +1,4 @@
-"""A survey as files: tables as CSV, which are read again, a page as Markdown, and the same as one HTML file.
-
-A survey as one HTML file that needs nothing else: a line for each implementation, from left to right.
-"""
+"""A survey as files: tables as CSV, which are read again, a page as Markdown, and one HTML file."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from markupsafe import Markup
 
 from attncheck.backends import EVERYTHING
 from attncheck.errors import OutputError, ResultsError
-from attncheck.reports.html.render import TEMPLATES, environment, without_forbidden
-from attncheck.reports.markdown.text import code, escape, number, table
-from attncheck.reports.survey.tables import (
+from attncheck.reports.html.page import TEMPLATES, environment, without_forbidden
+from attncheck.reports.markdown import code, escape, number, table
+from attncheck.reports.survey import (
     ALL,
     Accuracy,
     Judged,
-    Meaning,
+    MeasuredConvention,
     PropertyCounts,
     Survey,
     document_of,
@@ -36,7 +33,7 @@ README, PAGE = "README.md", "index.html"
 FEATURES, ACCURACY, CONVENTIONS = "features.csv", "accuracy.csv", "conventions.csv"
 PROPERTY_COUNTS = "properties.csv"
 FINDINGS = "findings.md"
-Row = TypeVar("Row", Judged, Accuracy, Meaning, PropertyCounts)
+Row = TypeVar("Row", Judged, Accuracy, MeasuredConvention, PropertyCounts)
 
 
 def read_survey(folder: Path) -> Survey:
@@ -44,7 +41,7 @@ def read_survey(folder: Path) -> Survey:
     return Survey(
         list(_read(folder / FEATURES, Judged)),
         list(_read(folder / ACCURACY, Accuracy)),
-        list(_read(folder / CONVENTIONS, Meaning)),
+        list(_read(folder / CONVENTIONS, MeasuredConvention)),
         read_findings(folder / FINDINGS) if (folder / FINDINGS).exists() else [],
         list(_read(folder / PROPERTY_COUNTS, PropertyCounts)),
     )
@@ -59,7 +56,7 @@ def write_survey(survey: Survey, folder: Path) -> Path:
     texts = {
         FEATURES: _csv(Judged._fields, survey.judged),
         ACCURACY: _csv(Accuracy._fields, survey.accuracy),
-        CONVENTIONS: _csv(Meaning._fields, survey.meanings),
+        CONVENTIONS: _csv(MeasuredConvention._fields, survey.meanings),
         PROPERTY_COUNTS: _csv(PropertyCounts._fields, survey.properties),
         **({FINDINGS: document_of(survey.findings)} if survey.findings else {}),
     }

@@ -1,4 +1,4 @@
-"""What changed between two results: of another version, processor or day, or before and after a change of a kernel.
+"""Changes between two results: of another version, processor or day, or before and after a change of a kernel.
 
 Evaluations are compared with each other by environment, implementation, case and dtype. A verdict got *worse* where it
 fails now and did not before, expected failures and what is unsupported being no failures, and where something ran and
@@ -6,14 +6,12 @@ now raises, crashes or takes too long; it got *better* where the opposite is so;
 alone decides the exit code: errors that grew within their bounds are reported, and so are cases, implementations and
 versions that differ. An evaluation that only one of the results has got neither.
 
-Errors that grew by more than rounding explains, between two results of the same cases.
-
-Both results are of the same inputs and compared with the same exact answer, so a version, a processor or a BLAS that
-sums in another order changes errors too, and none of that is worth a line. What is compared is therefore not the error,
-and not its ratio to the bound B either: of a small tensor one rounding more or less moves that from 0.1 to 0.9. It is
-z, the error over its statistical scale sigma (docs/numerics.md, sections 5 and 7), which rounding keeps small in
-whatever order it happens. An error grew where, against the exact answer or in the step from the implementation's own
-previous stage,
+Errors are compared of cases that are the same in both results. Both are of the same inputs and held against the same
+exact answer, so a version, a processor or a BLAS that sums in another order changes errors too, and none of that is
+worth a line. What is compared is therefore not the error, and not its ratio to the bound B either: of a small tensor
+one rounding more or less moves that from 0.1 to 0.9. It is z, the error over its statistical scale sigma
+(docs/numerics.md, sections 5 and 7), which rounding keeps small in whatever order it happens. An error grew where,
+against the exact answer or in the step from the implementation's own previous stage,
 
 - it is beyond rounding noise now: the largest z exceeds max(3, lambda(N) / 2) over the N elements of the stage, the
   limit of a warning, or the tier is warning or worse now and was not before; and
@@ -25,8 +23,6 @@ the same, as twice as much beyond noise is worth a look.
 
 On the bundled corpus the rule tells nothing between any two of the four frameworks' eager modes, which sum in different
 orders, call different BLAS and exponentials; a ratio that doubled and exceeds 0.1 would tell 13 to 29 stages of each.
-
-The frames of a difference, and what differs besides numbers: versions, processors, implementations.
 """
 
 from __future__ import annotations
@@ -41,9 +37,8 @@ import pandas as pd
 
 from attncheck.errors import ExitCode, UsageError
 from attncheck.judging.compare import Tier, noise_limit
-from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
-from attncheck.reports.expected_failures import ExpectedFailureGroup, expected_failure_groups
-from attncheck.reports.frames import Frames, failing, records
+from attncheck.reports.defects import ExpectedFailureGroup, expected_failure_groups
+from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, cell_table, failing, records
 from attncheck.reports.summary import what_is_wrong
 from attncheck.results.same_cases import changed
 from attncheck.verdicts import Verdict

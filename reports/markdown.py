@@ -1,25 +1,32 @@
-"""The report for people, in Markdown that reads well on a forge.
+"""The report in Markdown that reads well on a forge, and the elements of Markdown that show any text as it is.
 
-The answer; the verdict of every case; each document's printed numbers beside each framework's; the largest differences;
-versions.
-
-Each document's numbers beside each framework's, in Markdown.
-
-Properties in Markdown: implementation by property, and what fails with its numbers.
-
-The report's section on verdicts: every case on every implementation, or, of very many, what does not agree.
+In order: the answer; what is wrong or expected to be; each document's printed numbers beside each implementation's; the
+verdict of every case on every implementation, or, of very many, of those that do not agree; properties; the largest
+differences; versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import html
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from attncheck.elements import written_element
-from attncheck.reports.commands import first_commands
-from attncheck.reports.defects import Defect, defects
+from attncheck.reports.defects import (
+    EMPTY_ROWS_NOTE,
+    EXPECTED_FAILURES_NOTE,
+    Defect,
+    address_of,
+    count_following,
+    defects,
+    empty_rows,
+    expected_failure_groups,
+    first_commands,
+)
 from attncheck.reports.documents import (
     DocumentCase,
     DocumentPage,
@@ -30,14 +37,7 @@ from attncheck.reports.documents import (
     as_matrix,
     count,
     document_pages,
-)
-from attncheck.reports.expected_failures import (
-    EMPTY_ROWS_NOTE,
-    EXPECTED_FAILURES_NOTE,
-    address_of,
-    count_following,
-    empty_rows,
-    expected_failure_groups,
+    number_counts_of,
 )
 from attncheck.reports.failure_patterns import described, in_common_lines
 from attncheck.reports.frames import (
@@ -52,8 +52,6 @@ from attncheck.reports.frames import (
     under_erratum,
 )
 from attncheck.reports.html.contents import unique_slugs
-from attncheck.reports.markdown.text import code, commands, details, escape, number, table
-from attncheck.reports.printed_numbers import number_counts_of
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
     PropertyCell,
@@ -553,3 +551,47 @@ def _sampled(frames: Frames) -> dict[str, str]:
     """Say of each case in which some query rows stand for all how many."""
     rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
     return {row["case"]: f" ({rows_judged(row['judged_rows'], row['query_rows'])})" for row in records(rows)}
+
+
+# An ampersand is special only where it begins a character reference, such as &lt;
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#]|&(?=#?\w+;))")
+
+
+def escape(text: object) -> str:
+    """Show a text literally: no markup, no line break."""
+    return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def code(text: object) -> str:
+    """Show a name in monospace; it cannot end the span or the cell."""
+    inner = " ".join(str(text).split()).replace("`", "'")
+    if "\\|" in inner:  # in a code span neither of the two can be escaped
+        return f"<code>{escape(inner)}</code>"
+    inner = inner.replace("|", "\\|")
+    return f"`{inner}`" if inner else ""
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
+    """Return a table's lines. Cells are Markdown already; ``align`` has l or r per column, l if it is short."""
+    letters = align.ljust(len(headings), "l")
+    rule = [("---:" if letter == "r" else "---") for letter in letters[: len(headings)]]
+    return [_line(headings), _line(rule), *(_line(row) for row in rows)]
+
+
+def details(summary: str, lines: Iterable[str]) -> list[str]:
+    """Fold lines away behind a summary; without HTML they are simply there."""
+    return ["<details>", f"<summary>{html.escape(summary)}</summary>", "", *lines, "", "</details>"]
+
+
+def commands(lines: Sequence[str]) -> list[str]:
+    """Show commands as they are to be pasted; nothing for none. A command has no line break and no backtick in it."""
+    return ["See it again, in the folder where the check ran:", "", "```", *lines, "```", ""] if lines else []
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a number shortly; nothing for no number."""
+    return "" if value is None or math.isnan(value) else f"{value:.{digits}g}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,1 +1,0 @@
-"""Matrices and errors as pictures."""

@@ -1,1 +1,0 @@
-"""The report in Markdown."""
