@@ -227,7 +227,7 @@ FAULTS: tuple[Fault, ...] = (
         'if not (options or {}).get("norm_after_rotation"):',
         'if not (options or {}).get("norm_before_rotation_"):',
         "norms are judged before rotations that come first",
-        "harness/judging/test_norm_readings.py harness/judging/test_judge.py",
+        "harness/judging/test_judge.py harness/judging/test_readings.py",
     ),
     _fault(
         "stage_nan_swallowed",

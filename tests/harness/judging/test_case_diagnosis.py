@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ Inputs = dict[str, Array]
 Stages = dict[str, Array]
 Compute = Callable[[Inputs], Stages]
 
+DTYPES = ("float64", "float32")
 DRAWN = np.random.default_rng(20)
 QUERY, KEY, VALUE = (DRAWN.standard_normal(shape) for shape in ((2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 3)))
 MASK = DRAWN.random((2, 1, 5, 7)) < 0.6
@@ -176,16 +178,15 @@ CONVENTIONS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] =
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("only_output", [False, True])
 @pytest.mark.parametrize("name", CONVENTIONS)
-def test_another_convention_is_semantic_and_named_with_its_stage(name: str, only_output: bool, dtype: str) -> None:
+def test_another_convention_is_semantic_and_named_with_its_stage(name: str) -> None:
     options, inputs, compute, stage, says = CONVENTIONS[name]
-    judged = diagnosed(options, inputs, compute, dtype, ("output",) if only_output else ())
-    assert set(failing(judged).values()) == {Verdict.SEMANTIC}
-    assert "output" in failing(judged)
-    assert {found.message for found in judged.judgements if found.verdict.exit_code} == {says}
-    assert (judged.begins_at, judged.excused) == (stage, frozenset())
+    for dtype, returned in product(DTYPES, ((), ("output",))):
+        judged = diagnosed(options, inputs, compute, dtype, returned)
+        assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+        assert "output" in failing(judged)
+        assert {found.message for found in judged.judgements if found.verdict.exit_code} == {says}
+        assert (judged.begins_at, judged.excused) == (stage, frozenset())
 
 
 MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
@@ -254,15 +255,15 @@ MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_stays_numeric_and_is_told_with_the_stage_where_it_lies(name: str, dtype: str) -> None:
+def test_a_mistake_stays_numeric_and_is_told_with_the_stage_where_it_lies(name: str) -> None:
     options, inputs, compute, stage, says = MISTAKES[name]
-    judged = diagnosed(options, inputs, compute, dtype, ("output",))
-    (found,) = judged.judgements
-    assert (found.verdict, judged.begins_at) == (Verdict.NUMERIC, stage)
-    assert found.message.startswith(f"{says}")
-    assert "times the largest error that is possible" in found.message
+    for dtype in DTYPES:
+        judged = diagnosed(options, inputs, compute, dtype, ("output",))
+        (found,) = judged.judgements
+        assert (found.verdict, judged.begins_at) == (Verdict.NUMERIC, stage)
+        assert found.message.startswith(says)
+        assert "times the largest error that is possible" in found.message
 
 
 def with_rows(value: float, dtype: str = "float64", of: Compute | None = None) -> Compute:
@@ -287,21 +288,19 @@ SAYS = {
 FILLED = {"nan": np.nan, "uniform": 1 / 7, "zero": 0.0}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("expected", SAYS)
 @pytest.mark.parametrize("given", SAYS)
-@pytest.mark.parametrize("stages", [("output",), ("weights", "output"), ()])
-def test_rows_without_a_key_follow_the_convention_of_the_case(
-    given: str, expected: str, dtype: str, stages: tuple[str, ...]
-) -> None:
+def test_rows_without_a_key_follow_the_convention_of_the_case(given: str, expected: str) -> None:
     options, inputs = {"empty_rows": expected}, PLAIN | {"mask": EMPTY}
-    judged = diagnosed(options, inputs, with_rows(FILLED[given], dtype), dtype, stages)
-    if given == expected:
-        assert (failing(judged), judged.begins_at) == ({}, "")
-        return
-    assert failing(judged) == dict.fromkeys(stages or ("weights", "output"), Verdict.SEMANTIC)
-    assert {found.message for found in judged.judgements if found.verdict.exit_code} == {f"{SAYS[given]} {expected}"}
-    assert (judged.begins_at, judged.excused) == ("weights", frozenset())
+    for dtype, stages in product(DTYPES, (("output",), ("weights", "output"), ())):
+        judged = diagnosed(options, inputs, with_rows(FILLED[given], dtype), dtype, stages)
+        messages = {found.message for found in judged.judgements if found.verdict.exit_code}
+        if given == expected:
+            assert (failing(judged), judged.begins_at) == ({}, "")
+            continue
+        assert failing(judged) == dict.fromkeys(stages or ("weights", "output"), Verdict.SEMANTIC)
+        assert messages == {f"{SAYS[given]} {expected}"}
+        assert (judged.begins_at, judged.excused) == ("weights", frozenset())
 
 
 @pytest.mark.parametrize(("given", "declared"), [("uniform", "uniform"), ("nan", "nan"), ("nan", "uniform")])
@@ -331,8 +330,9 @@ def test_rows_that_are_empty_only_under_the_other_convention_are_told_too() -> N
         return {"output": np.where(empty, np.nan, stages["output"])}
 
     judged = diagnosed(CAUSAL, FEW_KEYS, nan_rows)
-    assert failing(judged) == {"output": Verdict.SEMANTIC}
-    assert judged.judgements[0].message == (
+    (found,) = judged.judgements
+    assert (found.verdict, found.empty_rows) == (Verdict.SEMANTIC, None)
+    assert found.message == (
         "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq); the case means top-left; "
         "a query without a key gives NaN; the case expects zero"
     )
@@ -354,16 +354,6 @@ def test_a_mistake_beside_a_declared_convention_is_still_told_and_has_the_size_o
     assert found.accumulated is not None
     assert 1 < found.accumulated.ratio < np.inf
     assert (judged.begins_at, judged.excused) == ("scores", frozenset())
-
-
-def test_a_mistake_beside_a_convention_that_is_not_declared_has_the_size_of_both() -> None:
-    def both(inputs: Inputs) -> Stages:
-        return {"output": with_rows(FILLED["uniform"], of=SCALED)(inputs)["output"]}
-
-    (found,) = diagnosed({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("nan")).judgements
-    assert found.message.startswith(f"{SAYS_SCALED}; {SAYS['uniform']} zero; ")
-    assert found.accumulated is not None
-    assert found.accumulated.ratio == np.inf  # a row of zeros has no rounding
 
 
 def test_what_a_declared_convention_does_not_explain_fails_on_its_own() -> None:
@@ -436,34 +426,6 @@ def test_what_was_asked_for_a_convention_and_gives_another_fails_whatever_it_dec
     assert judged.excused == frozenset()
 
 
-@pytest.mark.parametrize("given", ["zero", "nan"])
-def test_a_mistake_beside_a_convention_that_was_not_asked_for_still_fails(given: str) -> None:
-    def both(inputs: Inputs) -> Stages:
-        return {"output": with_rows(FILLED[given], of=SCALED)(inputs)["output"]}
-
-    judged = diagnosed({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, both, own=NOT_ASKED)
-    (found,) = judged.judgements
-    assert (found.verdict, judged.excused) == (Verdict.NUMERIC, frozenset())
-    assert found.message.startswith(f"{SAYS_SCALED}; {SAYS[given]} uniform; ")
-
-
-@pytest.mark.parametrize("given", [0.3, np.inf])
-def test_what_is_no_convention_fails_though_none_was_asked_for(given: float) -> None:
-    judged = diagnosed({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(given), own=NOT_ASKED)
-    assert failing(judged)["weights"] in (Verdict.NUMERIC, Verdict.NONFINITE)
-    assert "weights" not in judged.excused  # an output of infinite weights may well be NaN
-
-
-def test_another_meaning_beside_a_convention_is_no_matter_of_the_convention_alone() -> None:
-    def nan_rows(inputs: Inputs) -> Stages:
-        stages = attend(**LOWER)(inputs)
-        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
-        return {"output": np.where(empty, np.nan, stages["output"])}
-
-    (found,) = diagnosed(CAUSAL, FEW_KEYS, nan_rows).judgements
-    assert (found.verdict, found.empty_rows) == (Verdict.SEMANTIC, None)
-
-
 # What is known of an implementation, and not declared.
 
 
@@ -495,16 +457,6 @@ def test_an_error_in_one_place_is_no_convention(wrong: float) -> None:
     judged = diagnosed(CAUSAL, PLAIN | {"mask": MASK, "bias": BIAS}, one_wrong)
     assert (failing(judged), judged.diagnosis) == ({"output": Verdict.NUMERIC}, None)
     assert judged.begins_at == "output"
-
-
-def test_noise_is_no_convention() -> None:
-    noise = 1 + 1e-1 * np.random.default_rng(5).standard_normal((2, 4, 5, 3))
-    judged = diagnosed(
-        {"softcap": 2.0, "window": (2, 1)},
-        PLAIN | {"bias": BIAS},
-        lambda inputs: {"output": attend(softcap=2.0, window=(2, 1))(inputs)["output"] * noise},
-    )
-    assert (failing(judged), judged.diagnosis) == ({"output": Verdict.NUMERIC}, None)
 
 
 def test_a_reading_that_gives_the_same_answer_is_none() -> None:
@@ -556,11 +508,6 @@ POISONED = QUERY.copy()
 POISONED[0, 1, 2, 3] = np.nan
 
 
-def test_a_query_row_with_nan_is_nan_in_every_stage_and_in_no_other_row() -> None:
-    options, inputs = {"is_causal": True, "softcap": 2.0}, PLAIN | {"query": POISONED, "bias": BIAS}
-    assert failing(diagnosed(options, inputs, attend(**options))) == {}
-
-
 def test_a_nan_score_may_leave_the_weights_of_forbidden_keys_at_zero_and_no_others() -> None:
     def confined(inputs: Inputs) -> Stages:
         stages = attend(**CAUSAL)(inputs)
@@ -598,38 +545,16 @@ def test_nan_that_reaches_other_rows_is_nonfinite() -> None:
 # Mistakes that are no option's, and steps that were computed as other steps.
 
 
-def with_weights(change: Callable[[Array, Stages, Inputs], Array], **options: Any) -> Compute:
-    """Return attention whose weights are changed before they meet the values."""
-
-    def compute(inputs: Inputs) -> Stages:
-        stages = attend(**options)(inputs)
-        weights = change(stages["weights"], stages, inputs).astype(inputs["query"].dtype)
-        return {"weights": weights, "output": weights @ inputs["value"]}
-
-    return compute
+def over_heads(inputs: Inputs) -> Stages:
+    scores = reference.dot_scores(inputs["query"], inputs["key"])["scores"]
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights = powers / powers.sum(axis=1, keepdims=True)
+    return {"weights": weights, "output": weights @ inputs["value"]}
 
 
-def along(axis: int) -> Callable[[Array, Stages, Inputs], Array]:
-    def softmax(_: Array, stages: Stages, inputs: Inputs) -> Array:
-        logits = list(stages.values())[list(stages).index("weights") - 1]
-        powers = np.exp(logits - logits.max(axis=axis, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
-
-    return softmax
-
-
-def zeroed_behind(_: Array, stages: Stages, inputs: Inputs) -> Array:
-    return np.where(inputs["mask"], attend()({name: inputs[name] for name in PLAIN})["weights"], 0)
-
-
-def squared(inputs: Inputs) -> Stages:
-    scores = reference.dot_scores(inputs["query"], inputs["key"])["scores"] ** 2
-    stages = reference.softmax(scores)
-    return {"scores": scores, **stages, "output": stages["weights"] @ inputs["value"]}
-
-
-def causal_by(steps: int) -> Compute:
-    return lambda inputs: attend()({**inputs, "mask": np.tri(5, 7, steps, dtype=bool)[np.newaxis, np.newaxis]})
+def zeroed_behind(inputs: Inputs) -> Stages:
+    weights = np.where(inputs["mask"], attend()({name: inputs[name] for name in PLAIN})["weights"], 0)
+    return {"weights": weights, "output": weights @ inputs["value"]}
 
 
 def last_row_open(inputs: Inputs) -> Stages:
@@ -653,156 +578,43 @@ def unscaled_weights(inputs: Inputs) -> Stages:
 
 
 SQUARE = PLAIN | {"value": np.roll(KEY, 2, -2) / 2}
-OTHERS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, tuple[str, ...]]] = {
-    "causal-next-key": (CAUSAL, PLAIN, causal_by(1), ("output",)),
-    "causal-without-own-key": (CAUSAL, PLAIN, causal_by(-1), ("output",)),
-    "causal-mirrored": (
-        CAUSAL,
-        PLAIN,
-        lambda inputs: attend()({**inputs, "mask": ~np.tri(5, 7, -1, dtype=bool)[np.newaxis, np.newaxis]}),
-        ("output",),
-    ),
-    "last-row-unmasked": ({}, PLAIN | {"mask": MASK}, last_row_open, ("output",)),
-    "mask-of-first-batch-entry": (
-        {},
-        PLAIN | {"mask": MASK},
-        changed(attend(), mask=lambda mask: mask[:1]),
-        ("output",),
-    ),
-    "bias-of-first-head": ({}, PLAIN | {"bias": BIAS}, changed(attend(), bias=lambda bias: bias[:, :1]), ("output",)),
-    "bias-negated": ({}, PLAIN | {"bias": BIAS}, times(-1), ("output",)),
-    "bias-twice": ({}, PLAIN | {"bias": BIAS}, times(2), ("output",)),
-    "bias-unscaled": ({}, PLAIN | {"bias": BIAS}, times(8**0.5), ("output",)),
-    "bias-times-ln2": ({}, PLAIN | {"bias": BIAS}, times(np.log(2)), ("output",)),
-    "bias-fitted": ({}, PLAIN | {"bias": BIAS}, times(0.3), ("output",)),
-    "value-read-as-key": (
-        {},
-        SQUARE,
-        lambda inputs: attend()({**inputs, "value": inputs["key"]}),
-        ("output",),
-    ),
-    "key-read-as-value": ({}, SQUARE, lambda inputs: attend()({**inputs, "key": inputs["value"]}), ("output",)),
-    "key-of-next-head": ({}, PLAIN, changed(attend(), key=lambda key: np.roll(key, -1, 1)), ("output",)),
-    "window-sides-swapped": ({"window": (2, 1)}, PLAIN, attend(window=(1, 2)), ("output",)),
-    "softmax-over-queries": ({}, PLAIN, with_weights(along(-2)), ("output",)),
-    "softmax-over-heads": ({}, PLAIN, with_weights(along(1)), ("weights", "output")),
-    "softmax-over-batch": ({}, PLAIN, with_weights(along(0)), ("output",)),
-    "output-doubled": ({}, PLAIN, outputs_times(2), ()),
-    "output-negated": ({}, PLAIN, outputs_times(-1), ()),
-    "output-over-root-of-width": ({}, PLAIN, outputs_times(8**-0.5), ()),
-    "output-times-width": ({}, PLAIN, outputs_times(8), ()),
-    "output-over-keys": ({}, PLAIN, outputs_times(1 / 7), ()),
-    "output-times-keys": ({}, PLAIN, unscaled_weights, ()),
-    "weights-not-renormalised": ({}, PLAIN | {"mask": MASK}, with_weights(zeroed_behind), ("output",)),
-    "scores-squared": ({}, PLAIN, squared, ()),
+OTHERS: Mapping[str, tuple[Inputs, Compute, tuple[str, ...]]] = {
+    "last-row-unmasked": (PLAIN | {"mask": MASK}, last_row_open, ("output",)),
+    "bias-negated": (PLAIN | {"bias": BIAS}, times(-1), ("output",)),
+    "bias-unscaled": (PLAIN | {"bias": BIAS}, times(8**0.5), ("output",)),
+    "bias-fitted": (PLAIN | {"bias": BIAS}, times(0.3), ("output",)),
+    "value-read-as-key": (SQUARE, lambda inputs: attend()({**inputs, "value": inputs["key"]}), ("output",)),
+    "key-read-as-value": (SQUARE, lambda inputs: attend()({**inputs, "key": inputs["value"]}), ("output",)),
+    "softmax-over-heads": (PLAIN, over_heads, ("weights", "output")),
+    "output-doubled": (PLAIN, outputs_times(2), ()),
+    "output-negated": (PLAIN, outputs_times(-1), ()),
+    "output-over-root-of-width": (PLAIN, outputs_times(8**-0.5), ()),
+    "output-times-width": (PLAIN, outputs_times(8), ()),
+    "output-over-keys": (PLAIN, outputs_times(1 / 7), ()),
+    "output-times-keys": (PLAIN, unscaled_weights, ()),
+    "weights-not-renormalised": (PLAIN | {"mask": MASK}, zeroed_behind, ("output",)),
     "log-sum-exp-base-2": (
-        {},
         PLAIN,
         lambda inputs: {"log_sum_exp": attend()(inputs)["log_sum_exp"] / inputs["query"].dtype.type(np.log(2))},
         (),
     ),
-    "log-sum-exp-without-maximum": (
-        {},
-        PLAIN,
-        lambda inputs: {"log_sum_exp": (found := attend()(inputs))["log_sum_exp"] - found["scores"].max(-1)},
-        (),
-    ),
 }
+"""What no fault of the catalogue is, or none of a case of its own topic shows: ``test_readings.py`` has the others."""
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_step_or_operand_is_named(name: str, dtype: str) -> None:
-    options, inputs, compute, stages = OTHERS[name]
-    judged = diagnosed(options, inputs, compute, dtype, stages)
-    assert judged.diagnosis is not None
-    assert judged.diagnosis.name == name
-    assert set(failing(judged).values()) == {Verdict.NUMERIC}
-
-
-def judged_as(operation: str, options: Mapping[str, Any], inputs: Inputs, stages: Stages) -> JudgedStages:
-    truth = find_truth(operation, options, inputs, "float64", supports_statistics=True)
-    return judge_and_diagnose(truth, stages, {name: array.shape for name, array in stages.items()}, "native")
+def test_another_step_or_operand_is_named(name: str) -> None:
+    inputs, compute, stages = OTHERS[name]
+    for dtype in DTYPES:
+        judged = diagnosed({}, inputs, compute, dtype, stages)
+        assert judged.diagnosis is not None
+        assert judged.diagnosis.name == name
+        assert set(failing(judged).values()) == {Verdict.NUMERIC}
 
 
 HEADS = {name: DRAWN.standard_normal((2, 5, 6)) for name in ("query", "key", "value")}
 HEADS |= {f"{name}_weight": DRAWN.standard_normal((6, 6)) for name in ("query", "key", "value", "output")}
 HEADS |= {f"{name}_bias": DRAWN.standard_normal(6) for name in ("query", "key", "value", "output")}
-
-
-def by_view(array: Array) -> Array:
-    return array.reshape(array.shape[0], array.shape[2], -1)
-
-
-def split_by_view(inputs: Inputs) -> Stages:
-    heads = {}
-    for name in ("query", "key", "value"):
-        projected = inputs[name] @ inputs[f"{name}_weight"] + inputs[f"{name}_bias"]
-        heads[name] = projected.reshape(2, 2, 5, 3)
-    context = reference.attention(**heads)["output"]
-    merged = context.swapaxes(1, 2).reshape(2, 5, 6)
-    return {"output": merged @ inputs["output_weight"] + inputs["output_bias"]}
-
-
-def merged_by_view(inputs: Inputs) -> Stages:
-    context = reference.multi_head_attention(**inputs, heads=2)["context"]
-    return {"output": by_view(context) @ inputs["output_weight"] + inputs["output_bias"]}
-
-
-def dropped(name: str) -> Callable[[Inputs], Stages]:
-    def compute(inputs: Inputs) -> Stages:
-        left = {other: array for other, array in inputs.items() if other != name}
-        return {"output": reference.multi_head_attention(**left, heads=2)["output"]}
-
-    return compute
-
-
-@pytest.mark.parametrize(
-    ("name", "compute"),
-    [
-        ("heads-split-by-view", split_by_view),
-        ("heads-merged-by-view", merged_by_view),
-        ("output-bias-missing", dropped("output_bias")),
-        ("value-bias-missing", dropped("value_bias")),
-        (
-            "query-weight-transposed",
-            lambda inputs: {
-                "output": reference.multi_head_attention(
-                    **{**inputs, "query_weight": inputs["query_weight"].T}, heads=2
-                )["output"]
-            },
-        ),
-    ],
-)
-def test_what_goes_wrong_with_heads_is_named(name: str, compute: Callable[[Inputs], Stages]) -> None:
-    judged = judged_as("multi_head_attention", {"heads": 2}, HEADS, compute(HEADS))
-    assert judged.diagnosis is not None
-    assert judged.diagnosis.name == name
-
-
-@pytest.mark.parametrize(
-    ("name", "factor", "stages"),
-    [
-        ("gradients-unscaled", 8**0.5, ("grad_query",)),
-        ("gradients-unscaled", 8**0.5, ("grad_query", "grad_key")),
-        ("gradients-scaled-twice", 8**-0.5, ("grad_key",)),
-        ("gradients-times-width", 8.0, ("grad_key",)),
-    ],
-)
-def test_gradients_off_by_a_power_of_the_scale_are_named(name: str, factor: float, stages: tuple[str, ...]) -> None:
-    inputs = PLAIN | {"grad_output": DRAWN.standard_normal((2, 4, 5, 3))}
-    right = dict(reference.attention_gradients(**inputs))
-    judged = judged_as("attention_gradients", {}, inputs, right | {stage: right[stage] * factor for stage in stages})
-    assert judged.diagnosis is not None
-    assert judged.diagnosis.name == name
-    assert set(failing(judged)) == set(stages)
-
-
-def test_another_factor_of_the_gradients_is_not_named() -> None:
-    inputs = PLAIN | {"grad_output": DRAWN.standard_normal((2, 4, 5, 3))}
-    right = dict(reference.attention_gradients(**inputs))
-    judged = judged_as("attention_gradients", {}, inputs, right | {"grad_key": right["grad_key"] * 1.5})
-    assert judged.diagnosis is None
 
 
 # How accurate a wrong result is.
@@ -836,21 +648,7 @@ def test_an_error_of_that_size_in_proportion_to_the_answer_is_no_accuracy() -> N
     assert "accuracy-of-float32" in judged.findings.refuted
 
 
-def test_a_failure_in_float32_refutes_its_accuracy() -> None:
-    judged = diagnosed({}, PLAIN, in_precision(np.float16), "float32", ())
-    assert "accuracy-of-float32" in judged.findings.refuted
-
-
 # What one case cannot tell.
-
-
-def test_of_several_mistakes_that_fit_none_is_named_and_all_are_findings() -> None:
-    # Two keys of which a causal query sees the first: the other one alone is left out, or mirrored.
-    inputs = {"query": QUERY[..., :1, :], "key": KEY[..., :2, :], "value": VALUE[..., :2, :]}
-    judged = diagnosed({"is_causal": True, "window": (0, 0)}, inputs, attend(), stages=("output",))
-    names = {each.name for each in judged.findings.fits}
-    assert len(names) > 1
-    assert judged.diagnosis is None or judged.diagnosis.verdict is Verdict.SEMANTIC
 
 
 def test_a_convention_beside_others_says_that_the_case_does_not_tell() -> None:
@@ -882,19 +680,6 @@ def test_masked_keys_with_weight_are_told_as_that() -> None:
     count = 4 * int((~MASK).sum())
     says = f"{count} masked keys have weight, up to 1e-10: a key that may not be attended to must have exactly 0"
     assert found.message.startswith(says)
-
-
-@pytest.mark.parametrize("axis", [-2, -3, -4])
-def test_a_softmax_over_another_axis_beside_sinks_is_wrong_and_has_no_name(axis: int) -> None:
-    def over_axis(inputs: Inputs) -> Stages:
-        stages = attend()(inputs)
-        turned = np.moveaxis(stages["scores"], axis, -1)
-        weights = np.moveaxis(reference.softmax(turned)["weights"], -1, axis)
-        return stages | {"weights": weights, "output": weights @ inputs["value"]}
-
-    judged = diagnosed({}, PLAIN | {"sinks": DRAWN.standard_normal(4)}, over_axis)
-    assert failing(judged)["weights"] is Verdict.NUMERIC
-    assert not {each.name for each in judged.findings.fits if each.name.startswith("softmax-over")}
 
 
 def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,118 +38,98 @@ def case(*fits: Fit, refuted: tuple[str, ...] = (), failing: str = "output", ope
 A, B = fit("a"), fit("b")
 
 
-def test_what_alone_fits_is_named() -> None:
-    assert decide({"first": case(A)}) == {"first": Decision(A)}
+CONVENTION = fit("convention", SEMANTIC)
+SQUARE, INVERSE = (fit(name, answer="1/4", unsure="it is 1/4, a^2 or 1/D") for name in ("square", "inverse"))
+FITTED = replace(fit("fitted"), is_fitted=True)
+ELSEWHERE = replace(FITTED, stage="scores")
+ACCURACY = replace(fit("accuracy-of-float32"), stage="", is_fitted=True)
 
 
-def test_of_two_that_fit_one_case_none_is_named() -> None:
-    assert decide({"first": case(A, B)}) == {"first": NAMELESS}
+def several(number: int, found: Evidence) -> list[Evidence]:
+    return [found] * number
 
 
-def test_another_case_refutes_one_of_two() -> None:
-    decisions = decide({"one query": case(A, B), "many queries": case(A, refuted=("b",))})
-    assert decisions == {"one query": Decision(A), "many queries": Decision(A)}
+SITUATIONS: dict[str, tuple[list[Evidence], list[Decision]]] = {
+    "what alone fits is named": ([case(A)], [Decision(A)]),
+    "of two that fit one case none is": ([case(A, B)], [NAMELESS]),
+    "another case refutes one of two": ([case(A, B), case(A, refuted=("b",))], [Decision(A), Decision(A)]),
+    "what one case refutes is named nowhere": ([case(A), case(refuted=("a",))], [NAMELESS, NAMELESS]),
+    "a case of another operation refutes nothing": (
+        [case(A), case(refuted=("a",), failing="grad_key", operation="gradients")],
+        [Decision(A), NAMELESS],
+    ),
+    "what explains more cases is named": ([case(A, B), case(A)], [Decision(A), Decision(A)]),
+    "another case tells names of one answer apart": (
+        [case(SQUARE, INVERSE), case(fit("inverse", answer="1/9"), refuted=("square",))],
+        [Decision(INVERSE), Decision(fit("inverse", answer="1/9"))],
+    ),
+    "a convention that fits beside others stays": ([case(CONVENTION, B)], [STANDS]),
+    "a convention that another case refutes is none": (
+        [case(CONVENTION), case(refuted=("convention",))],
+        [NAMELESS, NAMELESS],
+    ),
+    "what explains fewer cases than nothing does is not named": ([case(A), case(), case()], 3 * [NAMELESS]),
+    "nor refuted by failures of another stage": (
+        [case(A), *several(2, case(failing="scores"))],
+        [Decision(A), NAMELESS, NAMELESS],
+    ),
+    "what many cases say is named whatever else is wrong": (
+        [*several(CERTAIN, case(A)), *several(2 * CERTAIN, case())],
+        CERTAIN * [Decision(A)] + 2 * CERTAIN * [NAMELESS],
+    ),
+    "one case fewer is not enough": (
+        [*several(CERTAIN - 1, case(A)), *several(2 * CERTAIN, case())],
+        (3 * CERTAIN - 1) * [NAMELESS],
+    ),
+    "nor is it where one refutes it": (
+        [*several(CERTAIN, case(A)), *several(2 * CERTAIN, case()), case(refuted=("a",))],
+        (3 * CERTAIN + 1) * [NAMELESS],
+    ),
+    "two faults have each their name": (
+        [case(A, failing="masked"), case(B, failing="biased")],
+        [Decision(A), Decision(B)],
+    ),
+    "a case of both refutes neither where each explains more": (
+        [*several(3, case(A)), *several(3, case(B)), *several(2, case(refuted=("a", "b")))],
+        [*3 * [Decision(A)], *3 * [Decision(B)], NAMELESS, NAMELESS],
+    ),
+    "as many cases of both refute both": (
+        [*several(3, case(A)), *several(3, case(B)), *several(3, case(refuted=("a", "b")))],
+        9 * [NAMELESS],
+    ),
+    "a case that refutes one of two faults alone refutes it": (
+        [*several(3, case(A)), *several(3, case(B)), case(refuted=("a", "b")), case(refuted=("a",))],
+        8 * [NAMELESS],
+    ),
+    "what explains most is named beside an exception": (
+        [*several(3, case(A)), case(refuted=("a",))],
+        [*3 * [Decision(A)], NAMELESS],
+    ),
+    "and not beside two": ([*several(3, case(A)), *several(2, case(refuted=("a",)))], 5 * [NAMELESS]),
+    "a fitted number is not named beside a cause of its stage": ([case(A), case(FITTED)], [Decision(A), NAMELESS]),
+    "but beside one of another stage": ([case(A), case(ELSEWHERE)], [Decision(A), Decision(ELSEWHERE)]),
+    "an accuracy is named beside nameless cases": (
+        [case(ACCURACY), *several(3, case())],
+        [Decision(ACCURACY), *3 * [NAMELESS]],
+    ),
+    "unless some case refutes it, of whatever operation": (
+        [case(ACCURACY), case(refuted=("accuracy-of-float32",), operation="softmax")],
+        [NAMELESS, NAMELESS],
+    ),
+}
 
 
-def test_what_one_case_refutes_is_named_nowhere() -> None:
-    assert decide({"first": case(A), "second": case(refuted=("a",))}) == {"first": NAMELESS, "second": NAMELESS}
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_what_several_cases_decide(situation: str) -> None:
+    cases, decisions = SITUATIONS[situation]
+    found = decide(dict(enumerate(cases)))
+    assert [found[number] for number in range(len(cases))] == decisions
 
 
-def test_a_case_of_another_operation_refutes_nothing() -> None:
-    decisions = decide(
-        {"forward": case(A), "backward": case(refuted=("a",), failing="grad_key", operation="gradients")}
-    )
-    assert decisions["forward"] == Decision(A)
-
-
-def test_what_explains_a_part_of_the_cases_gives_way_to_what_explains_more() -> None:
-    assert decide({"first": case(A, B), "second": case(A)})["first"] == Decision(A)
-
-
-def test_names_of_one_answer_are_told_together_unless_another_case_tells_them_apart() -> None:
-    square, inverse = (fit(name, answer="1/4", unsure="it is 1/4, a^2 or 1/D") for name in ("square", "inverse"))
-    (together,) = decide({"D = 4": case(square, inverse)}).values()
+def test_names_of_one_answer_are_told_together() -> None:
+    (together,) = decide({"D = 4": case(SQUARE, INVERSE)}).values()
     assert together.fit is not None
     assert (together.fit.name, together.fit.description) == (f"inverse{OR}square", "it is 1/4, a^2 or 1/D")
-    apart = decide({"D = 4": case(square, inverse), "D = 9": case(fit("inverse", answer="1/9"), refuted=("square",))})
-    assert apart["D = 4"] == Decision(inverse)
-
-
-def test_a_convention_that_fits_beside_others_stays_as_its_case_says_it() -> None:
-    assert decide({"first": case(fit("convention", SEMANTIC), B)}) == {"first": STANDS}
-
-
-def test_a_convention_that_another_case_refutes_is_none() -> None:
-    decisions = decide({"first": case(fit("convention", SEMANTIC)), "second": case(refuted=("convention",))})
-    assert decisions["first"] == NAMELESS
-
-
-def test_what_explains_fewer_cases_than_nothing_does_is_not_named() -> None:
-    nameless = {f"case {number}": case() for number in range(2)}
-    assert decide({"first": case(A), **nameless})["first"] == NAMELESS
-    elsewhere = {name: replace(found, failing="scores") for name, found in nameless.items()}
-    assert decide({"first": case(A), **elsewhere})["first"] == Decision(A)
-
-
-def test_what_many_cases_say_and_none_refutes_is_named_whatever_else_is_wrong() -> None:
-    softcap = {f"softcap {number}": case(A) for number in range(CERTAIN)}
-    others = {f"case {number}": case() for number in range(2 * CERTAIN)}
-    assert {decide(softcap | others)[name] for name in softcap} == {Decision(A)}
-    fewer = dict(list(softcap.items())[1:])
-    assert {decide(fewer | others)[name] for name in fewer} == {NAMELESS}
-    refuted = {"refuted": case(refuted=("a",))}
-    assert {decide(softcap | others | refuted)[name] for name in softcap} == {NAMELESS}
-
-
-def test_two_faults_have_each_their_name() -> None:
-    decisions = decide({"causal": case(A, failing="masked"), "biased": case(B, failing="biased")})
-    assert decisions == {"causal": Decision(A), "biased": Decision(B)}
-
-
-def both(number: int) -> dict[str, Evidence]:
-    """Return cases of a first fault, of a second one, and so many of both."""
-    alone = {f"{fit.name} {place}": case(fit) for fit in (A, B) for place in range(3)}
-    return alone | {f"both {place}": case(refuted=("a", "b")) for place in range(number)}
-
-
-def test_a_case_of_two_faults_refutes_neither_where_each_explains_more() -> None:
-    decisions = decide(both(2))
-    assert {name: decision.fit for name, decision in decisions.items()} == {
-        **{f"a {place}": A for place in range(3)},
-        **{f"b {place}": B for place in range(3)},
-        **{f"both {place}": None for place in range(2)},
-    }
-    assert set(decide(both(3)).values()) == {NAMELESS}
-
-
-def test_cases_that_refute_one_of_two_faults_alone_refute_it() -> None:
-    decisions = decide(both(1) | {"not a": case(refuted=("a",))})
-    assert set(decisions.values()) == {NAMELESS}
-
-
-def test_what_explains_most_is_named_beside_the_exceptions() -> None:
-    """A second fault may meet the first in a few cases, and have no name itself."""
-    for exceptions, names in ((1, {A, None}), (2, {None})):
-        cases = {f"a {place}": case(A) for place in range(3)}
-        decisions = decide(cases | {f"both {place}": case(refuted=("a",)) for place in range(exceptions)})
-        assert {decision.fit for decision in decisions.values()} == names
-
-
-def test_a_fitted_number_is_not_named_beside_a_cause_of_its_stage() -> None:
-    fitted = replace(fit("fitted"), is_fitted=True)
-    assert decide({"first": case(A), "second": case(fitted)})["second"] == NAMELESS
-    elsewhere = replace(fitted, stage="scores")
-    assert decide({"first": case(A), "second": case(elsewhere)})["second"] == Decision(elsewhere)
-
-
-def test_an_accuracy_is_named_unless_some_case_refutes_it() -> None:
-    accuracy = replace(fit("accuracy-of-float32"), stage="", is_fitted=True)
-    small = {f"too small {number}": case() for number in range(3)}
-    assert decide({"first": case(accuracy), **small})["first"] == Decision(accuracy)
-    assert (
-        decide({"first": case(accuracy), "large": case(refuted=("accuracy-of-float32",), operation="softmax")})["first"]
-        == NAMELESS
-    )
 
 
 NAMES = st.sampled_from("abcd")

@@ -64,15 +64,6 @@ def test_enclosures_come_back_bit_by_bit_and_in_order() -> None:
     assert_array_equal(found["weights"].low, ODD)
 
 
-def test_what_is_alike_is_written_once_and_what_is_rounded_takes_little() -> None:
-    generator = np.random.default_rng(0)
-    high = generator.normal(size=(64, 64))
-    exact = Enclosure(high, high * generator.normal(size=(64, 64)) * 2.0**-56, abs(high) * 2.0**-90)
-    written = len(enclosures_to_bytes({"scores": exact.rounded()}, {}))
-    assert written < high.nbytes * 1.4
-    assert len(enclosures_to_bytes({"scores": exact.rounded(), "masked": exact.rounded()}, {})) < written * 1.02
-
-
 @pytest.mark.parametrize(
     "data",
     [

@@ -72,37 +72,6 @@ def test_exact_stages_are_those_of_the_numbers_as_stored_and_bounds_are_worked_o
         scoring.bounds("fused")
 
 
-def test_a_step_is_exact_from_the_implementations_own_stage_before_it(scoring: Truth) -> None:
-    value = np.array([[[[2.0, 1.0, 0.5], [-1.0, 4.0, 0.25]]]], scoring.dtype)
-    inputs = {**scoring.inputs, "value": value}
-    attention = find_truth("attention", {}, inputs, scoring.dtype, supports_statistics=True)
-    # Weights that no softmax gives, and an output that is not looked at.
-    own = {"weights": np.array([[[[0.5, 0.25]]]], scoring.dtype), "output": np.zeros((1, 1, 1, 3), scoring.dtype)}
-    step = attention.introduced("output", own, "native")
-    assert step is not None
-    exact, bound = step
-    assert_encloses(exact, [Fraction(3, 4), Fraction(3, 2), Fraction(5, 16)])
-    # Two products, their sum and its storage in the class's own format: no more than that, and no less than storage.
-    unit = float(np.finfo(scoring.dtype).eps) / 2
-    assert (bound.max_error >= 0.99 * unit * np.abs(exact.high)).all()
-    assert (bound.max_error < 50 * unit).all()
-    for bad in (np.nan, np.inf):
-        own = {"weights": np.array([[[[0.5, bad]]]], scoring.dtype)}
-        assert attention.introduced("output", own, "native") is None
-
-
-def test_what_follows_from_infinity_is_open_and_says_why() -> None:
-    inputs = {"query": np.array([[[[np.inf, 1], [1, 2]]]], "f"), "key": np.array(KEY, "f")}
-    truth = find_truth("scoring", {}, inputs, "float32", supports_statistics=False)
-    assert truth.outside == ""
-    step = truth.introduced("raw_scores", {}, "native")
-    assert step is not None
-    for exact in (truth.exact["raw_scores"], step[0]):
-        assert np.isinf(exact.radius[0, 0, 0]).all()
-        assert np.isfinite(exact.radius[0, 0, 1]).all()
-    assert truth.why_open("raw_scores", (0, 0, 0, 0)) == "query holds NaN or an infinity that no mask explains"
-
-
 def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*arguments: object, **options: object) -> None:
         raise PrecisionExhausted("softmax: weights not settled")

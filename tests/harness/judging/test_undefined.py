@@ -217,16 +217,6 @@ def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan_and_
         assert changed
 
 
-def test_a_key_that_some_queries_may_attend_to_is_undefined_for_these_alone() -> None:
-    truth = spoilt_at(MASKED["causal"], "value", (0, 1, 1, 2)).truth(supports_statistics=False)  # from the second on
-    assert truth.undefined is not None
-    reached = np.zeros((2, 4, 5, 3), dtype=np.bool_)
-    reached[0, 2:, :, 2] = True
-    np.testing.assert_array_equal(truth.undefined.of("output", reached.shape), reached)
-    behind = reached & (np.arange(5) == 0)[:, np.newaxis]
-    np.testing.assert_array_equal(truth.undefined.behind_a_mask("output", reached.shape), behind)
-
-
 def test_a_row_or_a_sum_over_queries_that_holds_nan_beside_other_numbers_is_not_judged_there() -> None:
     # As TensorFlow's softmax of a row with infinity in it, and the gradient of the output times such weights.
     for name, stage, number, places in (
@@ -311,17 +301,6 @@ def test_an_empty_row_of_one_head_reaches_the_output_of_its_query(convention: st
         np.testing.assert_array_equal(np.isnan(truth.exact["output"].high), reached)
 
 
-@pytest.mark.parametrize("convention", ["uniform", "nan"])
-def test_a_head_that_means_otherwise_is_semantic_and_known_if_declared(convention: str) -> None:
-    stages = of_heads(convention, LAYER.inputs)
-    found = judged(LAYER, stages, OwnEmptyRows(convention))
-    assert failing(found) == dict.fromkeys(("weights", "context", "output"), Verdict.SEMANTIC)
-    assert found.excused
-    assert not judged(LAYER, stages).excused
-    stages["output"][0, 0, 0] = np.nan  # a row that may be attended is no matter of convention
-    assert failing(judged(LAYER, stages))["output"] is Verdict.NONFINITE
-
-
 @pytest.fixture
 def gradients() -> Problem:
     shapes = {"query": (1, 4, 3, 6), "key": (1, 2, 5, 6), "value": (1, 2, 5, 2), "grad_output": (1, 4, 3, 2)}
@@ -385,30 +364,6 @@ def test_a_uniform_row_is_part_of_the_values_gradient_within_its_bound(gradients
         assert set(failing(judged(gradients, right | {"grad_value": wrong}, empty_rows="uniform"))) == {"grad_value"}
 
 
-@pytest.mark.parametrize("bias", [None, (1, 4, 3, 5), (1, 1, 1, 5), (1, 4, 1, 1)])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_where_no_query_has_a_key_a_values_gradient_is_a_mean_of_what_came_out(
-    gradients: Problem, dtype: str, bias: tuple[int, ...] | None
-) -> None:
-    more = {"mask": np.zeros((1, 4, 3, 1), dtype=bool)} | ({} if bias is None else {"bias": NORMAL(bias)})
-    inputs = gradients.with_inputs(**more).stored(dtype).inputs
-    truth = Problem(gradients.operation, {"empty_rows": "uniform"}, inputs).truth(dtype, supports_statistics=False)
-    upstream, unit = inputs["grad_output"].astype(np.float64), float(np.finfo(dtype).eps) / 2
-    summed, size = (each.reshape(1, 2, 6, 2).sum(axis=2, keepdims=True) / 5 for each in (upstream, np.abs(upstream)))
-    expected = np.broadcast_to(summed, (1, 2, 5, 2))
-    np.testing.assert_allclose(truth.exact["grad_value"].high, expected, rtol=1e-14)
-    bound = truth.bounds("native")["grad_value"].max_error
-    assert (bound >= unit * np.abs(expected)).all()
-    assert (bound <= 100 * unit * size).all()
-
-
-def test_gradients_of_a_wrong_scale_are_told(gradients: Problem) -> None:
-    wrong = reference.attention_gradients(**gradients.inputs, scale=1.0)
-    found = judged(gradients, {"grad_query": wrong["grad_query"]})
-    assert found.judgements[0].message.startswith("the grad_query is exactly that of scale 1 instead of 0.4082")
-    assert found.begins_at == "scores"
-
-
 def test_conventions_hold_where_some_rows_stand_for_all() -> None:
     shapes = {"query": (1, 1, 1030, 2), "key": (1, 1, 256, 2), "value": (1, 1, 256, 2)}
     mask = np.ones((1, 1, 1030, 1), dtype=bool)
@@ -419,13 +374,6 @@ def test_conventions_hold_where_some_rows_stand_for_all() -> None:
     assert (failing(found), found.excused) == ({"output": Verdict.SEMANTIC}, {"output"})
     assert found.judgements[0].judged_rows == 64
     assert failing(judged(problem, wrong, empty_rows="nan")) == {}
-
-
-def test_without_any_key_nothing_is_a_convention() -> None:
-    inputs = {"query": np.ones((1, 1, 2, 2)), "key": np.ones((1, 1, 0, 2)), "value": np.ones((1, 1, 0, 3))}
-    for convention in ("zero", "uniform", "nan"):
-        truth = Problem("attention", {"empty_rows": convention}, inputs).truth(supports_statistics=False)
-        np.testing.assert_array_equal(truth.exact["output"].high, np.zeros((1, 1, 2, 3)))
 
 
 @pytest.mark.parametrize(
