@@ -28,6 +28,8 @@ from attncheck.backends.libraries import LIBRARIES as LIBRARIES
 from attncheck.backends.torch_modes import TORCH_DEVICE_MODES, TORCH_MODES
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     # Lets the type checker hold every module against the contract; nothing is imported when the program runs.
     from attncheck.backends import jax_backend, numpy_backend, tensorflow_backend, torch_backend
     from attncheck.backends.contract import Backend
@@ -245,3 +247,13 @@ BACKENDS: Mapping[str, BackendEntry] = {
 
 EVERYTHING: Mapping[str, BackendEntry] = ChainMap(dict(LIBRARIES), cast(dict[str, BackendEntry], BACKENDS))
 """Frameworks, and behind them the libraries that run only where they are named; a view, so that both may change."""
+
+ENTRY_POINTS = "attncheck.implementations"
+"""The group of entry points: ``[project.entry-points."attncheck.implementations"]``."""
+
+
+def published() -> dict[str, EntryPoint]:
+    """Return the implementations that installed packages publish in the entry point group, by name."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

@@ -479,7 +479,7 @@ FAULTS: tuple[Fault, ...] = (
     # Running
     _fault(
         "layout_strided_is_contiguous",
-        "harness/execution/layout.py",
+        "harness/execution/operations.py",
         "    view = wide[..., ::2]\n    view[...] = array\n    return view",
         "    return array.copy() if wide.size else array",
         "a strided input is handed over contiguous",

@@ -29,8 +29,8 @@ from measuring import on_one_thread, table
 
 from attncheck.backends import EAGER, EAGER_MODE
 from attncheck.errors import CaseError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.entry import entry_of
 from attncheck.mutation.findings import is_caught

@@ -31,10 +31,10 @@ from soundness_parts import Parts
 
 from attncheck import judging, searching
 from attncheck.errors import UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.progress import show_progress
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
 from attncheck.searching.problems import OPERATIONS, Draw

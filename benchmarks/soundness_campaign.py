@@ -14,8 +14,8 @@ from threading import Semaphore
 
 from soundness_rows import Judge, Row, Unit
 
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.worker import Outcome, Task
 from attncheck.processors import available_processors

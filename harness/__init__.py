@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from attncheck.errors import AttncheckError as AttncheckError
     from attncheck.errors import ExitCode as ExitCode
     from attncheck.errors import UsageError as UsageError
+    from attncheck.execution.call import Limits as Limits
     from attncheck.execution.implementations import bundled_implementations as bundled_implementations
-    from attncheck.execution.limits import Limits as Limits
     from attncheck.merge import merge_runs as merge_runs
     from attncheck.reading.case import Case as Case
     from attncheck.reading.selection import select_cases as select_cases
@@ -45,7 +45,7 @@ _HOMES = {
     "Case": "reading.case",
     "CheckResult": "api",
     "ExitCode": "errors",
-    "Limits": "execution.limits",
+    "Limits": "execution.call",
     "Settings": "run",
     "UsageError": "errors",
     "Verdict": "verdicts",

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from attncheck.config import selected
 from attncheck.conventions import Measured, ask_all
 from attncheck.errors import ExitCode, UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.execution.limits import Limits
 from attncheck.merge import merge_runs
 from attncheck.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
 from attncheck.reading.case import Case

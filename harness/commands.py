@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends import EVERYTHING
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
-from attncheck.execution.user_code import UserImplementation
+from attncheck.execution.call import Limits
+from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.processors import emulated_isa
 from attncheck.results import DEFAULT_RESULTS
 

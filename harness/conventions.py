@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from attncheck.dtypes import rounded_once
 from attncheck.errors import UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.families import FAMILIES
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
+from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.runner import GroupRunner, group_by_process
-from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Computed, Failure, Outcome, Task
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth

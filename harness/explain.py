@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from attncheck.config import expected_failures_of
 from attncheck.errors import UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, task_of
 from attncheck.execution.worker import Computed, Outcome, Task
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults

@@ -5,10 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import BACKENDS, published
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import device_implementations, every_implementation
-from attncheck.execution.published import published
 from attncheck.reading.selection import Selection
 from attncheck.reading.shapes import axis_lengths, lengths_text
 

@@ -31,7 +31,7 @@ from attncheck.errors import UsageError
 from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
-    from attncheck.execution.limits import Limits
+    from attncheck.execution.call import Limits
     from attncheck.reading.selection import Expression
     from attncheck.results.coverage import Minimum
     from attncheck.store import Store
@@ -354,7 +354,7 @@ class LimitOptions:
 
     def limits(self, **others: Any) -> Limits:
         """Return the limits of workers, with ``others`` of ``Limits``."""
-        from attncheck.execution.limits import Limits
+        from attncheck.execution.call import Limits
 
         if self.memory_limit is not None:
             others["hard_memory_limit"] = int(self.memory_limit * 2**30)

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.programs import Program
-from attncheck.execution.protocol import WIRE, Description, ProtocolError, Refused
+from attncheck.execution.programs import WIRE, Description, Program, ProtocolError, Refused
 from attncheck.spec import QUERY_KEY_VALUE
 
 Answer = Mapping[str, NDArray[Any]] | Refused

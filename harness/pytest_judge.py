@@ -17,8 +17,8 @@ from attncheck.pytest_summary import NotJudged, StoppedError
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
+    from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
-    from attncheck.execution.limits import Limits
     from attncheck.execution.runner import GroupRunner
     from attncheck.explain import Explanation
     from attncheck.reading.case import Case
@@ -73,7 +73,7 @@ class ImplementationJudge:
     def _story(self, seen: Explanation, before: Sequence[Call]) -> str:
         """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
         from attncheck.commands import command, words_again, words_of
-        from attncheck.execution.limits import Limits
+        from attncheck.execution.call import Limits
         from attncheck.reading.case import case_record
         from attncheck.repeating import RepeatedExplanation, explain_as_met, met_now
         from attncheck.reports.explanation import repeated_explanation_text
@@ -97,7 +97,7 @@ class ImplementationJudge:
 
 def _limits() -> Limits:
     """Every test is tried: when to stop is pytest's to say (``--maxfail``)."""
-    from attncheck.execution.limits import Limits
+    from attncheck.execution.call import Limits
 
     return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
 

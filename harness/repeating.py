@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, task_of
 from attncheck.explain import Explanation, explain_case
 from attncheck.reading.case import Case, case_record

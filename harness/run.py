@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from attncheck.commands import words_again
 from attncheck.config import expected_failures_of, minimum_of, tiles_of
 from attncheck.errors import Diagnostic, ExitCode
+from attncheck.execution.call import Limits, end_strays, with_memory_per_worker
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
-from attncheck.execution.implementations import ImplementationSelection
-from attncheck.execution.limits import Limits, with_memory_per_worker
-from attncheck.execution.process_tree import end_strays
+from attncheck.execution.implementations import ImplementationSelection, source_of
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
-from attncheck.execution.user_code import source_of
+from attncheck.executors.base import ResultRecorder
 from attncheck.executors.local import LocalExecutor
 from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
@@ -30,7 +29,6 @@ from attncheck.processors import available_processors
 from attncheck.reading.case import Case, case_records
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
-from attncheck.recorder import ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, Stop, shortfalls
 from attncheck.results.format import Row
 from attncheck.results.last_failed import (

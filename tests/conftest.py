@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.execution.limits import Limits
 from attncheck.execution.operations import run_operation
 from attncheck.processors import ISA
 from attncheck.reading.case import Case

@@ -21,8 +21,7 @@ from numpy.testing import assert_allclose
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.execution.layout import apply_layout
-from attncheck.execution.operations import run_operation
+from attncheck.execution.operations import apply_layout, run_operation
 from attncheck.execution.worker import Task
 
 TASKS: dict[tuple[str, str], Task] = pickle.loads(Path(os.environ["PEER_TASKS"]).read_bytes())

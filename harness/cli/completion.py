@@ -71,8 +71,7 @@ def complete_implementations(incomplete: str) -> list[str]:
 
 
 def _implementations() -> list[str]:
-    from attncheck.backends import EVERYTHING
-    from attncheck.execution.published import published
+    from attncheck.backends import EVERYTHING, published
 
     modes = [f"{name}.{mode}" for name, entry in EVERYTHING.items() for mode in entry.all_modes]
     return [*EVERYTHING, *modes, *sorted(published())]

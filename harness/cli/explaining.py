@@ -20,8 +20,8 @@ from attncheck.options import FunctionOptions, LimitOptions
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
-    from attncheck.execution.limits import Limits
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.repeating import RepeatedExplanation

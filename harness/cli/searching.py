@@ -18,8 +18,8 @@ from attncheck.verdicts import Verdict
 from attncheck.wording import expected
 
 if TYPE_CHECKING:
+    from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
-    from attncheck.execution.limits import Limits
     from attncheck.searching.search import Search
 
 

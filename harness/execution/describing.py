@@ -1,7 +1,8 @@
-"""What somebody's own implementation declares: asked in a process of its own, which goes on as a worker of the run.
+"""The declarations of a user's implementation: asked in a process of its own, which goes on as a worker of the run.
 
 A fresh interpreter with NumPy or a framework takes longer to start than a case takes, so that it is started once, and
 as early as anybody knows what is to be loaded: the harness imports its own modules meanwhile.
+Nothing that imports NumPy may be imported at the top: the number of threads has to be set before.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BACKENDS
 from attncheck.execution.call import START_SECONDS, WorkerProcess
-from attncheck.execution.user_code import LoadError, Target, UnfitError, UserImplementation, keep_loaded
+from attncheck.execution.user_code import LoadError, Target, UnfitError
 from attncheck.execution.worker import clean, limit_threads, redirect_output
+
+if TYPE_CHECKING:
+    from attncheck.execution.implementations import UserImplementation
 
 Declared = dict[str, Any] | str
 """What a target declares (``user_call.declarations``), or why it cannot be used."""
@@ -135,10 +139,10 @@ def describe(target: Target, environment: Mapping[str, str], threads: int, log: 
     limit_threads(threads)
     os.environ.update(environment)
     from attncheck.execution.signatures import unfit_text
-    from attncheck.execution.user_call import declarations
+    from attncheck.execution.user_call import declarations, keep_loaded, load
 
     try:
-        loaded = target.load()
+        loaded = load(target)
         declared = declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
     except UnfitError as error:
         return unfit_text(error, target, loaded)

@@ -1,19 +1,32 @@
-"""What a run runs on, as environment.json has it, and the folder in which frameworks keep what they compiled."""
+"""The surroundings of a run, as environment.json has them, and the folder in which frameworks keep what they compiled.
+
+Of a user's implementation these are the distributions that its numbers may depend on, and its framework. They follow
+from the imports of its own modules: that of the function, those of its package, and local files that these import. What
+a distribution imports in turn is that distribution's affair.
+"""
 
 from __future__ import annotations
 
+import ast
+import csv
 import hashlib
+import importlib.metadata
+import inspect
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distributions, version
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.execution.user_code import innermost
 from attncheck.processors import INSTRUCTION_SETS, emulated_isa, processor_flags
 from attncheck.store import cache_folder
 
@@ -101,3 +114,174 @@ def _of_packages(entries: Iterable[BackendEntry]) -> dict[str, str]:
 def _of_distributions(entries: Iterable[BackendEntry]) -> dict[str, str]:
     """Return the versions of what people's own implementations import, as they were found when these were loaded."""
     return {name: found for entry in entries for name, found in entry.distributions.items()}
+
+
+_FRAMEWORK_OF: Mapping[str, str] = {
+    package: entry.name for entry in BACKENDS.values() if entry.name != "numpy" for package in entry.packages
+}
+
+
+@dataclass(frozen=True)
+class Imports:
+    """The versions of the distributions that are imported, by name, and the top-level packages."""
+
+    versions: Mapping[str, str]
+    packages: frozenset[str]
+
+    @property
+    def framework(self) -> str | None:
+        """The one framework, besides NumPy, that is imported; None for none, or where there are several."""
+        found = {_FRAMEWORK_OF[package] for package in self.packages if package in _FRAMEWORK_OF}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def framework_alone(self) -> str | None:
+        """The framework, where NumPy is not imported: whoever imports it alone takes its arrays."""
+        return None if "numpy" in self.packages else self.framework
+
+
+class InstalledPackages:
+    """Which distributions have a top-level package, as ``importlib.metadata.packages_distributions`` says of all.
+
+    That takes apart the lists of files of everything that is installed; here only lines are in which a name stands.
+    """
+
+    def __init__(self) -> None:
+        self._listed = [(each, each.read_text("top_level.txt") or each.read_text("RECORD")) for each in distributions()]
+
+    @cache  # noqa: B019 # lives as long as one look at a target
+    def of(self, package: str) -> tuple[str, ...]:
+        """Return the distributions that have a package."""
+        named = re.compile(rf'^"?{re.escape(package)}\b', re.MULTILINE)  # at the beginning of a line, as paths begin
+        possible = ((each, listed) for each, listed in self._listed if listed is None or named.search(listed))
+        return tuple(each.metadata["Name"] for each, listed in possible if _has(each, package, named, listed))
+
+    def __contains__(self, package: str) -> bool:
+        return bool(self.of(package))
+
+
+def _has(distribution: Distribution, package: str, named: re.Pattern[str], listed: str | None) -> bool:
+    """Return whether a distribution has a top-level package, as ``importlib.metadata.packages_distributions`` does.
+
+    That infers it from the files that are listed; here one of the package is enough.
+    """
+    # What it asks of each distribution, in every release of Python that is supported.
+    declared: Collection[str] = importlib.metadata._top_level_declared(distribution)  # type: ignore[attr-defined]
+    if declared:
+        return package in declared
+    if listed is None or distribution.read_text("RECORD") is None:
+        return package in _inferred(distribution)
+    lines = (line for line in listed.splitlines() if named.match(line))
+    paths = (PackagePath(path) for path, *_ in csv.reader(lines))
+    return any(package in _inferred(SimpleNamespace(files=[path])) for path in paths)
+
+
+def _inferred(distribution: Any) -> Collection[str]:
+    packages: Collection[str] = importlib.metadata._top_level_inferred(distribution)  # type: ignore[attr-defined]
+    return packages
+
+
+def imports_of(target: Any) -> Imports:
+    """Look what the modules of an implementation import; it has been loaded."""
+    installed = InstalledPackages()
+    name, found = _home(target)
+    own, packages = {name.partition(".")[0]}, set(found)
+    waiting = {*own, *found}
+    while waiting:
+        package = waiting.pop()
+        # What no distribution has is a file beside the kernel: its imports are the kernel's, too.
+        if package in own or (package not in installed and _is_file(sys.modules.get(package))):
+            new = {each for module in _modules_of(package) for each in _imported_by(module)} - packages
+            own.add(package)
+            packages |= new
+            waiting |= new - own
+    versions = {
+        each: number
+        for package in {*own, *packages}
+        for each in installed.of(package)
+        if not _is_namespace(package) and (number := package_version(each)) is not None
+    }
+    versions |= {
+        package: number for package in own if package not in installed and (number := _said_by(package)) is not None
+    }
+    return Imports(dict(sorted(versions.items())), frozenset(packages))
+
+
+def _home(target: Any) -> tuple[str, set[str]]:
+    """Return the module that a target is written in, by name, and what is imported there as far as it tells itself.
+
+    A function that was sent by value has no module here, and brings along those of its globals that it uses.
+    """
+    if inspect.ismodule(target):
+        return target.__name__, set()
+    written = innermost(target)
+    name = getattr(written, "__module__", None)
+    function = getattr(written, "__func__", written)
+    used = [*getattr(function, "__globals__", {}).values(), *_enclosed_by(function)]
+    return (name if isinstance(name, str) else ""), set(_packages(_named_by(used)))
+
+
+def _enclosed_by(function: Any) -> Iterator[Any]:
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # not filled yet
+            yield cell.cell_contents
+
+
+def _modules_of(package: str) -> list[ModuleType]:
+    loaded = list(sys.modules.items())
+    return [each for name, each in loaded if name.partition(".")[0] == package and isinstance(each, ModuleType)]
+
+
+def _imported_by(module: ModuleType) -> set[str]:
+    """Return the top-level packages that a module imports, at its top or anywhere in its source."""
+    return set(_packages([*_named_by(list(vars(module).values())), *_named_in(module)]))
+
+
+def _named_by(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, ModuleType):
+            yield value.__name__
+        elif isinstance(value, type | FunctionType | BuiltinFunctionType):
+            yield str(value.__module__)
+
+
+def _named_in(module: ModuleType) -> Sequence[str]:
+    """Return what the import statements of a module's source name; those inside functions may not have run yet."""
+    try:
+        return _imports_in(Path(str(module.__file__)).read_bytes())
+    except (AttributeError, OSError, SyntaxError, ValueError, RecursionError):
+        return ()  # compiled, or made by hand
+
+
+@cache  # every function of a file is looked at
+def _imports_in(source: bytes) -> Sequence[str]:
+    return tuple(_imported(ast.parse(source)))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+
+
+def _packages(names: Iterable[str]) -> Iterator[str]:
+    packages = (name.partition(".")[0] for name in names)
+    return (each for each in packages if each not in sys.stdlib_module_names and each not in ("", "None"))
+
+
+def _is_file(module: ModuleType | None) -> bool:
+    return bool(getattr(module, "__file__", None))
+
+
+def _is_namespace(package: str) -> bool:
+    """Whether many distributions may share a package, of which nobody knows which one is meant."""
+    module = sys.modules.get(package)
+    return module is not None and not _is_file(module) and hasattr(module, "__path__")
+
+
+def _said_by(package: str) -> str | None:
+    """Return what a package that no distribution has says of its own version."""
+    version = getattr(sys.modules.get(package), "__version__", None)
+    return version if isinstance(version, str) and 0 < len(version) <= 100 and version.isprintable() else None

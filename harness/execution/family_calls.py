@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.execution.families import Family, Layout
-from attncheck.execution.left_behind import unchanged
 from attncheck.execution.operations import LackingError
+from attncheck.execution.process_state import unchanged
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.user_code import LoadError
 from attncheck.wording import listed

@@ -9,17 +9,20 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from attncheck.backends import published
 from attncheck.errors import UsageError
-from attncheck.execution.call import CallTimeout, RemoteError, WorkerDied
+from attncheck.execution.call import CallTimeout, Limits, RemoteError, WorkerDied
 from attncheck.execution.describing import DescribedWorkers, Question
-from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
-from attncheck.execution.limits import Limits
-from attncheck.execution.published import published
+from attncheck.execution.implementations import (
+    Implementation,
+    ImplementationSelection,
+    UserImplementation,
+    bundled_implementations,
+    entry_of,
+)
 from attncheck.execution.user_code import (
     Origin,
     Target,
-    UserImplementation,
-    entry_of,
     is_own,
     origin_of,
 )

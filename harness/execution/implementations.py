@@ -1,19 +1,38 @@
-"""What is judged: a backend in a mode."""
+"""Implementations, which are judged: a backend in a mode, of the table or a user's."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from attncheck.backends import EVERYTHING, LIBRARIES, BackendEntry, Mode
+from attncheck.backends import (
+    BACKENDS,
+    EVERYTHING,
+    LIBRARIES,
+    NATIVE,
+    PADDED_BY,
+    BackendEntry,
+    DeclaredConvention,
+    Mode,
+)
+from attncheck.backends.contract import Backend
+from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
 from attncheck.errors import UsageError
+from attncheck.execution.operations import Parameters
+from attncheck.execution.user_code import Target, advice_on_framework
 from attncheck.processors import processor_flags
 from attncheck.wording import NEAR, expected
+
+if TYPE_CHECKING:
+    from attncheck.execution.user_call import UserBackend
 
 ALL = "all"
 
@@ -196,3 +215,126 @@ def _file_near(name: str) -> str:
     begin = [stem for stem in sorted(here) if stem.startswith(name.partition(":")[0])]
     close = begin[:1] or get_close_matches(name, here, 1, NEAR)
     return f"did you mean {here[close[0]]}? " if close else ""
+
+
+@dataclass(frozen=True)
+class UserImplementation(BackendEntry):
+    """A user's implementation as a line of the table of backends.
+
+    ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
+    arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name. ``required``
+    are, by function, the contract's keywords that it has no default for. ``source`` is the ``file`` and ``line`` of
+    its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``parameters``
+    what it can be called with; it has no other functions. ``given`` is what names it on a command line, with
+    ``--framework`` where that was given; empty for an object. ``device`` is where the tensors lie that it is given.
+    ``signature`` names the family that it is called like, if any. ``properties`` are what it claims of properties.
+    """
+
+    target: Target = field(default_factory=lambda: Target("", ""))
+    framework: str = "numpy"
+    function: str = "attention"
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    mode: str = ""
+    required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
+    requirements: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    parameters: Mapping[str, Parameters] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+    device: str = ""
+    signature: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the framework that it asks for is there."""
+        return BACKENDS[self.framework].is_installed
+
+    @property
+    def all_modes(self) -> dict[str, Mode]:
+        """Its only mode."""
+        where = f"{self.target.module}:{self.target.attribute}".strip(":") or "a callable"
+        where = shlex.join(self.target.program) or where
+        name = self.mode or self.function
+        conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
+        # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
+        root = re.sub("[._-]+", "_", self.name).lower()
+        own = (each for each in self.distributions if re.sub("[._-]+", "_", each).lower() == root)
+        # The version is that of what it comes from; a file of somebody's has none, and the framework's is not its.
+        package = next(iter(self.distributions), None) if self.target.program else next(own, self.name)
+        mode = Mode(
+            name, self.module, where, self.classes, conventions, package=package, holds_scores=False, device=self.device
+        )
+        return {name: mode}
+
+    def environment_of(self, mode: str) -> Mapping[str, str]:
+        """Return its framework's variables; no device is hidden, for it may use one that it does not declare."""
+        return {**self.environment, **(VISIBLE if self.device else {})}
+
+    def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+        """Return what a function of the target requires of shapes, and the keywords it can be padded by."""
+        taken = self.parameters.get(function, Parameters(frozenset()))
+        return self.requirements.get(function, {}), taken.accepted(PADDED_BY)
+
+    def has(self, mode: str, function: str) -> bool:
+        """Return whether the target has a function of the contract."""
+        return function in self.parameters
+
+    def load(self, mode: str = "") -> Backend:
+        """Load the target and wrap it."""
+        from attncheck.execution.user_call import load, own_backend
+
+        framework = BACKENDS[self.framework]
+        backend: UserBackend = own_backend(
+            load(self.target), self.function, framework, self.device, self.target.signature
+        )
+        return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
+
+
+def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
+    """Make the entry of a target from what it declares of itself (``user_call.declarations``).
+
+    Raises ``UsageError`` for an unknown framework, and for a device that its arrays do not lie on.
+    """
+    said = framework or declared.get("framework")
+    name = said or declared.get("framework_alone") or "numpy"
+    if name not in BACKENDS:
+        raise UsageError(f"unknown framework {name!r}; {expected(name, BACKENDS, one_of=False)}")
+    if (device := declared.get("device") or "") and name not in HAVE_DEVICES:
+        known = ", ".join(HAVE_DEVICES)
+        raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {known}")
+    backend = BACKENDS[name]
+    imported = declared.get("imported_framework")
+    advice = (
+        []
+        if said or not imported
+        else [advice_on_framework(imported, target.attribute or "attention", is_given=name == imported)]
+    )
+    return UserImplementation(
+        name=declared.get("name") or target.name,
+        module=target.module,
+        packages=backend.packages,
+        own_process_for=backend.own_process_for,
+        environment=backend.environment,
+        fallback=backend.fallback,
+        classes=dict(declared.get("classes") or NATIVE),
+        target=target,
+        framework=name,
+        function=target.attribute.rpartition(".")[2] or ("program" if target.program else "module"),
+        conventions=dict(declared.get("conventions") or {}),
+        properties=dict(declared.get("properties") or {}),
+        resources=dict(declared.get("resources") or {}),
+        mode=declared.get("mode") or "",
+        device=device,
+        signature=declared.get("signature") or "",
+        distributions=dict(declared.get("distributions") or {}),
+        hints=(*declared.get("hints", ()), *advice),
+        required=dict(declared.get("required") or {}),
+        source=dict(declared.get("source") or {}),
+        requirements=dict(declared.get("requirements") or {}),
+        parameters=dict(declared.get("parameters") or {}),
+    )
+
+
+def source_of(entry: BackendEntry) -> Mapping[str, Any]:
+    """Return the file and line at which a user's implementation is defined; nothing of a bundled one."""
+    return entry.source if isinstance(entry, UserImplementation) else {}

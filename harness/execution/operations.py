@@ -1,16 +1,22 @@
-"""Which function of a backend an operation calls, whether it takes what is asked, and what its result is."""
+"""An operation called on a backend: inputs laid out in memory, the function, its parameters, and stages cut back.
+
+Inputs are laid out as a case asks, because now and then a kernel reads a strided or stride-0 input wrongly. What was
+added to pad a call is dropped from the stages that come back. Scripts that repeat a failure carry both along.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages
+from attncheck.reading.shapes import repeated_axes
 from attncheck.spec import CONVENTIONS, OPERATIONS, score_of
 
 
@@ -105,3 +111,126 @@ def call_of(operation: str, options: Mapping[str, Any]) -> tuple[str, dict[str, 
         return OPERATIONS[operation].function, keywords
     score = score_of(options)
     return score.function, keywords if score.scale is None else {"scale": score.scale, **keywords}
+
+
+Array = NDArray[Any]
+
+
+def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) -> dict[str, Array]:
+    """Return the same numbers, each input that ``memory_layout`` names as a view of another layout.
+
+    strided: every second number of the last axis; transposed: heads inside of length, (B, L, H, D) in memory;
+    broadcast: stride 0 along the axes, except for the last, in which all slices are alike. Properties alone ask for
+    padded: rows of a wider array; unaligned: one number behind a boundary of 64 bytes; reversed: negative strides
+    along the last two axes.
+    """
+    return {
+        name: _LAYOUTS[memory_layout[name]](array) if name in memory_layout else array for name, array in inputs.items()
+    }
+
+
+def _strided(array: Array) -> Array:
+    # What lies between must show when it is read.
+    wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), 7, dtype=array.dtype)
+    view = wide[..., ::2]
+    view[...] = array
+    return view
+
+
+def _transposed(array: Array) -> Array:
+    return np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3)  # (B, H, L, D) -> (B, L, H, D) -> as it was
+
+
+def _broadcast(array: Array) -> Array:
+    repeated = repeated_axes(array)
+    first = array[tuple(slice(1) if axis in repeated else slice(None) for axis in range(array.ndim))]
+    return np.broadcast_to(np.ascontiguousarray(first), array.shape)
+
+
+def _padded(array: Array) -> Array:
+    wide = np.full((*array.shape[:-1], array.shape[-1] + 3), 7, dtype=array.dtype)
+    view = wide[..., : array.shape[-1]]
+    view[...] = array
+    return view
+
+
+def _unaligned(array: Array) -> Array:
+    memory = np.full(array.size + 2 * _BOUNDARY, 7, dtype=array.dtype)
+    address = memory.ctypes.data // array.itemsize
+    first = -address % (_BOUNDARY // array.itemsize) + 1
+    view = memory[first : first + array.size].reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def _reversed(array: Array) -> Array:
+    return np.ascontiguousarray(array[..., ::-1, ::-1])[..., ::-1, ::-1]
+
+
+_BOUNDARY = 64
+"""Bytes at which vectors of every processor begin."""
+_LAYOUTS = {
+    "strided": _strided,
+    "transposed": _transposed,
+    "broadcast": _broadcast,
+    "padded": _padded,
+    "unaligned": _unaligned,
+    "reversed": _reversed,
+}
+
+
+_SHAPE = "has shape"
+
+
+@dataclass(frozen=True)
+class KeptElements:
+    """What is kept of a stage that comes back in a ``shape``: some ``positions`` of some axes, and all of the others.
+
+    What is dropped along the axes ``zeros`` is 0: columns of zeros, weights of masked keys, and gradients of both.
+    """
+
+    shape: tuple[int, ...]
+    positions: Mapping[int, Sequence[int]]
+    zeros: tuple[int, ...] = ()
+
+
+def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
+    """Drop what was added from a stage; say what is wrong with that, empty where nothing is.
+
+    An array of another shape stays as it is.
+    """
+    if array.shape != kept.shape:
+        found, expected = ("x".join(map(str, shape)) or "scalar" for shape in (array.shape, kept.shape))
+        return array, f"{_SHAPE} {found}; the call was padded, expected {expected}"
+    fault = _not_zero(array, kept)
+    for axis, positions in kept.positions.items():
+        array = array.take(list(positions), axis)
+    return array, fault
+
+
+def is_of_shape(fault: str) -> bool:
+    """Whether what is wrong is a shape."""
+    return fault.startswith(_SHAPE)
+
+
+def _not_zero(array: Array, kept: KeptElements) -> str:
+    """Say where an array is not 0 although what was added makes it so; empty where it is. NaN fills a row by right."""
+    added = np.zeros(array.shape, dtype=np.bool_)
+    for axis in kept.zeros:
+        added |= ~_flags(array.shape, axis, kept.positions[axis])
+    for axis in kept.positions.keys() - set(kept.zeros):  # a query that was added gives anything
+        added &= _flags(array.shape, axis, kept.positions[axis])
+    wrong = added & (array != 0) & ~np.isnan(array.astype(np.float64))
+    if not wrong.any():
+        return ""
+    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(wrong)), array.shape))
+    shape = "x".join(map(str, array.shape))
+    element = list(index)  # written as elements.py does, which a script does not carry along
+    return f"gives {float(array[index]):.6g} at {element} of {shape}, which padding makes 0"
+
+
+def _flags(shape: tuple[int, ...], axis: int, positions: Sequence[int]) -> NDArray[np.bool_]:
+    """Return which elements stand at these positions of an axis; broadcasts to the shape."""
+    found = np.zeros(shape[axis], dtype=np.bool_)
+    found[list(positions)] = True
+    return found.reshape([-1 if each == axis else 1 for each in range(len(shape))])

@@ -2,6 +2,11 @@
 
 Widths get columns of zeros, lengths get queries of zeros and keys that are masked. Each is exact where it is done
 (``requirements.py`` says where it is not); docs/kernels.md derives both.
+
+What a user's implementation lacks for a case is known from its parameters, before any numbers are drawn. A kernel that
+has few of the options is requested for every case of the corpus, and most of them it cannot do: whoever edits it waits
+for that. Whatever is not certain here is left to the call itself, which says the same of what it lacks
+(``operations.run_operation``).
 """
 
 from __future__ import annotations
@@ -15,12 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.errors import UsageError
-from attncheck.execution.cutting import KeptElements, cut
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.operations import call_of
+from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.operations import (
+    KeptElements,
+    LackingError,
+    call_of,
+    check_parameters,
+    conventions_lacking,
+    cut,
+)
 from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
-from attncheck.execution.worker import Failure, Outcome, Task
-from attncheck.reading.lowering import AttentionProblem, lowered
+from attncheck.execution.signatures import INPUTS
+from attncheck.execution.worker import Failure, Outcome, Task, unsupported
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Exact, convert_inputs
+from attncheck.reading.lowering import AttentionProblem, call_form, lowered
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,
@@ -222,3 +236,33 @@ def _in_words(lengths: Lengths, longer: Lengths) -> str:
         for what, letters in kinds
         if any(each in longer for each in letters)
     )
+
+
+def lack_known_beforehand(implementation: Implementation, case: Case, dtype: str) -> Failure | None:
+    """Return the outcome of a case that an implementation has no function or no parameter for; None if it may have."""
+    entry = implementation.entry
+    if not isinstance(entry, UserImplementation) or OPERATIONS[case.operation].is_folded:
+        return None
+    name, keywords = call_of(case.operation, case.options)
+    parameters = entry.parameters.get(name)
+    if parameters is None:
+        return unsupported(LackingError.of_function(name)) if entry.parameters else None
+    positional = INPUTS[name]
+    if entry.requirements.get(name) or not parameters.lacking({*case.inputs, *keywords}.difference(positional)):
+        return None
+    posed = _call_without_numbers(case, dtype)
+    _, keywords = call_of(case.operation, posed.options)
+    unasked = conventions_lacking(parameters, posed.options)
+    asked = [each for each in (*posed.inputs, *keywords) if each not in (*positional, *unasked)]
+    try:
+        check_parameters(parameters, asked)
+    except LackingError as error:
+        return unsupported(error)
+    return None
+
+
+def _call_without_numbers(case: Case, dtype: str) -> AttentionProblem:
+    """Return the call that a case is, all of whose numbers are 0."""
+    zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
+    inputs = convert_inputs(case, {name: Exact(array, array) for name, array in zeros.items()}, dtype)
+    return call_form(case.operation, case.options, inputs.arrays)

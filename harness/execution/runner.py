@@ -26,17 +26,22 @@ from pathlib import Path
 from time import perf_counter
 from typing import Generic, TypeVar
 
-from attncheck.backends import EVERYTHING
+from attncheck.backends import EVERYTHING, Mode
 from attncheck.errors import OutputError
-from attncheck.execution.call import CallCancelled, CallTimeout, RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.call import (
+    CallCancelled,
+    CallTimeout,
+    Limits,
+    RemoteError,
+    WorkerDied,
+    WorkerProcess,
+    memory_of,
+)
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import with_cache
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits, scores_too_large
-from attncheck.execution.padding import Padding, padded_call
-from attncheck.execution.process_tree import memory_of
-from attncheck.execution.sessions import Session, StepResult
-from attncheck.execution.user_code import UserImplementation
+from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
+from attncheck.execution.sessions import Session, StepResult, evaluate_session
 from attncheck.execution.worker import (
     Computed,
     Failure,
@@ -44,12 +49,13 @@ from attncheck.execution.worker import (
     Task,
     clean,
     evaluate_and_measure,
-    evaluate_session,
     start,
 )
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import call_form
+from attncheck.reading.shapes import score_elements
+from attncheck.spec import ON_SCORES, computed_stages
 from attncheck.timing import Times
 from attncheck.verdicts import ALL_CASES
 
@@ -226,6 +232,29 @@ def group_by_process(implementation: Implementation, dtypes: Sequence[str]) -> l
     return [*groups, Group(implementation, together)] if together else groups
 
 
+_MIN_HELD = 2
+"""Scores, and the weights that are made of them."""
+
+
+def scores_too_large(mode: Mode, task: Task, most: int) -> Failure | None:
+    """Return why a mode is not asked for a task: score matrices that it holds take more than ``most`` bytes.
+
+    Counted are the stages of their shape that the operation computes, each of which modular code returns. Scores that
+    are given as inputs are there already.
+    """
+    if not mode.holds_scores or "query" not in task.inputs:
+        return None
+    elements = score_elements(task.operation, task.options, task.inputs)
+    computed = set(ON_SCORES).intersection(computed_stages(task.operation, task.options, task.inputs))
+    stages = max(len(computed), _MIN_HELD)
+    size = elements * task.inputs["query"].dtype.itemsize * stages
+    if size <= most:
+        return None
+    needed = f"would hold {elements:,} scores in {stages} stages, {size / 2**30:.1f} GiB"
+    limit = f"a worker's share of the memory limit is {most / 2**30:.1f} GiB"
+    return Failure("unsupported", f"{needed}; {limit}", ("more memory",))
+
+
 class WorkerSlot:
     """The place of one worker process; the groups that share it come one after the other."""
 
@@ -294,8 +323,6 @@ class GroupRunner(Generic[Key]):
         """Return the outcome of a case that the implementation cannot be asked for, before its task is made."""
         if not isinstance(self.group.implementation.entry, UserImplementation):
             return None
-        from attncheck.execution.lacks import lack_known_beforehand
-
         begun = perf_counter()
         failure = lack_known_beforehand(self.group.implementation, case, dtype)
         return None if failure is None else replace(failure, seconds=perf_counter() - begun)

@@ -13,10 +13,12 @@ from functools import partial, wraps
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend
-from attncheck.execution.worker import Computed, Outcome, Task, evaluate_on
+from attncheck.execution.process_state import ProcessState
+from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on, started
 from attncheck.spec import OPERATIONS, SCORE_SPECS
 
 Array = NDArray[Any]
@@ -142,6 +144,24 @@ def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
     return tuple(
         result if kept is None else replace(result, altered=tuple(_altered(backend, kept))) for result, kept in done
     )
+
+
+@dataclass(frozen=True)
+class SessionEvaluated:
+    """What came of each step of a session, how many bytes the worker holds after it, and whether it is fit for more."""
+
+    results: tuple[StepResult, ...]
+    held: int
+    is_fit: bool
+
+
+def evaluate_session(implementation: str, session: Session, log: str) -> SessionEvaluated:
+    """Run several operations of what was started, one after the other, and look at what is left behind them."""
+    backend, surroundings = started(implementation, log), ProcessState.snapshot()
+    results = run_session(backend, session)
+    failed = any(isinstance(result.outcome, Failure) for result in results)
+    is_fit = surroundings.restore() and not (failed and surroundings.has_more_threads())
+    return SessionEvaluated(results, int(psutil.Process().memory_info().rss), is_fit)
 
 
 def _do(backend: Backend, step: Step) -> tuple[StepResult, _Kept | None]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends.contract import Backend
-from attncheck.execution.imports import imports_of
+from attncheck.execution.environment import imports_of
 from attncheck.execution.user_code import Target, UnfitError, innermost
 from attncheck.execution.worker import clean
 from attncheck.spec import OPERATIONS, OPTIONS, SCORE_SPECS, InputSpec, Operation, OptionSpec, ScoreSpec

@@ -1,4 +1,4 @@
-"""What runs inside a worker process: one framework in one or several modes, one evaluation after the other.
+"""The inside of a worker process: one framework in one or several modes, one evaluation after the other.
 
 Nothing that imports NumPy may be imported at the top: the number of threads has to be set before.
 """
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from attncheck.execution.operations import LackingError
-    from attncheck.execution.sessions import Session, StepResult
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -128,6 +127,12 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
         return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
 
 
+def started(implementation: str, log: str) -> Backend:
+    """Return what was started under a name; what it prints from now on goes to the log."""
+    _print_to(log)
+    return _backends[implementation]
+
+
 def limit_threads(threads: int) -> None:
     """Give what NumPy and frameworks compute with so many threads; called before any of them is imported."""
     os.environ.update({name: str(threads) for name in THREAD_VARIABLES})
@@ -152,9 +157,9 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
 
     from attncheck.execution.process_state import ProcessState, has_many_mappings
 
-    _print_to(log)
+    backend = started(implementation, log)
     surroundings, compiled = ProcessState.snapshot(), _seconds_compiled()
-    outcome = evaluate_on(_backends[implementation], task)
+    outcome = evaluate_on(backend, task)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
     held = int(psutil.Process().memory_info().rss)
     must_count = next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
@@ -167,36 +172,11 @@ def _seconds_compiled() -> float:
     return float(getattr(sys.modules.get("attncheck.backends.jax_programs"), "seconds_compiled", 0.0))
 
 
-@dataclass(frozen=True)
-class SessionEvaluated:
-    """What came of each step of a session, how many bytes the worker holds after it, and whether it is fit for more."""
-
-    results: tuple[StepResult, ...]
-    held: int
-    is_fit: bool
-
-
-def evaluate_session(implementation: str, session: Session, log: str) -> SessionEvaluated:
-    """Run several operations of what was started, one after the other, and look at what is left behind them."""
-    import psutil
-
-    from attncheck.execution.process_state import ProcessState
-    from attncheck.execution.sessions import run_session
-
-    _print_to(log)
-    surroundings = ProcessState.snapshot()
-    results = run_session(_backends[implementation], session)
-    failed = any(isinstance(result.outcome, Failure) for result in results)
-    is_fit = surroundings.restore() and not (failed and surroundings.has_more_threads())
-    return SessionEvaluated(results, int(psutil.Process().memory_info().rss), is_fit)
-
-
 def evaluate_on(backend: Backend, task: Task) -> Outcome:
     """Run one operation of a backend; whatever it raises or returns is its result."""
     import numpy as np
 
-    from attncheck.execution.layout import apply_layout
-    from attncheck.execution.operations import LackingError, not_asked, run_operation
+    from attncheck.execution.operations import LackingError, apply_layout, not_asked, run_operation
     from attncheck.spec import result_stages
 
     try:

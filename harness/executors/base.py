@@ -1,12 +1,87 @@
-"""What every executor offers."""
+"""The interface of every executor, and the recorder that writes down what executors judge.
+
+The recorder marks where a failure is expected.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from attncheck.execution.worker import Computed
+from attncheck.judging.units import Evaluation, UnitResult, is_undiagnosed
+from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.plan import Plan
-from attncheck.recorder import ResultRecorder
+from attncheck.results.coverage import is_judged, is_not_offered
+from attncheck.results.format import Row
+from attncheck.results.writer import ResultsWriter
+
+_MAX_BYTES = 1 << 28
+"""Of what failing evaluations returned, kept until they are diagnosed."""
+
+
+@dataclass
+class ResultRecorder:
+    """What a run has come to so far, written down as it comes."""
+
+    writer: ResultsWriter
+    expected_failures: ExpectedFailureRecord
+    rows_seen: Counter[str] = field(default_factory=Counter)
+    failures: list[Row] = field(default_factory=list)
+    evaluations: int = 0
+    judged: dict[str, set[str]] = field(default_factory=dict)
+    """The cases in which each implementation was judged."""
+    not_offered: dict[str, set[str]] = field(default_factory=dict)
+    """The cases of operations that each implementation has no function for."""
+    on_judged: Callable[[Sequence[Row]], bool] = lambda rows: False
+    """Is given the rows of every case in a dtype that is judged now; says whether that is enough."""
+    undiagnosed: dict[Evaluation, Computed] = field(default_factory=dict)
+    """Returned stages of failing evaluations that are not diagnosed yet."""
+    is_stopped: bool = False
+    """Whether an executor is to leave the rest of its plan."""
+    _bytes: int = 0
+
+    def add(self, found: UnitResult) -> None:
+        """Write what was found of one case in one dtype.
+
+        Its arrays go first: once its rows are on disk it is done, and a run that goes on does not come back to it.
+        """
+        self.writer.add_arrays(found.arrays)
+        rows = self.expected_failures.mark(found.rows)
+        self.add_rows(rows)
+        for name, returned in found.undiagnosed.items():
+            if any(row.implementation == name and is_undiagnosed(row) for row in rows):
+                self._keep((name, rows[0].case, rows[0].dtype), returned)
+        self.is_stopped = self.on_judged(rows) or self.is_stopped
+
+    def restore(self, rows: Sequence[Row]) -> None:
+        """Go on from rows that an earlier part of the run has written."""
+        self.expected_failures.remember(rows)
+        self._count(rows)
+
+    def add_rows(self, rows: Iterable[Row]) -> None:
+        """Write rows, and remember those that fail the run."""
+        rows = tuple(rows)
+        self.writer.add_rows(rows)
+        self._count(rows)
+
+    def _keep(self, evaluation: Evaluation, returned: Computed) -> None:
+        size = sum(array.nbytes for array in returned.stages.values())
+        if self._bytes + size <= _MAX_BYTES:
+            self.undiagnosed[evaluation] = returned
+            self._bytes += size
+
+    def _count(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.rows_seen[row.verdict] += 1
+            if is_judged(row):
+                self.judged.setdefault(row.implementation, set()).add(row.case)
+            elif is_not_offered(row):
+                self.not_offered.setdefault(row.implementation, set()).add(row.case)
+            if row.fails_run:
+                self.failures.append(row)
 
 
 class Executor(Protocol):

@@ -1,16 +1,16 @@
 """Workers driven through a plan: a unit is judged as soon as its last implementation has answered.
 
 No more of them are alive than may compute at the same time. Where there are more, each gets through a window of the
-plan and makes room for the next. Where there are fewer, and one has long to go, another of its kind takes part.
+plan and makes room for the next: of those that wait the one that comes first in the plan goes on. Where there are
+fewer, and one has long to go, another of its kind takes part.
 
-What one or several workers of the same implementations get through, and whether another one would pay.
+Where fewer workers may be alive than there are frameworks, implementations come through a plan one after the other.
+Then most of what they answer waits for the others' answers to a unit, and what memory should not hold waits in a file
+that has no name and no other reader.
 
-What some implementations have answered to a unit that others have not answered yet.
-
-Implementations come through a plan one after the other where fewer workers may be alive than there are frameworks. Then
-most of what they answer waits, and what memory should not hold waits in a file that has no name and no other reader.
-
-Who may go on: at most so many at the same time, and of those that wait the one that comes first in the plan.
+Processes judge side by side: what one unit comes to depends on no other. A process takes most of a second to start, so
+that a few units are judged without. What cannot be judged in one of them, because it dies for want of memory or because
+judging itself fails, is judged in the harness's own process: whatever is wrong shows there as it would without any.
 """
 
 from __future__ import annotations
@@ -26,19 +26,126 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from queue import Full, Queue, SimpleQueue
-from threading import Condition, Lock
+from threading import Condition, Lock, local
 from time import perf_counter, sleep
 from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
+from attncheck.attention.enclosure import SETTLED
+from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
-from attncheck.execution.worker import Computed, Failure, Outcome, Task
-from attncheck.executors.judges import MAX_QUICK, MIN_UNITS, JudgingProcesses
+from attncheck.execution.worker import Computed, Failure, Outcome, Task, limit_threads
+from attncheck.executors.base import ResultRecorder
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.processors import available_processors
-from attncheck.recorder import ResultRecorder
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
 from attncheck.timing import Times
+
+MIN_UNITS = 32
+"""As many units as are judged in the time that the processes take to start."""
+
+MAX_QUICK = 256
+"""As many units with known rows have their arrays put together in that time."""
+
+
+class JudgingProcesses:
+    """Judges units in processes of its own, as many as there are processors; ``close`` ends them.
+
+    Each of them gets all ``cases`` once: to be sent one by one, a case takes as long as a small one takes to be judged.
+    """
+
+    def __init__(
+        self, judge: Judge, cases: Sequence[Case], processes: int | None = None, times: Times | None = None
+    ) -> None:
+        self._judge, self._cases = judge, cases
+        self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck judges")
+        self._own = local()
+        self._living: list[WorkerProcess] = []
+        self._here = Lock()
+        self._closed = False
+        self._times = Times() if times is None else times
+
+    def submit(
+        self,
+        case: int,
+        dtype: str,
+        inputs: Inputs,
+        outcomes: Mapping[str, Outcome],
+        found: Remembered | None = None,
+    ) -> Future[tuple[UnitResult, Counter[str]]]:
+        """Have a unit judged; what comes is its result, and what the store and the oracle did for it.
+
+        ``case`` is the place of its case, ``found`` what the store was seen to have, if somebody has looked.
+        """
+        return self._threads.submit(self._judged, case, dtype, inputs, outcomes, found)
+
+    def close(self) -> None:
+        """End the processes; what has not been judged is dropped."""
+        self._closed = True
+        for worker in self._living:
+            worker.end()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _judged(
+        self,
+        case: int,
+        dtype: str,
+        inputs: Inputs,
+        outcomes: Mapping[str, Outcome],
+        found: Remembered | None = None,
+    ) -> tuple[UnitResult, Counter[str]]:
+        try:
+            worker = self._worker()
+            with self._times.of("judging"):
+                return worker.call(_judge_here, case, dtype, inputs, outcomes, found, seconds=math.inf)
+        except (WorkerDied, RemoteError):
+            self._end_worker()
+            if self._closed:
+                raise
+        with self._here:  # one at a time: memory may be what was missing
+            return self._judge.judge(self._cases[case], dtype, inputs, outcomes, found), Counter()
+
+    def _worker(self) -> WorkerProcess:
+        """Return this thread's own process."""
+        if getattr(self._own, "worker", None) is None:
+            worker = WorkerProcess()
+            self._living.append(worker)
+            if self._closed:  # while it started; whoever closed may not have seen it
+                worker.end()
+            worker.call(limit_threads, 1, seconds=math.inf)
+            worker.call(_prepare, self._judge, self._cases, seconds=math.inf)
+            self._own.worker = worker
+        found: WorkerProcess = self._own.worker
+        return found
+
+    def _end_worker(self) -> None:
+        worker, self._own.worker = getattr(self._own, "worker", None), None
+        if worker is not None:
+            worker.end()
+
+
+_judge: Judge | None = None
+_cases: Sequence[Case] = ()
+
+
+def _prepare(judge: Judge, cases: Sequence[Case]) -> None:
+    """Called once in a judging process."""
+    global _judge, _cases
+    _judge, _cases = judge, cases
+
+
+def _judge_here(
+    case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None
+) -> tuple[UnitResult, Counter[str]]:
+    """Called in a judging process for each unit."""
+    assert _judge is not None
+    counts = _judge.store.counts
+    counts.clear()
+    SETTLED.clear()
+    return _judge.judge(_cases[case], dtype, inputs, outcomes, found), counts + SETTLED
+
 
 WINDOW = 4096
 """Units of a plan that a worker gets through before it makes room. Starting it anew takes seconds, these take more."""

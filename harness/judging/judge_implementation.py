@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.rounding import FORMATS
-from attncheck.execution.cutting import is_of_shape
+from attncheck.execution.operations import is_of_shape
 from attncheck.judging.alternatives import Alternative, empty_row_conventions
 from attncheck.judging.diagnosis import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, agrees, judge_stages, sound_stages, where_it_begins

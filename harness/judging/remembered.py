@@ -37,9 +37,20 @@ Arrays = Mapping[str, NDArray[Any]]
 _PARTS = (
     *("spec", "reading", "attention", "judging", "results.format"),
     *("backends.contract", "backends.entry", "backends.numpy_backend"),
-    *("execution.cutting", "execution.environment", "execution.implementations"),
+    *("execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
-    *("diagnosing", "digests", "elements", "errors", "processors", "quantities", "store", "verdicts", "wording"),
+    *(
+        "diagnosing",
+        "digests",
+        "dtypes",
+        "elements",
+        "errors",
+        "processors",
+        "quantities",
+        "store",
+        "verdicts",
+        "wording",
+    ),
 )
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 """All code of this package that a verdict follows from."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Generic, TypeVar
 
-from attncheck.execution.process_tree import end_with_parent
+from attncheck.execution.call import end_with_parent
 from attncheck.judging.diagnosis import Evidence
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.findings import UnitFindings

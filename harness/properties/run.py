@@ -14,8 +14,8 @@ from pathlib import Path
 from attncheck.config import expected_failures_of, read_config
 from attncheck.elements import stored_index, written_element
 from attncheck.errors import CaseError, Diagnostic
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome

@@ -80,7 +80,8 @@ def _unpack(part: bytes) -> list[Case]:
     return found
 
 
-_CODE = ("attncheck.reading", "attncheck.spec", "attncheck.backends.contract", "attncheck.digests", "attncheck.errors")
+_PARTS = ("reading", "spec", "backends.contract", "digests", "dtypes", "errors", "wording")
+_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 _READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24
 _OF_CASES = frozenset(

@@ -26,14 +26,13 @@ from numpy.typing import NDArray
 from attncheck.backends import BackendEntry
 from attncheck.commands import command, joined, words_again
 from attncheck.errors import OutputError, UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.environment import package_version
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
+from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import call_of
 from attncheck.execution.padding import Padding, call_as_required
 from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import INPUTS
-from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import THREAD_VARIABLES, Task
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import truth_of_case
@@ -56,8 +55,7 @@ from attncheck.spec import CONVENTIONS, result_stages
 from attncheck.verdicts import Verdict
 from attncheck.wording import listed
 
-_MEMORY = "attncheck.execution.layout"
-_CUTTING = "attncheck.execution.cutting"
+_OPERATIONS = "attncheck.execution.operations"
 
 _ENVIRONMENT = "attncheck.execution.environment"
 
@@ -154,7 +152,7 @@ def _calls(padding: Padding, before: Sequence[Any]) -> str:
 def _kept(padding: Padding) -> Iterator[str]:
     """Yield what drops again what the call is padded with."""
     yield f"# The call is padded with {padding.description}: it is made with what the function requires."
-    yield copied(_CUTTING, {"KeptElements", "cut"}) + "\n"
+    yield copied(_OPERATIONS, {"KeptElements", "cut"}) + "\n"
     yield "KEPT = {"
     for stage, kept in padding.kept.items():
         yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
@@ -247,13 +245,13 @@ def _inputs(tasks: Mapping[str, Task]) -> Iterator[str]:
         for name, task in tasks.items()
     }
     if any(layouts.values()):
-        yield inlined(_MEMORY, {"apply_layout"}) + "\n"
+        yield inlined(_OPERATIONS, {"apply_layout"}) + "\n"
     for name, task in tasks.items():
         yield f"{name} = {{"
         yield from (f'    "{each}": {written(array, 4, len(each) + 4)},' for each, array in task.inputs.items())
         yield "}"
         if layouts[name]:
-            yield f"{name} = {short(_MEMORY)}.apply_layout({name}, {layouts[name]!r})"
+            yield f"{name} = {short(_OPERATIONS)}.apply_layout({name}, {layouts[name]!r})"
 
 
 def _section(title: str, *lines: str) -> str:

@@ -21,11 +21,10 @@ import numpy as np
 from attncheck.config import expected_failures_of
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.errors import CaseError, OutputError, UsageError
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.lacks import lack_known_beforehand
-from attncheck.execution.limits import Limits
+from attncheck.execution.call import Limits
+from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.padding import lack_known_beforehand
 from attncheck.execution.runner import GroupRunner, group_by_process
-from attncheck.execution.user_code import UserImplementation
 from attncheck.explain import Explanation, explain_case
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from attncheck.elements import written_element
 from attncheck.errors import CaseError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.explain import Explanation, explain_case
 from attncheck.reading.case import Case
 from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, kind_of, read_concrete

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from attncheck.config import expected_failures_of
 from attncheck.errors import ResultsError, UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import ImplementationSelection
-from attncheck.execution.limits import Limits
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_code import Target
 from attncheck.reading.selection import Selection

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attncheck import check
 from attncheck.backends import BACKENDS, EVERYTHING, PADDED_BY, numpy_backend
 from attncheck.backends.contract import Backend
-from attncheck.execution.limits import Limits
+from attncheck.execution.call import Limits
 from attncheck.execution.operations import parameters_of, run_operation
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.worker import Computed, Task

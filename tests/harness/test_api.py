@@ -20,8 +20,8 @@ import attncheck
 from attncheck import check
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.errors import UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.explain import Explanation, explain_case, find_implementation
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case

@@ -19,10 +19,10 @@ import pytest
 
 from attncheck.backends import BackendEntry
 from attncheck.errors import ClusterError, ExitCode, UsageError
-from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.execution.limits import Limits
+from attncheck.execution.call import Limits
+from attncheck.execution.implementations import Implementation, ImplementationSelection, entry_of
 from attncheck.execution.runner import Group
-from attncheck.execution.user_code import Target, entry_of
+from attncheck.execution.user_code import Target
 from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases

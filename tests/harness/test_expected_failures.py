@@ -14,8 +14,8 @@ from here import own_code_here
 from attncheck.api import check
 from attncheck.backends import BackendEntry, DeclaredConvention, Mode
 from attncheck.errors import ExitCode, UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.explain import explain_case
 from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures

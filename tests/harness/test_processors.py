@@ -14,8 +14,8 @@ import pytest
 from attncheck import processors
 from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.processors import (
     ISA,
     _flags_of,
@@ -29,7 +29,7 @@ from attncheck.processors import (
 ASKED = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from attncheck.execution.limits import Limits
+from attncheck.execution.call import Limits
 from attncheck.processors import available_processors
 print(available_processors(), Limits().workers)
 """

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 from attncheck import check
 from attncheck.cli import app
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.explain import find_implementation
 from attncheck.reading.selection import select_cases
 from attncheck.repeating import Call, Met, calls_before, explain_as_met, fewest

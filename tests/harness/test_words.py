@@ -25,9 +25,9 @@ from attncheck.commands import command, joined, words_again, words_of
 from attncheck.config import read_config
 from attncheck.elements import DocumentLayout, index_from, layout_of, stored_index, written_element
 from attncheck.errors import ExitCode, UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.listings import case_lines, list_cases
 from attncheck.options import RunOptions
 from attncheck.progress import MAX_FAILURES_SHOWN, Pace, ProgressBar, ProgressLines, duration, show_progress

@@ -12,8 +12,8 @@ import pytest
 from here import own_code_here
 
 from attncheck.errors import ExitCode
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.limits import Limits
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import read_expression, select_cases
 from attncheck.reports.ci import annotation_lines, render_ci_summary

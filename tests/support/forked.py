@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from forked_worker import serve
 
-from attncheck.execution.process_tree import _Worker
+from attncheck.execution.call import _Worker
 from attncheck.execution.worker import THREAD_VARIABLES
 
 IMPORTED = (
@@ -30,14 +30,14 @@ IMPORTED = (
     "attncheck.execution.call",
     "attncheck.execution.describing",
     "attncheck.execution.environment",
-    "attncheck.execution.layout",
+    "attncheck.execution.operations",
     "attncheck.execution.process_state",
     "attncheck.execution.sessions",
     "attncheck.execution.signatures",
     "attncheck.execution.user_call",
     "attncheck.execution.user_code",
     "attncheck.execution.worker",
-    "attncheck.executors.judges",
+    "attncheck.executors.local",
     "attncheck.judging.judge",
     "attncheck.judging.truth",
 )

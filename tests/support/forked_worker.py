@@ -8,7 +8,7 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 
 from attncheck.execution import call
-from attncheck.execution.process_tree import _end_after
+from attncheck.execution.call import _end_after
 
 
 def serve(environment: dict[str, str], connection: Connection) -> None:

@@ -20,10 +20,11 @@ from attncheck.cli import requests
 from attncheck.execution import user_call
 from attncheck.execution.call import START_SECONDS
 from attncheck.execution.describing import Declared, DescribedWorkers, Question
+from attncheck.execution.implementations import UserImplementation
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.signatures import unfit_text
 from attncheck.execution.user_call import declarations
-from attncheck.execution.user_code import LoadError, Target, UnfitError, UserImplementation
+from attncheck.execution.user_code import LoadError, Target, UnfitError
 from attncheck.execution.worker import Outcome, Task, clean, evaluate_on
 from attncheck.executors import local
 
@@ -89,7 +90,7 @@ def own_code_here() -> Iterator[None]:
 def _declared(target: Target) -> Declared:
     """Answer as a process does that goes on as a worker (``describing.describe``)."""
     try:
-        loaded = target.load()
+        loaded = user_call.load(target)
         return declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
     except UnfitError as error:
         return unfit_text(error, target, loaded)

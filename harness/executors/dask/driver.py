@@ -23,9 +23,10 @@ from distributed import Future, wait
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from attncheck.execution.limits import Limits
+from attncheck.execution.call import Limits
 from attncheck.execution.runner import Group
 from attncheck.execution.worker import Failure
+from attncheck.executors.base import ResultRecorder
 from attncheck.executors.dask.connection import (
     Cluster,
     connected,
@@ -39,7 +40,6 @@ from attncheck.executors.dask.connection import (
 from attncheck.executors.dask.tasks import Batch, Evaluated, Judged, evaluate_batch, judge_batch
 from attncheck.judging.units import Judge
 from attncheck.plan import Plan, Unit
-from attncheck.recorder import ResultRecorder
 
 PATIENCE_SECONDS = 60.0
 """A cluster without a worker for something is given up after so long: nodes take a while to come back."""

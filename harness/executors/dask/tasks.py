@@ -21,9 +21,9 @@ from threading import Lock, Thread
 from time import perf_counter
 
 from attncheck.errors import UsageError
-from attncheck.execution.limits import Limits, with_memory_per_worker
+from attncheck.execution.call import Limits, with_memory_per_worker
+from attncheck.execution.implementations import UserImplementation
 from attncheck.execution.runner import Group, GroupRunner
-from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Outcome
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.plan import Plan, Unit

@@ -13,7 +13,7 @@ import pytest
 import attncheck
 from attncheck.conventions import Measured, ask_all
 from attncheck.errors import UsageError
-from attncheck.execution.limits import Limits
+from attncheck.execution.call import Limits
 from attncheck.explain import find_implementation
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

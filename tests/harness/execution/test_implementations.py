@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode
+from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode, published
 from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import (
@@ -21,7 +21,6 @@ from attncheck.execution.implementations import (
     bundled_implementations,
     every_implementation,
 )
-from attncheck.execution.published import published
 from attncheck.execution.user_code import name_of, origin_of
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

@@ -25,9 +25,9 @@ from processes import has_ended, wait_until
 from attncheck.backends import BackendEntry, numpy_backend
 from attncheck.errors import ExitCode, OutputError
 from attncheck.execution import runner
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.execution.runner import MAX_EQUAL_ENDS, EqualEnds, GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on

@@ -24,11 +24,10 @@ import numpy as np
 import pytest
 from processes import wait_until
 
-from attncheck.execution import left_behind, process_state
+from attncheck.execution import process_state
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.left_behind import Misbehaved, nothing_left_behind
-from attncheck.execution.limits import Limits
-from attncheck.execution.process_state import ProcessState, has_many_mappings
+from attncheck.execution.process_state import Misbehaved, ProcessState, has_many_mappings, nothing_left_behind
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.worker import Computed, Task
 
@@ -175,7 +174,7 @@ def test_whose_thread_it_is_depends_on_who_starts_it_not_on_what_runs_or_calls_b
 def test_a_pool_of_any_kind_is_a_fault_only_as_long_as_it_works_on(
     kind: Any, event: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(left_behind, "_WAIT", 0.3)  # for children that are still there
+    monkeypatch.setattr(process_state, "_WAIT", 0.3)  # for children that are still there
     pools: list[Any] = []
 
     def call(function: Callable[..., Any], *given: Any, waits: bool) -> None:

@@ -20,9 +20,9 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from attncheck import cli
 from attncheck.errors import UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.limits import Limits
-from attncheck.execution.protocol import (
+from attncheck.execution.programs import (
     MAX_HEADER,
     WIRE,
     Description,

@@ -16,21 +16,13 @@ import numpy as np
 import pytest
 
 from attncheck.errors import UsageError
+from attncheck.execution.call import Limits
+from attncheck.execution.environment import InstalledPackages
 from attncheck.execution.implementation_selection import select_callable, select_implementations, user_implementation
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.imports import InstalledPackages
-from attncheck.execution.limits import Limits
+from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
 from attncheck.execution.runner import Group, GroupRunner
-from attncheck.execution.user_call import declarations
-from attncheck.execution.user_code import (
-    FromSource,
-    LoadError,
-    Target,
-    UserImplementation,
-    entry_of,
-    import_user_module,
-    is_own,
-)
+from attncheck.execution.user_call import FromSource, declarations, import_user_module, load
+from attncheck.execution.user_code import LoadError, Target, is_own
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -92,7 +84,7 @@ def test_the_name_that_reports_give_it_names_it(tmp_path: Path, monkeypatch: pyt
 def here(target: str) -> Implementation:
     """Load a target in this process, as its worker does."""
     meant = Target.of(target)
-    entry = entry_of(meant, declarations(meant.load(), meant.attribute), None)
+    entry = entry_of(meant, declarations(load(meant), meant.attribute), None)
     return Implementation(entry, next(iter(entry.all_modes)))
 
 

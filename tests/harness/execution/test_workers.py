@@ -24,17 +24,23 @@ from processes import has_ended, wait_until
 
 from attncheck.backends import BACKENDS, BackendEntry, Mode, numpy_backend
 from attncheck.execution import runner as module
-from attncheck.execution.call import CallCancelled, CallTimeout, RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.call import (
+    CallCancelled,
+    CallTimeout,
+    Limits,
+    RemoteError,
+    WorkerDied,
+    WorkerProcess,
+    end_strays,
+)
 from attncheck.execution.describing import DescribedWorkers, Question
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
-from attncheck.execution.process_tree import end_strays
+from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
 from attncheck.execution.sessions import Session, Step, run_session
 from attncheck.execution.user_call import own_backend
-from attncheck.execution.user_code import Target, UserImplementation, entry_of
+from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, Task
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases

@@ -22,15 +22,13 @@ import pytest
 from attncheck import run
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
 from attncheck.dtypes import numpy_dtype
-from attncheck.execution.call import WorkerDied
+from attncheck.execution.call import Limits, WorkerDied
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
-from attncheck.execution.limits import Limits
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.executors import local
-from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
-from attncheck.executors.local import CHUNK, PrioritySemaphore, SharedWork, WaitingOutcomes
+from attncheck.executors.local import CHUNK, MIN_UNITS, JudgingProcesses, PrioritySemaphore, SharedWork, WaitingOutcomes
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Unit
 from attncheck.reading.case import Case

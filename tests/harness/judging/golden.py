@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import Bound
 from attncheck.attention.enclosure import Enclosure
 from attncheck.dtypes import rounded_once
-from attncheck.execution.process_tree import end_with_parent
+from attncheck.execution.call import end_with_parent
 from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
 from attncheck.plan import Plan

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from attncheck.execution.limits import Limits
+from attncheck.execution.call import Limits
 from attncheck.explain import explain_case, find_implementation
 from attncheck.judging.compare import (
     Comparison,

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.execution.layout import apply_layout
+from attncheck.execution.operations import apply_layout
 from attncheck.mutation.catalogue import variant_named
 from attncheck.mutation.layouts import memory_of
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend, Stages
-from attncheck.execution.layout import apply_layout
-from attncheck.execution.operations import run_operation
+from attncheck.execution.operations import apply_layout, run_operation
 from attncheck.execution.worker import Task
 from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.variant import Call, PerCall, Variant, numpy_with, within

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
-from attncheck.execution.limits import Limits
 from attncheck.execution.user_code import Target
 from attncheck.properties.run import Asking, ask_implementations, questions_of
 from attncheck.reading.case import Case

@@ -14,8 +14,8 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.user_code import Target, entry_of
+from attncheck.execution.implementations import Implementation, entry_of
+from attncheck.execution.user_code import Target
 from attncheck.explain import find_implementation
 from attncheck.reading.case import Case
 from attncheck.repro import repro_script

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from attncheck.cli import app
 from attncheck.errors import UsageError
+from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable
-from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
-from attncheck.execution.user_code import Target, entry_of
+from attncheck.execution.implementations import Implementation, entry_of
+from attncheck.execution.user_code import Target
 from attncheck.explain import explain_case, find_implementation
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases

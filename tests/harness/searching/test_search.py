@@ -17,8 +17,8 @@ from here import evaluation_here
 from typer.testing import CliRunner
 
 from attncheck.cli import app
+from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
 from attncheck.mutation.entry import entry_of
 from attncheck.reading.selection import select_cases
 from attncheck.searching.concrete import ConcreteCase
