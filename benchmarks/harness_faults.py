@@ -466,7 +466,7 @@ FAULTS: tuple[Fault, ...] = (
         "return bool(row.stage) and row.verdict != Verdict.UNVERIFIED",
         "return bool(row.stage)",
         "a case without an exact answer counts as judged",
-        "harness/test_judged.py",
+        "harness/results/test_failed.py",
     ),
     _fault(
         "store_entry_of_another_key",

@@ -28,22 +28,29 @@ from attncheck.results.last_failed import (
 MakeRow = Callable[..., Row]
 
 
-@pytest.mark.parametrize(
-    ("fields", "fails"),
-    [
-        ({}, False),
-        ({"verdict": "numeric"}, True),
-        ({"verdict": "numeric", "xfail": True}, False),
-        ({"verdict": "crash", "stage": ""}, True),
-        ({"verdict": "untried", "stage": ""}, True),
-        ({"verdict": "unsupported", "stage": ""}, False),
-        ({"verdict": "unverified"}, False),
-        ({"verdict": "misprint", "comparison": "printed"}, True),
-        ({"verdict": "xpass", "stage": ""}, False),  # found by a run of everything alone
-    ],
-)
-def test_what_fails(make_row: MakeRow, fields: dict[str, Any], *, fails: bool) -> None:
-    assert bool(failed_evaluations([make_row(**fields)])) is fails
+FAILS: list[tuple[dict[str, Any], bool, bool]] = [
+    # The fields of a row, whether it fails, and whether its case is judged by it.
+    ({}, False, True),
+    ({"verdict": "numeric"}, True, True),
+    ({"verdict": "numeric", "xfail": True}, False, True),
+    ({"verdict": "shape"}, True, True),
+    ({"verdict": "crash", "stage": ""}, True, False),
+    ({"verdict": "untried", "stage": ""}, True, False),
+    ({"verdict": "unsupported", "stage": ""}, False, False),
+    ({"verdict": "unverified"}, False, False),
+    ({"verdict": "xpass", "stage": ""}, False, False),  # found by a run of everything alone
+    ({"comparison": "pair", "other": "torch.eager"}, False, False),
+    ({"comparison": "printed"}, False, False),
+    ({"comparison": "printed", "verdict": "unverified"}, False, False),
+    ({"comparison": "printed", "verdict": "misprint"}, True, True),
+    ({"comparison": "printed", "verdict": "nonfinite"}, True, True),
+]
+
+
+def test_what_fails_and_what_was_held_against_the_exact_answer(make_row: MakeRow) -> None:
+    for fields, fails, judged in FAILS:
+        row = make_row(**fields)
+        assert (bool(failed_evaluations([row])), is_judged(row)) == (fails, judged), fields
 
 
 def test_a_failing_evaluation_is_told_at_the_stage_where_it_begins(make_row: MakeRow) -> None:
@@ -59,28 +66,19 @@ def test_a_failing_evaluation_is_told_at_the_stage_where_it_begins(make_row: Mak
     assert failed.key == ("file/one", "float64", "numpy.eager")
     [crashed] = failed_evaluations([make_row(stage="", verdict="crash")])
     assert str(crashed) == "numpy.eager: file/one [float64]: crash"
-
-
-def test_two_that_differ_are_blamed_where_neither_fails_by_itself(make_row: MakeRow) -> None:
-    pair = make_row(verdict="numeric", comparison="pair", other="torch.eager")
-    assert [each.implementation for each in failed_evaluations([make_row(), pair])] == ["numpy.eager", "torch.eager"]
+    # Two that differ are blamed where neither fails by itself.
+    blamed = failed_evaluations([make_row(), rows[-1]])
+    assert [evaluation.implementation for evaluation in blamed] == ["numpy.eager", "torch.eager"]
 
 
 def test_what_is_judged_is_replaced_and_all_else_stays(make_row: MakeRow) -> None:
     record = FailedRecord({("a", "float64", "n"), ("b", "float64", "n"), ("b", "float32", "n"), ("b", "float64", "t")})
     record.note([make_row(case="b", implementation="n")])
     record.note([make_row(case="c", implementation="n", verdict="numeric")])
-    found = record.as_record()
-    assert found == {
+    record.note([make_row(case="c", implementation="n", stage="output")])  # rows of a case may come in two parts
+    assert record.as_record() == {
         "failed": [("a", "float64", "n"), ("b", "float32", "n"), ("b", "float64", "t"), ("c", "float64", "n")]
     }
-
-
-def test_rows_of_one_case_may_come_in_two_parts(make_row: MakeRow) -> None:
-    record = FailedRecord({("file/one", "float64", "numpy.eager")})
-    record.note([make_row(verdict="numeric")])
-    record.note([make_row(stage="output")])
-    assert record.as_record() == {"failed": [("file/one", "float64", "numpy.eager")]}
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -93,68 +91,49 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found.units(["t", "other"]) == {("b", "float32")}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"format": 9}',
-        '{"format": 9, "failed": {"a": 1}}',
-        '{"format": 9, "failed": [["a", "float64"]]}',
-        '{"format": 9, "failed": [["a", "float64", 3]]}',
-        '{"format": 9, "failed": [], "selected": [["a"]]}',
-        '{"format": 7, "failed": []}',
-        "[" * 100_000,
-        '{"format": 9, "failed": [["a", "b", "\ud800',
-    ],
-)
-def test_a_damaged_file_is_one_error_that_names_it(tmp_path: Path, text: str) -> None:
-    (tmp_path / FAILED_FILE).write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(ResultsError, match=r"failed\.json"):
-        read_failed(tmp_path)
+DAMAGED = [
+    "",
+    "[]",
+    "{}",
+    '{"format": 9}',
+    '{"format": 9, "failed": {"a": 1}}',
+    '{"format": 9, "failed": [["a", "float64"]]}',
+    '{"format": 9, "failed": [["a", "float64", 3]]}',
+    '{"format": 9, "failed": [], "selected": [["a"]]}',
+    '{"format": 7, "failed": []}',
+    "[" * 100_000,
+    '{"format": 9, "failed": [["a", "b", "\ud800',
+]
 
 
-def test_a_folder_in_its_place_is_an_error_too(tmp_path: Path) -> None:
+def test_a_damaged_file_or_a_folder_in_its_place_is_one_error_that_names_it(tmp_path: Path) -> None:
+    for text in DAMAGED:
+        (tmp_path / FAILED_FILE).write_bytes(text.encode("utf-8", "surrogatepass"))
+        with pytest.raises(ResultsError, match=r"failed\.json"):
+            read_failed(tmp_path)
+    (tmp_path / FAILED_FILE).unlink()
     (tmp_path / FAILED_FILE).mkdir()
     with pytest.raises(ResultsError, match=r"failed\.json cannot be read"):
         read_failed(tmp_path)
 
 
-def test_cases_are_counted_and_not_their_dtypes(make_row: MakeRow) -> None:
+def test_cases_are_counted_and_not_their_dtypes_and_what_was_left_is_said(make_row: MakeRow) -> None:
     told: list[str] = []
     watch = RunWatch(FailedRecord(), 2, lambda failed: told.append(f"{failed.case} {failed.dtype}"))
-    ends = [
-        watch.see([make_row(case=case, dtype=dtype, verdict=verdict)])
-        for case, dtype, verdict in [
-            ("a", "float64", "numeric"),
-            ("a", "float32", "numeric"),
-            ("b", "float64", "agree"),
-            ("c", "float64", "crash"),
-        ]
-    ]
-    assert ends == [False, False, False, True]
+    seen = [("a", "float64", "numeric"), ("a", "float32", "numeric"), ("b", "float64", "agree")]
+    for case, dtype, verdict in seen:
+        assert not watch.see([make_row(case=case, dtype=dtype, verdict=verdict)])
+    assert watch.see([make_row(case="c", verdict="crash")])
     assert told == ["a float64", "a float32", "c float64"]
     planned = [(case, dtype) for case in "abcde" for dtype in ("float64", "float32")]
     assert watch.stop(planned, {("b", "float32")}) == Stop(2, not_run=2, in_part=1)
     assert watch.stop(planned[:3], set()) is None  # nothing was left
-
-
-@pytest.mark.parametrize(
-    ("stop", "text"),
-    [
-        (Stop(1, 9), "the run was stopped after 1 failing case: 9 of 1,200 cases were not run"),
-        (
-            Stop(3, 1, 1),
-            "the run was stopped after 3 failing cases: 1 of 1,200 cases was not run, and 1 not in all of its dtypes",
-        ),
-    ],
-)
-def test_a_stop_says_what_was_left(stop: Stop, text: str) -> None:
-    assert stop.of(1200) == text
-
-
-def test_a_run_that_is_never_stopped_remembers_no_case(make_row: MakeRow) -> None:
+    after = "the run was stopped after"
+    assert Stop(1, 9).of(1200) == f"{after} 1 failing case: 9 of 1,200 cases were not run"
+    assert Stop(3, 1, 1).of(1200) == (
+        f"{after} 3 failing cases: 1 of 1,200 cases was not run, and 1 not in all of its dtypes"
+    )
+    # A run that is never stopped remembers no case.
     watch = RunWatch(FailedRecord())
     assert not watch.see([make_row(verdict="numeric")])
     assert not watch.judged
@@ -198,11 +177,6 @@ def test_where_nothing_failed_nothing_runs_and_that_is_said(cases: list[Case], t
     found = failed_alone(cases, (), ["other"], folder)
     assert (ids(found.cases), found.only) == ([], frozenset())
     assert found.note == f"nothing failed last time in {tmp_path}: nothing runs"
-
-
-def test_where_nothing_that_failed_is_selected_nothing_runs(cases: list[Case], tmp_path: Path) -> None:
-    folder = write(tmp_path, (A, "float64", "n"))
-    (folder / "summary.json").write_text('{"implementations": ["n"]}')
     note = f"nothing selected failed last time in {tmp_path}: nothing runs"
     assert failed_alone(cases[1:], (), ["n"], folder).note == note
     assert failed_alone(cases, ["float32"], ["n"], folder).note == note
@@ -239,34 +213,17 @@ def test_what_failed_comes_first_and_the_rest_behind_it_in_its_order(cases: list
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "judged", "reached"),
-    [
-        ("5", 5, True),
-        (5, 4, False),
-        ("20%", 5, True),
-        ("20.1%", 5, False),
-        ("100%", 25, True),
-        ("100 %", 24, False),
-        ("0", 0, True),
-    ],
-)
-def test_a_minimum_is_a_number_or_a_share_of_what_was_asked(given: str | int, judged: int, *, reached: bool) -> None:
-    assert Minimum.of(given, "--min-judged").is_reached(judged, 25) is reached
-
-
-@pytest.mark.parametrize("given", ["", "many", "-1", "101%", "1e3", "5 cases", "NaN%", True, 1.5, None, [5]])
-def test_what_is_no_minimum_is_a_usage_error_that_names_its_place(given: Any) -> None:
-    with pytest.raises(
-        UsageError, match=r"^--min-judged: expected a number of cases, such as 20, or a share, .*; got "
-    ):
-        Minimum.of(given, "--min-judged")
-
-
-@pytest.mark.parametrize("text", ["20", "80%", "12.5%"])
-def test_a_minimum_is_written_as_it_is_read(text: str) -> None:
-    assert str(Minimum.of(text, "here")) == text
-    assert Minimum.of(str(Minimum.of(text, "here")), "here") == Minimum.of(text, "here")
+def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
+    for given, judged in {"5": 5, "20%": 5, "100%": 25, "0": 0}.items():
+        assert Minimum.of(given, "--min-judged").is_reached(judged, 25), given
+    for given, judged in {"5": 4, "20.1%": 5, "100 %": 24}.items():
+        assert not Minimum.of(given, "--min-judged").is_reached(judged, 25), given
+    assert Minimum.of(5, "here") == Minimum.of("5", "here")
+    for text in ("20", "80%", "12.5%"):
+        assert str(Minimum.of(text, "here")) == text
+    for wrong in ("", "many", "-1", "101%", "1e3", "5 cases", "NaN%", True, 1.5, None, [5]):
+        with pytest.raises(UsageError, match=r"^here: expected a number of cases, such as 20, or a share, .*; got "):
+            Minimum.of(wrong, "here")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -297,26 +254,3 @@ def test_the_minimum_is_that_of_the_operations_that_are_offered() -> None:
     assert shortfalls({"a": 7, "b": 20}, asked, {"a": 15}) == [told]
     nothing = "a was judged in 0 of 25 cases; at least 80% have to be (min_judged)"
     assert shortfalls({"a": 0, "b": 20}, asked, {"a": 25}) == [nothing]
-
-
-@pytest.mark.parametrize(
-    ("fields", "judged"),
-    [
-        ({}, True),
-        ({"verdict": "numeric"}, True),
-        ({"verdict": "numeric", "xfail": True}, True),
-        ({"verdict": "shape"}, True),
-        ({"verdict": "unverified"}, False),
-        ({"verdict": "unsupported", "stage": ""}, False),
-        ({"verdict": "crash", "stage": ""}, False),
-        ({"verdict": "xpass", "stage": ""}, False),
-        ({"comparison": "pair", "other": "torch.eager"}, False),
-        ({"comparison": "printed"}, False),
-        ({"comparison": "printed", "verdict": "unverified"}, False),
-        ({"comparison": "printed", "verdict": "nonfinite"}, True),
-    ],
-)
-def test_a_case_is_judged_where_a_stage_was_held_against_the_exact_answer(
-    fields: dict[str, Any], make_row: Callable[..., Row], *, judged: bool
-) -> None:
-    assert is_judged(make_row(**fields)) is judged

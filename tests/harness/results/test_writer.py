@@ -49,25 +49,26 @@ def test_a_row_comes_back_as_it_was_written(make_row: MakeRow, write_run: WriteR
     assert second == asdict(replace(rows[1], value=None))
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([[1.5, np.nan], [-np.inf, -0.0]], dtype=np.float32),
-        np.arange(12.0).reshape(3, 4).T,
-        np.array(2.5),
-        np.zeros((0, 3)),
-        np.array([True, False]),
-        np.array([1.5], dtype=np.float16),
-        np.array([1.5], dtype=">f8"),
-        np.broadcast_to(np.float64(2), (2, 2)),
-    ],
-    ids=["non-finite", "transposed", "without axes", "empty", "boolean", "half", "other byte order", "broadcast"],
-)
-def test_an_array_comes_back_bit_for_bit(array: np.ndarray[Any, Any], write_run: WriteRun) -> None:
-    stored = StoredArray("file/one", "float64", "numpy.eager", "weights", array)
-    (read,) = read_run(write_run(arrays=[stored])).arrays().values()
-    assert read.shape == array.shape
-    assert read.astype(array.dtype.newbyteorder("=")).tobytes() == array.astype(array.dtype.newbyteorder("=")).tobytes()
+ARRAYS = {
+    "non-finite": np.array([[1.5, np.nan], [-np.inf, -0.0]], dtype=np.float32),
+    "transposed": np.arange(12.0).reshape(3, 4).T,
+    "without axes": np.array(2.5),
+    "empty": np.zeros((0, 3)),
+    "other byte order": np.array([1.5], dtype=">f8"),
+    "broadcast": np.broadcast_to(np.float64(2), (2, 2)),
+    **{
+        name: np.arange(6).reshape(2, 3).astype(numpy_dtype(name))
+        for name in ("float64", "float16", "bfloat16", "complex64", "int8", "uint32", "bool")
+    },
+}
+
+
+def test_an_array_comes_back_bit_for_bit(write_run: WriteRun) -> None:
+    stored = [StoredArray("file/one", "float64", name, "weights", array) for name, array in ARRAYS.items()]
+    read = {key[2]: array for key, array in read_run(write_run(arrays=stored)).arrays().items()}
+    for name, array in ARRAYS.items():
+        own, back = (each.astype(each.dtype.newbyteorder("=")) for each in (array, read[name]))
+        assert (back.shape, back.dtype, back.tobytes()) == (own.shape, own.dtype, own.tobytes()), name
 
 
 def test_parts_are_written_when_they_are_full_and_nothing_partial_is_left(
@@ -175,38 +176,31 @@ def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_empty_folder_that_is_there_is_used(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    ResultsWriter(tmp_path / "out").write_json("environment.json", {"label": "é"})
-    assert json.loads((tmp_path / "out" / "environment.json").read_bytes()) == {"format": FORMAT, "label": "é"}
+def test_an_empty_folder_or_one_in_which_a_run_was_killed_at_once_is_used(tmp_path: Path) -> None:
+    for name in ("rows", "arrays", "logs"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out" / ".environment.json.partial").write_text("{")
+    command = "attncheck caf\udce9.yaml"  # no text, and written readably
+    ResultsWriter(tmp_path / "out").write_json("environment.json", {"label": "é", "command": command})
+    assert files_of(tmp_path / "out") == {"environment.json"}
+    assert json.loads((tmp_path / "out" / "environment.json").read_bytes()) == {
+        "format": FORMAT,
+        "label": "é",
+        "command": "attncheck caf?.yaml",
+    }
 
 
-def test_a_command_line_that_is_no_text_is_written_readably(tmp_path: Path) -> None:
-    ResultsWriter(tmp_path / "out").write_json("environment.json", {"command": "attncheck caf\udce9.yaml"})
-    assert json.loads((tmp_path / "out" / "environment.json").read_bytes())["command"] == "attncheck caf?.yaml"
-
-
-def test_a_run_that_was_interrupted_is_readable_and_has_no_summary(make_row: MakeRow, write_run: WriteRun) -> None:
+def test_a_run_that_was_interrupted_or_has_judged_nothing_yet_is_readable(
+    make_row: MakeRow, write_run: WriteRun
+) -> None:
     directory = write_run([make_row()], summary=False)
     (directory / "rows" / ".part-00001.parquet.partial").write_bytes(b"half")
     run = read_run(directory)
-    assert run.summary is None
-    assert len(run.rows) == 1
-
-
-def test_a_run_that_has_judged_nothing_yet_is_readable(write_run: WriteRun) -> None:
+    assert (len(run.rows), run.summary) == (1, None)
     directory = write_run(summary=False)
     (directory / "cases.json").unlink()
     run = read_run(directory)
     assert (len(run.rows), run.cases, run.arrays()) == (0, {}, {})
-
-
-def test_a_folder_in_which_a_run_was_killed_at_once_is_used(tmp_path: Path) -> None:
-    for name in ("rows", "arrays", "logs"):
-        (tmp_path / "out" / name).mkdir(parents=True)
-    (tmp_path / "out" / ".environment.json.partial").write_text("{")
-    ResultsWriter(tmp_path / "out").write_json("environment.json", {"label": "new"})
-    assert files_of(tmp_path / "out") == {"environment.json"}
 
 
 def test_a_run_that_goes_on_says_throughout_what_it_is(write_run: WriteRun, make_row: MakeRow) -> None:
@@ -259,75 +253,54 @@ def test_many_records_take_little_memory(make_case_record: MakeRecord) -> None:
     assert packed["file/1999"] == json.loads(record) | {"id": "file/1999"}
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(lambda text: text, id="as it is written"),
-        pytest.param(lambda text: json.dumps(json.loads(text)), id="on one line"),
-        pytest.param(lambda text: json.dumps(json.loads(text), indent=1), id="a field a line"),
-        pytest.param(lambda text: text + "\n", id="a line more"),
-        pytest.param(lambda text: text.replace("\n", "\n\n"), id="empty lines"),
-        pytest.param(lambda text: text.replace("\n", "\r\n"), id="other line ends"),
-    ],
-)
-def test_every_layout_says_the_same(layout: Callable[[str], str], make_case_record: MakeRecord, tmp_path: Path) -> None:
+LAYOUTS: list[Callable[[str], str]] = [
+    lambda text: text,
+    lambda text: json.dumps(json.loads(text)),
+    lambda text: json.dumps(json.loads(text), indent=1),
+    lambda text: text + "\n",
+    lambda text: text.replace("\n", "\n\n"),
+    lambda text: text.replace("\n", "\r\n"),
+]
+
+
+DAMAGED: list[tuple[Callable[[str], str], str]] = [
+    (lambda text: text[: len(text) // 2], "cannot be read: "),
+    (lambda text: text.replace("]}\n", ""), "cannot be read: "),
+    (lambda text: text + "more", "cannot be read: Extra data"),
+    (lambda text: text.replace('"id": "file/1"', '"id": 1'), "1 of 3 cases are not"),
+    (lambda text: text.replace('"notes": []', f'"notes": {"[" * 99}{"]" * 99}', 1), "nested"),
+    (lambda text: text.replace('"cases"', '"none"'), "it has no cases"),
+    (lambda _: "", "cannot be read: Expecting value"),
+]
+
+
+def test_every_layout_says_the_same_and_damage_is_noted(make_case_record: MakeRecord, tmp_path: Path) -> None:
+    path = tmp_path / "cases.json"
+    assert read_cases(path) == (CaseRecords(), ())
     records = [make_case_record(id=f"file/{number}", title="Größe ]}\n{") for number in range(3)]
-    path = tmp_path / "cases.json"
-    path.write_text(layout("".join(cases_text(records))), encoding="utf-8", newline="")
-    cases, notes = read_cases(path)
-    assert notes == ()
-    assert list(cases.values()) == records
-
-
-@pytest.mark.parametrize(
-    ("damage", "note"),
-    [
-        pytest.param(lambda text: text[: len(text) // 2], "cannot be read: ", id="cut off"),
-        pytest.param(lambda text: text.replace("]}\n", ""), "cannot be read: ", id="no end"),
-        pytest.param(lambda text: text + "more", "cannot be read: Extra data", id="more"),
-        pytest.param(lambda text: text.replace('"id": "file/1"', '"id": 1'), "1 of 3 cases are not", id="id"),
-        pytest.param(
-            lambda text: text.replace('"notes": []', f'"notes": {"[" * 99}{"]" * 99}', 1), "nested", id="deep"
-        ),
-        pytest.param(lambda text: text.replace('"cases"', '"none"'), "it has no cases", id="none"),
-        pytest.param(lambda _: "", "cannot be read: Expecting value", id="empty"),
-    ],
-)
-def test_damage_is_noted(damage: Callable[[str], str], note: str, make_case_record: MakeRecord, tmp_path: Path) -> None:
-    path = tmp_path / "cases.json"
-    text = "".join(cases_text(make_case_record(id=f"file/{number}") for number in range(3)))
-    path.write_text(damage(text), encoding="utf-8", newline="")
-    cases, notes = read_cases(path)
-    assert len(notes) == 1
-    (told,) = notes
-    assert note in told
-    assert len(cases) == (2 if "1 of 3" in note else 0)
-
-
-def test_a_file_that_is_not_there_has_no_records(tmp_path: Path) -> None:
-    assert read_cases(tmp_path / "cases.json") == (CaseRecords(), ())
+    text = "".join(cases_text(records))
+    for layout in LAYOUTS:
+        path.write_text(layout(text), encoding="utf-8", newline="")
+        cases, notes = read_cases(path)
+        assert (notes, list(cases.values())) == ((), records)
+    for damage, note in DAMAGED:
+        path.write_text(damage(text), encoding="utf-8", newline="")
+        cases, (told,) = read_cases(path)
+        assert note in told
+        assert len(cases) == (2 if "1 of 3" in note else 0)
 
 
 def test_a_case_without_a_record_gets_a_bare_one(make_case_record: MakeRecord) -> None:
     cases = CaseRecords([make_case_record(id="file/b")])
     named = with_unnamed(cases, ["file/b", "file/a"])
-    assert (named["file/a"]["name"], named["file/a"]["operation"]) == ("a", "")
+    bare = named["file/a"]
+    assert (bare["name"], bare["file"], bare["operation"], bare["source"]["kind"]) == ("a", "file", "", "unknown")
     assert named["file/b"] == cases["file/b"]
     assert with_unnamed(cases, ["file/b"]) is cases
 
 
-KEY = ("file/one", "float64", "numpy.eager", "weights")
-
-
-@pytest.mark.parametrize("name", ["float64", "float16", "bfloat16", "complex64", "int8", "uint32", "bool"])
-def test_numbers_come_back(name: str) -> None:
-    array = np.arange(6).reshape(2, 3).astype(numpy_dtype(name))
-    found = decode_array({"data": array.tobytes(), "array_dtype": name, "shape": [2, 3]}, KEY, Path("part"))
-    assert found.dtype == array.dtype
-    np.testing.assert_array_equal(found, array)
-
-
-@pytest.mark.parametrize("name", ["V8", "M8[s]", "m8[s]", "S8", "U2", "O", "no such"])
-def test_what_is_not_of_numbers_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(ResultsError, match=r"^part: the array file/one float64 numpy\.eager weights cannot be read: "):
-        decode_array({"data": bytes(16), "array_dtype": name, "shape": [2]}, KEY, Path("part"))
+def test_what_is_not_of_numbers_is_refused_in_one_line() -> None:
+    key = ("file/one", "float64", "numpy.eager", "weights")
+    for name in ("V8", "M8[s]", "m8[s]", "S8", "U2", "O", "no such"):
+        with pytest.raises(ResultsError, match=rf"^part: the array {' '.join(key)} cannot be read: "):
+            decode_array({"data": bytes(16), "array_dtype": name, "shape": [2]}, key, Path("part"))
