@@ -519,7 +519,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "merge_of_other_inputs",
-        "harness/results/same_cases.py",
+        "harness/results/records.py",
         "one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()",
         "one.shape == other.shape and one.dtype == other.dtype",
         "runs on other inputs are held against each other",

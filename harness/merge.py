@@ -21,7 +21,7 @@ from attncheck.judging.xfail import ExpectedStage, expected_stages, inherited
 from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
-from attncheck.results.records import CaseRecords
+from attncheck.results.records import CaseRecords, differing_cases, first_differing_input
 from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
@@ -60,8 +60,6 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
     rows["other_environment"] = rows["environment"].where(rows["other"].notna())
     notes = _renamed(runs)
     if len(runs) > 1 and across:
-        from attncheck.results.same_cases import differing_cases
-
         differing = differing_cases({run.label: run.cases for run in runs})
         found = _Across(runs, rows, differing)
         rows = pd.concat([rows, *_frames(found.pairs())], ignore_index=True)
@@ -128,8 +126,6 @@ class _Across:
     def _compare(self, unit: Unit, kept: Mapping[str, Mapping[str, Stages]]) -> Iterator[dict[str, Any]]:
         case, dtype = unit
         inputs = {label: of_run[INPUTS] for label, of_run in kept.items() if INPUTS in of_run}
-        from attncheck.results.same_cases import first_differing_input
-
         if difference := first_differing_input(inputs):
             self.differing[case] = difference
             return

@@ -22,7 +22,7 @@ from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import read_called
 from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worker, what_was_found
-from attncheck.results.same_cases import changed
+from attncheck.results.records import changed
 
 MAX_TRIES = 60
 """Each starts a process."""

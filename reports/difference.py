@@ -40,7 +40,7 @@ from attncheck.judging.compare import Tier, noise_limit
 from attncheck.reports.defects import ExpectedFailureGroup, expected_failure_groups
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, cell_table, failing, records
 from attncheck.reports.summary import what_is_wrong
-from attncheck.results.same_cases import changed
+from attncheck.results.records import changed
 from attncheck.verdicts import Verdict
 
 WORSE, BETTER, OTHER = "worse", "better", "other"

@@ -25,7 +25,6 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 import pandas as pd
 
 from attncheck.errors import ExitCode
-from attncheck.properties.rows import worst_of
 from attncheck.reports.coverage import Coverage, coverage, unjudged
 from attncheck.reports.defects import commands_again
 from attncheck.reports.documents import Misprint, misprints, printed_numbers
@@ -40,7 +39,7 @@ from attncheck.reports.frames import (
     groups,
     records,
 )
-from attncheck.reports.properties import command_for
+from attncheck.reports.properties import command_for, worst_of
 from attncheck.reports.summary import make_summary, wrong_implementations
 from attncheck.results.format import Row
 from attncheck.verdicts import PropertyOutcome, Verdict

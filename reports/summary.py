@@ -15,8 +15,6 @@ import pandas as pd
 
 from attncheck.backends import EAGER_MODE, EVERYTHING
 from attncheck.errors import ExitCode
-from attncheck.properties.rows import exit_code_of as properties_exit_code
-from attncheck.properties.rows import sentence_of
 from attncheck.reports.coverage import Coverage, coverage, judged_rows, narrowings, padded_sentences, unjudged
 from attncheck.reports.documents import OF_DOCUMENTS, NumberCounts, misprints, number_counts
 from attncheck.reports.failure_patterns import simplest_first
@@ -37,6 +35,8 @@ from attncheck.reports.frames import (
     records,
     stage_order,
 )
+from attncheck.reports.properties import exit_code_of as properties_exit_code
+from attncheck.reports.properties import sentence_of
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted, listed

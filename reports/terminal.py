@@ -14,13 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.elements import told_apart, written_element, written_ratio
-from attncheck.properties.rows import sentence_of
 from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.defects import Defect, cause_line, defects, defects_of, first_commands
 from attncheck.reports.documents import unverified_on
 from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, State, cell_table, worst_cell
-from attncheck.reports.properties import PropertyTable, command_for, failing_first, property_table
+from attncheck.reports.properties import PropertyTable, command_for, failing_first, property_table, sentence_of
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec.properties import PROPERTIES

@@ -18,12 +18,12 @@ import pyarrow as pa
 from pyarrow import csv
 
 from attncheck.errors import ExitCode, OutputError
-from attncheck.properties.rows import sentence_of
 from attncheck.reports.coverage import coverage
 from attncheck.reports.frames import PROPERTIES, Frames, cell_table, property_columns
 from attncheck.reports.html.page import html_pieces
 from attncheck.reports.junit import render_junit, render_suites
 from attncheck.reports.markdown import render_markdown
+from attncheck.reports.properties import sentence_of
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.terminal import counted_as
 from attncheck.results.format import PROPERTIES_TABLE, Row

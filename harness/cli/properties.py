@@ -96,8 +96,8 @@ def properties(
     """
     from attncheck.commands import words_again
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.properties.rows import exit_code_of
     from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
+    from attncheck.reports.properties import exit_code_of
 
     limits = allowed.limits()
     chosen = select_implementations(None, implementations, function.framework, limits, signature=function.signature)

@@ -172,8 +172,8 @@ def _with_properties(
     options: RunOptions, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
 ) -> RunSummary:
     """Ask properties of what was chosen, write what was found beside the run's rows, and count it in its exit code."""
-    from attncheck.properties.rows import exit_code_of
     from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
+    from attncheck.reports.properties import exit_code_of
     from attncheck.results.writer import note_exit_code, write_property_rows
 
     lists = options.expected_failure_lists

@@ -19,9 +19,9 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.properties.calls import VARIANTS_OF
 from attncheck.properties.judging import Finding, Results, Truths, judge_equal, judge_variant
 from attncheck.properties.problem import AnyVariant, Pair, Problem, SessionVariant, UnfitError, Variant
-from attncheck.properties.table import variants_of
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -69,7 +69,7 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[Question]:
                 if asking.names and name not in asking.names:
                     continue
                 try:
-                    found.append(Question(name, case, dtype, problem, variants_of(name, problem)))
+                    found.append(Question(name, case, dtype, problem, VARIANTS_OF[name](problem)))
                 except UnfitError as error:
                     faults.append(
                         Diagnostic(case.file, f"{name}: {error} ({dtype})", case.line, case.name, "properties")
@@ -109,9 +109,9 @@ def _ask(
             continue
         with Workers(implementation, dtype, limits) as workers:
             for question in own:
-                asked = _Asked(question, workers, model, truths)
+                judge = _VariantJudge(question, workers, model, truths)
                 for variant in question.variants:
-                    yield _row(implementation, question, variant.what, asked.finding(variant))
+                    yield _row(implementation, question, variant.what, judge.finding(variant))
 
 
 def _row(implementation: Implementation, question: Question, variant: str, finding: Finding) -> Row:
@@ -181,7 +181,7 @@ class Workers:
         return GroupRunner(self._group, limits, self._logs, number=self._made)
 
 
-class _Asked:
+class _VariantJudge:
     """One question of one implementation; its first call is made once, for all variants."""
 
     def __init__(self, question: Question, workers: Workers, model: str, truths: Truths) -> None:

@@ -1,8 +1,8 @@
-"""The JSON files of a results directory, checked as they are read: what reports take from them is there.
+"""The JSON files of a results directory: checked as they are read, so that what reports take from them is there.
 
-What else they hold is kept as it is.
-
-The case records of a results directory, cases.json: there may be more of them than fit in memory as objects.
+What else they hold is kept as it is. Case records (cases.json) are packed, for there may be more of them than fit in
+memory as objects. Of two runs, they say whether an id means the same case in both: what is computed, of what, and what
+is expected of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from attncheck.errors import ResultsError
@@ -355,3 +356,56 @@ def _unnamed(identity: str) -> dict[str, Any]:
         "notes": [],
         "expected": [],
     }
+
+
+_COMPUTED = ("operation", "options", "inputs", "storage", "memory_layout", "merged")
+"""What a case's numbers follow from. Its title, tags, notes and line may change, and dtypes be added."""
+_EXPECTED = ("expected", "dtypes")
+
+Cases = Mapping[str, Mapping[str, Any]]
+
+
+def differing_cases(cases: Mapping[str, Cases]) -> dict[str, str]:
+    """Return the cases that are not computed alike in all runs, given by label, and what differs first."""
+    first: dict[str, str] = {}
+    differing: dict[str, str] = {}
+    for label, of_run in cases.items():
+        for identity, case in of_run.items():
+            if not case["operation"]:
+                continue  # a run without a record of it does not say what it computed
+            other = first.setdefault(identity, label)
+            if other == label or identity in differing:
+                continue
+            if changes := changed(cases[other][identity], case):
+                differing[identity] = f"{changes[0]} ({other} and {label})"
+    return differing
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any], *, expectations: bool = False) -> list[str]:
+    """Say what of a case differs, a line each; ``expectations`` adds its dtypes and what is expected of it."""
+    names = (*_COMPUTED, *_EXPECTED) if expectations else _COMPUTED
+    return [
+        f"{name} {_show(before.get(name))} became {_show(after.get(name))}"
+        for name in names
+        if (before.get(name) or None) != (after.get(name) or None)
+    ]
+
+
+def first_differing_input(inputs: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
+    """Say which input is not the same in all runs, given by label; empty where every bit is."""
+    labels = list(inputs)
+    for label in labels[1:]:
+        one, other = inputs[labels[0]], inputs[label]
+        for name in sorted(one.keys() | other.keys()):
+            if name not in one or name not in other or not _equal(one[name], other[name]):
+                return f"the input {name} differs ({labels[0]} and {label})"
+    return ""
+
+
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+def _show(value: object) -> str:
+    text = "nothing" if value in (None, {}, []) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -12,7 +12,6 @@ import pandas as pd
 
 from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS, Explanation
-from attncheck.properties.rows import sentence_of
 from attncheck.reading.case import case_record
 from attncheck.reports.coverage import judged_counts, unjudged
 from attncheck.reports.defects import Defect, commands_again, defects, first_commands
@@ -37,6 +36,7 @@ from attncheck.reports.properties import (
     command_for,
     failing_first,
     property_table,
+    sentence_of,
     words_by_title,
 )
 from attncheck.reports.summary import findings, make_summary, verdict_table

@@ -23,7 +23,7 @@ from attncheck.backends import EVERYTHING, Mode
 from attncheck.conventions import QUESTIONS
 from attncheck.execution.families import FAMILIES, Family
 from attncheck.execution.signatures import expected_signature
-from attncheck.properties.table import ASKED_BY
+from attncheck.properties.calls import VARIANTS_OF
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
@@ -135,7 +135,7 @@ def test_every_framework_and_library_has_its_table() -> None:
 
 
 def test_every_property_has_a_function() -> None:
-    assert list(ASKED_BY) == list(PROPERTIES)
+    assert list(VARIANTS_OF) == list(PROPERTIES)
 
 
 def test_help_texts_name_every_family() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.properties.rows import exit_code_of
+from attncheck.reports.properties import exit_code_of
 from attncheck.results.format import Row
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attncheck.errors import ExitCode, ResultsError
-from attncheck.properties.rows import exit_code_of, sentence_of, worst_of
+from attncheck.reports.properties import exit_code_of, sentence_of, worst_of
 from attncheck.results.format import PROPERTY_PART, Row
 from attncheck.results.parts import read_property_rows
 from attncheck.results.writer import write_property_rows
