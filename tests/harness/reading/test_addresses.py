@@ -18,7 +18,6 @@ from attncheck.reading.selection import (
     NoSuchCase,
     Selection,
     address,
-    find_case,
     read_called,
     read_expression,
     select_cases,
@@ -154,30 +153,12 @@ def test_a_case_outside_of_the_folder_or_below_cases_has_an_address_that_leads_t
     assert found(f"{outside}::two") == "it's outside/o/two"
 
 
-def test_an_ordinary_case_needs_no_path(here: Path) -> None:
-    (case,) = select_cases(["my cases/b.yml"], base=here).cases
-    assert (case.path, address(case.id, case.path)) == ("", case.id)
-    assert read_called({case.id: case.id}, here) == {case.id: case}
-    assert select_one(BUNDLED, base=here)[0].path == ""
-
-
-def test_what_is_no_longer_there_is_not_read(here: Path) -> None:
-    called = {each: each for each in ("my cases/b/the-only-one", "my cases/b/gone", "gone/x")}
-    assert list(read_called(called, here)) == ["my cases/b/the-only-one"]
-
-
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the file system has no such names")
 def test_a_name_that_is_no_text_is_reached_as_it_is_shown(here: Path, found: Callable[..., str]) -> None:
     os.rename(write(here / "name.yaml", "Hello"), os.fsencode(here) + b"/n\xffme.yaml")  # noqa: PTH104
     (case,) = select_cases([os.fsdecode(b"n\xffme.yaml")], base=here).cases
     assert case.id == "n?me/hello"
     assert found(case.id) == found("n?me.yaml::hell") == "n?me/hello"
-
-
-def test_a_glob_that_matches_several_cases_lists_them() -> None:
-    cases = select_cases(["masking"]).cases
-    with pytest.raises(UsageError, match=rf"matches {len(cases)} cases; name one of them:\n  masking/"):
-        find_case(cases, "masking")
 
 
 CASES = """

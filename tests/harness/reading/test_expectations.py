@@ -22,7 +22,6 @@ cases:
   - name: The case at hand
     inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}%s}
 """
-EXPECT = "    expect: [{stage: %s, unprinted: true}]\n"
 
 
 STORED = HEAD % "" + "    expect: [{stage: output, printed: {file: %s}}]\n"
@@ -73,30 +72,6 @@ def test_numbers_of_a_file_that_cannot_be_expected_are_refused(tmp_path: Path, p
     np.save(tmp_path / "many.npy", np.ones((200, 200)))
     with pytest.raises(CaseError, match=message):
         _load_beside(tmp_path, STORED.replace("{file: %s}", printed))
-
-
-@pytest.mark.parametrize(
-    ("stage", "inputs", "options"),
-    [
-        ("capped", "", "{softcap: 2}"),
-        ("biased", ", bias: {identity: 2}", "{}"),
-        ("masked", ", mask: {identity: 2}", "{}"),
-        ("masked", ", key_lengths: {values: [1]}", "{}"),
-        ("masked", ", query_mask: {values: [true, false]}", "{}"),
-        ("masked", "", "{is_causal: true}"),
-        ("masked", "", "{window: [0, 0]}"),
-    ],
-)
-def test_a_stage_can_be_expected_where_it_is_computed(load_text: Load, stage: str, inputs: str, options: str) -> None:
-    [case] = load_text(HEAD % inputs + f"    options: {options}\n" + EXPECT % stage)
-    assert case.expected[0].of == stage
-
-
-def test_products_have_raw_scores(load_text: Load) -> None:
-    inputs = (
-        "    operation: scoring\n    inputs: {query: {identity: 2}, key: {identity: 2}}\n    options: {score: dot}\n"
-    )
-    assert load_text(HEAD[: HEAD.index("    inputs:")] + inputs + EXPECT % "raw_scores")
 
 
 # How printed numbers came about.

@@ -60,10 +60,6 @@ def test_an_entry_is_read_with_its_line(load: Load, tmp_path: Path) -> None:
     assert (second.entry.dtypes, second.entry.stages, second.entry.thread) == (None, None, None)
 
 
-def test_no_entry_is_an_empty_list(load: Load) -> None:
-    assert load("# Nothing is known.\n[]\n") == ()
-
-
 @pytest.mark.parametrize(
     ("implementation", "case", "dtype", "concerned"),
     [
@@ -110,16 +106,6 @@ def test_an_entry_with_a_limit_excuses_errors_up_to_it(load: Load, ratio: float,
     assert limited.entry.max_ratio == 5.4e8
     assert limited.excuses("output", "numeric", ratio) is excused
     assert limited.explains("output", "numeric")  # at whatever size
-
-
-def test_an_error_that_statistics_alone_find_is_excused_however_low_the_limit(load: Load) -> None:
-    (low,) = load(LIMITED.replace("5.4e+8", "0.5"))
-    assert [low.excuses("output", "numeric", ratio) for ratio in (0.4, 0.9, 1.0)] == [True, True, False]
-
-
-def test_an_error_of_unknown_size_is_excused_by_no_limit(load: Load) -> None:
-    (limited,) = load(LIMITED)
-    assert not limited.excuses("output", "numeric")
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1e300, math.inf])
@@ -210,10 +196,6 @@ def test_an_entry_of_processors_that_cannot_do_something(
 
 def _named(glob: str) -> str:
     return glob.replace("*", "x").replace("?", "x")
-
-
-def test_a_backend_without_a_list_has_no_expected_failure() -> None:
-    assert bundled_expected_failures(["mine", "mine"]) == ()
 
 
 def test_the_lists_are_installed_with_the_backends() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.attention.bounds import propagate
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import call_form, canonical_form
 
 Load = Callable[[str | bytes], list[Case]]
@@ -57,17 +56,6 @@ def test_heads_side_by_side_are_split_and_handed_over_as_views_of_that(load_text
         np.testing.assert_array_equal(made["value"][:, head], keys[..., 7 * head : 7 * head + 7])
 
 
-def test_a_past_and_a_gradient_of_the_output_are_merged_too_and_masks_are_not(load_text: Load) -> None:
-    past = "      past_key: {constant: 1, shape: [2, 1, 12]}\n      past_value: {constant: 1, shape: [2, 1, 14]}\n"
-    mask = "      mask: {values: [true, true, false, true, true, true]}\n"
-    case = _loaded(load_text, MERGED + past + mask)
-    assert case.input_shapes["past_value"] == (2, 2, 1, 7)
-    assert case.input_shapes["mask"] == (1, 1, 1, 6)
-    assert "mask" not in case.memory_layout
-    gradient = "      grad_output: {constant: 1, shape: [2, 3, 28]}\n    operation: attention_gradients\n"
-    assert _loaded(load_text, MERGED + gradient).input_shapes["grad_output"] == (2, 4, 3, 7)
-
-
 def test_merged_heads_of_a_document_keep_the_radius_of_what_is_printed(load_text: Load) -> None:
     case = _loaded(
         load_text,
@@ -75,17 +63,6 @@ def test_merged_heads_of_a_document_keep_the_radius_of_what_is_printed(load_text
         '      query: {printed: "1.5 2.25"}\n      key: {printed: "1 2"}\n      value: {printed: "1 2"}\n',
     )
     assert make_exact_inputs(case)["query"].radius.tolist() == [[[[0.05]], [[0.005]]]]
-
-
-REPEATED = "{sum: [{draw: randn, shape: [2, 1, 3, 6]}, {constant: 0, shape: [2, 4, 3, 6]}]}"
-
-
-@pytest.mark.parametrize("memory", ["{query: strided, key: transposed}", "{bias: strided}", "{query: broadcast}"])
-def test_an_input_of_numbers_may_lie_in_memory_as_it_likes(load_text: Load, memory: str) -> None:
-    bias = "      bias: {values: [0, 1, 2, 3, 4]}\n"
-    text = SPLIT.replace("{draw: randn, shape: [2, 4, 3, 6]}", REPEATED) + bias + f"    memory_layout: {memory}\n"
-    assert _loaded(load_text, text).memory_layout
-    assert _loaded(load_text, SPLIT).memory_layout == {}
 
 
 @pytest.mark.parametrize(
@@ -105,18 +82,6 @@ def test_inputs_are_rounded_to_their_storage_and_then_widened(load_text: Load, s
         assert inputs.radius["query"][0, 0, 0, 0] == abs(kept - 1.1)
 
 
-def test_numbers_of_few_bits_are_not_generic_unless_the_case_says_so(load_text: Load) -> None:
-    stored = SPLIT + "    storage: float16\n"
-    assert _loaded(load_text, SPLIT).supports_statistics
-    assert not _loaded(load_text, stored).supports_statistics
-    assert _loaded(load_text, stored + "    supports_statistics: true\n").supports_statistics
-
-
-def test_storage_has_a_range_like_any_dtype(load_text: Load) -> None:
-    text = SPLIT.replace("{draw: randn, shape: [2, 4, 3, 6]}", "{constant: 70000, shape: [2, 4, 3, 6]}")
-    assert _loaded(load_text, text + "    storage: bfloat16\n").storage == "bfloat16"
-
-
 LONG = """\
     inputs:
       query: {draw: randn, shape: [9000, 1]}
@@ -134,12 +99,6 @@ def test_only_the_stages_that_are_named_are_judged(load_text: Load) -> None:
     assert _loaded(load_text, SPLIT + "    stages: [output, weights]\n").judged_stages == ("output", "weights")
 
 
-def test_with_a_bias_there_is_a_gradient_of_it(load_text: Load) -> None:
-    inputs = "      grad_output: {draw: randn, shape: [2, 4, 3, 6]}\n      bias: {draw: randn, shape: [3, 1]}\n"
-    case = _loaded(load_text, f"{SPLIT}{inputs}    operation: attention_gradients\n    stages: [grad_bias]\n")
-    assert case.stage_shapes["grad_bias"] == case.input_shapes["bias"] == (1, 1, 3, 1)
-
-
 OPTIONS_HEAD = """\
 title: Options
 source: {kind: derivation, title: Made for this test}
@@ -148,56 +107,11 @@ arrays: {q: {constant: 1, shape: [2, 4, 3, 6]}, k: {constant: 1, shape: [2, 2, 5
 """
 CASES = "cases:\n  - name: The case at hand\n"
 INPUTS = "    inputs: {query: q, key: k, value: k%s}\n"
-OPTIONS_MERGED = """\
-    layout: merged
-    inputs: {query: {constant: 1, shape: [3, 8]}, key: {constant: 1, shape: [4, 4]}, value: {identity: 4}}
-"""
-"""Inputs of which the heads lie side by side: 8 columns, and 4 of keys."""
 
 
 def with_options(load_text: Load, options: str, inputs: str = INPUTS % "", defaults: str = "") -> Case:
     [case] = load_text(OPTIONS_HEAD + CASES + inputs + (f"    options: {options}\n" if options else "") + defaults)
     return case
-
-
-@pytest.mark.parametrize(
-    ("options", "read"),
-    [
-        ("{softcap: 30, scale: 0.5}", {"softcap": 30, "scale": 0.5}),
-        ("{window: [2, 0]}", {"window": (2, 0)}),
-        ("{window: [null, 1]}", {"window": (None, 1)}),
-        ("{window: [0, null], alignment: bottom_right}", {"window": (0, None), "alignment": "bottom_right"}),
-        ("{is_causal: true, alignment: top_left}", {"is_causal": True, "alignment": "top_left"}),
-        ("{is_causal: true, empty_rows: nan}", {"is_causal": True, "empty_rows": "nan"}),
-    ],
-)
-def test_options_are_read_as_the_rest_takes_them(load_text: Load, options: str, read: dict[str, Any]) -> None:
-    assert with_options(load_text, options).options == read
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ", mask: {values: [true, false, true, true, true]}",
-        ", bias: {values: [0, -.inf, 0, 0, 0]}",
-        ", key_lengths: {values: [5, 0]}",
-        ", query_mask: {values: [true, false, true]}",
-    ],
-)
-def test_empty_rows_may_be_spoken_of_where_something_forbids_keys(load_text: Load, more: str) -> None:
-    assert with_options(load_text, "{empty_rows: uniform}", INPUTS % more).options == {"empty_rows": "uniform"}
-
-
-def test_without_a_key_every_row_is_empty(load_text: Load) -> None:
-    none = (
-        "    inputs: {query: q, key: {constant: 1, shape: [2, 2, 0, 6]}, value: {constant: 1, shape: [2, 2, 0, 6]}}\n"
-    )
-    assert with_options(load_text, "{empty_rows: zero}", none).stage_shapes["weights"] == (2, 4, 3, 0)
-
-
-def test_the_merged_layout_takes_heads(load_text: Load) -> None:
-    case = with_options(load_text, "{heads: 4, kv_heads: 2}", OPTIONS_MERGED)
-    assert (case.input_shapes["query"], case.input_shapes["key"]) == ((1, 4, 3, 2), (1, 2, 4, 2))
 
 
 DEFAULTS = "defaults: {options: {heads: 4, kv_heads: 3, alignment: bottom_right, score: general, window: [1, 1]}}\n"
@@ -241,12 +155,6 @@ def with_input(load_text: Load, more: str = "", inputs: str = SHARED) -> Case:
     return case
 
 
-def test_query_heads_share_those_of_keys(load_text: Load) -> None:
-    case = with_input(load_text)
-    assert case.stage_shapes["weights"] == (2, 4, 3, 5)
-    assert case.stage_shapes["output"] == (2, 4, 3, 7)
-
-
 @pytest.mark.parametrize("lengths", ["{values: [0, 5]}", "two", "{ref: two, rows: [1, 0]}"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_lengths_are_whole_numbers_in_every_dtype(load_text: Load, lengths: str, dtype: str) -> None:
@@ -256,56 +164,6 @@ def test_lengths_are_whole_numbers_in_every_dtype(load_text: Load, lengths: str,
     assert inputs.arrays["key_lengths"].shape == (2,)
     assert not inputs.radius["key_lengths"].any()
     assert case.supports_statistics
-
-
-def test_lengths_count_the_past_too(load_text: Load) -> None:
-    past = "past_key: {draw: randn, shape: [2, 2, 3, 6]}\npast_value: {draw: randn, shape: [2, 2, 3, 7]}\n"
-    case = with_input(load_text, past + "key_lengths: {values: [0, 8]}")
-    assert case.stage_shapes["masked"] == (2, 4, 3, 8)
-
-
-@pytest.mark.parametrize(
-    ("mask", "shape"), [("[true, false, true]", (1, 3)), ("[[true], [false]]", (2, 1)), ("true", (1, 1))]
-)
-def test_a_mask_of_queries_is_spread_as_any_mask(load_text: Load, mask: str, shape: tuple[int, ...]) -> None:
-    case = with_input(load_text, f"query_mask: {{values: {mask}}}")
-    assert case.input_shapes["query_mask"] == shape
-    inputs = convert_inputs(case, make_exact_inputs(case), "float32")
-    assert inputs.arrays["query_mask"].dtype == bool
-    assert np.broadcast_shapes(canonical_form("attention", {}, inputs.arrays).inputs["mask"].shape, (2, 4, 3, 5)) == (
-        2,
-        4,
-        3,
-        5,
-    )
-
-
-GRADIENTS = SHARED.replace("    inputs:", "    operation: attention_gradients\n    inputs:")
-
-
-@pytest.mark.parametrize(
-    ("grad_output", "supports_statistics"),
-    [
-        ("{draw: randn, shape: [2, 4, 3, 7]}", True),
-        ("{draw: rand, times: 2, shape: [2, 4, 3, 7]}", True),
-        ("{constant: 1, shape: [2, 4, 3, 7]}", False),
-        ("{draw: randint, low: 0, high: 9, shape: [2, 4, 3, 7]}", False),
-    ],
-)
-def test_gradients_are_generic_if_what_comes_from_behind_is(
-    load_text: Load, grad_output: str, supports_statistics: bool
-) -> None:
-    case = with_input(load_text, f"grad_output: {grad_output}", GRADIENTS)
-    assert case.supports_statistics is supports_statistics
-    assert case.stage_shapes == {"grad_query": (2, 4, 3, 6), "grad_key": (2, 2, 5, 6), "grad_value": (2, 2, 5, 7)}
-
-
-def test_a_past_that_is_typed_makes_a_case_structured(load_text: Load) -> None:
-    drawn = "past_key: {draw: randn, shape: [2, 2, 1, 6]}\npast_value: {draw: randn, shape: [2, 2, 1, 7]}"
-    assert with_input(load_text, drawn).supports_statistics
-    assert not with_input(
-        load_text, drawn.replace("{draw: randn, shape: [2, 2, 1, 7]}", "{constant: 1, shape: [2, 2, 1, 7]}")
-    ).supports_statistics
 
 
 @pytest.mark.parametrize(
@@ -366,33 +224,6 @@ def test_an_empty_draw_draws_nothing(load_text: Load, generator: str) -> None:
     np.testing.assert_array_equal(query[0], query[1])
 
 
-def test_an_empty_past_is_a_past_of_length_0(load_text: Load) -> None:
-    past = "past_key: {constant: 0, shape: [2, 2, 0, 6]}\npast_value: {constant: 0, shape: [2, 2, 0, 7]}"
-    assert with_input(load_text, past).stage_shapes["weights"] == (2, 4, 3, 5)
-
-
-CASE = """\
-title: Fills
-source: {kind: derivation, title: Made for this test}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 1}}
-cases:
-  - name: The case at hand
-    options: {mask_fill: -1.0e+9}
-    inputs:
-      query: {draw: randn, shape: [3, 4]}
-      key: {draw: randn, shape: [6, 4]}
-      value: {draw: randn, shape: [6, 4]}
-      mask: {values: [[1, 0, 1, 1, 0, 0]]}
-"""
-WITHOUT_MASK = "".join(line for line in CASE.splitlines(keepends=True) if "mask: {" not in line)
-
-
-@pytest.mark.parametrize("option", ["is_causal: true", "window: [1, 1]"])
-def test_any_rule_may_be_filled(load_text: Load, option: str) -> None:
-    assert load_text(WITHOUT_MASK.replace("mask_fill", f"{option}, mask_fill"))
-
-
 OFFSETS = np.array([2, 0, 5])
 
 
@@ -434,16 +265,6 @@ def test_queries_take_the_rows_of_their_batch_entry_and_keys_their_own(past: int
     for b, i in np.ndindex(3, 4):
         assert (posed.inputs["query_cos"][b, 0, i] == OFFSETS[b] + i).all()
     assert posed.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
-
-
-def test_radii_of_the_tables_are_those_of_the_rows_that_queries_take() -> None:
-    inputs = drawn() | {name: np.full((12, 2), 0.5) for name in ("rotary_cos", "rotary_sin")}
-    radius = {name: np.zeros(np.shape(array)) for name, array in inputs.items()}
-    radius["rotary_cos"][6:] = 1e-3  # of which only the last batch entry has rows, and the last keys
-    radii = propagate("attention", {}, Inputs(inputs, radius))["rotated_query"].radius
-    assert (radii[:2] == 0).all()
-    assert (radii[2, :, 0] == 0).all()
-    assert (radii[2, :, 1:, :4] > 0).all()
 
 
 LINEAR_HEAD = """\

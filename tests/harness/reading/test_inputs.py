@@ -118,34 +118,6 @@ def test_half_a_unit_of_a_printed_number_goes_through_what_is_made_of_it(load_te
     np.testing.assert_allclose(joined.radius[0, 0], [[0.5, 0.5, 0.05, 0.05]])
 
 
-def test_where_infinity_is_probed_a_product_with_it_has_no_radius(load_text: Load) -> None:
-    made = _made(
-        load_text,
-        "allow_nonfinite: true",
-        "inputs: {scores: {product: [{values: [.inf, 2, .inf]}, {values: [3, 4, 0]}], plus: 1}}",
-    )
-    np.testing.assert_array_equal(made.array[0, 0], [[np.inf, 9, np.nan]])
-    np.testing.assert_array_equal(made.radius[0, 0], [[0, 0, 0]])
-
-
-def test_a_mask_may_be_put_together_and_multiplied(load_text: Load) -> None:
-    [case] = load_text(
-        SOFTMAX.replace("softmax", "masking")
-        + "    inputs:\n"
-        + "      scores: {constant: 1, shape: [2, 3]}\n"
-        + "      mask:\n"
-        + "        product:\n"
-        + "          - {concat: [{constant: 1, shape: [1, 2]}, {constant: 0, shape: [1, 1]}], axis: 1}\n"
-        + "          - {values: [[true], [false]]}\n"
-    )
-    mask = convert_inputs(case, make_exact_inputs(case), "float32").arrays["mask"]
-    assert mask[0, 0].tolist() == [[True, True, False], [False, False, False]]
-
-
-def test_numbers_given_in_full_have_no_radius(load_text: Load) -> None:
-    assert not _made(load_text, "inputs: {scores: {values: [[0.1, 2]]}}").radius.any()
-
-
 def test_draws_follow_the_order_of_the_file_arrays_before_inputs(load_text: Load) -> None:
     [case] = load_text(
         SOFTMAX.replace("softmax", "attention").replace(
@@ -191,16 +163,6 @@ def test_a_geometric_series_is_one_multiplication_after_another(load_text: Load)
     assert made.tolist() == wanted
 
 
-def test_drawn_integers_may_be_halved(load_text: Load) -> None:
-    random = "random: {generator: numpy-legacy, seed: 3}"
-    whole = _made(load_text, random, "inputs: {scores: {draw: randint, low: 1, high: 9, shape: [12]}}").array
-    halves = _made(
-        load_text, random, "inputs: {scores: {draw: randint, low: 1, high: 9, shape: [12], times: 0.5}}"
-    ).array
-    np.testing.assert_array_equal(halves, whole / 2)
-    assert (halves % 1 == 0.5).any()
-
-
 def test_a_draw_is_rounded_down_and_multiplied_in_its_own_dtype(load_text: Load) -> None:
     random = "random: {generator: torch, seed: 3}"
     plain = _made(load_text, random, "inputs: {scores: {draw: rand, shape: [64]}}").array
@@ -214,31 +176,6 @@ def test_a_draw_is_rounded_down_and_multiplied_in_its_own_dtype(load_text: Load)
     ).array
     # set.seed(0); runif(9, 0, 3) begins 2.69 0.80 1.12 1.72 2.72
     assert whole.swapaxes(-1, -2).ravel()[:5].tolist() == [20, 0, 10, 10, 20]
-
-
-def test_the_same_case_makes_the_same_numbers_each_time(load_text: Load) -> None:
-    case = _softmax_of(
-        load_text, "random: {generator: torch, seed: 1}", "inputs: {scores: {draw: randn, shape: [5, 7]}}"
-    )
-    first, second = (make_exact_inputs(case)["scores"].array for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
-def test_weights_per_head_are_laid_side_by_side(load_text: Load) -> None:
-    [case] = load_text(
-        SOFTMAX.replace("softmax", "multi_head_attention")
-        + "    options: {heads: 3}\n"
-        + "    inputs:\n"
-        + "".join(f"      {name}: {{constant: 1, shape: [2, 4]}}\n" for name in ("query", "key", "value"))
-        + "      query_weight: {ascending: [0, 1], shape: [3, 4, 2]}\n"
-        + "      key_weight: {constant: 1, shape: [4, 6]}\n"
-        + "      value_weight: {constant: 1, shape: [4, 6]}\n"
-    )
-    weight = make_exact_inputs(case)["query_weight"].array
-    assert weight.shape == (4, 6)
-    per_head = np.arange(24.0).reshape(3, 4, 2)
-    for head in range(3):
-        np.testing.assert_array_equal(weight[:, 2 * head : 2 * head + 2], per_head[head])
 
 
 MASKED = (
@@ -395,11 +332,6 @@ def test_masks_do_not_count_nor_do_biases_that_only_forbid(
     load_text: Load, mask_or_bias: str, supports_statistics: bool
 ) -> None:
     assert _supports_statistics(load_text, "drawn", f", {mask_or_bias}") is supports_statistics
-
-
-def test_every_real_input_must_be_drawn(load_text: Load) -> None:
-    [case] = load_text(HEAD + "    inputs: {query: drawn, key: drawn, value: {constant: 1, shape: [4, 2]}}\n")
-    assert not case.supports_statistics
 
 
 def test_a_zero_in_the_place_of_a_projection_bias_is_no_mask(load_text: Load) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from attncheck.errors import CaseError, Diagnostic, ExitCode
 from attncheck.reading import case_maker
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import MAX_LOOKED_AT
-from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.loader import load_tags
 from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
 from attncheck.reading.selection import exists
@@ -103,23 +101,11 @@ def test_bytes_that_are_no_text_and_rows_without_end_are_refused(load_text: Load
     assert _only_fault(load_text, rows).message == "2001x60000000 is 120060000000 elements; expected at most 67108864"
 
 
-def test_a_product_within_range_is_accepted_whatever_its_parts(load_text: Load) -> None:
-    [case] = load_text(_query("{product: [{values: [[1.0e+200, 1.0e+190]]}, {values: 1.0e-190}], times: 0.5}"))
-    assert case.input_shapes["query"] == (1, 1, 1, 2)
-
-
 def test_of_very_many_literals_out_of_range_the_first_are_told(load_text: Load) -> None:
     with pytest.raises(CaseError) as error:
         load_text(_query(f"{{values: [{', '.join(['1e400'] * 30)}]}}"))
     assert [fault.case for fault in error.value.faults] == [NAME] * 5 + [None]
     assert error.value.faults[-1].message == "and 25 more faults"
-
-
-def test_a_whole_message_reads_as_file_line_case_field_and_what_was_expected(load_text: Load) -> None:
-    fault = _only_fault(load_text, _query("{values: [[1, 2], [3]]}"))
-    assert str(fault) == (
-        'file.yaml:7: case "The case at hand": inputs.query.values[1]: ragged: row 2 has shape 1, row 1 has shape 2'
-    )
 
 
 def test_a_fault_at_the_top_of_the_file_is_told_once_for_all_cases(load_text: Load) -> None:
@@ -141,28 +127,6 @@ def test_nan_at_the_top_of_the_file_is_only_for_cases_that_allow_it(load_text: L
     probing = _case("inputs: {query: m, key: m, value: m}\nallow_nonfinite: true")
     other = _case(INPUTS, "  - name: Another case\n")
     assert len(load_text(probing + other + arrays)) == 2
-
-
-def test_infinity_is_a_bias_like_any_other(load_text: Load) -> None:
-    [case] = load_text(_case(INPUTS + "  bias: {values: [0, -.inf]}"))
-    assert np.isneginf(make_exact_inputs(case)["bias"].array[0, 0, 0, 1])
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [
-        "{values: [[true, false], [1, 0]]}",
-        "{constant: 1, shape: [2, 2]}",
-        "{identity: 2}",
-        "{ascending: [0, 1], shape: [2]}",
-        "{draw: randint, low: 0, high: 2, shape: [2, 2]}",
-        "m",
-    ],
-)
-def test_a_mask_may_be_anything_of_ones_and_zeros(load_text: Load, mask: str) -> None:
-    more = f"  mask: {mask}\nrandom: {{generator: numpy-legacy, seed: 1}}\narrays: {{m: {{values: [true, false]}}}}"
-    [case] = load_text(_case(INPUTS + more))
-    assert set(np.unique(make_exact_inputs(case)["mask"].array)) <= {0.0, 1.0}
 
 
 def test_an_id_of_a_cases_own_stays_when_its_name_is_reworded(load_text: Load) -> None:
@@ -217,28 +181,12 @@ def test_expected_numbers_are_laid_out_as_the_stage_is(load_text: Load) -> None:
     assert output.value.tolist() == [[[[7], [8]]]]
 
 
-def test_a_folder_without_tags_has_none(tmp_path: Path) -> None:
-    assert load_tags(tmp_path, "tags.yaml") == {}
-
-
 def test_tags_are_read_with_what_they_probe(tmp_path: Path) -> None:
     (tmp_path / "tags.yaml").write_text("tags:\n  far-apart: {probes: large scores, defect: exp overflows}\n")
     tags = load_tags(tmp_path, "tags.yaml")
     assert {name: (tag.probes, tag.defect) for name, tag in tags.items()} == {
         "far-apart": ("large scores", "exp overflows")
     }
-
-
-@given(content=st.binary(max_size=200))
-def test_any_bytes_are_refused_with_a_line_or_the_files_name(load_text: Load, content: bytes) -> None:
-    with pytest.raises(CaseError) as error:
-        load_text(content)
-    assert all(str(fault).startswith("file.yaml") and fault.message for fault in error.value.faults)
-
-
-def test_a_number_beyond_float32_is_welcome_in_a_case_for_float64(load_text: Load) -> None:
-    [case] = load_text(_query("{values: [[1e300, 2], [3, 4]]}", "dtypes: [float64]\n"))
-    assert case.dtypes == ("float64",)
 
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -289,10 +237,6 @@ def only_fault(load_text: Load, text: str) -> Diagnostic:
     with pytest.raises(CaseError) as error:
         load_text(text)
     return error.value.faults[0]
-
-
-def test_a_character_that_no_machine_counts_to_is_refused(load_text: Load) -> None:
-    assert "not valid YAML" in only_fault(load_text, 'title: "\\UFFFFFFFF"\n').message
 
 
 @posix_only

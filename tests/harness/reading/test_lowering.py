@@ -142,19 +142,6 @@ def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_pas
     assert all(posed.inputs[name] is inputs[name] for name in kept)
 
 
-@given(problem=problems(), softcap=st.sampled_from([None, 1.5]))
-def test_a_backend_gives_the_same_for_what_is_delivered_and_what_is_essential(
-    problem: Problem, softcap: float | None
-) -> None:
-    options, inputs, _, _ = problem
-    options = options if softcap is None else options | {"softcap": softcap, "scale": 0.3}
-    outputs = []
-    for posed in (call_form("attention", options, inputs), canonical_form("attention", options, inputs)):
-        with np.errstate(all="ignore"):
-            outputs.append(numpy_backend.attention(**posed.inputs, **posed.options)["output"])
-    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-12, atol=1e-14)
-
-
 @given(problem=problems())
 def test_nothing_that_is_given_is_changed(problem: Problem) -> None:
     options, inputs, _, _ = problem
@@ -213,20 +200,6 @@ def test_what_no_call_can_say_is_in_the_mask(
     assert posed.options == passed
     assert posed.inputs["mask"].ndim == 4
     assert posed.inputs["mask"].dtype == bool
-
-
-def test_causality_alone_stays_what_an_oracle_knows() -> None:
-    assert canonical_form("attention", {"is_causal": True}, PLAIN).inputs.keys() == PLAIN.keys()
-    assert canonical_form("attention", {"is_causal": True}, PLAIN).options == {"is_causal": True}
-
-
-def test_queries_before_the_first_key_attend_to_nothing_of_the_past() -> None:
-    inputs = {"query": np.ones((1, 1, 4, WIDTH)), "key": np.ones((1, 1, 2, WIDTH)), "value": np.ones((1, 1, 2, WIDTH))}
-    posed = call_form("attention", {"is_causal": True, "alignment": "bottom_right"}, inputs)
-    # T - Lq = -2: the queries stand at -2, -1, 0, 1
-    assert posed.inputs["mask"][0, 0].tolist() == [[False, False], [False, False], [True, False], [True, True]]
-    posed = call_form("attention", {"window": (None, 1), "alignment": "bottom_right"}, inputs)
-    assert posed.inputs["mask"][0, 0].tolist() == [[False, False], [True, False], [True, True], [True, True]]
 
 
 def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[AttentionProblem]:

@@ -253,13 +253,6 @@ def test_a_table_of_blocks(
             assert made[0, 0, query, key] == table[query // block[0]][key // block[1]]
 
 
-def test_a_table_of_blocks_may_be_drawn_for_each_head(load_text: Load) -> None:
-    table = "{draw: randint, low: 0, high: 2, shape: [2, 3, 2, 3]}"
-    made = _mask(load_text, f"{{blocks: {table}, block_size: [2, 2], shape: [4, 6]}}")
-    drawn = np.random.RandomState(3).randint(0, 2, (2, 3, 2, 3))
-    np.testing.assert_array_equal(made, drawn.repeat(2, -1).repeat(2, -2))
-
-
 WINDOW = "{sliding_window: [1, 0], shape: [4, 6], offset: 2}"
 DOCUMENTS = "{segments: [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]], shape: [4, 6], offset: 2}"
 
@@ -272,47 +265,8 @@ def test_masks_are_put_together(load_text: Load) -> None:
     np.testing.assert_array_equal(bias, np.where(window * documents, 0, -np.inf))
 
 
-def test_the_image_mask_of_gemma_3_in_a_layer_with_a_window(load_text: Load) -> None:
-    images = "{images: [0, 1, 1, 1, 0, 2], shape: [6, 6]}"
-    made = _mask(load_text, f"{{all_of: [{images}, {{sliding_window: [1, null], shape: [6, 6]}}]}}", 6)
-    wanted = [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0],
-        [0, 1, 1, 1, 0, 0],
-        [0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 1, 1, 0],
-        [0, 0, 0, 0, 1, 1],
-    ]
-    np.testing.assert_array_equal(made[0, 0], wanted)
-
-
 def test_every_kind_of_mask_is_known_as_one() -> None:
     assert {kinds.KINDS[kind] for kind in kinds.MASK_KINDS} >= set(kinds.MASK_PATTERNS)
-
-
-def _published_slopes(heads: int) -> list[float]:
-    """The rule of the authors' code, as they say it: recursively, with Python's own powers."""
-
-    def of_a_power_of_two(number: int) -> list[float]:
-        start = 2 ** (-(2 ** -(math.log2(number) - 3)))
-        return [start * start**head for head in range(number)]
-
-    if math.log2(heads).is_integer():
-        return of_a_power_of_two(heads)
-    below = 2 ** math.floor(math.log2(heads))
-    return of_a_power_of_two(below) + _published_slopes(2 * below)[0::2][: heads - below]
-
-
-@given(heads=st.integers(1, 130))
-def test_slopes_are_those_of_the_published_rule(heads: int) -> None:
-    np.testing.assert_allclose(alibi_slopes(heads), _published_slopes(heads), rtol=1e-12)
-
-
-def test_slopes_that_are_powers_of_two_are_exact() -> None:
-    assert alibi_slopes(8) == [2.0**-power for power in range(1, 9)]
-    assert alibi_slopes(1) == [2.0**-8]
-    assert alibi_slopes(12)[:8] == alibi_slopes(8)
-    assert alibi_slopes(12)[8:] == alibi_slopes(16)[:8:2]
 
 
 @given(heads=st.sampled_from([12, 16, 40, 112]))
@@ -364,15 +318,6 @@ def test_buckets_are_those_of_the_published_rule(
     max_distance = (half if not bidirectional else half // 2) + beyond
     found = relative_buckets(np.array(distances), buckets, max_distance, bidirectional=bidirectional)
     assert found.tolist() == [_bucket(each, buckets, max_distance, bidirectional) for each in distances]
-
-
-def test_the_buckets_of_t5() -> None:
-    distances = np.array([0, -1, -15, -16, -18, -19, -127, -128, -5000, 1, 5000])
-    found = relative_buckets(distances, 32, 128, bidirectional=False).tolist()
-    assert found == [0, 1, 15, 16, 16, 17, 31, 31, 31, 0, 0]
-    distances = np.array([0, -7, -8, -11, -12, -15, -16, -63, -64, -90, -91, 1, 7, 8, 64, 128, 999])
-    found = relative_buckets(distances, 32, 128, bidirectional=True).tolist()
-    assert found == [0, 7, 8, 8, 9, 9, 10, 13, 14, 14, 15, 17, 23, 24, 30, 31, 31]
 
 
 HEAD = """\

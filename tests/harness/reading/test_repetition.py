@@ -56,12 +56,6 @@ def _only_fault(load_text: Load, text: str) -> Diagnostic:
     return fault
 
 
-def test_an_id_of_a_cases_own_is_continued_by_the_values(load_text: Load) -> None:
-    cases = load_text(HEAD + SIZES.replace("- name: Of one head\n", "- name: Of one head\n    id: single\n"))
-    assert [case.id for case in cases[4:6]] == ["prefix/single-width-16", "prefix/single-width-64"]
-    assert [case.name for case in cases[4:6]] == ["Of one head (width 16)", "Of one head (width 64)"]
-
-
 def test_a_mapping_makes_every_combination_of_the_names_that_a_case_has(load_text: Load) -> None:
     cases = load_text(HEAD + SIZES)
     assert [(case.name, case.id) for case in cases] == [
@@ -80,53 +74,6 @@ def test_a_mapping_makes_every_combination_of_the_names_that_a_case_has(load_tex
         (2, 4, 3, 64),
     ]
     assert [case.line for case in cases] == [7, 7, 7, 7, 12, 12, 17]
-
-
-def test_repeated_cases_are_those_that_a_file_without_repetition_would_spell_out(load_text: Load) -> None:
-    repeated = load_text(HEAD + SIZES)
-    spelled = HEAD + "cases:\n"
-    for heads, width in product((1, 4), (16, 64)):
-        spelled += (
-            f"  - name: Heads of a width (width {width}, heads {heads})\n    inputs:\n"
-            f"      query: {{draw: randn, shape: [2, {heads}, 3, {width}]}}\n"
-            f"      key: {{draw: randn, shape: [2, 1, 5, {width}]}}\n"
-            f"      value: {{draw: randn, shape: [2, 1, 5, {width}]}}\n"
-        )
-    by_id = {case.id: case for case in repeated}
-    for case in load_text(spelled):
-        other = by_id[case.id]
-        assert (case.inputs, case.input_shapes, case.stage_shapes) == (
-            other.inputs,
-            other.input_shapes,
-            other.stage_shapes,
-        )
-
-
-def test_rows_are_taken_row_by_row_and_may_have_names(load_text: Load) -> None:
-    cases = load_text(
-        HEAD
-        + "cases:\n  - name: Lengths\n    for_each:\n"
-        + "      - {queries: 3, keys: 5}\n      - {name: decoding, keys: 7, queries: 1}\n"
-        + "    inputs:\n      query: {draw: randn, shape: [{each: queries}, 2]}\n"
-        + "      key: {draw: randn, shape: [{each: keys}, 2]}\n      value: {draw: randn, shape: [{each: keys}, 2]}\n"
-    )
-    assert [case.name for case in cases] == ["Lengths (queries 3, keys 5)", "Lengths (decoding)"]
-    assert [case.stage_shapes["scores"] for case in cases] == [(1, 1, 3, 5), (1, 1, 1, 7)]
-
-
-def test_the_files_values_and_a_cases_own_are_combined(load_text: Load) -> None:
-    cases = load_text(
-        HEAD
-        + "for_each: {width: [2, 3]}\n"
-        + "cases:\n  - name: Both\n    for_each: [{length: 4}, {length: 5}]\n    inputs:\n"
-        + "".join(
-            f"      {name}: {{draw: randn, shape: [{{each: length}}, {{each: width}}]}}\n"
-            for name in ("query", "key", "value")
-        )
-    )
-    assert [case.name for case in cases] == [
-        f"Both (width {width}, length {length})" for width in (2, 3) for length in (4, 5)
-    ]
 
 
 def test_a_value_may_be_anything_that_has_a_name_and_may_have_names_in_turn(load_text: Load) -> None:
@@ -191,12 +138,6 @@ def test_a_value_stands_in_the_name_such_that_its_id_is_its_own(load_text: Load,
     assert (labelled.name, labelled.id) == (case.name, case.id)
 
 
-def test_numbers_of_both_signs_have_ids_of_their_own(load_text: Load) -> None:
-    scales = "for_each: {scale: [1, -1, 0.5, -0.5, 5, 1.0e+30, 1.0e-30, -1.0e-30]}\n"
-    cases = load_text(f"{HEAD}{scales}{ONE}    options: {{scale: {{each: scale}}}}\n    dtypes: [float64]\n")
-    assert len({case.id for case in cases}) == 8
-
-
 def test_a_billion_cases_are_refused_before_one_is_made(load_text: Load) -> None:
     names = ("a", "b", "c")
     values = ", ".join(f"{name}: [{', '.join(map(str, range(1000)))}]" for name in names)
@@ -225,15 +166,6 @@ def test_values_that_nest_with_each_name_are_refused(load_text: Load) -> None:
     names = ", ".join(f"a{number}: {{x: [{{each: a{number - 1}}}]}}" for number in range(1, 2000))
     fault = _only_fault(load_text, f"for_each: {{a0: [1], {names}}}\n{ONE}    notes: {{each: a1999}}\n")
     assert "nested more than 100 levels deep, written out" in fault.message
-
-
-def test_many_large_cases_are_refused(load_text: Load) -> None:
-    scales, notes = ", ".join(map(str, range(900))), ", ".join(["note"] * 1000)
-    fault = _only_fault(
-        load_text,
-        f"for_each: {{scale: [{scales}]}}\n{ONE}    options: {{scale: {{each: scale}}}}\n    notes: [{notes}]\n",
-    )
-    assert "values, written out" in fault.message
 
 
 # Any data: what is put in a place is what stands there in the file.

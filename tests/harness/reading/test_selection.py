@@ -19,8 +19,6 @@ from attncheck.reading.kept_cases import load_kept_case_file
 from attncheck.reading.selection import NoSuchCase, Selection, bundled_root, read_called, select_cases, select_one
 from attncheck.reading.tiles import (
     MAX_SCORES,
-    MAX_TILE,
-    MIN_TILE,
     TEMPLATE,
     left_out,
     load_tile,
@@ -129,11 +127,6 @@ def test_only_files_that_may_hold_a_case_are_read(
     assert all(any(each.startswith(prefix) for prefix in prefixes) for each in read)
 
 
-def test_several_patterns_are_added_up(tmp_path: Path) -> None:
-    both = ids(select_cases(["softmax", "scoring"], base=tmp_path))
-    assert both == sorted(ids(select_cases(["softmax"], base=tmp_path)) + ids(select_cases(["scoring"], base=tmp_path)))
-
-
 @pytest.mark.parametrize("pattern", ["nonsense", "softmax/nonsense*", "cases/nonsense.yaml", "./softmax"])
 def test_a_pattern_that_matches_nothing_is_refused(pattern: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is neither a file or folder nor a glob that matches a bundled case"):
@@ -154,15 +147,6 @@ def test_a_folder_of_ones_own_is_read_with_its_own_tags(own: Path, tmp_path: Pat
 def test_ids_do_not_depend_on_how_the_file_or_its_folder_is_named(pattern: str, own: Path, tmp_path: Path) -> None:
     pattern = pattern.replace("{absolute}", str(own))
     assert ids(select_cases([pattern], base=tmp_path)) == ["mine/cases/in-double-alone", "mine/cases/plain"]
-
-
-def test_a_file_elsewhere_is_named_by_its_folder_and_itself(own: Path, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    for pattern in ("../mine", "../mine/cases.yaml", str(own)):
-        assert ids(select_cases([pattern], base=tmp_path / "here")) == [
-            "mine/cases/in-double-alone",
-            "mine/cases/plain",
-        ]
 
 
 def test_a_folder_is_read_with_what_lies_below_but_nothing_hidden(own: Path, tmp_path: Path) -> None:
@@ -197,11 +181,6 @@ def test_a_dtype_leaves_out_the_cases_that_are_not_declared_for_it(own: Path, tm
     assert len(select_cases(["mine"], dtypes=["float32", "float64"], base=tmp_path).cases) == 2
 
 
-def test_a_choice_that_leaves_nothing_is_refused(own: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no case matches the paths, globs, tags and dtypes"):
-        select_cases(["mine"], tags=["axis"], base=tmp_path)
-
-
 def test_a_file_with_a_fault_is_left_out_and_the_others_are_read(own: Path, tmp_path: Path) -> None:
     write(own / "bad.yaml", OWN.format(tag="no-such-tag"))
     selection = select_cases(["mine"], base=tmp_path)
@@ -226,13 +205,6 @@ def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> N
     assert [(fault.file, fault.message) for fault in selection.faults] == [
         ("mine/cases.yaml", f"the same case id as in {own / 'cases.yaml'}: mine/cases/plain"),
         ("mine/cases.yaml", f"the same case id as in {own / 'cases.yaml'}: mine/cases/in-double-alone"),
-    ]
-
-
-def test_the_same_file_named_twice_is_read_as_one(own: Path, tmp_path: Path) -> None:
-    assert ids(select_cases(["mine", "mine/cases.yaml", str(own)], base=tmp_path)) == [
-        "mine/cases/in-double-alone",
-        "mine/cases/plain",
     ]
 
 
@@ -286,19 +258,7 @@ def test_a_kernel_among_cases_is_refused_with_the_option_that_names_it(
         select_cases([pattern, *others], base=tmp_path)
 
 
-def test_a_glob_that_the_shell_spreads_may_meet_a_package(tmp_path: Path) -> None:
-    (tmp_path / "__init__.py").touch()
-    assert select_cases([str(tmp_path / "__init__.py"), "scoring"], base=tmp_path).cases
-
-
 ONE = f"{TEMPLATE}/no-edge-shows-in-causal-gradients-tile-48-under-by-over"
-TILES_OWN = """
-title: One of my own
-source: {kind: derivation, title: Made for the tests}
-operation: softmax
-cases:
-  - {name: A tile-48 of my own, inputs: {scores: {values: [1, 2, 3]}}}
-"""
 
 
 def of_tile(tile: int) -> list[Case]:
@@ -320,14 +280,6 @@ def test_queries_and_keys_stand_around_the_edges_of_the_tile() -> None:
     assert lengths(48, "past_key") == {48}
 
 
-def test_every_tile_has_the_family_that_the_bundled_ones_have() -> None:
-    def family(tile: int) -> set[str]:
-        return {case.id.replace(f"tile-{tile}", "tile-n") for case in of_tile(tile)}
-
-    assert family(48) == family(16) == family(MIN_TILE) == family(128)
-    assert {case.operation for case in of_tile(48)} >= {"attention", "attention_gradients", "softmax"}
-
-
 def test_a_small_tile_is_judged_at_every_stage_and_a_larger_one_at_the_output() -> None:
     assert all(case.judged_stages is None for case in of_tile(32))
     of_attention = [case for case in of_tile(33) if case.operation == "attention"]
@@ -345,20 +297,10 @@ def test_gradients_that_cannot_be_judged_whole_are_left_out_and_that_is_said() -
     assert all(case.input_shapes["query"][-2] == 3 for case in kept)
 
 
-@pytest.mark.parametrize("tile", [MIN_TILE, MAX_TILE])
-def test_the_smallest_and_the_largest_tile_can_be_read(tile: int) -> None:
-    cases = of_tile(tile)
-    assert {case.input_shapes["query"][-2] for case in cases if "query" in case.inputs} >= {tile - 1, 2 * tile + 1}
-
-
 @pytest.mark.parametrize("given", [0, 1, 4097, -3, "x", "", "4.5", 2.0, True, None, "9" * 50, [16]])
 def test_what_is_no_tile_is_refused(given: object) -> None:
     with pytest.raises(UsageError, match="--tile: expected a whole number from 2 to 4096, got "):
         read_tiles([given], "--tile")
-
-
-def test_tiles_are_numbers_or_their_text_each_once() -> None:
-    assert read_tiles(["64", 128, 64], "--tile") == (64, 128)
 
 
 def test_they_come_besides_whatever_is_named_and_none_twice() -> None:
@@ -367,11 +309,6 @@ def test_they_come_besides_whatever_is_named_and_none_twice() -> None:
     corpus = ids_of(select_cases().cases)
     assert ids_of(select_cases(tiles=[16, 64, 128]).cases) == corpus
     assert select_cases(tiles=[16, 48]).faults == ()
-
-
-def test_tags_and_dtypes_narrow_them_too() -> None:
-    found = ids_of(select_cases(["masking"], tags=["decode"], tiles=[48]).cases)
-    assert found == {case.id for case in of_tile(48) if "decode" in case.tags}
 
 
 def test_a_glob_that_names_a_tile_matches_its_cases_and_no_others() -> None:
@@ -397,12 +334,6 @@ def test_an_id_alone_leads_to_its_case(tmp_path: Path) -> None:
 def test_cases_that_a_check_met_are_read_again_by_their_ids(tmp_path: Path) -> None:
     addresses = {each: each for each in (ONE, ONE.replace("48", "16"), "masking/gone")}
     assert read_called(addresses, tmp_path).keys() == {ONE, ONE.replace("48", "16")}
-
-
-def test_a_name_of_ones_own_is_no_tile(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(TILES_OWN)
-    assert ids_of(select_cases(["own.yaml"], base=tmp_path).cases) == {"own/a-tile-48-of-my-own"}
-    assert select_one("own/a-tile-48-of-my-own", base=tmp_path)[0].operation == "softmax"
 
 
 def test_the_tiles_of_ids_and_globs() -> None:

@@ -139,54 +139,6 @@ def test_json_which_is_yaml_is_read_as_json(read: Reader, data: object, indent: 
     assert set(document.lines) == set(_fields(data))
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        ("", 1, "the file is empty; expected a title"),
-        ("# only\n# comments\n", 1, "the file is empty"),
-        ("---\n", 1, "the file is empty"),
-        ("a: [1, 2\nb: 3\n", 2, "not valid YAML"),
-        ("a:\n\t- 1\n", 2, "found character '\\t' that cannot start any token"),
-        ('a: 1\nb: "open\n\n', 4, "a quoted scalar that starts on line 2, found unexpected end of stream"),
-        ("a: 1\n---\nb: 2\n", 2, "expected a single document in the stream that starts on line 1, but found another"),
-        ("a: 1\nb: *nothing\n", 2, "found undefined alias 'nothing'"),
-        ("a: 1\nb: \x00\n", 2, "the character U+0000 is not allowed"),
-        ("a: 1\n\nb: \x1b[31m\n", 3, "the character U+001B is not allowed"),
-        (b"a: 1\nb: caf\xe9\n", 2, "not UTF-8: byte 0xe9 at position 11"),
-        ("a: 1\n".encode("utf-16"), 1, "not UTF-8: byte 0xff at position 0"),
-        ('a: "\\ud800"\n', 1, "half a surrogate pair"),
-        ("a: 1\na: 2\n", 2, "given twice"),
-        ("a: 1\n5: 2\n", 2, "expected the name of a field, got 5"),
-        ("true: 2\n", 1, "expected the name of a field, got true"),
-        ("~: 2\n", 1, "expected the name of a field, got ~"),
-        ("? [a, b]\n: 2\n", 1, "expected the name of a field, got a collection"),
-        ("a: 1\nb: !!python/object/apply:os.system ['true']\n", 2, "the tag !!python/object/apply:os.system is not"),
-        ("a: !!str 1\n", 1, "the tag !!str is not allowed"),
-        ("a: 1\nb: !mine {c: 1}\n", 2, "the tag !mine is not allowed"),
-        ("%TAG !e! tag:example.com,2000:\n---\na: !e!x 1\n", 3, "the tag tag:example.com,2000:x is not allowed"),
-        ("%YAML 1.1\n---\na: yes\n", 2, "YAML 1.1; expected YAML 1.2"),
-        ("%YAML 9.9\n---\na: yes\n", 1, "incompatible YAML document"),
-        ("a: &x\n  b: *x\n", 1, "an alias refers to a node that contains it"),
-        ("a:\n  - &x\n    - *x\n", 2, "an alias refers to a node that contains it"),
-        ("a: 1e400\n", 1, "'1e400' is beyond the range of float64"),
-        ("a: 1\nb: -1.0e309\n", 2, "'-1.0e309' is beyond the range of float64"),
-        ("a: 5.77e-340\n", 1, "'5.77e-340' is too small for float64, which would read it as 0"),
-        (f"a: {10**400}\n", 1, "is beyond the range of float64"),
-        (f"a: 1\nb: {'9' * 5000}\n", 2, f"'{'9' * 37}...' is beyond the range of float64"),
-        ("printed: [1, 5.77e-340]\n", 1, "expected text in quotes, got 5.77e-340: a bare number would lose its digits"),
-        (f"a: 0x{'f' * 5000}\n", 1, "is beyond the range of float64"),
-        ("a: " + "[" * 200 + "]" * 200, 1, f"nested more than {MAX_DEPTH} levels deep"),
-        ("a:\n" + "".join(" " * depth + "- \n" for depth in range(200)), 101, f"more than {MAX_DEPTH} levels deep"),
-    ],
-)
-def test_what_is_no_plain_yaml_is_refused_with_its_line(read: Reader, text: str | bytes, line: int, words: str) -> None:
-    with pytest.raises(YamlFault) as fault:
-        read(text)
-    assert words in str(fault.value)
-    assert "\n" not in str(fault.value)
-    assert fault.value.line == line
-
-
 def test_more_values_than_a_case_may_have_are_refused_with_their_line(
     read: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,12 +147,6 @@ def test_more_values_than_a_case_may_have_are_refused_with_their_line(
         read("a: 1\nb: [" + "1," * 300 + "]\n")
     assert fault.value.line == 2
     assert len(read("a: 1\nb: [" + "1," * 290 + "]\n").data["b"]) == 290
-
-
-def test_a_fault_in_a_field_names_the_field(read: Reader) -> None:
-    with pytest.raises(YamlFault) as fault:
-        read("cases:\n  - inputs:\n      query: [1, 1e999]\n")
-    assert fault.value.path == ("cases", 0, "inputs", "query", 1)
 
 
 def test_the_rest_of_a_file_is_read_where_single_fields_are_at_fault(read: Reader) -> None:
