@@ -35,32 +35,23 @@ print(available_processors(), Limits().workers)
 """
 
 
-def test_there_is_a_worker_for_every_processor_and_three_at_least() -> None:
-    assert Limits().workers >= max(3, available_processors())
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this platform does not say which processors it gives")
 def test_a_process_that_was_given_one_processor_counts_no_other() -> None:
     done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
     processors, workers = map(int, done.stdout.split())
     assert (processors, workers >= 3) == (1, True)
+    assert Limits().workers >= max(3, available_processors())
 
 
-@pytest.mark.parametrize(
-    ("text", "flags"),
-    [
+def test_the_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
+    assert _flags_of(tmp_path / "cpuinfo") is None  # a system without the file says nothing
+    for text, flags in (
         ("processor\t: 0\nflags\t\t: fpu avx2 amx_bf16\nflags\t\t: fpu\n", {"fpu", "avx2", "amx_bf16"}),
         ("processor\t: 0\nFeatures\t: fp asimd bf16\n", {"fp", "asimd", "bf16"}),
         ("processor\t: 0\n", None),
-    ],
-)
-def test_the_flags_are_those_of_the_first_processor(tmp_path: Path, text: str, flags: set[str] | None) -> None:
-    (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
-    assert _flags_of(tmp_path / "cpuinfo") == flags
-
-
-def test_a_system_without_the_file_says_nothing(tmp_path: Path) -> None:
-    assert _flags_of(tmp_path / "cpuinfo") is None
+    ):
+        (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
+        assert _flags_of(tmp_path / "cpuinfo") == flags
 
 
 HASWELL = frozenset({"fpu", "sse4_1", "sse4_2", "avx", "avx2", "fma", "f16c"})
@@ -80,12 +71,9 @@ def on(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None, isa: str |
 def test_an_emulated_processor_has_the_flags_of_its_instruction_set_and_no_newer_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    on(monkeypatch, SAPPHIRE_RAPIDS, "avx2")
-    assert processor_flags() == HASWELL
-    on(monkeypatch, SAPPHIRE_RAPIDS, "avx512")
-    assert processor_flags() == CASCADE_LAKE
-    on(monkeypatch, SAPPHIRE_RAPIDS)
-    assert processor_flags() == SAPPHIRE_RAPIDS
+    for isa, flags in (("avx2", HASWELL), ("avx512", CASCADE_LAKE), (None, SAPPHIRE_RAPIDS)):
+        on(monkeypatch, SAPPHIRE_RAPIDS, isa)
+        assert processor_flags() == flags
 
 
 def test_a_processor_is_the_set_of_which_it_has_all_and_nothing_newer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,29 +101,17 @@ def test_what_this_process_is_limited_by_is_named(monkeypatch: pytest.MonkeyPatc
     assert emulation_variables() == environment
 
 
-@pytest.mark.parametrize(
-    ("isa", "flags", "said"),
-    [
-        ("neon", SAPPHIRE_RAPIDS, "--isa neon: one of sse4.1, avx2, avx512, avx512_bf16, amx"),
-        (
-            "avx512_bf16",
-            HASWELL,
-            "--isa avx512_bf16: this processor has no avx512_bf16, avx512_vnni, avx512bw, avx512cd, avx512dq, avx512f, "
-            "avx512vl; it can be sse4.1, avx2",
-        ),
-        (
-            "avx2",
-            None,
-            "--isa avx2: this processor has no flags that Linux would list in /proc/cpuinfo; it can be none",
-        ),
-    ],
-)
-def test_what_a_processor_does_not_have_is_refused(
-    monkeypatch: pytest.MonkeyPatch, isa: str, flags: frozenset[str] | None, said: str
-) -> None:
-    on(monkeypatch, flags)
-    with pytest.raises(UsageError, match=re.escape(said)):
-        limit_to_isa(isa, {})
+def test_what_a_processor_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = "this processor has no avx512_bf16, avx512_vnni, avx512bw, avx512cd, avx512dq, avx512f, avx512vl"
+    nothing = "this processor has no flags that Linux would list in /proc/cpuinfo; it can be none"
+    for isa, flags, said in (
+        ("neon", SAPPHIRE_RAPIDS, "one of sse4.1, avx2, avx512, avx512_bf16, amx"),
+        ("avx512_bf16", HASWELL, f"{lacks}; it can be sse4.1, avx2"),
+        ("avx2", None, nothing),
+    ):
+        on(monkeypatch, flags)
+        with pytest.raises(UsageError, match=re.escape(f"--isa {isa}: {said}")):
+            limit_to_isa(isa, {})
 
 
 TENSORFLOW = [
@@ -151,35 +127,21 @@ TENSORFLOW = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "switch", "model"), TENSORFLOW)
-def test_tensorflow_cuts_products_off_where_onednn_has_none(
-    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None, switch: str | None, model: str
-) -> None:
-    on(monkeypatch, flags)
-    if switch:
-        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", switch)
-    tensorflow = Implementation(BACKENDS["tensorflow"])
-    assert tensorflow.rounding_model("bfloat16") == model
-    assert tensorflow.rounding_model("float16") == "eager"
-    assert tensorflow.rounding_model("float32") == "native"
-    assert Implementation(BACKENDS["tensorflow"], "xla").rounding_model("bfloat16") == "eager"
-    assert Implementation(BACKENDS["torch"]).rounding_model("bfloat16") == "eager"
+def test_tensorflow_cuts_products_off_where_onednn_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, switch, model in TENSORFLOW:
+        on(monkeypatch, flags)
+        if switch:
+            monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", switch)
+        assert Implementation(BACKENDS["tensorflow"]).rounding_model("bfloat16") == model, (flags, switch)
+    others = (("tensorflow", "eager", "float16"), ("tensorflow", "xla", "bfloat16"), ("torch", "eager", "bfloat16"))
+    assert {Implementation(BACKENDS[name], mode).rounding_model(dtype) for name, mode, dtype in others} == {"eager"}
+    assert Implementation(BACKENDS["tensorflow"]).rounding_model("float32") == "native"
 
 
 @pytest.mark.skipif("sse4.1" not in processors.isas_of_this_processor(), reason="this is no x86 processor on Linux")
 def test_a_check_under_an_instruction_set_says_so_in_its_results(tmp_path: Path) -> None:
-    command = [
-        "check",
-        "attention/a-causal-row-sees*",
-        "-b",
-        "numpy",
-        "-d",
-        "float32",
-        "--no-report",
-        "--isa",
-        "sse4.1",
-    ]
-    done = subprocess.run([sys.executable, "-m", "attncheck", *command, "-o", str(tmp_path)], capture_output=True)
+    asked = "check attention/a-causal-row-sees* -b numpy -d float32 --no-report --isa sse4.1"
+    done = subprocess.run([sys.executable, "-m", "attncheck", *asked.split(), "-o", str(tmp_path)], capture_output=True)
     assert done.returncode == 0, done.stderr
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["isa"] == "sse4.1"

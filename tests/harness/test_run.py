@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from attncheck import plan
-from attncheck.backends import BackendEntry
-from attncheck.errors import ExitCode, OutputError
+from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import EXACT, FORMAT, INPUTS
 from attncheck.results.reader import Run, read_run
@@ -36,6 +37,9 @@ def test_two_that_agree_give_0_and_every_comparison_is_a_row(honest: Entries, ru
     counts = run.rows["comparison"].value_counts().to_dict()
     assert counts == {"stage": 4 * 2 * 2 * 2, "pair": 4 * 2 * 2, "known": 6 * 2 * 2}
     assert summary.verdicts == {"agree": len(run.rows)}
+    stages = run.rows[run.rows["comparison"] == "stage"]
+    assert set(stages["tier"]) == {"within"}
+    assert (stages["ratio"] <= 1).all()
     assert run.summary == {
         "format": FORMAT,
         "exit_code": 0,
@@ -78,29 +82,17 @@ def test_a_bad_case_file_gives_2_and_everything_else_runs(
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_a_framework_that_is_missing_gives_3_after_the_others_ran(honest: Entries, run_small: RunSmall) -> None:
+def test_a_framework_that_is_missing_gives_3_after_the_others_ran_and_without_any_nothing_is_judged(
+    honest: Entries, run_small: RunSmall, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summary, run = run_small(honest, missing=("torch",))
     assert summary.exit_code == ExitCode.NOT_RUN
     assert run.environment["missing"] == {"torch": "asked for by name, not installed"}
     assert set(run.rows["verdict"]) == {"agree"}
-
-
-def test_a_run_without_any_implementation_writes_that_nothing_ran(run_small: RunSmall) -> None:
+    monkeypatch.setattr("attncheck.judging.judge.judge", pytest.fail)
     summary, run = run_small([], missing=("torch",))
-    assert summary.exit_code == ExitCode.NOT_RUN
-    assert (summary.evaluations, len(run.rows)) == (0, 0)
+    assert (summary.exit_code, summary.evaluations, len(run.rows)) == (ExitCode.NOT_RUN, 0, 0)
     assert run.summary is not None
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_one_alone_is_held_against_the_exact_answer_and_known_numbers(run_small: RunSmall, honest: Entries) -> None:
-    summary, run = run_small(honest[:1])
-    assert summary.exit_code == ExitCode.AGREE
-    stages = run.rows[run.rows["comparison"] == "stage"]
-    assert set(stages["verdict"]) == {"agree"}
-    assert set(stages["tier"]) == {"within"}
-    assert (stages["ratio"] <= 1).all()
-    assert list(run.rows[run.rows["comparison"] == "known"]["verdict"]) == ["agree"] * 6
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -212,3 +204,111 @@ def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, ru
     }
     for name in ("environment.json", "cases.json", "summary.json", "failed.json"):
         assert json.loads((run.directory / name).read_text())["format"] == FORMAT
+
+
+# Cases in dtypes that an implementation does not declare
+
+IN_DOUBLE = """
+import numpy as np
+
+def softmax(scores):
+    stages = numpy_backend.softmax(scores.astype(np.float64))
+    return {name: array.astype(scores.dtype) for name, array in stages.items()}
+"""
+"""Everything in float64, and rounded at the end."""
+
+
+@pytest.fixture
+def narrow_cases(case_folder: Path) -> Callable[[str], None]:
+    """Leave only softmax without known numbers, in these dtypes."""
+
+    def write(dtypes: str) -> None:
+        (case_folder / "small.yaml").write_text(
+            "title: Small cases\nsource: {kind: derivation, title: Made for the tests}\noperation: softmax\n"
+            f"defaults: {{dtypes: [{dtypes}]}}\n"
+            "cases:\n  - name: Some weights\n    inputs: {scores: {values: [[0, 1, 2], [3, 1, 0]]}}\n"
+        )
+
+    return write
+
+
+@pytest.fixture
+def wide(make_backend: Callable[..., BackendEntry]) -> BackendEntry:
+    """Return a backend that declares all four dtypes."""
+    return make_backend("wide", IN_DOUBLE)
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_who_declares_no_such_dtype_is_unsupported_and_was_never_asked(
+    run_small: RunSmall, narrow_cases: Callable[[str], None], wide: BackendEntry
+) -> None:
+    narrow_cases("bfloat16, float64")
+    summary, run = run_small([BACKENDS["numpy"], wide], dtypes=())
+    narrow = run.rows[run.rows["dtype"] == "bfloat16"]
+    [refused] = narrow[narrow["implementation"] == "numpy.eager"].itertuples()
+    assert (refused.verdict, refused.message) == ("unsupported", "declares no bfloat16")
+    stages = narrow[narrow["comparison"] == "stage"]
+    assert set(stages[stages["implementation"] == "wide.eager"]["verdict"]) == {"agree"}
+    assert set(run.rows[run.rows["dtype"] == "float64"]["verdict"]) == {"agree"}
+    # wide in both, numpy in float64 alone
+    assert summary.evaluations == 3
+    assert set(run.environment["backends"]) == {"numpy.eager-float64", "wide.eager-bfloat16-float64"}
+    assert run.environment["classes"]["numpy.eager"]["bfloat16"] is None
+    assert run.environment["classes"]["wide.eager"]["bfloat16"] == "eager"
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_a_case_that_nobody_can_run_is_told_and_ends(run_small: RunSmall, narrow_cases: Callable[[str], None]) -> None:
+    narrow_cases("bfloat16, float16")
+    summary, run = run_small([BACKENDS["numpy"]], dtypes=())
+    assert summary.evaluations == 0
+    assert sorted(zip(run.rows["dtype"], run.rows["message"], strict=True)) == [
+        ("bfloat16", "declares no bfloat16"),
+        ("float16", "declares no float16"),
+    ]
+    assert set(run.rows["verdict"]) == {"unsupported"}
+    assert run.summary is not None
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_a_faulty_implementation_is_caught_in_16_bits(
+    run_small: RunSmall, narrow_cases: Callable[[str], None], make_backend: Callable[..., BackendEntry]
+) -> None:
+    narrow_cases("bfloat16")
+    wrong = make_backend("wrong", IN_DOUBLE.replace("scores.astype", "(scores * 1.25).astype"))
+    summary, run = run_small([wrong], dtypes=("bfloat16",))
+    assert summary.exit_code == ExitCode.DISAGREE
+    weights = run.rows[run.rows["stage"] == "weights"]
+    assert list(weights["verdict"]) == ["numeric"]
+
+
+# The plan: every case in every dtype that is declared and asked for
+
+
+def test_every_case_is_planned_in_every_dtype_that_it_declares(case_folder: Path, tmp_path: Path) -> None:
+    plan = Plan.of(select_cases(["small"], base=tmp_path).cases, ())
+    assert [(plan.case(unit).name, unit.dtype) for unit in plan][:3] == [
+        ("A scores", "float64"),
+        ("A scores", "float32"),
+        ("B weights", "float64"),
+    ]
+    assert [unit.position for unit in plan] == list(range(len(plan.units)))
+    assert plan.dtypes == ("float32", "float64")
+    assert Plan.of(plan.cases, ["float32"]).dtypes == ("float32",)
+    assert Plan.of([], ["float32"]).units == []
+
+
+def test_a_dtype_that_no_case_declares_is_refused(case_folder: Path, tmp_path: Path) -> None:
+    defaults = "operation: softmax\ndefaults: {dtypes: [float64]}"
+    text = (case_folder / "small.yaml").read_text().replace("operation: softmax", defaults, 1)
+    (case_folder / "small.yaml").write_text(text)
+    cases = select_cases(["small"], base=tmp_path).cases
+    with pytest.raises(UsageError, match="no case is declared for float32"):
+        Plan.of(cases, ["float32"])
+
+
+def test_what_is_done_is_left_out_and_the_rest_keeps_its_place(case_folder: Path, tmp_path: Path) -> None:
+    plan = Plan.of(select_cases(["small"], base=tmp_path).cases, ())
+    first = plan.units[0]
+    left = plan.without(frozenset({(plan.case(first).id, first.dtype)}))
+    assert left.units == plan.units[1:]

@@ -1,4 +1,4 @@
-"""What is kept for later runs: found again whole or not at all, whoever else writes there, and never in the way."""
+"""What is kept for later runs: found again whole or not at all, and under digests that equal values alone share."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attncheck import store as store_module
+from attncheck.digests import digest_of, digest_of_code
+from attncheck.spec import Options
 from attncheck.store import NO_STORE, VARIABLE, Key, Store, UnreadableEntry, user_store
+from attncheck.verdicts import Verdict
 
 KEY = Key("exact", "0123456789abcdef")
 
@@ -58,14 +64,13 @@ def test_an_entry_with_one_wrong_byte_is_none(
     assert store.counts["damaged"] == 1
 
 
-@pytest.mark.parametrize("left", [0, 1, 20, -1])
-def test_an_entry_that_was_cut_off_is_none_and_is_replaced(store: Store, left: int) -> None:
-    store.put(KEY, b"truth")
-    path = entry_of(store)
-    path.write_bytes(path.read_bytes()[:left])
-    found = store.remembered(lambda: KEY, lambda: b"truth", lambda each: each, lambda each: each)
-    assert found == b"truth"
-    assert store.get(KEY) == b"truth"
+def test_an_entry_that_was_cut_off_is_none_and_is_replaced(store: Store) -> None:
+    for left in (0, 1, 20, -1):
+        store.put(KEY, b"truth")
+        path = entry_of(store)
+        path.write_bytes(path.read_bytes()[:left])
+        assert store.get(KEY) is None
+        assert store.remembered(lambda: KEY, lambda: b"truth", bytes, bytes) == store.get(KEY) == b"truth"
 
 
 def test_an_entry_of_another_key_is_none(store: Store) -> None:
@@ -93,31 +98,27 @@ def test_a_folder_in_the_place_of_an_entry_is_in_nobodys_way(store: Store) -> No
     path = entry_of(store)
     path.unlink()
     path.mkdir()
-    assert store.remembered(lambda: KEY, lambda: b"truth", lambda each: each, lambda each: each) == b"truth"
+    assert store.remembered(lambda: KEY, lambda: b"truth", bytes, bytes) == b"truth"
     assert store.counts["not kept"] == 1
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_where_nothing_can_be_written_nothing_is_kept(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def fail(*_arguments: object, **_named: object) -> None:
-        raise OSError(number, os.strerror(number))
+def test_where_nothing_can_be_written_nothing_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store_module.tempfile, "mkstemp", fail)
-    assert store.remembered(lambda: KEY, lambda: b"truth", lambda each: each, lambda each: each) == b"truth"
-    assert store.get(KEY) is None
-    assert store.counts["not kept"] == 1
-
-
-def test_what_was_half_written_is_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Path, target: Path) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(Path, "replace", full)
     store.put(KEY, b"truth")
     assert store.folder is not None
-    assert not [path for path in store.folder.rglob("*") if path.is_file()]
+    assert not [path for path in store.folder.rglob("*") if path.is_file()], "what was half written is removed"
+    for number in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
+
+        def fail(*_arguments: object, number: int = number, **_named: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(store_module.tempfile, "mkstemp", fail)
+        assert store.remembered(lambda: KEY, lambda: b"truth", bytes, bytes) == b"truth"
+        assert store.get(KEY) is None
+    assert store.counts["not kept"] == 5
 
 
 def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> None:
@@ -161,22 +162,19 @@ def test_what_is_quickly_made_again_still_goes_after_what_was_used_days_ago(tmp_
     assert store.get(KEY) is None
 
 
-def test_what_is_too_large_for_the_store_is_not_kept(tmp_path: Path) -> None:
+def test_what_is_too_large_for_the_store_is_not_kept_and_no_store_makes_no_key(tmp_path: Path) -> None:
     store = Store(tmp_path, size=8000)
     store.put(KEY, bytes(1001))
     assert store.get(KEY) is None
 
-
-def test_no_store_makes_no_key_and_keeps_nothing() -> None:
     def no_key() -> Key:
         raise AssertionError("asked for a key")
 
     assert NO_STORE.remembered(no_key, lambda: 7, lambda _: b"", lambda _: 0) == 7
-    assert NO_STORE.get(KEY) is None
-    assert NO_STORE.summary == "not used"
+    assert (NO_STORE.get(KEY), NO_STORE.summary) == (None, "not used")
 
 
-def test_the_users_store_is_theirs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_store_is_theirs_alone_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     store = user_store()
     assert store.folder is not None
@@ -184,9 +182,6 @@ def test_the_users_store_is_theirs_alone(tmp_path: Path, monkeypatch: pytest.Mon
     if os.name == "posix":
         store.folder.chmod(0o777)
         assert user_store() is NO_STORE
-
-
-def test_a_users_store_that_cannot_be_made_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
     assert user_store() is NO_STORE
@@ -205,3 +200,94 @@ def test_several_processes_share_a_store(tmp_path: Path) -> None:
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
+
+
+# Digests: equal values have equal ones, in every process; others have others
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+VALUES = st.recursive(SCALARS, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=4))
+
+
+@dataclass(frozen=True)
+class One:
+    value: object
+
+
+@dataclass(frozen=True)
+class Other:
+    value: object
+
+
+@given(value=VALUES)
+def test_a_digest_is_the_same_again_and_in_any_order(value: Any) -> None:
+    def turned(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {name: turned(each[name]) for name in reversed(list(each))}
+        return [turned(one) for one in each] if isinstance(each, list) else each
+
+    assert digest_of(value) == digest_of(turned(value))
+
+
+@given(first=VALUES, second=VALUES)
+def test_other_values_have_other_digests(first: Any, second: Any) -> None:
+    assert (digest_of(first) == digest_of(second)) == (repr_of(first) == repr_of(second))
+
+
+def repr_of(value: Any) -> str:
+    """Tell values apart as Python does, except for the order of a mapping, with every bit of a number."""
+    if isinstance(value, dict):
+        return f"mapping {sorted((name, repr_of(each)) for name, each in value.items())!r}"
+    return repr([repr_of(each) for each in value]) if isinstance(value, list) else repr(value)
+
+
+def test_what_looks_alike_has_another_digest() -> None:
+    alike: tuple[tuple[Any, Any], ...] = (
+        (1, 1.0),
+        (0.0, -0.0),
+        (1, True),
+        ("1", 1),
+        (b"a", "a"),
+        ([1, [2]], [[1], 2]),
+        (One(1), Other(1)),
+        (np.zeros(2), np.zeros((2, 1))),
+        (np.zeros(2), np.zeros(2, dtype=np.float32)),
+        (np.array([0.0]), np.array([-0.0])),
+        (np.array(["1", "2"], dtype=object), np.array(["12", ""], dtype=object)),
+        (Verdict.NUMERIC, Verdict.AGREE),
+        (Options(scale=1.0), Options(scale=2.0)),
+        ({"a": None}, {}),
+    )
+    assert [each for each in alike if digest_of(each[0]) == digest_of(each[1])] == []
+    array = np.arange(6.0).reshape(2, 3)  # how it lies in memory is no matter
+    assert digest_of(array) == digest_of(np.asfortranarray(array)) == digest_of(np.repeat(array, 2, axis=0)[::2])
+
+
+def test_what_is_no_plain_data_is_refused() -> None:
+    for value in (object(), lambda: None, 1j, {1, "a"}, {(1,): 2}, One):
+        with pytest.raises(TypeError):
+            digest_of(value)
+
+
+def test_another_process_finds_the_same_digest() -> None:
+    value = "digest_of({'b': {1, 2, 3}, 'a': frozenset('xyz')}, Options(scale=0.5), [1.5, None])"
+    code = f"from attncheck.digests import digest_of; from attncheck.spec import Options; print({value})"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert found == {digest_of({"b": {1, 2, 3}, "a": frozenset("xyz")}, Options(scale=0.5), [1.5, None]) + "\n"}
+
+
+def test_code_has_a_digest_of_its_own() -> None:
+    whole = digest_of_code(("attncheck.spec",), ())
+    assert whole == digest_of_code(("attncheck.spec",), ())
+    assert whole != digest_of_code(("attncheck.spec.inputs",), ())
+    assert whole != digest_of_code(("attncheck.spec",), ("numpy",))
+    with pytest.raises(ModuleNotFoundError, match="no_such"):
+        digest_of_code(("attncheck.no_such",), ())

@@ -36,150 +36,82 @@ from attncheck.verdicts import Verdict, worst
 from attncheck.wording import counted, expected, listed, listed_or
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 cases"), (1, "1 case"), (2, "2 cases"), (2000, "2,000 cases")])
-def test_counts(number: int, text: str) -> None:
-    assert counted(number, "case") == text
+def test_counts_lists_and_choices() -> None:
+    counts = {0: "0 cases", 1: "1 case", 2: "2 cases", 2000: "2,000 cases"}
+    assert {number: counted(number, "case") for number in counts} == counts
+    lists = {"": "", "a": "a", "ab": "a and b", "abc": "a, b and c"}
+    assert {names: listed(iter(names)) for names in lists} == lists
+    assert [listed_or(names) for names in ([], ["a"], ["a", "b", "c"])] == ["", "a", "a, b or c"]
 
 
-@pytest.mark.parametrize(
-    ("names", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
-)
-def test_lists(names: list[str], text: str) -> None:
-    assert listed(names) == text
-    assert listed(iter(names)) == text
-
-
-@pytest.mark.parametrize(("names", "text"), [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b or c")])
-def test_choices(names: list[str], text: str) -> None:
-    assert listed_or(names) == text
-
-
-DTYPES = ["float64", "bfloat16", "int8"]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("bflaot16", "did you mean bfloat16? (expected float64, bfloat16, int8)"),
-        ("Int8", "did you mean int8? (expected float64, bfloat16, int8)"),
-        ("complex", "expected float64, bfloat16, int8"),
-        ("", "expected float64, bfloat16, int8"),
-        ("x" * 100_000, "expected float64, bfloat16, int8"),
-    ],
-    ids=["letters swapped", "capitals", "nothing near", "nothing", "endless"],
-)
-def test_what_is_nearly_called_so_is_asked_for(name: str, said: str) -> None:
-    assert expected(name, DTYPES, one_of=False) == said
-
-
-def test_a_command_takes_the_place_of_a_list_where_something_is_near() -> None:
-    assert (
-        expected("flaot64", DTYPES, "`attncheck list dtypes`")
-        == "did you mean float64? (`attncheck list dtypes` lists all)"
-    )
-    assert expected("word", DTYPES, "`attncheck list dtypes`") == "expected one of float64, bfloat16, int8"
-
-
-HARMLESS_FIRST = [
-    "agree",
-    "unverified",
-    "unsupported",
-    "misprint",
-    "semantic",
-    "numeric",
-    "nonfinite",
-    "dtype",
-    "shape",
-    "xpass",
-    "untried",
-    "error",
-    "timeout",
-    "crash",
-]
-
-
-EXIT_CODES = {
-    0: {"agree", "unverified", "unsupported"},
-    1: {"misprint", "semantic", "numeric", "nonfinite", "dtype", "shape", "xpass"},
-    3: {"untried", "error", "timeout", "crash"},
-}
-
-
-def test_verdicts_are_written_as_their_words() -> None:
-    assert [str(verdict) for verdict in Verdict] == HARMLESS_FIRST
-    assert Verdict("numeric") is Verdict.NUMERIC
-
-
-def test_severity_follows_the_order_from_harmless_to_severe() -> None:
-    assert sorted(Verdict, key=lambda verdict: verdict.severity) == [Verdict(word) for word in HARMLESS_FIRST]
-    assert len({verdict.severity for verdict in Verdict}) == len(HARMLESS_FIRST)
-
-
-def test_each_verdict_has_the_exit_code_of_the_design() -> None:
-    assert {word: Verdict(word).exit_code for word in HARMLESS_FIRST} == {
-        word: ExitCode(code) for code, words in EXIT_CODES.items() for word in words
+def test_what_is_nearly_called_so_is_asked_for() -> None:
+    dtypes = ["float64", "bfloat16", "int8"]
+    all_of_them = "expected float64, bfloat16, int8"
+    said = {
+        "bflaot16": f"did you mean bfloat16? ({all_of_them})",
+        "Int8": f"did you mean int8? ({all_of_them})",
+        **dict.fromkeys(("complex", "", "x" * 100_000), all_of_them),
+    }
+    assert {name: expected(name, dtypes, one_of=False) for name in said} == said
+    with_a_command = {name: expected(name, dtypes, "`attncheck list dtypes`") for name in ("flaot64", "word")}
+    assert with_a_command == {
+        "flaot64": "did you mean float64? (`attncheck list dtypes` lists all)",
+        "word": "expected one of float64, bfloat16, int8",
     }
 
 
-@pytest.mark.parametrize(("milder", "graver"), [("agree", "unsupported"), ("misprint", "numeric"), ("shape", "error")])
-def test_the_worst_of_several_wins_in_any_order(milder: str, graver: str) -> None:
-    for order in permutations([Verdict(milder), Verdict(graver), Verdict.AGREE]):
-        assert worst(list(order)) is Verdict(graver)
+EXIT_CODES = {
+    0: ["agree", "unverified", "unsupported"],
+    1: ["misprint", "semantic", "numeric", "nonfinite", "dtype", "shape", "xpass"],
+    3: ["untried", "error", "timeout", "crash"],
+}
+"""Verdicts from harmless to severe, by their exit codes."""
 
 
-def test_the_worst_of_none_is_that_all_agree() -> None:
+def test_verdicts_have_their_words_severities_and_exit_codes() -> None:
+    words = [word for own in EXIT_CODES.values() for word in own]
+    assert [str(verdict) for verdict in Verdict] == words
+    assert sorted(Verdict, key=lambda verdict: verdict.severity) == [Verdict(word) for word in words]
+    assert len({verdict.severity for verdict in Verdict}) == len(words)
+    assert all(Verdict(word).exit_code is ExitCode(code) for code, own in EXIT_CODES.items() for word in own)
+    for milder, graver in (("agree", "unsupported"), ("misprint", "numeric"), ("shape", "error")):
+        for order in permutations([Verdict(milder), Verdict(graver), Verdict.AGREE]):
+            assert worst(list(order)) is Verdict(graver)
     assert worst([]) is Verdict.AGREE
 
 
 PACKAGE = Path(elements.__file__).parent
 
 
-@pytest.mark.parametrize(
-    ("index", "name", "expected"),
-    [
-        ((0, 2, 8, 4), "output", "output[0, 2, 8, 4]"),
-        ("0,2,8,4", "output", "output[0, 2, 8, 4]"),
-        ("3", "", "[3]"),
-        ("", "largest", "largest"),
-        ("", "", "[]"),
-    ],
-)
-def test_an_element_is_written_behind_its_array(index: str | tuple[int, ...], name: str, expected: str) -> None:
-    assert written_element(index, name) == expected
-
-
-def test_what_results_keep_is_read_back() -> None:
+def test_an_element_is_written_behind_its_array_and_read_back() -> None:
+    written: dict[tuple[str | tuple[int, ...], str], str] = {
+        ((0, 2, 8, 4), "output"): "output[0, 2, 8, 4]",
+        ("0,2,8,4", "output"): "output[0, 2, 8, 4]",
+        ("3", ""): "[3]",
+        ("", "largest"): "largest",
+        ("", ""): "[]",
+    }
+    assert {key: written_element(*key) for key in written} == written
     assert stored_index((0, 12, 3)) == "0,12,3"
-    assert index_from("0,12,3") == (0, 12, 3)
-    assert index_from("") == ()
+    assert (index_from("0,12,3"), index_from("")) == ((0, 12, 3), ())
 
 
-@pytest.mark.parametrize(
-    ("shape", "is_transposed", "expected"),
-    [
-        ((1, 1, 4, 5), False, "w[2, 3]"),
-        ((1, 1, 4, 5), True, "w[3, 2]"),
-        ((1, 2, 4, 5), False, "w[0, 2, 3]"),
-        ((1, 1, 1, 5), False, "w[3]"),
-        ((2, 1, 4, 5), True, "w[0, 0, 3, 2]"),
-        ((4, 5), False, "w[0, 0, 2, 3]"),
-    ],
-)
-def test_a_document_counts_without_leading_axes_of_length_1(
-    shape: tuple[int, ...], is_transposed: bool, expected: str
-) -> None:
-    index = (0, 0, 0, 3) if shape == (1, 1, 1, 5) else (0, 0, 2, 3)
-    assert written_element(index, "w", DocumentLayout(shape, is_transposed)) == expected
-
-
-def test_a_single_element_keeps_one_axis() -> None:
-    assert written_element("0,0,0,0", layout=DocumentLayout((1, 1, 1, 1))) == "[0]"
-
-
-def test_only_a_document_has_a_layout_of_its_own() -> None:
-    assert layout_of("w", (1, 1, 4, 5), [("w", True)], is_document=False) is None
-    assert layout_of("w", (1, 1, 4, 5), [("w", True)], is_document=True) == DocumentLayout((1, 1, 4, 5), True)
-    assert layout_of("x", (1, 1, 4, 5), [("w", True)], is_document=True) == DocumentLayout((1, 1, 4, 5), False)
+def test_a_document_counts_without_leading_axes_of_length_1() -> None:
+    written = {
+        ((1, 1, 4, 5), False): "w[2, 3]",
+        ((1, 1, 4, 5), True): "w[3, 2]",
+        ((1, 2, 4, 5), False): "w[0, 2, 3]",
+        ((2, 1, 4, 5), True): "w[0, 0, 3, 2]",
+        ((4, 5), False): "w[0, 0, 2, 3]",
+    }
+    assert {each: written_element((0, 0, 2, 3), "w", DocumentLayout(*each)) for each in written} == written
+    assert written_element((0, 0, 0, 3), "w", DocumentLayout((1, 1, 1, 5))) == "w[3]"
+    assert written_element("0,0,0,0", layout=DocumentLayout((1, 1, 1, 1))) == "[0]"  # one axis stays
+    shape, own = (1, 1, 4, 5), [("w", True)]
+    assert layout_of("w", shape, own, is_document=False) is None
+    assert [layout_of(name, shape, own, is_document=True) for name in "wx"] == [
+        DocumentLayout(shape, is_transposed) for is_transposed in (True, False)
+    ]
 
 
 def test_nothing_else_writes_an_index() -> None:
@@ -237,12 +169,9 @@ def test_an_evaluation_that_hangs_makes_the_rate_smaller() -> None:
     assert str(pace) == "5 of 10 evaluations, 0 failing, 0.4 a second, 12 s left"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (187, "3:07 min"), (3599, "59:59 min"), (3720, "1:02 h")],
-)
-def test_a_time_is_written_as_people_do(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_a_time_is_written_as_people_do() -> None:
+    times = {0.4: "0 s", 59.4: "59 s", 59.6: "1:00 min", 187: "3:07 min", 3599: "59:59 min", 3720: "1:02 h"}
+    assert {seconds: duration(seconds) for seconds in times} == times
 
 
 def test_above_a_bar_stand_the_first_failures_and_the_others_are_counted() -> None:
@@ -306,34 +235,19 @@ def test_a_case_says_what_it_computes_on_what() -> None:
     ]
 
 
-@pytest.fixture(scope="module")
-def lines() -> list[str]:
-    return list(case_lines(list_cases(select_cases(["kernel_shapes/*", "gradients/*", "attention/*"]))))
-
-
-def test_columns_stand_below_each_other_and_fit_100(lines: list[str]) -> None:
+def test_columns_stand_below_each_other_fit_100_and_no_tag_is_lost() -> None:
+    records = list_cases(select_cases(["kernel_shapes/*", "gradients/*", "attention/*"]))
+    lines = list(case_lines(records))
     described = [line for line in lines if line.startswith("  ") and line[2] != " "]
     ids = [line for line in lines if not line.startswith(" ")]
     assert len(described) == len(ids) > 100
-    starts = {line.index(" B=") for line in described if " B=" in line}
-    assert len(starts) == 1
-    long = [line for line in lines if line.startswith(" ") and len(line) > 100]
-    assert len(long) < len(described) / 10
-
-
-def test_no_tag_is_lost(lines: list[str]) -> None:
-    text = "\n".join(lines)
-    for case in list_cases(select_cases(["kernel_shapes/*"])):
-        for tag in case["tags"]:
-            assert tag in text
-
-
-def test_nothing_selected_has_no_line() -> None:
+    assert len({line.index(" B=") for line in described if " B=" in line}) == 1
+    assert len([line for line in lines if line.startswith(" ") and len(line) > 100]) < len(described) / 10
+    assert [tag for case in records for tag in case["tags"] if tag not in "\n".join(lines)] == []
     assert list(case_lines([])) == []
 
 
 NUMPY = Implementation(BACKENDS["numpy"])
-
 
 KERNEL = "def attention(query, key, value):\n    return value\n"
 
@@ -365,13 +279,9 @@ def test_what_looks_like_an_option_is_given_as_a_file() -> None:
     )
 
 
-def test_a_bundled_implementation_is_named_by_its_name_even_where_a_run_did_not_say() -> None:
+def test_a_bundled_one_is_named_by_its_name_and_limits_that_are_not_as_ever_are_said() -> None:
     assert words_again([NUMPY], Limits(), Path("elsewhere")) == {"numpy.eager": ["numpy.eager"]}
-    assert words_of("torch.sdpa", {}) == ["torch.sdpa"]
-    assert words_of("mine.attention", {}) == []
-
-
-def test_limits_that_are_not_as_ever_are_said() -> None:
+    assert (words_of("torch.sdpa", {}), words_of("mine.attention", {})) == (["torch.sdpa"], [])
     limits = Limits(threads=2, case_seconds=0.5, hard_memory_limit=3 * 2**29)
     assert words_again([NUMPY], limits, None) == {
         "numpy.eager": ["numpy.eager", "--threads", "2", "--time-limit", "0.5", "--memory-limit", "1.5"]
@@ -388,30 +298,16 @@ def test_an_own_one_is_named_as_it_was_given_with_its_framework_and_where_its_re
     assert words_again([own], Limits(), Path("results/latest")) == {own.name: words}
     assert words_again([own], Limits(), Path("my results")) == {own.name: [*words, "--results", "my results"]}
     assert words_again([own], Limits(), None) == {own.name: words}
+    handed_over = select_callable(lambda query, key, value: value, None, None)
+    assert words_again([handed_over], Limits(), None) == {}
 
 
-def test_an_object_has_no_name_on_a_command_line() -> None:
-    own = select_callable(lambda query, key, value: value, None, None)
-    assert words_again([own], Limits(), None) == {}
-
-
-LONG = "file/" + "-".join(["word"] * 20)
-
-
-def test_a_short_name_is_kept() -> None:
-    assert (
-        script_name("folder/file/a-short-name", "torch.sdpa", "float32") == "repro_a_short_name_torch.sdpa_float32.py"
-    )
-
-
-def test_long_names_that_begin_alike_stay_apart() -> None:
-    first, second = (script_name(f"{LONG}-{end}", "numpy.eager", "float64") for end in ("one", "two"))
-    assert first != second
-    assert first == script_name(f"{LONG}-one", "numpy.eager", "float64")
+def test_scripts_have_short_names_that_stay_apart() -> None:
+    assert script_name("folder/file/a-name", "torch.sdpa", "float32") == "repro_a_name_torch.sdpa_float32.py"
+    long = "file/" + "-".join(["word"] * 20)
+    first, second, again = (script_name(f"{long}-{end}", "numpy.eager", "float64") for end in ("one", "two", "one"))
+    assert first == again != second
     assert len(first) == len("repro_") + 60 + len("_numpy.eager_float64.py")
-
-
-def test_no_two_cases_of_the_corpus_share_a_name() -> None:
     names = Counter(script_name(case.id, "numpy.eager", "float32") for case in select_cases(tiles=[48]).cases)
     assert max(names.values()) == 1
 
@@ -431,47 +327,27 @@ def test_the_nearest_section_counts_and_its_paths_start_at_its_file(tmp_path: Pa
     assert read_config(inner) == RunOptions(
         cases=(str(tmp_path / "own"),), expected_failure_lists=(tmp_path / "known.yaml",)
     )
+    for text in ("[tool.other]\nx = 1\n", "tool = 3\n"):
+        assert read_config(project(tmp_path, text)) == RunOptions()
 
 
-def test_without_a_section_there_is_nothing(tmp_path: Path) -> None:
-    assert read_config(project(tmp_path, "[tool.other]\nx = 1\n")) == RunOptions()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_section_that_says_nothing_sensible_is_told_in_one_line(tmp_path: Path) -> None:
+    for text, message in (
         ("[tool.attncheck]\ncase = []\n", "tool.attncheck.case: unknown; expected cases, expected_failures"),
         ("[tool.attncheck]\ncases = 'own'\n", "tool.attncheck.cases: expected a list of paths"),
         ("[tool.attncheck]\ncases = ['gone']\n", "tool.attncheck.cases: there is no"),
         ("[tool]\nattncheck = 3\n", "tool.attncheck: expected a table"),
         ("[tool.attncheck\n", "cannot be read"),
-    ],
-)
-def test_a_section_that_says_nothing_sensible_is_a_usage_error(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        read_config(project(tmp_path, text))
-    assert message in str(error.value)
-    assert "pyproject.toml" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("tool = 3\n", None),
         ("x = " + "[" * 2000 + "]" * 2000 + "\n", "nested too deep"),
         (f"x = {'9' * 5000}\n", "cannot be read"),
-        ("[tool.attncheck]\ncases = ['a\\u0000b']\n".replace("'", '"'), "there is no"),
+        ('[tool.attncheck]\ncases = ["a\\u0000b"]\n', "there is no"),
         (f"[tool.attncheck]\ncases = ['{'x' * 5000}']\n", "there is no"),
         ('[tool.attncheck]\n"a\\nb" = 1\n', "tool.attncheck.'a\\nb': unknown"),
-    ],
-)
-def test_what_is_hostile_is_told_in_one_line_or_is_no_section(tmp_path: Path, text: str, words: str | None) -> None:
-    project(tmp_path, text)
-    if words is None:
-        assert read_config(tmp_path) == RunOptions()
-        return
-    with pytest.raises(UsageError) as error:
-        read_config(tmp_path)
-    assert words in str(error.value)
-    assert str(error.value).isprintable()
-    assert len(str(error.value)) < 1000
+    ):
+        with pytest.raises(UsageError) as error:
+            read_config(project(tmp_path, text))
+        told = str(error.value)
+        assert message in told
+        assert "pyproject.toml" in told
+        assert told.isprintable()
+        assert len(told) < 1000

@@ -1,13 +1,15 @@
-"""The content of the catalogue; ``tests/net/test_catches.py`` holds that its faults are caught."""
+"""The content of the catalogue, and how subjects come into it; that they are caught is held by ``tests/net``."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import attncheck.mutation
 from attncheck.dtypes import numpy_dtype
@@ -15,7 +17,20 @@ from attncheck.execution.operations import run_operation
 from attncheck.execution.worker import Task
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS, TOPICS, variant_named
 from attncheck.mutation.kernel import Kernel
-from attncheck.mutation.mutant import WIDE, Control, subjects_of_module
+from attncheck.mutation.mutant import (
+    EVERY,
+    WIDE,
+    Control,
+    Equivalent,
+    Mutant,
+    control,
+    equivalent,
+    mutant,
+    subjects_of_module,
+)
+from attncheck.mutation.variant import Steps, Variant
+
+Array = NDArray[Any]
 
 ALL_DTYPES = {*WIDE, "bfloat16", "float16"}
 LOG_SUM_EXP_IN_FLOAT32 = {
@@ -29,18 +44,17 @@ LOG_SUM_EXP_IN_FLOAT32 = {
 def test_names_are_unique_and_can_be_written_in_an_identifier() -> None:
     assert len(SUBJECTS) == len(MUTANTS) + len(CONTROLS) + len(EQUIVALENT)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]+", name) for name in SUBJECTS)
+    assert variant_named("reference") == SUBJECTS["reference"].backend
+    with pytest.raises(KeyError):
+        variant_named("no_such_fault")
 
 
-def test_at_least_four_hundred_faults_are_counted_and_spread_over_the_topics() -> None:
+def test_at_least_four_hundred_faults_are_spread_over_the_topics_and_fifty_variants_are_honest() -> None:
     topics = Counter(mutant.topic for mutant in MUTANTS)
     wanted = {"scale", "softmax", "precision", "masks", "causal", "blocks", "heads", "projections"}
     wanted |= {"gradients", "caches", "windows", "softcap", "grouped", "lengths", "layouts", "other scores"}
     assert len(MUTANTS) >= 407
-    assert wanted <= set(topics)
     assert min(topics[topic] for topic in wanted) >= 5
-
-
-def test_at_least_fifty_variants_are_honest_and_twenty_of_them_in_all_dtypes() -> None:
     assert len(CONTROLS) >= 50
     assert sum(set(honest.dtypes) == ALL_DTYPES for honest in CONTROLS) >= 20
 
@@ -64,12 +78,6 @@ def test_every_module_that_registers_subjects_is_a_topic_of_the_catalogue() -> N
     assert all(subjects_of_module(topic.__name__) for topic in TOPICS)
 
 
-def test_a_variant_is_found_by_its_name() -> None:
-    assert variant_named("reference") == SUBJECTS["reference"].backend
-    with pytest.raises(KeyError):
-        variant_named("no_such_fault")
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_kernels_with_ends_in_16_bits_return_16_bits(dtype: str) -> None:
     rng = np.random.default_rng(20240711)
@@ -90,3 +98,57 @@ def test_kernels_with_ends_in_16_bits_return_16_bits(dtype: str) -> None:
             if not set(found.values()) <= {dtype} or of_statistics != ({"float32"} if is_wide else set()):
                 offenders.append((subject.name, task.operation, found, of_statistics))
     assert not offenders
+
+
+# The decorators that put subjects into the catalogue
+
+SCORES = np.array([[[[0.0, 1.0]]]])
+
+
+@mutant("softcap", "_cap", at="capped", defect="no cap", diagnosis="softcap-ignored")
+def uncapped(scores: Array, softcap: float) -> Array:
+    return scores
+
+
+def _doubled(step: Any) -> Steps:
+    return {"_cap": lambda scores, softcap: step(scores, 2 * softcap)}
+
+
+mutant("softcap", _doubled, at="capped", defect="another cap", dtypes=("float64",), name="cap_of_two")(np.minimum)
+control(why="nothing is replaced", hidden=frozenset({"log_sum_exp"}), name="same")({})
+
+
+@control(Kernel, why="nothing is replaced between the ends")
+def widened(store: Any) -> Steps:
+    return {}
+
+
+equivalent(defect="none", proof="nothing is replaced", name="nothing")({})
+
+
+def test_subjects_are_those_of_a_module_in_the_order_of_its_lines() -> None:
+    found = subjects_of_module(__name__)
+    assert [each.name for each in found] == ["uncapped", "cap_of_two", "same", "widened", "nothing"]
+    assert [type(each) for each in found] == [Mutant, Mutant, Control, Control, Equivalent]
+    assert subjects_of_module("no.such.module") == ()
+
+
+def test_what_a_decorator_says_is_what_the_subject_says() -> None:
+    first, second, *_ = subjects_of_module(__name__)
+    assert isinstance(first, Mutant)
+    assert isinstance(second, Mutant)
+    assert (first.topic, first.first_wrong_stage, first.defect) == ("softcap", "capped", "no cap")
+    assert (first.dtypes, first.diagnosis) == (EVERY, ("softcap-ignored",))
+    assert (second.dtypes, second.diagnosis) == (("float64",), ())
+
+
+def test_a_form_is_a_steps_name_or_makes_steps_or_a_variant_or_is_left_out() -> None:
+    first, second, same, kernel, _ = subjects_of_module(__name__)
+    one = np.full((1, 1, 1, 1), 3.0)
+    assert uncapped(SCORES, 1.0) is SCORES, "it stays what it is"
+    assert first.backend.dot_scores(one, one, softcap=2.0)["capped"] == 9
+    assert second.backend.dot_scores(one, one, softcap=2.0)["capped"] == 4
+    assert list(same.backend.softmax(SCORES)) == ["weights"]
+    assert isinstance(kernel.backend, Kernel)
+    assert not isinstance(same.backend, Kernel)
+    assert isinstance(same.backend, Variant)

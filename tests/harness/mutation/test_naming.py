@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from attncheck.judging.diagnosis import Decision, Fit
 from attncheck.judging.readings import Readings
 from attncheck.judging.truth import Truth
@@ -45,25 +43,15 @@ SOME = {
 NOTHING = ("one_added_to_the_sum", "two_values_swapped", "causal_by_groups_of_four", "last_value_column_zero")
 
 
-@pytest.fixture(scope="module")
-def names() -> dict[str, str]:
+def test_a_fault_is_named_by_what_it_is_or_not_at_all() -> None:
     subjects = [SUBJECTS[name] for name in (*SOME, *NOTHING)]
     frames = run_mutants(select_cases(FEW).cases, subjects=[*subjects, *CONTROLS[:3]])
     assert frames.names_well
     assert frames.naming() == {RIGHTLY: len(SOME), WRONGLY: 0, NOT_NAMED: len(NOTHING)}
-    return dict(zip(frames.subjects["subject"], frames.subjects["named"], strict=True))
-
-
-@pytest.mark.parametrize("subject", SOME)
-def test_a_fault_is_named_by_what_it_is(names: dict[str, str], subject: str) -> None:
-    assert names[subject] == SOME[subject]
-    mutant = next(mutant for mutant in MUTANTS if mutant.name == subject)
-    assert SOME[subject] in mutant.diagnosis
-
-
-@pytest.mark.parametrize("subject", [*NOTHING, *(honest.name for honest in CONTROLS[:3])])
-def test_what_has_no_name_gets_none(names: dict[str, str], subject: str) -> None:
-    assert names[subject] == ""
+    names = dict(zip(frames.subjects["subject"], frames.subjects["named"], strict=True))
+    assert names == SOME | dict.fromkeys((*NOTHING, *(honest.name for honest in CONTROLS[:3])), "")
+    declared = {mutant.name: mutant.diagnosis for mutant in MUTANTS}
+    assert [name for name, diagnosis in SOME.items() if diagnosis not in declared[name]] == []
 
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
@@ -75,10 +63,6 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
     assert how_named(honest, ("scale-one",)) == WRONGLY
     fit = Fit("scale-one", "", "scores", "numeric", "1")
     assert names_of([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
-
-
-def test_every_name_that_a_fault_may_have_is_explained() -> None:
-    assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= NAMED
 
 
 def test_every_name_that_a_case_can_give_is_explained_and_no_other() -> None:
@@ -93,3 +77,4 @@ def test_every_name_that_a_case_can_give_is_explained_and_no_other() -> None:
             truth = Truth(operation, posed.options, posed.inputs, case.dtypes[0], False, {}, as_called=was_called)
             given |= {each.name for each in Readings.of(truth, posed).alternatives}
     assert given == NAMED
+    assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= NAMED

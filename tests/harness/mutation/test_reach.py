@@ -1,3 +1,5 @@
+"""What is told of a fault from a step alone: that it has the bits of the reference."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -83,21 +85,19 @@ def test_a_step_is_compared_where_it_is_replaced_alone(task: Task, recorder: Rec
     assert _decided(run, {"attention._weighted_sum": np.matmul})
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        pytest.param(lambda scores: -np.abs(scores) * 0.0, id="other numbers"),
-        pytest.param(lambda scores: scores.astype(np.float32), id="another dtype"),
-        pytest.param(lambda scores: scores[..., :1], id="another shape"),
-        pytest.param(np.asfortranarray, id="another layout, in which a product may be added up in another order"),
-        pytest.param(lambda scores: list(scores), id="another type"),
-        pytest.param(lambda scores: np.nextafter(scores, np.inf), id="the last bit"),
-    ],
-)
-def test_whatever_code_can_tell_apart_is_not_the_same(changed: Any, task: Task, recorder: Recorder) -> None:
+def test_whatever_code_can_tell_apart_is_not_the_same(task: Task, recorder: Recorder) -> None:
     run = recorder.run(task)
+    changes: dict[str, Any] = {
+        "other numbers": lambda scores: -np.abs(scores) * 0.0,
+        "another dtype": lambda scores: scores.astype(np.float32),
+        "another shape": lambda scores: scores[..., :1],
+        "another layout, in which a product may be added up in another order": np.asfortranarray,
+        "another type": list,
+        "the last bit": lambda scores: np.nextafter(scores, np.inf),
+    }
+    for change in changes.values():
+        assert not _decided(run, {"_dot": lambda query, key, change=change: change(numpy_backend._dot(query, key))})
     assert _decided(run, {"_dot": lambda query, key: numpy_backend._dot(query, key).copy()})
-    assert not _decided(run, {"_dot": lambda query, key: changed(numpy_backend._dot(query, key))})
 
 
 def test_the_sign_of_a_zero_is_told_and_a_nan_is_the_same_nan(recorder: Recorder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -127,47 +128,39 @@ def test_a_damaged_entry_is_replaced(cases: list[Case], store: Store, judged: li
     assert not judged
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{}x", b'{"a": 3}', b'{"a": [["scores"]]}', b'"text"', b"[1]"])
-def test_an_entry_that_is_whole_and_says_something_else_is_none(
-    cases: list[Case], store: Store, content: bytes
-) -> None:
-    import zlib
-
+def test_an_entry_that_is_whole_and_says_something_else_is_none(cases: list[Case], store: Store) -> None:
     unit = unit_of(cases[0], 0, "float64")
     asked = FINDINGS, store, unit.case, unit.dtype, unit.inputs
     key = remembered_unit(*asked).key
     assert key is not None
-    for data in (content, zlib.compress(content)):
-        store.put(key, data)
-        unit_again = remembered_unit(*asked)
-        assert unit_again.get("a", lambda: (NOTHING,)) == (NOTHING,)
+    for content in (b"[]", b"{}x", b'{"a": 3}', b'{"a": [["scores"]]}', b'"text"', b"[1]"):
+        for data in (content, zlib.compress(content)):
+            store.put(key, data)
+            unit_again = remembered_unit(*asked)
+            assert unit_again.get("a", lambda: (NOTHING,)) == (NOTHING,)
 
 
 NOTHING = StageResult("scores", None, False, False, 0.25, False, True, None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "found"),
-    [
+def test_what_is_kept_comes_back(store: Store) -> None:
+    fit = Fit("a", "b", "scores", "numeric", "c", "d", True)
+    kept: tuple[tuple[Kind[Any], Any], ...] = (
         (FINDINGS, ()),
         (FINDINGS, (NOTHING, NOTHING._replace(tier="proven", caught=True, ratio=float("inf")))),
         (FINDINGS, (NOTHING._replace(stage="", tier="error", ratio=None),)),
         (EVIDENCE, None),
-        (
-            EVIDENCE,
-            Evidence((Fit("a", "b", "scores", "numeric", "c", "d", True),), frozenset("xy"), "scores", "scoring"),
-        ),
+        (EVIDENCE, Evidence((fit,), frozenset("xy"), "scores", "scoring")),
         (EVIDENCE, Evidence()),
-    ],
-)
-def test_what_is_kept_comes_back(kind: Kind[Any], found: Any, store: Store) -> None:
-    key = Key("faults", "0123")
-    unit = RememberedUnit(kind, store, key)
-    unit.get("digest", lambda: found)
-    unit.keep()
-    data = store.get(key)
-    assert data is not None
-    assert kind.known(data) == {"digest": found}
+    )
+    for number, (kind, found) in enumerate(kept):
+        key = Key("faults", f"012{number}")
+        unit = RememberedUnit(kind, store, key)
+        unit.get("digest", lambda found=found: found)
+        unit.keep()
+        data = store.get(key)
+        assert data is not None
+        assert kind.known(data) == {"digest": found}
 
 
 def test_what_nobody_asks_for_goes_when_there_is_too_much(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

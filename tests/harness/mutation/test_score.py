@@ -1,19 +1,23 @@
+"""The score of a catalogue: which faults are caught, by what, and which cases are spared."""
+
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from processes import has_ended, wait_until
 
 from attncheck.execution.worker import Failure, Task, evaluate_on
 from attncheck.mutation import score
-from attncheck.mutation.catalogue import EQUIVALENT, SUBJECTS
+from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
 from attncheck.mutation.entry import entry_of
 from attncheck.mutation.judgement import ExactJudge, StageFinding
 from attncheck.mutation.mutant import EVERY, Mutant, Subject
@@ -31,8 +35,10 @@ from attncheck.mutation.scoring import Question, ScorersHere
 from attncheck.mutation.summary import MutationFrames
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL
 from attncheck.mutation.variant import Variant
+from attncheck.mutation.workers import in_processes
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, make_exact_inputs
+from attncheck.reading.selection import select_cases
 
 CASES = """\
 title: Two cases
@@ -76,10 +82,6 @@ def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(
         ("explicit_scale_ignored", "float32"),
     }
     assert frames.score == pytest.approx(1 / 3)
-
-
-def test_a_fault_that_one_case_alone_catches_is_told(cases: list[Case]) -> None:
-    frames = run_mutants(cases, subjects=subjects("scale_missing", "explicit_scale_ignored", "mask_ignored"))
     assert frames.caught_once.to_dict("records") == [
         {"subject": "explicit_scale_ignored", "case": "prefix/typed"},
         {"subject": "scale_missing", "case": "prefix/drawn"},
@@ -203,16 +205,11 @@ def test_a_kernel_is_held_against_the_same_kernel_without_its_fault(load_text: C
     assert set(frames.evaluations["subject"]) == {"scores_summed_in_16_bits"}, "no gradients: the other is not reached"
 
 
-def test_the_first_flagged_stage_is_the_one_that_a_catch_names(cases: list[Case]) -> None:
+def test_a_catch_names_the_first_flagged_stage_of_those_that_are_visible(cases: list[Case]) -> None:
     catches = run_mutants(cases, subjects=subjects("scale_missing")).catches
-    assert set(catches["stage"]) == {"scores"}
-    assert set(catches["tiers"]) == {"proven"}
-
-
-def test_with_the_output_alone_visible_a_fault_is_caught_there(cases: list[Case]) -> None:
+    assert (set(catches["stage"]), set(catches["tiers"])) == ({"scores"}, {"proven"})
     frames = run_mutants(cases, subjects=subjects("scale_missing"), visible={"output"})
-    assert set(frames.evaluations["stage"]) == {"output"}
-    assert set(frames.catches["stage"]) == {"output"}
+    assert set(frames.evaluations["stage"]) == set(frames.catches["stage"]) == {"output"}
 
 
 def test_honest_and_equivalent_variants_are_not_flagged_and_not_counted(cases: list[Case]) -> None:
@@ -284,20 +281,19 @@ def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[
 def test_a_variant_that_hides_the_result_is_passed_over_and_one_that_loses_another_is_caught(
     load_text: Callable[[str], list[Case]],
 ) -> None:
-    text = CASES.replace("operation: attention", "operation: softmax")
-    head = text[: text.index("cases:")]
+    head = CASES[: CASES.index("cases:")].replace("operation: attention", "operation: softmax")
     softmax = load_text(head + "cases:\n  - name: Typed\n    inputs: {scores: {values: [[1, 2]]}}\n")
 
     def normalise(scores: Any, *given: Any) -> Any:
         return {"log_sum_exp": scores[..., 0], "masked": scores}
 
-    hides = Mutant(
-        "hides", "", "", Variant({"_softmax_with_sinks": normalise}, hidden=frozenset({"weights"})), "weights", EVERY
+    variants = {
+        name: Variant({"_softmax_with_sinks": normalise}, hidden=frozenset({hidden}))
+        for name, hidden in (("hides", "weights"), ("loses", "masked"))
+    }
+    frames = run_mutants(
+        softmax, subjects=[Mutant(name, "", "", variant, "weights", EVERY) for name, variant in variants.items()]
     )
-    loses = Mutant(
-        "loses", "", "", Variant({"_softmax_with_sinks": normalise}, hidden=frozenset({"masked"})), "weights", EVERY
-    )
-    frames = run_mutants(softmax, subjects=[hides, loses])
     assert set(frames.evaluations["subject"]) == {"loses"}
     assert set(frames.evaluations["tier"]) == {"error"}
 
@@ -328,9 +324,8 @@ def test_a_variant_that_hides_the_projected_keys_of_a_batch_without_entries_is_j
     assert not frames.evaluations["caught"].any()
 
 
-@pytest.mark.parametrize(
-    ("got", "exact", "dtype", "rejecting"),
-    [
+def test_common_tolerances_reject_what_their_formula_rejects() -> None:
+    for got, exact, dtype, rejecting in (
         (1 + 1e-6, 1.0, "float32", set()),
         (1 + 5e-5, 1.0, "float32", {"assert_close", "allclose"}),
         (1 + 3e-7, 1.0, "float64", {"assert_close"}),
@@ -339,14 +334,10 @@ def test_a_variant_that_hides_the_projected_keys_of_a_batch_without_entries_is_j
         (-np.inf, -np.inf, "float32", set()),
         (np.inf, -np.inf, "float32", set(RULES)),
         (-1e4, -np.inf, "float32", set(RULES)),
-    ],
-)
-def test_common_tolerances_reject_what_their_formula_rejects(
-    got: float, exact: float, dtype: str, rejecting: set[str]
-) -> None:
-    arrays = np.array([got], dtype), np.array([exact], dtype)
-    assert {name for name, rejects in rejected_by_rules(*arrays, dtype).items() if rejects} == rejecting
-    assert ("allclose" in rejecting) == (not np.allclose(*arrays))
+    ):
+        arrays = np.array([got], dtype), np.array([exact], dtype)
+        assert {name for name, rejects in rejected_by_rules(*arrays, dtype).items() if rejects} == rejecting
+        assert ("allclose" in rejecting) == (not np.allclose(*arrays))
 
 
 def test_an_entry_reaches_a_worker_without_importing_numpy() -> None:
@@ -361,3 +352,38 @@ def test_the_harness_runs_a_mutant_in_a_worker_like_any_implementation(run_small
     _, run = run_small([entry_of("sums_sequential"), entry_of("reference"), entry_of("one_added_to_the_sum")])
     flagged = run.rows[(run.rows["comparison"] == "stage") & (run.rows["verdict"] == "numeric")]
     assert set(flagged["implementation"]) == {"one_added_to_the_sum.eager"}
+
+
+# Several processes
+
+SHARED = ("scale_missing", "softcap_ignored", "keys_reversed", "tail_dropped_after_blocks_of_32", "reference")
+
+
+def test_several_processes_find_what_one_finds() -> None:
+    cases = [*select_cases(["softcap.yaml"]).cases[:4], *select_cases(["probes/long_rows.yaml"]).cases[:1]]
+    subjects = [*(SUBJECTS[name] for name in SHARED), *CONTROLS[:2], *EQUIVALENT[:1]]
+    alone = run_mutants(cases, (0, 1), subjects=subjects)
+    with in_processes(2) as scorers:
+        together = run_mutants(cases, (0, 1), scorers=scorers, subjects=subjects)
+    pd.testing.assert_frame_equal(alone.evaluations, together.evaluations)
+    pd.testing.assert_frame_equal(alone.subjects, together.subjects)
+    assert alone.subjects["named"].any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the processes of others are listed in /proc")
+def test_no_process_outlives_the_one_that_asks_even_if_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, time\n"
+        "from attncheck.mutation.workers import in_processes\n"
+        "if __name__ == '__main__':\n"
+        "    with in_processes(1) as scorers:\n"
+        "        print(scorers.pool.submit(os.getpid).result(), flush=True)\n"
+        "        time.sleep(600)\n"
+    )
+    (tmp_path / "asks.py").write_text(code)
+    with subprocess.Popen([sys.executable, str(tmp_path / "asks.py")], stdout=subprocess.PIPE, text=True) as asks:
+        assert asks.stdout is not None
+        worker = int(asks.stdout.readline())
+        assert not has_ended(worker)
+        asks.kill()
+    wait_until(lambda: has_ended(worker))
