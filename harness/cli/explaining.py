@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import print_document
+from attncheck.cli.output import checked_in, dtype_of, print_document, select_one
 from attncheck.cli.parameters import AsJson, CaseName, DtypeName, ImplementationName, Isa, Results
-from attncheck.cli.shared import checked_in, dtype_of, select_one
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.options import FunctionOptions, LimitOptions
 from attncheck.verdicts import Verdict

@@ -1,7 +1,4 @@
-"""Commands about the harness itself: ``list``, ``schema`` and ``mutants``.
-
-``show``: one case in the terminal, or as an image.
-"""
+"""Commands about the harness itself: ``list``, ``show``, ``schema`` and ``mutants``."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import print_document
+from attncheck.cli.output import checked_in, dtype_of, print_document, print_faults, select_one, split
 from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose
-from attncheck.cli.shared import checked_in, dtype_of, print_faults, select_one, split
 from attncheck.errors import ExitCode, UsageError
 from attncheck.options import (
     DEFAULT_CACHE_SIZE,

@@ -1,17 +1,28 @@
-"""What a command prints for programs: one JSON object on standard output, also where it ends with an error."""
+"""What commands share about one case and about results, and what they print: an answer, JSON, or why there is none."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.errors import AttncheckError, ExitCode
+from attncheck.errors import AttncheckError, ExitCode, OutputError, UsageError
+from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
+    from attncheck.cli.parameters import Outlets
+    from attncheck.reading.case import Case
+    from attncheck.reading.selection import Selection
+    from attncheck.reports.frames import Frames
     from attncheck.reports.machine.documents import Document
+    from attncheck.results.coverage import Minimum
+    from attncheck.results.last_failed import Checked
+
 
 OPTION = "--json"
 
@@ -49,3 +60,146 @@ def command_of(arguments: Sequence[str]) -> str:
     """Return the command that a command line names, as documents name it; empty where it names none."""
     words = [word for word in arguments if not word.startswith("-")]
     return " ".join(words[: 2 if words[:1] == ["vectors"] else 1])
+
+
+DEFAULT_DTYPE = "float32"
+"""Of commands about one case."""
+
+
+def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
+    """Return the one case that is meant, and the selection that it is in.
+
+    What neither the folders below nor the project's configuration lead to, a check's results may.
+    """
+    from attncheck.config import read_config
+    from attncheck.reading import selection
+
+    config = read_config()
+    try:
+        return selection.select_one(case, config.cases, lists=config.expected_failure_lists)
+    except selection.NoSuchCase:
+        found = checked.address(case) if checked else None
+        if found is None or found == case:
+            raise
+    return selection.select_one(found)
+
+
+def checked_in(results: Path | None) -> Checked | None:
+    """Return the results of the check that commands about one case may refer to; None where there are none."""
+    from attncheck.results.last_failed import read_checked
+
+    return read_checked(results or DEFAULT_RESULTS, needed=results is not None)
+
+
+def dtype_of(case: Case, wanted: str | None) -> str:
+    """Return the dtype that is meant: float32 where nothing is said, or the case's first."""
+    if wanted is None:
+        return DEFAULT_DTYPE if DEFAULT_DTYPE in case.dtypes else case.dtypes[0]
+    if wanted not in case.dtypes:
+        raise UsageError(f"{case.id} has no dtype {wanted!r}; expected one of {', '.join(case.dtypes)}")
+    return wanted
+
+
+def print_faults(selection: Selection) -> None:
+    """Say on stderr what is wrong with case files."""
+    for fault in selection.faults:
+        typer.echo(f"attncheck: {fault}", err=True)
+
+
+def split(names: list[str] | None) -> list[str]:
+    """Split a,b and repeated options alike."""
+    return [part for name in names or () for part in name.split(",") if part]
+
+
+def frames_of(runs: list[Path], minimum: Minimum | None = None) -> Frames:
+    """Read results directories back as the frames of one report; ``minimum`` replaces what the runs were asked."""
+    from attncheck.merge import merge_runs
+    from attncheck.reports.build_frames import make_frames
+    from attncheck.results.parts import release_memory
+    from attncheck.results.reader import read_runs
+
+    frames = make_frames(merge_runs(read_runs(runs)))
+    release_memory()
+    if minimum is None:
+        return frames
+    return replace(frames, asked={name: replace(asked, minimum=minimum) for name, asked in frames.asked.items()})
+
+
+def write_frames(frames: Frames, directory: Path) -> Path:
+    """Write the report, and return the file to open first."""
+    from attncheck.reports.write import write_report
+
+    return write_report(frames, directory)
+
+
+@dataclass(frozen=True)
+class ReportPlace:
+    """The folder of results, and the report's file to open first; None where no report is written."""
+
+    results: Path
+    report: Path | None
+
+    @property
+    def shown(self) -> Path:
+        """The report, or the results without one."""
+        return self.results if self.report is None else self.report
+
+
+def show_answer(
+    frames: Frames,
+    place: ReportPlace,
+    code: ExitCode,
+    *,
+    as_json: str = "",
+    quiet: bool,
+    announced: Collection[str] = (),
+) -> None:
+    """Print the answer, for people, or as JSON of the command that is named.
+
+    People are not told again what was ``announced``.
+    """
+    from attncheck.reports.terminal import print_summary
+
+    if as_json:
+        from attncheck.reports.machine.outcome import outcome_document
+
+        print_document(outcome_document(frames, code, command=as_json, report=place.report, results=place.results))
+    elif place.report is not None:
+        print_summary(frames, place.report.with_suffix(".html"), quiet=quiet, announced=announced)
+    else:
+        from attncheck.commands import joined
+
+        print_summary(frames, place.results, quiet=quiet, announced=announced, ending="Results")
+        if not quiet:
+            typer.echo(f"Report: not written; {joined(['attncheck', 'report', str(place.results)])} writes it")
+
+
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+"""Names the file that GitHub shows on a job's page."""
+
+
+def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
+    """Write what the options, or the CI system by its environment, ask for."""
+    asked = (outlets.annotations, outlets.junit_xml, outlets.sarif, outlets.badge, outlets.ci_summary)
+    if not (any(asked) or os.environ.get(SUMMARY_VARIABLE)):
+        return
+    from attncheck.reports.ci import annotation_lines, append_summary, render_ci_summary
+    from attncheck.reports.write import write_badge, write_junit, write_sarif
+
+    report, is_written = place.shown, place.report is not None
+    if outlets.annotations:
+        for line in annotation_lines(frames, report, is_written=is_written):
+            typer.echo(line, err=as_json)
+    if outlets.junit_xml:
+        write_junit(frames, outlets.junit_xml)
+    if outlets.sarif:
+        write_sarif(frames, outlets.sarif)
+    for badge in outlets.badge or ():
+        write_badge(frames, badge)
+    if outlets.ci_summary:
+        append_summary(render_ci_summary(frames, report, is_written=is_written), outlets.ci_summary)
+    elif named := os.environ.get(SUMMARY_VARIABLE):
+        try:
+            append_summary(render_ci_summary(frames, report, is_written=is_written), Path(named))
+        except OutputError as error:  # nobody asked for it here: a container, say, that does not see the CI's file
+            typer.echo(f"attncheck: {error}", err=True)

@@ -1,21 +1,233 @@
-"""Commands that run cases: ``check`` and ``run``."""
+"""The command ``check``: what its options select is run, judged, reported and shown.
+
+``attncheck run`` is short for it without a report (``app.main``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from threading import Thread, Timer
 from typing import TYPE_CHECKING
 
 import typer
 
 from attncheck.cli.app import app, examples
+from attncheck.cli.output import ReportPlace, frames_of, print_faults, show_answer, write_ci_outputs, write_frames
 from attncheck.cli.parameters import AsJson, Isa, Outlets, Watch
-from attncheck.cli.requests import RunRequest, run_request
-from attncheck.cli.shared import ReportPlace, frames_of, show_answer, write_ci_outputs, write_frames
-from attncheck.errors import UsageError
+from attncheck.errors import CaseError, ExitCode, NothingFailed, UsageError
 from attncheck.options import RunOptions
+from attncheck.timing import Times
 
 if TYPE_CHECKING:
-    from attncheck.run import RunSummary
+    from attncheck.execution.describing import DescribedWorkers
+    from attncheck.execution.implementations import ImplementationSelection
+    from attncheck.progress import Watcher
+    from attncheck.reading.selection import Selection
+    from attncheck.results.last_failed import FailedEvaluation, Narrowed
+    from attncheck.run import RunSummary, Settings
+
+
+_NEEDED = ("run", "config", "progress", "execution.implementation_selection")
+"""Modules that every run needs."""
+_NEEDED_AFTERWARDS = ("reports.build_frames", "reports.terminal")
+_NEEDED_FOR_A_REPORT = ("reports.write",)
+
+
+_MOMENT = 0.6
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """Options of a run, and what goes with them from its beginning to what is shown of it."""
+
+    options: RunOptions
+    is_announced: bool = False
+    """Whether people were told already what they may want to know before a run."""
+    times: Times = field(default_factory=Times)
+
+
+def run_request(
+    request: RunRequest,
+    on_failure: Callable[[Watcher, FailedEvaluation], None] = lambda progress, failed: progress.fail(str(failed)),
+) -> RunSummary:
+    """Select, run and judge; print what is wrong with case files; end the program where nothing can be run.
+
+    ``on_failure`` shows a failing evaluation as it is judged.
+    """
+    from attncheck.execution.describing import DescribedWorkers
+
+    with DescribedWorkers() as described:
+        begin_to_load(request, described)
+        return _run(request, described, on_failure)
+
+
+def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
+    """Start the processes of own implementations, and import what a run needs while they load."""
+    begun = False
+    from attncheck.execution.describing import Question
+    from attncheck.execution.user_code import Target, is_own
+
+    options = request.options
+    for pattern in options.implementations:
+        if is_own(pattern):
+            try:
+                target = Target.of(pattern, options.signature or "")
+            except UsageError:
+                return  # which is said where the others are looked at
+            described.begin(Question(target, options.framework, options.threads, options.compilation_cache))
+            begun = True
+    _load(_NEEDED)
+    if begun:
+        _load_what_shows(options)
+
+
+def _load_what_shows(options: RunOptions) -> None:
+    _load((*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if options.report else ())))
+
+
+def _load(names: Iterable[str]) -> None:
+    for name in names:
+        import_module(f"attncheck.{name}")
+
+
+def _run(
+    request: RunRequest, described: DescribedWorkers, on_failure: Callable[[Watcher, FailedEvaluation], None]
+) -> RunSummary:
+    from attncheck.attention.enclosure import SETTLED
+    from attncheck.commands import joined
+    from attncheck.config import selected
+    from attncheck.execution.implementation_selection import select_implementations
+    from attncheck.progress import show_progress
+    from attncheck.run import Settings, run_cases
+
+    SETTLED.clear()
+    options, store = request.options, request.options.store
+    own = (options.backends or None, options.implementations, options.framework)
+    chosen = select_implementations(*own, options.worker_limits, described, options.signature)
+    chosen = chosen.with_standard(options.standard)
+    with request.times.of("reading cases"), _said_after_a_moment(request, "reading the bundled cases"):
+        selection = selected(options, store)
+    if selection.faults and not selection.cases:  # the last results stay as they are
+        raise CaseError(list(selection.faults))
+    narrowed = _narrowed(request, chosen, selection)
+    settings = replace(
+        Settings.of(options, chosen, selection.tags, narrowed.only, store),
+        command=["attncheck", *_without_cluster(sys.argv[1:])],
+        times=request.times,
+    )
+    Thread(target=_load_what_shows, args=(options,)).start()  # while the first worker imports its framework
+    try:
+        with show_progress(visible=not options.quiet) as progress:
+            summary = run_cases(
+                narrowed.cases,
+                chosen,
+                settings,
+                selection.faults,
+                progress.update,
+                lambda failed: on_failure(progress, failed),
+                described=described,
+                on_plan=lambda words: None if options.quiet else typer.echo(f"attncheck: {words}", err=True),
+            )
+            if options.properties:
+                summary = _with_properties(options, chosen, settings, summary)
+        if summary.failures:
+            from attncheck.repro import write_scripts
+
+            write_scripts(narrowed.cases, chosen.implementations, summary.failures, options.output, settings.limits)
+        if options.verbose:
+            settled = store.counts + SETTLED
+            typer.echo(f"attncheck: cache: {store.summary}", err=True)
+            typer.echo(
+                f"attncheck: exact answers: {settled['double words']:,} in double words, {settled['balls']:,} in balls",
+                err=True,
+            )
+        return summary
+    except KeyboardInterrupt:
+        typer.echo(
+            f"attncheck: interrupted; what was judged is in {options.output}: "
+            f"`{joined(['attncheck', 'report', str(options.output)])}` shows it, and the same command with --resume "
+            "goes on",
+            err=True,
+        )
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+@contextmanager
+def _said_after_a_moment(request: RunRequest, words: str) -> Iterator[None]:
+    """Say what is going on, where that takes longer than people wait without wondering."""
+    said = Timer(_MOMENT, typer.echo, [f"attncheck: {words}"], {"err": True})
+    said.daemon = True
+    if not (request.options.cases or request.options.quiet or request.is_announced):
+        said.start()
+    try:
+        yield
+    finally:
+        said.cancel()
+
+
+def _with_properties(
+    options: RunOptions, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
+) -> RunSummary:
+    """Ask properties of what was chosen, write what was found beside the run's rows, and count it in its exit code."""
+    from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
+    from attncheck.reports.properties import exit_code_of
+    from attncheck.results.writer import note_exit_code, write_property_rows
+
+    lists = options.expected_failure_lists
+    asking = Asking(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
+    selection = select_property_cases((), lists, asking.store)
+    print_faults(selection)
+    questions = questions_of(selection.cases, asking)
+    rows = ask_all(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
+    write_property_rows(options.output, rows)
+    codes = {summary.exit_code, exit_code_of(rows)} | ({ExitCode.BAD_INPUT} if selection.faults else set())
+    worst = next(code for code in (*_BY_SEVERITY, summary.exit_code) if code in codes)
+    note_exit_code(options.output, worst)
+    return replace(summary, exit_code=worst)
+
+
+_BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, ExitCode.NOT_RUN)
+
+
+def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:
+    """Print what people may want to know before a run, and return the cases that run."""
+    from attncheck.config import tiles_of
+    from attncheck.reading.tiles import left_out
+
+    options = request.options
+    print_faults(selection)
+    for name in chosen.missing:
+        typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
+    narrowed = narrow(selection, options, [item.name for item in chosen.implementations])
+    if narrowed.only is not None and not narrowed.only:
+        raise NothingFailed(narrowed.note)
+    if not (options.quiet or request.is_announced):
+        for hint in filter(None, (*chosen.hints, left_out(tiles_of(options)), narrowed.note)):
+            typer.echo(f"attncheck: {hint}", err=True)
+    return narrowed
+
+
+def _without_cluster(arguments: list[str]) -> list[str]:
+    """Leave out where it was computed: the report is the same, and says the same of how to make it again."""
+    kept = [each for each in arguments if not each.startswith("--cluster=")]
+    index = kept.index("--cluster") if "--cluster" in kept else len(kept)
+    return [*kept[:index], *kept[index + 2 :]]
+
+
+def narrow(selection: Selection, options: RunOptions, names: list[str]) -> Narrowed:
+    """Return the cases that run: all that are selected, or what failed last time alone or before the rest."""
+    from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
+
+    if options.failed:
+        return failed_alone(selection.cases, options.dtypes, names, options.output, resume=options.resume)
+    if options.failed_first:
+        return failed_first(selection.cases, options.dtypes, names, options.output)
+    return Narrowed(selection.cases, None, "")
 
 
 @app.command(
@@ -46,7 +258,9 @@ def check(
         from attncheck.cli.watching import watch as watch_files
 
         raise typer.Exit(
-            watch_files(request, lambda summary: _finish(request, summary), lambda summary: _write(options))
+            watch_files(
+                request, run_request, lambda summary: _finish(request, summary), lambda summary: _write(options)
+            )
         )
     summary = run_request(request)
     _finish(request, summary, outlets, as_json=as_json)

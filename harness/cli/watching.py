@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.cli.requests import RunRequest, run_request
 from attncheck.config import read_config
 from attncheck.errors import AttncheckError, ExitCode, NothingFailed, UsageError
 from attncheck.execution.user_code import Target, is_own
@@ -29,6 +28,7 @@ from attncheck.results.last_failed import Evaluation, FailedEvaluation, failed_e
 from attncheck.spec import DTYPES
 
 if TYPE_CHECKING:
+    from attncheck.cli.running import RunRequest
     from attncheck.progress import Watcher
     from attncheck.run import RunSummary
 
@@ -37,11 +37,12 @@ _MAX_NAMED = 3
 Finish = Callable[["RunSummary"], None]
 
 
-def watch(request: RunRequest, show: Finish, write: Finish) -> ExitCode:
+def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Finish, write: Finish) -> ExitCode:
     """Run, and run again whenever a file is saved, until Ctrl-C; return the exit code of the last run.
 
     Args:
         request: What runs.
+        run_request: Runs it; a second argument is what shows a failing evaluation.
         show: Shows the answer of the first run that comes to its end.
         write: Does what is to be done after each of the others, when it has been shown what changed.
 
@@ -49,7 +50,7 @@ def watch(request: RunRequest, show: Finish, write: Finish) -> ExitCode:
         UsageError: If there is nothing to watch.
     """
     files = files_of(request)
-    runs = _Runs(request, show, write)
+    runs = _Runs(request, run_request, show, write)
     states, told = files.states(), ""
     try:
         runs.run(())
@@ -95,6 +96,7 @@ class _Runs:
     """Runs one time after the other. What failed before runs first, and is what the next run is compared with."""
 
     request: RunRequest
+    run_request: Callable[..., RunSummary]
     show: Finish
     write: Finish
     code: ExitCode = ExitCode.INTERRUPTED
@@ -105,9 +107,9 @@ class _Runs:
         """Run, and show the answer, or what changed; what cannot be run is a message."""
         try:
             if self.failing is None:
-                self._end_first(run_request(self.request))
+                self._end_first(self.run_request(self.request))
             else:
-                self._end_next(run_request(self._again(), self._show_failure), self.failing, saved)
+                self._end_next(self.run_request(self._again(), self._show_failure), self.failing, saved)
         except NothingFailed:
             self.request = replace(self.request, options=replace(self.request.options, failed=False))
             self.run(saved)

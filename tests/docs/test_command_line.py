@@ -24,7 +24,8 @@ from pages import DOCS, Block, attncheck, blocks_of, commands_of, pages, small_c
 
 from attncheck import releases
 from attncheck.backends import LIBRARIES
-from attncheck.cli import app, listing, panels
+from attncheck.cli import app, listing
+from attncheck.cli.app import COMMANDS, OPTIONS
 from attncheck.errors import ExitCode
 
 PAGE = DOCS / "reference" / "command-line.md"
@@ -74,9 +75,9 @@ def test_the_reference_is_made_of_the_help_texts() -> None:
 
 
 def test_every_command_and_every_option_of_check_stands_in_one_panel() -> None:
-    grouped = [name for names in panels.COMMANDS.values() for name in names]
+    grouped = [name for names in COMMANDS.values() for name in names]
     assert sorted(grouped) == sorted(GROUP.commands)
-    listed = [name for names in panels.OPTIONS.values() for name in names]
+    listed = [name for names in OPTIONS.values() for name in names]
     assert len(listed) == len(set(listed))
     assert {each.name for each in GROUP.commands["check"].params} - {*listed, "cases"} == set()
 

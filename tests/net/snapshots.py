@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from by_hand import write_after, write_before
 from here import run_here
 
-from attncheck.cli.shared import frames_of
+from attncheck.cli.output import frames_of
 
 FOLDER = Path(__file__).resolve().parent
 _NUMBER = re.compile(

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from attncheck import cli, progress
-from attncheck.cli import requests
+from attncheck.cli import running
 from attncheck.execution import user_call
 from attncheck.execution.call import START_SECONDS
 from attncheck.execution.describing import Declared, DescribedWorkers, Question
@@ -122,7 +122,7 @@ def run_here(words: Iterable[str | Path], folder: Path | None = None) -> int:
             patch.chdir(folder)
         patch.setattr(sys, "argv", ["attncheck", *map(str, words)])
         patch.setattr(progress, "SECONDS_PER_LINE", 3600.0)
-        patch.setattr(requests, "_MOMENT", 3600.0)
+        patch.setattr(running, "_MOMENT", 3600.0)
         patch.setattr(typer.main, "get_command", lambda app: COMMANDS)
         try:
             cli.main()

@@ -1,0 +1,471 @@
+"""Commands that ask more of a kernel: ``search``, ``reduce``, ``conventions``, ``properties`` and ``protocol``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attncheck.cli.app import app, examples
+from attncheck.cli.completion import complete_implementation, complete_properties
+from attncheck.cli.output import dtype_of, print_document, print_faults, select_one, split
+from attncheck.cli.parameters import AsJson, CaseName, DtypeName, ImplementationName, JunitXml
+from attncheck.errors import ExitCode, UsageError
+from attncheck.options import (
+    DEFAULT_CACHE_SIZE,
+    DtypeNames,
+    ExpectedFailureLists,
+    FunctionOptions,
+    LimitOptions,
+    Quiet,
+    store_of,
+)
+from attncheck.verdicts import Verdict
+from attncheck.wording import expected
+
+if TYPE_CHECKING:
+    from attncheck.execution.call import Limits
+    from attncheck.execution.implementations import Implementation
+    from attncheck.properties.run import Question
+    from attncheck.protocol_rules import Rule
+    from attncheck.reports.machine.other_documents import ProtocolDocument
+    from attncheck.results.format import Row
+    from attncheck.searching.search import Search
+
+
+@app.command(
+    epilog=examples(
+        "attncheck search my_kernel.py:attention --problems 20",
+        "attncheck search numpy --problems 10 --operation softmax --dtype float32",
+    )
+)
+def search(
+    implementation: ImplementationName,
+    minutes: Annotated[float, typer.Option(metavar="N", min=0, help="Stop after so many minutes.")] = 5.0,
+    problems: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Stop after so many problems, whatever time it takes."),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="What the problems are drawn from.")] = 1,
+    operation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Draw problems of one operation. Default: of all.", show_default=False),
+    ] = None,
+    dtypes: DtypeNames = (),
+    *,
+    function: FunctionOptions,
+    allowed: LimitOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for what is found. A search goes on with what is there. Default: results/search/NAME, by the "
+            "implementation's name.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw problems at random until one breaks an implementation.
+
+    Each problem is judged against the exact answer. One that fails is reduced to the smallest that fails in the same
+    way, and written as a case file and a script. The same number of problems of the same seed is the same search. The
+    exit code is 1 if something was found, and 3 if nothing could be judged.
+    """
+    from attncheck.explain import find_implementation
+    from attncheck.searching.findings import SearchFolder, WorkerJudge
+    from attncheck.searching.problems import OPERATIONS
+    from attncheck.searching.search import Search, SearchRequest
+
+    if operation is not None and operation not in OPERATIONS:
+        raise UsageError(f"--operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
+    chosen = find_implementation(implementation, function.framework, function.signature)
+    limits = allowed.limits(keep_going=True)
+    judge = WorkerJudge.of(chosen, limits)
+    folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name)
+    seconds = 60 * minutes if problems is None else math.inf
+    title = f"attncheck search {implementation} --seed {seed}"
+    request = SearchRequest(seed, operation, _dtypes(judge.dtypes, dtypes, chosen.name), problems, seconds, title)
+    found = Search(request, judge, folder, lambda line: typer.echo(f"attncheck: {line}", err=True))
+    try:
+        found.run()
+        _write_scripts(found, chosen, limits)
+    finally:
+        judge.close()
+    code = ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE
+    code = ExitCode.DISAGREE if folder.findings else code
+    _show(found, chosen, limits, code, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
+    from attncheck.spec import DTYPES
+
+    asked = wanted or [each for each in DTYPES if each in declared]
+    for each in asked:
+        if each not in declared:
+            raise UsageError(f"--dtype: {name} declares no {each!r}; expected {', '.join(declared) or 'none'}")
+    return tuple(asked)
+
+
+def _write_scripts(found: Search, implementation: Implementation, limits: Limits) -> None:
+    """Write a script for every finding that has none."""
+    from dataclasses import replace
+
+    from attncheck.commands import joined
+    from attncheck.errors import AttncheckError
+    from attncheck.explain import explain_case
+    from attncheck.reading.selection import select_one
+    from attncheck.repro import compact_script, repro_script
+
+    for position, finding in enumerate(found.folder.findings):
+        path = found.folder.path / finding.file
+        script = path.with_suffix(".py")
+        if finding.script or finding.needs_calls:
+            continue
+        try:
+            case, _ = select_one(str(path))
+            explained = explain_case(case, implementation, finding.dtype, limits)
+            command = joined(["python", str(script)])
+            posed = (case, implementation, finding.dtype, explained.judgements, finding.element)
+            text = compact_script(*posed, command) or repro_script(*posed, command=command)
+            script.write_text(text, encoding="utf-8")
+        except (AttncheckError, OSError):  # some modules cannot be taken apart: the case file is enough
+            continue
+        found.folder.findings[position] = replace(finding, script=script.name)
+    found.folder.write()
+
+
+def _show(found: Search, implementation: Implementation, limits: Limits, code: ExitCode, *, as_json: bool) -> None:
+    from attncheck.commands import command, words_again
+    from attncheck.reports.search import print_search, search_document
+
+    again = words_again([implementation], limits, None).get(implementation.name, [implementation.name])
+    commands = {
+        each.file: [
+            command(name, {"id": "", "path": ""} | {"id": str(found.folder.path / each.file)}, again, each.dtype)
+            for name in ("explain", "repro")
+        ]
+        for each in found.folder.findings
+    }
+    if as_json:
+        print_document(search_document(found, commands, code))
+    else:
+        print_search(found, commands)
+
+
+@app.command(
+    epilog=examples(
+        "attncheck reduce 'attention/a-causal-row-sees-*' numpy",
+        "attncheck reduce my_cases/first.yaml::share my_kernel.py:attention",
+    )
+)
+def reduce(
+    case: CaseName,
+    implementation: ImplementationName,
+    dtype: DtypeName = None,
+    *,
+    function: FunctionOptions,
+    allowed: LimitOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File for the reduced case. Default: reduced_ and the case's name.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the smallest case that fails the same way.
+
+    Options, elements and digits are left out as long as the verdict and its first stage stay. The exit code is 1 if the
+    case fails, and 0 if there is nothing to reduce.
+    """
+    from attncheck.commands import command, words_again
+    from attncheck.explain import find_implementation
+    from attncheck.reports.search import reduction_document, reduction_lines
+    from attncheck.searching.findings import write_case
+    from attncheck.searching.search import reduce_case
+
+    found, _ = select_one(case)
+    chosen_dtype = dtype_of(found, dtype)
+    chosen = find_implementation(implementation, function.framework, function.signature)
+    limits = allowed.limits(keep_going=True)
+    reduced = reduce_case(found, chosen, chosen_dtype, limits)
+    if reduced.explanation.failure.startswith(Verdict.UNSUPPORTED):
+        raise UsageError(f"{chosen.name}, {found.id} in {chosen_dtype}: {reduced.explanation.failure}")
+    if reduced.problem is None:
+        if as_json:
+            print_document(reduction_document(found, reduced, None, []))
+        else:
+            typer.echo(f"{found.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce")
+        raise typer.Exit(ExitCode.AGREE)
+    path = output or Path(f"reduced_{found.id.rpartition('/')[2][:60]}.yaml")
+    write_case(reduced.problem, path, f"{found.name[:180]} (reduced)", f"attncheck reduce {found.id}"[:4000])
+    again = words_again([chosen], limits, None).get(chosen.name, [chosen.name])
+    commands = [command(name, {"id": str(path)}, again, chosen_dtype) for name in ("explain", "repro")]
+    if as_json:
+        print_document(reduction_document(found, reduced, path, commands))
+    else:
+        for line in reduction_lines(reduced, path, commands):
+            typer.echo(line)
+    raise typer.Exit(ExitCode.DISAGREE)
+
+
+@app.command(
+    epilog=examples(
+        "attncheck properties my_kernel.py:attention",
+        "attncheck properties my_kernel.py:attention --property batch_invariant",
+        "attncheck properties numpy --property repeated,decoding --explain",
+    )
+)
+def properties(
+    implementations: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMPLEMENTATION...",
+            help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+            autocompletion=complete_implementation,
+        ),
+    ],
+    cases: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cases",
+            metavar="CASES",
+            help="Cases with properties: files, folders or globs. Default: the bundled ones and your project's.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property",
+            "-p",
+            metavar="NAMES",
+            help="Ask only these properties.",
+            show_default=False,
+            autocompletion=complete_properties,
+        ),
+    ] = None,
+    dtypes: DtypeNames = (),
+    *,
+    function: FunctionOptions,
+    expected_failures: ExpectedFailureLists = (),
+    explain: Annotated[
+        bool, typer.Option("--explain", help="For each call that is not bitwise identical, show its result.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Write the rows, and properties.csv, to this folder.",
+            show_default=False,
+        ),
+    ] = None,
+    junit_xml: JunitXml = None,
+    allowed: LimitOptions,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Test properties across calls, such as determinism.
+
+    The same call twice, in a batch of one or of many, padded or packed, prefilled or decoded, with other threads,
+    layouts and memory: bitwise the same, within the error bounds of both, or broken. The exit code is 1 if a property
+    is broken, or less than the implementation claims, and 3 if a call failed.
+    """
+    from attncheck.commands import words_again
+    from attncheck.execution.implementation_selection import select_implementations
+    from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
+    from attncheck.reports.properties import exit_code_of
+
+    limits = allowed.limits()
+    chosen = select_implementations(None, implementations, function.framework, limits, signature=function.signature)
+    for missing in chosen.missing:
+        typer.echo(f"attncheck: {missing} is not installed", err=True)
+    asking = Asking(_known_names(name), dtypes, limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
+    selection = select_property_cases(cases or (), expected_failures, asking.store)
+    print_faults(selection)
+    questions = questions_of(selection.cases, asking)
+    if not questions:
+        raise UsageError("no case asks for these properties in these dtypes")
+    complete = not (cases or asking.names or asking.dtypes)
+    rows = ask_all(chosen.implementations, questions, asking, expected_failures, complete=complete)
+    if output is not None:
+        from attncheck.reports.write import write_property_table
+        from attncheck.results.writer import write_property_rows
+
+        write_property_rows(output, rows)
+        write_property_table(rows, output)
+    if junit_xml is not None:
+        from attncheck.reports.write import write_property_junit
+
+        write_property_junit(rows, words_again(chosen.implementations, limits, None), junit_xml)
+    code = exit_code_of(rows)
+    code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
+    code = ExitCode.BAD_INPUT if selection.faults else code
+    again = words_again(chosen.implementations, limits, None)
+    if as_json:
+        from attncheck.reports.machine.outcome import properties_document
+
+        notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
+        print_document(properties_document(rows, again, code, notes))
+    else:
+        _print(rows, questions, again, explain=explain, quiet=quiet)
+    raise typer.Exit(code)
+
+
+def _print(
+    rows: Sequence[Row],
+    questions: Sequence[Question],
+    again: dict[str, list[str]],
+    *,
+    explain: bool,
+    quiet: bool,
+) -> None:
+    from attncheck.properties.run import described_call
+    from attncheck.reports.terminal import explanation_of, print_properties
+
+    print_properties(rows, again, quiet=quiet)
+    if explain:
+        calls = {(each.name, each.case.id, each.dtype): described_call(each) for each in questions}
+        for row in rows:
+            if row.verdict not in ("bitwise", "unsupported"):
+                lines = explanation_of(row, calls[row.property_name, row.case, row.dtype])
+                typer.echo("\n" + "\n".join(lines))
+
+
+def _known_names(given: list[str] | None) -> list[str]:
+    from attncheck.spec.properties import PROPERTIES
+
+    names = split(given)
+    for each in names:
+        if each not in PROPERTIES:
+            raise UsageError(f"unknown property {each!r}; {expected(each, PROPERTIES, one_of=False)}")
+    return names
+
+
+@app.command(
+    epilog=examples(
+        "attncheck conventions my_kernel.py:attention",
+        "attncheck conventions numpy torch.sdpa --dtype float32",
+    )
+)
+def conventions(
+    implementations: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMPLEMENTATION...",
+            help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+            autocompletion=complete_implementation,
+        ),
+    ],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            "-d",
+            metavar="DTYPE",
+            help="Dtype of the calls. Default: the most exact one declared.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    function: FunctionOptions,
+    allowed: LimitOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which conventions an implementation follows.
+
+    Which corner causality starts from, what a query without a key gives, where a softcap stands: each question is a
+    call whose exact answer is another one for each meaning. The exit code is 1 if an implementation declares
+    otherwise, and 3 if nothing could be measured.
+    """
+    from attncheck.conventions import ask_all
+    from attncheck.execution.implementation_selection import select_implementations
+    from attncheck.reports.survey import conventions_document, print_conventions
+
+    limits = allowed.limits()
+    chosen = select_implementations(None, implementations, function.framework, limits, signature=function.signature)
+    for name in chosen.missing:
+        typer.echo(f"attncheck: {name} is not installed", err=True)
+    measured = {each.name: ask_all(each, dtype, limits) for each in chosen.implementations}
+    answers = [answer for each in measured.values() for answer in each]
+    code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
+    if not any(answer.kind in ("measured", "open") for answer in answers):
+        code = ExitCode.NOT_RUN
+    if as_json:
+        print_document(conventions_document(measured, code, chosen.missing))
+    else:
+        print_conventions(measured)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=examples("attncheck protocol ./my_program"))
+def protocol(
+    program: Annotated[str, typer.Argument(metavar="COMMAND", help="The program, with its arguments.")],
+    seconds: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", help="Time limit of one answer.", min=0.1)
+    ] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a program in any language speaks the protocol.
+
+    Every rule is tried, and what is malformed is said. Numbers are not judged: attncheck check -i COMMAND does that.
+    The exit code is 1 where a rule is broken.
+    """
+    from attncheck.execution.user_code import words_of_program
+    from attncheck.protocol_rules import try_rules
+
+    words = words_of_program(program)
+    if not words:
+        raise UsageError(f"{program}: no program; expected a path to one, such as ./attention, or a command")
+    rules = []
+    for rule in try_rules(words, seconds):
+        rules.append(rule)
+        if not as_json:
+            typer.echo(f"{'broken' if rule.wrong else '-' if rule.reason else 'ok':6} {rule.says}")
+            if rule.wrong or rule.reason:
+                typer.echo(f"       {rule.wrong or rule.reason}")
+    broken = [rule for rule in rules if rule.wrong]
+    code = ExitCode.DISAGREE if broken else ExitCode.AGREE
+    if as_json:
+        print_document(_protocol_document(program, rules, code))
+    elif not broken:
+        typer.echo(f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}")
+    raise typer.Exit(code)
+
+
+def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> ProtocolDocument:
+    from attncheck.commands import joined
+    from attncheck.reports.machine.documents import header
+    from attncheck.reports.machine.other_documents import ProtocolDocument, RuleRecord
+
+    broken = sum(bool(rule.wrong) for rule in rules)
+    return ProtocolDocument(
+        attncheck=header("protocol"),
+        exit_code=int(code),
+        answer=f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol",
+        failures=[],
+        next=[] if broken else [joined(["attncheck", "check", "-i", program])],
+        notes=[],
+        program=program,
+        rules=[
+            RuleRecord(
+                rule=rule.says,
+                outcome="broken" if rule.wrong else "not tried" if rule.reason else "ok",
+                message=rule.wrong or rule.reason,
+            )
+            for rule in rules
+        ],
+    )
