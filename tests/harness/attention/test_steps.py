@@ -15,13 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from problems import INF, LK, Problem, draw
 
 from attncheck.attention.bounds import introduced_bounds
-from attncheck.attention.errors import Operand
-from attncheck.attention.normalization import DEFAULT_EPSILON, normalization_of
 from attncheck.attention.oracle import exact_stages
 from attncheck.attention.problem import Problem as Canonical
 from attncheck.attention.rounding import rounding_model_named
-from attncheck.attention.step import Around, At
-from attncheck.attention.walk import error_walk, value_walk
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import EIGHT_BITS, rounded_once
 from attncheck.reading.lowering import call_form, canonical_form
@@ -133,37 +129,6 @@ def test_every_way_to_take_a_norm_is_within_bounds(name: str, dtype: str, model:
                 held(numpy_backend._split_heads(stored, array.shape[1]) if is_full else stored, exact, bound)
             unit = rounding_model_named(model, dtype).coarsest_unit
             assert (bound.max_error <= 64 * unit * (np.abs(exact) + 2.0**-10)).all()
-
-
-def test_errors_of_what_is_normalised_are_carried_through_the_norm() -> None:
-    posed = draw("norms, late").on_walk()
-    values, rng = value_walk(posed), np.random.default_rng(0)
-    turned, exact = values.node("rotated_query"), values.node("normalized_query")
-    error = 0.05 * np.abs(turned) * rng.random(exact.shape)
-    states = {"rotated_query": Operand(turned, error, error**2 / 3)}
-    bound = error_walk(posed, DOUBLE, values, states=states).node("normalized_query").bound(DOUBLE)
-    for _ in range(20):
-        moved = value_walk(posed, {"rotated_query": turned + error * rng.choice([-1, 1], exact.shape)})
-        assert (np.abs(moved.node("normalized_query") - exact) <= bound.max_error).all()
-    assert bound.max_error.max() < 0.5 * np.abs(exact).max()
-
-
-def test_epsilon_is_the_contracts_where_none_is_given_and_what_a_reading_leaves_out_stays() -> None:
-    problem = draw("norms")
-    default, given = (
-        Problem(problem.operation, options, problem.inputs).truth().exact["output"].high
-        for options in ({}, {"epsilon": DEFAULT_EPSILON})
-    )
-    np.testing.assert_array_equal(default, given)
-    assert (numpy_backend.normalized_attention.__kwdefaults__ or {})["epsilon"] == DEFAULT_EPSILON
-    posed = Problem(problem.operation, {"unnormalized": "key"}, problem.inputs).on_walk()
-    step, array = normalization_of("key"), posed.inputs["key"]
-    assert step.value(posed, array) is array
-    handed_on = step.error(At(posed, SINGLE, lambda: None, lambda _: None), Operand(array))
-    assert handed_on.value is array
-    assert not handed_on.max_error.any()
-    ball = Around(posed, {"key": np.ones_like(array)}).ball("key")
-    assert step.radius(Around(posed, {}), array, ball) is ball.radius
 
 
 # Latent vectors: keys and values that are made of them, and projections that are absorbed.

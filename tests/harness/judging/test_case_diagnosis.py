@@ -313,16 +313,6 @@ def test_a_convention_that_is_declared_is_known(given: str, declared: str) -> No
     assert judged.judgements[-1].message.endswith("the case expects zero" + " (declared)" * known)
 
 
-def test_a_row_that_ignores_its_mask_is_told_from_a_mean() -> None:
-    def unmasked(inputs: Inputs) -> Stages:
-        mask = inputs["mask"] | ~inputs["mask"].any(axis=-1, keepdims=True)
-        return attend()({**inputs, "mask": mask})
-
-    judged = diagnosed({}, PLAIN | {"mask": EMPTY}, unmasked, stages=("output",))
-    assert failing(judged) == {"output": Verdict.SEMANTIC}
-    assert judged.judgements[0].message.startswith("a query without a key attends to all keys, as if nothing")
-
-
 def test_rows_that_are_empty_only_under_the_other_convention_are_told_too() -> None:
     def nan_rows(inputs: Inputs) -> Stages:
         stages = attend(**LOWER)(inputs)
@@ -466,12 +456,6 @@ def test_a_reading_that_gives_the_same_answer_is_none() -> None:
     assert judged.diagnosis is None
 
 
-def test_one_number_is_the_answer_of_some_scale_and_of_none() -> None:
-    inputs = {"query": QUERY[:1, :1, :1], "key": KEY[:1, :1, :2], "value": VALUE[:1, :1, :2, :1]}
-    judged = diagnosed({}, inputs, attend(scale=0.31), stages=("output",))
-    assert (failing(judged), judged.diagnosis) == ({"output": Verdict.NUMERIC}, None)
-
-
 def test_a_stage_that_no_reading_explains_leaves_all_unexplained() -> None:
     def two_wrongs(inputs: Inputs) -> Stages:
         stages = attend(**LOWER)(inputs)
@@ -495,11 +479,6 @@ def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert diagnosed(options, inputs, compute).diagnosis is None
     monkeypatch.setattr(judge_implementation, "MAX_ELEMENTS", QUERY[..., 0].size * 7)
     assert diagnosed(options, inputs, compute).diagnosis is not None
-
-
-def test_what_is_right_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_implementation, "diagnose_case", lambda *arguments: pytest.fail("tried"))
-    assert failing(diagnosed(CAUSAL, PLAIN, attend(**CAUSAL))) == {}
 
 
 # A query that holds NaN.

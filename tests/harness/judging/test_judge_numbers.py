@@ -246,19 +246,6 @@ def test_a_number_that_the_exact_answer_meets_is_no_misprint_however_many_miss_i
     assert verdicts(rows) == ["agree", "agree", "agree", "misprint"]
 
 
-def test_an_implementation_that_is_wrong_as_the_document_is_holds_there_and_fails_at_its_stage(
-    load_text: LoadText, compute: Compute
-) -> None:
-    (case,) = load_text(softmax_case(MISPRINTED, APART))
-    inputs, _ = compute(case, "float64")
-    outcomes = {"one": Computed({"weights": np.array([[OFF]])})}
-    judged = judge(case, "float64", inputs, outcomes, native(outcomes))
-    assert verdicts(numbers(judged.rows)) == ["agree"] * 4
-    assert [(row.stage, row.verdict, row.index) for row in judged.rows if row.comparison == "stage"] == [
-        ("weights", "numeric", "0,0,1,1")
-    ]
-
-
 # Errata.
 
 ERRATUM = MISPRINTED.replace("{stage", "{erratum: the last one is another call's, stage")
@@ -281,32 +268,6 @@ def test_a_recorded_erratum_is_a_misprint_that_is_known_and_excuses_no_implement
 
 
 # Without an exact answer.
-
-
-def test_where_there_is_no_exact_answer_numbers_are_not_left_out(load_text: LoadText, compute: Compute) -> None:
-    text = softmax_case('{stage: weights, because: by hand, known: "nan nan\\n 0.5 0.5"}', "[[.nan, 0], [0, 0]]")
-    (case,) = load_text(text.replace("    inputs:", "    allow_nonfinite: true\n    inputs:"))
-    inputs, _ = compute(case, "float64")
-    nan = np.nan
-    outcomes = {
-        "right": Computed({"weights": np.array([[[[nan, nan], [0.5, 0.5]]]])}),
-        "other": Computed({"weights": np.array([[[[nan, 0.25], [0.5, 0.75]]]])}),
-        "silent": Computed({"log_sum_exp": np.array([[[nan, 0.5]]])}),
-    }
-    rows = numbers(judge(case, "float64", inputs, outcomes, native(outcomes)).rows)
-    assert [(row.implementation, row.verdict) for row in rows] == [
-        *[("right", "agree")] * 4,
-        ("other", "agree"),
-        ("other", "nonfinite"),
-        ("other", "agree"),
-        ("other", "numeric"),
-    ]
-    # The second row follows from two zeros, and has an exact answer whatever stands in the first.
-    assert (rows[7].index, rows[7].value, rows[7].reference_text) == ("0,0,1,1", 0.75, "0.5")
-    assert rows[5].message == (
-        "weights[0, 1] is known to be nan, computed 0.25; not compared: there is no exact answer: scores holds "
-        "NaN or an infinity that no mask explains"
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

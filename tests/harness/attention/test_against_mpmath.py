@@ -18,7 +18,7 @@ import pytest
 from mpmath import cosh, exp, log, mp, mpf, sqrt, tanh
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
+sys.path.insert(0, str(Path(__file__).parent))
 from problems import NAMES, draw
 
 from attncheck.attention.oracle import exact_stages
