@@ -39,45 +39,34 @@ Module = Callable[[str, str], None]
 RANDOM = np.random.default_rng(3)
 
 
-PAYLOAD = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
+ARRAYS = [
+    RANDOM.normal(size=(2, 3, 4)),
+    RANDOM.normal(size=(2, 3, 4)).astype(np.float32) * np.float32(1e-39),
+    RANDOM.normal(size=(30, 40)).astype(np.float16),
+    RANDOM.normal(size=(2, 5)).astype(ml_dtypes.bfloat16),
+    RANDOM.normal(size=(40, 50)).astype(ml_dtypes.bfloat16),
+    np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e308, 5e-324]),
+    np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32),  # two NaNs with a payload
+    np.array([[True, False], [False, False]]),
+    np.arange(5),
+    np.zeros((2, 0, 3), np.float32),
+    np.float64(0.1).reshape(()),
+    RANDOM.normal(size=(4, 6)).T,
+    np.frombuffer(RANDOM.bytes(64 * 4), np.float32),
+]
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        RANDOM.normal(size=(2, 3, 4)),
-        RANDOM.normal(size=(2, 3, 4)).astype(np.float32) * np.float32(1e-39),
-        RANDOM.normal(size=(30, 40)).astype(np.float16),
-        RANDOM.normal(size=(2, 5)).astype(ml_dtypes.bfloat16),
-        RANDOM.normal(size=(40, 50)).astype(ml_dtypes.bfloat16),
-        np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e308, 5e-324]),
-        PAYLOAD,
-        np.array([[True, False], [False, False]]),
-        np.arange(5),
-        np.zeros((2, 0, 3), np.float32),
-        np.float64(0.1).reshape(()),
-        RANDOM.normal(size=(4, 6)).T,
-        np.frombuffer(RANDOM.bytes(64 * 4), np.float32),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("margin", [0, 8])
-def test_an_array_is_read_back_bit_for_bit(array: NDArray[Any], margin: int) -> None:
-    text = written(array, margin)
+def test_an_array_is_written_as_people_write_it_and_read_back_bit_for_bit() -> None:
     names = {"np": np, "ml_dtypes": ml_dtypes, "inf": np.inf, "nan": np.nan, "unpack": unpack}
-    read = eval(text, names)
-    assert read.dtype == array.dtype
-    assert read.shape == array.shape
-    assert read.tobytes() == array.tobytes()
-    assert max(map(len, text.splitlines())) <= 100
-
-
-def test_a_small_array_is_written_as_people_write_it() -> None:
+    for array in ARRAYS:
+        for margin in (0, 8):
+            text = written(array, margin)
+            read = eval(text, names)
+            assert (read.dtype, read.shape, read.tobytes()) == (array.dtype, array.shape, array.tobytes()), text
+            assert max(map(len, text.splitlines())) <= 100
     assert written(np.array([[0.1, -2]], np.float32)) == "np.array([[ 0.1, -2. ]], np.float32)"
     assert written(np.array([True])) == "np.array([ True], bool)"
-
-
-def test_a_large_array_takes_lines_and_less_room_where_it_repeats_itself() -> None:
+    # A large one takes lines, and less room where it repeats itself.
     text = written(np.tile(RANDOM.normal(size=10), 1000))
     assert text.startswith('unpack("float64", (10000,), """\n')
     assert len(text) < 1000
@@ -134,14 +123,11 @@ def test_names_that_two_modules_share_do_not_meet(module: Module) -> None:
     assert run(inlined("attncheck.second", ["both"]))["second"].both() == (1, 2)
 
 
-@pytest.mark.parametrize("statement", ["print('hello')", "from os import *"])
-def test_a_module_that_does_more_than_define_is_refused(statement: str, module: Module) -> None:
-    module("first", f"{statement}\n\n\ndef told():\n    return 1\n")
-    with pytest.raises(NotSeparable, match="first, line 1"):
-        inlined("attncheck.first", ["told"])
-
-
-def test_functions_are_copied_as_they_stand() -> None:
+def test_a_module_that_does_more_than_define_is_refused_and_functions_are_copied_as_they_stand(module: Module) -> None:
+    for number, statement in enumerate(("print('hello')", "from os import *")):
+        module(f"first{number}", f"{statement}\n\n\ndef told():\n    return 1\n")
+        with pytest.raises(NotSeparable, match=f"first{number}, line 1"):
+            inlined(f"attncheck.first{number}", ["told"])
     code = copied("attncheck.repro.code", {"unpack"})
     assert code.startswith("import base64\nimport zlib\n")
     assert "def run(" not in code
@@ -157,25 +143,11 @@ def test_every_mode_of_every_backend_can_be_taken_apart(name: str) -> None:
         assert "attncheck." not in code
 
 
-ATTENTION = """
-inputs:
-  query: {draw: randn, shape: [1, 2, 9, 4]}
-  key: {draw: randn, shape: [1, 2, 8, 4]}
-  value: {draw: randn, shape: [1, 2, 8, 4]}
-"""
-
-
-CAUSAL = f"options: {{is_causal: true}}\n{ATTENTION}"
-
-
-EMPTY_ROWS = """
-options: {empty_rows: CONVENTION}
-inputs:
-  query: {draw: randn, shape: [1, 1, 2, 4]}
-  key: {draw: randn, shape: [1, 1, 3, 4]}
-  value: {draw: randn, shape: [1, 1, 3, 4]}
-  mask: {values: [[0, 0, 0], [1, 0, 1]]}
-"""
+def tokens(queries: int, keys: int, more: str = "") -> str:
+    """Return inputs of attention of one head."""
+    shapes = {"query": (queries, 4), "key": (keys, 4), "value": (keys, 3)}
+    lines = [f"  {name}: {{draw: randn, shape: [1, 1, {rows}, {width}]}}" for name, (rows, width) in shapes.items()]
+    return "\n".join(["inputs:", *lines, more])
 
 
 NAN = """
@@ -196,12 +168,18 @@ inputs:
 """
 
 
-MANY_ROWS = """
-inputs:
-  query: {draw: randn, shape: [1, 1, 4100, 2]}
-  key: {draw: randn, shape: [1, 1, 65, 2]}
-  value: {draw: randn, shape: [1, 1, 65, 3]}
-"""
+EMPTY_ROW = "  mask: {values: [[0, 0, 0], [1, 0, 1]]}"
+
+
+FIELDS = {
+    "plain": tokens(9, 8),
+    "causal": f"options: {{is_causal: true}}\n{tokens(9, 8)}",
+    "nan": NAN,
+    "large": LARGE,
+    "many rows": tokens(4100, 65),
+    **{kind: f"options: {{empty_rows: {kind}}}\n{tokens(2, 3, EMPTY_ROW)}" for kind in ("zero", "uniform")},
+    "nan rows": f"options: {{empty_rows: nan}}\n{tokens(2, 3, EMPTY_ROW)}",
+}
 
 
 def class_of(dtype: str) -> str:
@@ -228,41 +206,26 @@ def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.
         return whole.astype(numpy_dtype(truth.dtype))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        ATTENTION,
-        CAUSAL,
-        NAN,
-        LARGE,
-        MANY_ROWS,
-        *(EMPTY_ROWS.replace("CONVENTION", convention) for convention in ("zero", "uniform", "nan")),
-    ],
-    ids=["plain", "causal", "nan", "large", "many rows", "zero", "uniform", "nan rows"],
-)
-def test_the_script_finds_wrong_what_the_judge_finds_wrong(
-    one_case: Callable[..., Case], fields: str, dtype: str
-) -> None:
-    case = one_case("attention", f"dtypes: [{dtype}]\n{fields}")
-    truth = truth_of(case, dtype)
-    random = np.random.default_rng(7)
-    found = 0
-    for stage in ("scores", "masked", "weights", "output"):
-        if stage not in truth.exact:
-            continue
-        shape = case.stage_shapes[stage]
-        expected = expected_of(truth, stage, shape, class_of(dtype))
-        for _ in range(5):
-            computed = spoiled(truth, stage, shape, random)
-            kept = rows_of_stage(stage, computed, truth.query_rows)
-            by_judge = failing_elements(truth, stage, kept, class_of(dtype))
-            by_script, _, _ = wrong_elements(kept.astype(np.float64), expected)
-            np.testing.assert_array_equal(by_script, by_judge)
-            is_right, told = judge(computed, expected, dtype)
-            assert is_right == (not by_judge.any()), told
-            found += int(by_judge.sum())
-    assert found or dtype == "float16", "something has to be wrong for this to say anything"
+@pytest.mark.parametrize("fields", FIELDS)
+def test_the_script_finds_wrong_what_the_judge_finds_wrong(one_case: Callable[..., Case], fields: str) -> None:
+    for dtype in ("float32", "float16"):
+        case = one_case("attention", f"dtypes: [{dtype}]\n{FIELDS[fields]}")
+        truth = truth_of(case, dtype)
+        random = np.random.default_rng(7)
+        found = 0
+        for stage in {"scores", "masked", "weights", "output"} & truth.exact.keys():
+            shape = case.stage_shapes[stage]
+            expected = expected_of(truth, stage, shape, class_of(dtype))
+            for _ in range(5):
+                computed = spoiled(truth, stage, shape, random)
+                kept = rows_of_stage(stage, computed, truth.query_rows)
+                by_judge = failing_elements(truth, stage, kept, class_of(dtype))
+                by_script, _, _ = wrong_elements(kept.astype(np.float64), expected)
+                np.testing.assert_array_equal(by_script, by_judge)
+                is_right, told = judge(computed, expected, dtype)
+                assert is_right == (not by_judge.any()), told
+                found += int(by_judge.sum())
+        assert found or dtype == "float16", "something has to be wrong for this to say anything"
 
 
 def test_what_is_open_is_right_whatever_it_is(one_case: Callable[..., Case]) -> None:
