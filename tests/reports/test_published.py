@@ -79,10 +79,10 @@ def published(some_frames: Frames, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run ``attncheck publish``; return exit code, standard output and standard error."""
+    """Run a command; return exit code, standard output and standard error."""
 
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attncheck", "publish", *map(str, arguments)])
+    def run(name: str, *arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attncheck", name, *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -91,7 +91,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     return run
 
 
-def test_every_picture_that_is_shown_is_there_and_no_other(published: Path) -> None:
+def test_the_page_has_the_answer_the_documents_numbers_and_every_picture_that_it_shows(
+    published: Path, some_frames: Frames
+) -> None:
     readme = (published / "README.md").read_text(encoding="utf-8")
     shown = IMAGE.findall(readme)
     assert len(shown) == readme.count("![") == len(set(shown))
@@ -99,33 +101,21 @@ def test_every_picture_that_is_shown_is_there_and_no_other(published: Path) -> N
     for name in shown:
         assert (published / name).read_bytes().startswith(b"<svg ")
     # A document has a picture of its weights.
-    assert {"base_r_vignette"} == {
-        re.split(r"-\d+-\d+-", Path(name).stem)[0] for name in shown if re.search(r"-(weights|raw_scores)\.svg", name)
-    }
-
-
-def test_the_page_has_the_answer_the_verdicts_and_the_documents_numbers(published: Path, some_frames: Frames) -> None:
+    assert any(re.fullmatch(r"pictures/base_r_vignette-\d+-\d+-.*weights\.svg", name) for name in shown)
     count = len(some_frames.cases)
-    lines = (published / "README.md").read_text(encoding="utf-8").splitlines()
-    assert lines[:3] == [
-        "# The bundled corpus on the pinned versions",
-        "",
-        f"**first and second agree. Judged {count} of {count} cases on each.**",
-    ]
+    lines = readme.splitlines()
+    assert lines[0] == "# The bundled corpus on the pinned versions"
+    assert lines[2] == f"**first and second agree. Judged {count} of {count} cases on each.**"
     assert "| Weights of two scores follow the logistic function | agree | agree |" in lines
     # A weight that the Base R vignette prints.
     assert any(line.startswith("| [0, 0] | `0.083717538` | 0.083717537762 | 0.083717537762 |") for line in lines)
-
-
-def test_the_verdicts_are_sorted_and_say_nothing_of_sizes_or_machines(published: Path, some_frames: Frames) -> None:
     with (published / "verdicts.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = list(csv.reader(file))
     assert header == ["case", "implementation", "dtype", "verdict", "begins_at", "xfail"]
     assert rows == sorted(rows)
     evaluations = some_frames.results[["case", "implementation", "dtype"]].drop_duplicates()
     assert {tuple(row[:3]) for row in rows} == set(evaluations.itertuples(index=False, name=None))
-    words = {tuple(row[3:]) for row in rows}
-    assert words == {("agree", "", "false")}
+    assert {tuple(row[3:]) for row in rows} == {("agree", "", "false")}
 
 
 def test_the_same_results_give_the_same_bytes(some: Run, published: Path, tmp_path: Path) -> None:
@@ -140,30 +130,30 @@ def test_the_same_results_give_the_same_bytes(some: Run, published: Path, tmp_pa
 
 
 def test_verdicts_are_the_same_wherever_errors_are_others(tmp_path: Path, hand: Any) -> None:
-    first = hand.run([hand.row(ratio=0.1, value=0.5)], label="here", platform="Linux", cpu_features=["AVX2"])
-    other = hand.run([hand.row(ratio=0.9, value=0.6, tier="warning")], label="there", platform="macOS", cpu_features=[])
-    publish(hand.frames_of(first), tmp_path / "published")
-    assert drift(hand.frames_of(other), tmp_path / "published") == []
+    first = hand.frames([{"ratio": 0.1, "value": 0.5}], label="here", platform="Linux", cpu_features=["AVX2"])
+    other = {"ratio": 0.9, "value": 0.6, "tier": "warning"}
+    publish(first, tmp_path / "published")
+    there = hand.frames([other], label="there", platform="macOS", cpu_features=[])
+    assert drift(there, tmp_path / "published") == []
 
 
 def test_what_fails_or_is_known_is_published_with_its_place(tmp_path: Path, hand: Any) -> None:
-    known = {"xfail": True, "reason": "so"}
+    known = {"case": "file/b", "verdict": "semantic", "xfail": True, "reason": "so"}
     rows = [
-        hand.row(case="file/a", stage="weights", verdict="numeric", begins_at="scores"),
-        hand.row(case="file/b", stage="output", verdict="semantic", **known),
-        hand.row(case="file/b", stage="weights", verdict="semantic", **known),
-        hand.row(case="file/c", stage="", verdict="crash"),
-        hand.row(case="file/d"),
-        hand.row(case="file/d", comparison="printed", verdict="misprint", xfail=True),
+        {"case": "file/a", "verdict": "numeric", "begins_at": "scores"},
+        known | {"stage": "output"},
+        known,
+        {"case": "file/c", "stage": "", "verdict": "crash"},
+        {"case": "file/d"},
+        {"case": "file/d", "comparison": "printed", "verdict": "misprint", "xfail": True},
     ]
     publish(hand.frames(rows), tmp_path / "published")
-    assert (tmp_path / "published" / "verdicts.csv").read_text() == (
-        "case,implementation,dtype,verdict,begins_at,xfail\n"
-        "file/a,numpy.eager,float64,numeric,scores,false\n"
-        "file/b,numpy.eager,float64,semantic,weights,true\n"
-        "file/c,numpy.eager,float64,crash,,false\n"
-        "file/d,numpy.eager,float64,misprint,,true\n"
-    )
+    assert (tmp_path / "published" / "verdicts.csv").read_text().splitlines()[1:] == [
+        "file/a,numpy.eager,float64,numeric,scores,false",
+        "file/b,numpy.eager,float64,semantic,weights,true",
+        "file/c,numpy.eager,float64,crash,,false",
+        "file/d,numpy.eager,float64,misprint,,true",
+    ]
 
 
 OF_A_PROCESSOR = """\
@@ -182,34 +172,34 @@ def test_what_some_processors_do_alone_is_published_alike_on_all(
     (tmp_path / "known.yaml").write_text(OF_A_PROCESSOR, encoding="utf-8")
     known = load_expected_failures([tmp_path / "known.yaml"])
     monkeypatch.setattr("attncheck.reports.publish.bundled_expected_failures", lambda backends: known)
-    agrees = hand.row(case="file/a", stage="output")
-    fails = hand.row(case="file/a", stage="output", verdict="nonfinite", xfail=True, reason="so")
-    publish(hand.frames([agrees], label="here"), tmp_path / "published")
-    assert (tmp_path / "published" / "verdicts.csv").read_text().splitlines()[1:] == [
+    agrees = {"case": "file/a", "stage": "output"}
+    fails = agrees | {"verdict": "nonfinite", "xfail": True, "reason": "so"}
+    folder = tmp_path / "published"
+    publish(hand.frames([agrees]), folder)
+    assert (folder / "verdicts.csv").read_text().splitlines()[1:] == [
         "file/a,numpy.eager,float64,nonfinite with amx_bf16,,true"
     ]
-    assert drift(hand.frames([fails], label="there"), tmp_path / "published") == []
-    worse = [replace(fails, xfail=False), replace(fails, verdict="numeric")]
-    for number, row in enumerate(worse):
-        assert len(drift(hand.frames([row], label=f"worse {number}"), tmp_path / "published")) == 1
+    assert drift(hand.frames([fails]), folder) == []
+    for worse in (fails | {"xfail": False}, fails | {"verdict": "numeric"}):
+        assert len(drift(hand.frames([worse]), folder)) == 1
 
 
 def test_drift_is_red_and_says_what_and_how_to_regenerate(command: Command, tmp_path: Path, hand: Any) -> None:
     folder = tmp_path / "published"
-    run = hand.run([hand.row(dtype=dtype, implementation=name) for dtype in ("float64", "float32") for name in TWO])
-    assert command(run, "--output", folder) == (0, f"Published: {folder}/README.md\n", "")
+    run = hand.run([{"dtype": dtype, "implementation": name} for dtype in ("float64", "float32") for name in TWO])
+    assert command("publish", run, "--output", folder) == (0, f"Published: {folder}/README.md\n", "")
     file = folder / "verdicts.csv"
     lines = file.read_text().splitlines(keepends=True)
     assert len(lines) == 1 + 4
     said = f"All 4 verdicts are those published in {file}.\n"
-    assert command(run, "--check", "--published", folder) == (0, said, "")
-    assert command(run, "--check", "-o", folder, "--quiet") == (0, "", "")
+    assert command("publish", run, "--check", "--published", folder) == (0, said, "")
+    assert command("publish", run, "--check", "-o", folder, "--quiet") == (0, "", "")
 
     (place,) = [number for number, line in enumerate(lines) if "first.eager,float32" in line]
     edited = [*lines[:place], lines[place].replace("agree,,false", "numeric,weights,false"), *lines[place + 2 :]]
     file.write_text("".join([*edited, "softmax/removed,first.eager,float64,agree,,false\n"]))
     before = contents(folder)
-    code, out, err = command(run, "--check", "--published", folder)
+    code, out, err = command("publish", run, "--check", "--published", folder)
     assert (code, err) == (1, "")
     assert out.splitlines() == [
         f"3 verdicts are not those published in {file}:",
@@ -219,50 +209,39 @@ def test_drift_is_red_and_says_what_and_how_to_regenerate(command: Command, tmp_
         "If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.",
     ]
     assert contents(folder) == before
+    many = hand.run([{"case": f"file/{n:02}"} for n in range(30)])
+    code, out, _ = command("publish", many, "--check", "--published", folder)
+    assert (code, len(out.splitlines())) == (1, 1 + 20 + 2)
+    assert "  and 14 more" in out
 
 
 def test_what_others_stand_for_is_no_drift_and_is_told(command: Command, tmp_path: Path, hand: Any) -> None:
     folder = tmp_path / "published"
-    publish(hand.frames([hand.row(case=f"file/{name}") for name in "abc"], label="whole"), folder)
-    left_out = hand.row(case="file/a", verdict="unsupported", stage="", lacks=ALL_CASES)
-    run = hand.run([left_out, hand.row(case="file/b"), hand.row(case="file/c")], label="part")
+    publish(hand.frames([{"case": f"file/{name}"} for name in "abc"]), folder)
+    left_out = {"case": "file/a", "verdict": "unsupported", "stage": "", "lacks": ALL_CASES}
+    run = hand.run([left_out, {"case": "file/b"}, {"case": "file/c"}])
     said = (
         f"All 2 verdicts are those published in {folder / 'verdicts.csv'}.\n"
         "numpy.eager was not asked for 1 evaluation, which others cover; --all-cases asks for all.\n"
     )
-    assert command(run, "--check", "--published", folder) == (0, said, "")
+    assert command("publish", run, "--check", "--published", folder) == (0, said, "")
     publish(hand.frames_of(run), tmp_path / "of part")
     assert [evaluation.case for evaluation in read_verdicts(tmp_path / "of part")] == ["file/b", "file/c"]
-    worse = hand.run([left_out, hand.row(case="file/b", verdict="numeric"), hand.row(case="file/c")], label="worse")
-    code, out, _ = command(worse, "--check", "--published", folder)
+    worse = hand.run([left_out, {"case": "file/b", "verdict": "numeric"}, {"case": "file/c"}])
+    code, out, _ = command("publish", worse, "--check", "--published", folder)
     assert (code, out.splitlines()[0]) == (1, f"1 verdict is not the one published in {folder / 'verdicts.csv'}:")
 
 
-def test_a_long_drift_is_cut(command: Command, tmp_path: Path, hand: Any) -> None:
-    publish(hand.frames([hand.row()], label="one"), tmp_path / "published")
-    run = hand.run([hand.row(case=f"file/{n:02}") for n in range(30)], label="two")
-    code, out, _ = command(run, "--check", "--published", tmp_path / "published")
-    assert code == 1
-    assert len(out.splitlines()) == 1 + 20 + 2
-    assert "  and 11 more" in out
-
-
-def test_a_missing_framework_is_filled_from_another_run_but_none_is_there_twice(tmp_path: Path, hand: Any) -> None:
-    one = hand.run([hand.row()], label="one")
-    two = hand.run([hand.row(implementation="torch.eager")], label="two")
+def test_complete_runs_are_published_each_implementation_once(tmp_path: Path, hand: Any) -> None:
+    one, two = hand.run([{}], label="one"), hand.run([{"implementation": "torch.eager"}], label="two")
     publish(hand.frames_of(one, two), tmp_path / "published")
     assert len(read_verdicts(tmp_path / "published")) == 2
-    again = hand.run([hand.row()], label="again")
     with pytest.raises(UsageError, match=r"numpy.eager ran in again and in one; .* once"):
-        publish(hand.frames_of(one, again), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
-
-
-def test_only_complete_runs_are_published(tmp_path: Path, hand: Any) -> None:
-    for number, what in enumerate(({"summary": False}, {"missing": {"torch": "no"}}, {"faults": ["bad.yaml: no"]})):
+        publish(hand.frames_of(one, hand.run([{}], label="again")), tmp_path / "other")
+    for what in ({"summary": False}, {"missing": {"torch": "no"}}, {"faults": ["bad.yaml: no"]}):
         with pytest.raises(UsageError, match="only complete runs are published: "):
-            publish(hand.frames([hand.row()], label=str(number), **what), tmp_path / "published")
-    assert not (tmp_path / "published").exists()
+            publish(hand.frames([{}], **what), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 HOSTILE = '=cmd|"x"!A1,\r\n;=2</td>`|\x1b'
@@ -271,16 +250,15 @@ HOSTILE = '=cmd|"x"!A1,\r\n;=2</td>`|\x1b'
 def test_hostile_names_are_no_formula_and_no_picture_outside_the_folder(tmp_path: Path, hand: Any) -> None:
     source = {"kind": "document", "title": HOSTILE, "notes": [HOSTILE]}
     case = hand.case("file/one", file="cases/../../escape me.yaml", name=HOSTILE, source=source)
-    rows = [hand.row(implementation=HOSTILE, stage=HOSTILE, verdict="numeric", message=HOSTILE, begins_at=HOSTILE)]
-    directory = hand.run(rows, cases=[case], label="run")
-    frames = make_frames(merge_runs([read_run(directory)]))
-    publish(frames, tmp_path / "folder" / "published")
-    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"published"}
-    with (tmp_path / "folder" / "published" / "verdicts.csv").open(encoding="utf-8", newline="") as file:
+    row = {"verdict": "numeric"} | dict.fromkeys(("implementation", "stage", "message", "begins_at"), HOSTILE)
+    frames, folder = hand.frames([row], cases=[case]), tmp_path / "folder" / "published"
+    publish(frames, folder)
+    assert {path.name for path in folder.parent.iterdir()} == {"published"}
+    with (folder / "verdicts.csv").open(encoding="utf-8", newline="") as file:
         ((_, implementation, _, _, begins_at, _),) = list(csv.reader(file))[1:]
     assert implementation == begins_at == "'=cmd|\"x\"!A1,\n;'=2</td>`|\ufffd"
-    assert drift(frames, tmp_path / "folder" / "published") == []
-    readme = (tmp_path / "folder" / "published" / "README.md").read_text(encoding="utf-8")
+    assert drift(frames, folder) == []
+    readme = (folder / "README.md").read_text(encoding="utf-8")
     assert "</td>" not in re.sub(r"(?<!\\)`[^`]*`", "", readme).replace("\\</td\\>", "")
 
 
@@ -324,21 +302,25 @@ def judged(name: str = "torch.sdpa", version: str = "2.0", feature: str = ALL, r
     return Judged(name, version, feature, right, **{**NO_CASES, **counts})
 
 
+def counts(name: str, property_name: str, *numbers: int) -> PropertyCounts:
+    """``numbers`` are bitwise, within bounds, open, known and broken."""
+    return PropertyCounts(name, property_name, "float32", *numbers)
+
+
+def meaning(name: str, means: str, *, departs: bool = False) -> MeasuredConvention:
+    return MeasuredConvention(name, "corner", "where causality starts", means, "top left", departs=departs)
+
+
 def a_survey() -> Survey:
     return Survey(
         [judged(), judged(feature="attention", wrong=1), judged("numpy.eager", "1.0", known=2)],
         [Accuracy("torch.sdpa", "2.0", "float32", 7, 0.1, 0.9)],
-        [
-            MeasuredConvention("torch.sdpa", "corner", "where causality starts", "top left", "top left", departs=False),
-            MeasuredConvention(
-                "mlx.sdpa", "corner", "where causality starts", "bottom | right", "top left", departs=True
-            ),
-        ],
+        [meaning("torch.sdpa", "top left"), meaning("mlx.sdpa", "bottom | right", departs=True)],
         [Finding("mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n")],
         [
-            PropertyCounts("mlx.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=1),
-            PropertyCounts("torch.sdpa", "repeated", "float32", bitwise=3, within_bounds=0, open=0, known=0, broken=0),
-            PropertyCounts("torch.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=0),
+            counts("mlx.sdpa", "decoding", 1, 2, 0, 0, 1),
+            counts("torch.sdpa", "repeated", 3, 0, 0, 0, 0),
+            counts("torch.sdpa", "decoding", 1, 2, 0, 0, 0),
         ],
     )
 
@@ -352,28 +334,24 @@ def test_features_are_operations_and_what_attention_is_given() -> None:
     assert len(feature_order()) == len(set(feature_order()))
 
 
-def test_a_case_counts_by_the_worst_of_its_dtypes(hand: Any) -> None:
+def test_a_case_counts_by_the_worst_of_its_dtypes_and_documents_are_counted(hand: Any, document_frames: Frames) -> None:
     rows = [
-        hand.row(case="a/right", dtype="float64"),
-        hand.row(case="a/right", dtype="float32"),
-        hand.row(case="a/wrong", dtype="float64"),
-        hand.row(case="a/wrong", dtype="float32", verdict="numeric"),
-        hand.row(case="a/lacking", verdict="unsupported", stage="", lacks="mask"),
-        hand.row(case="a/left-out", verdict="unsupported", stage="", lacks=ALL_CASES),
+        {"case": "a/right"},
+        {"case": "a/right", "dtype": "float32"},
+        {"case": "a/wrong"},
+        {"case": "a/wrong", "dtype": "float32", "verdict": "numeric"},
+        {"case": "a/lacking", "verdict": "unsupported", "stage": "", "lacks": "mask"},
+        {"case": "a/left-out", "verdict": "unsupported", "stage": "", "lacks": ALL_CASES},
     ]
     found = survey_of(hand.frames(rows))
     (of_all,) = [row for row in found.judged if row.feature == ALL]
     assert of_all[3:] == (1, 0, 1, 1, 0, 1)
-    assert {row.dtype for row in found.accuracy} <= {"float64", "float32"}
-
-
-def test_documents_are_counted_and_their_accuracy_is_that_of_their_stages(document_frames: Frames) -> None:
     found = survey_of(document_frames)
     assert set(found.newest()) == {"first.eager", "second.eager"}
-    for row in found.judged:
-        if row.feature == ALL:
-            assert row.right + row.unverified == len(document_frames.cases)
+    of_all = [row.right + row.unverified for row in found.judged if row.feature == ALL]
+    assert of_all == [len(document_frames.cases)] * 2
     assert all(0 <= row.median <= row.most <= 1 for row in found.accuracy)
+    assert {row.dtype for row in found.accuracy} >= {"float64", "float32"}
 
 
 def test_rows_of_the_same_version_are_replaced_and_others_stay() -> None:
@@ -416,22 +394,16 @@ def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them() 
         property_row("repeated", "within bounds", implementation="numpy.eager"),
     ]
     assert property_counts(rows) == [
-        PropertyCounts("numpy.eager", "repeated", "float32", bitwise=0, within_bounds=1, open=0, known=0, broken=0),
-        PropertyCounts("torch.sdpa", "repeated", "float32", bitwise=1, within_bounds=0, open=0, known=0, broken=0),
-        PropertyCounts("torch.sdpa", "decoding", "float32", bitwise=0, within_bounds=0, open=1, known=1, broken=1),
+        counts("numpy.eager", "repeated", 0, 1, 0, 0, 0),
+        counts("torch.sdpa", "repeated", 1, 0, 0, 0, 0),
+        counts("torch.sdpa", "decoding", 0, 0, 1, 1, 1),
     ]
     assert [row.worst for row in property_counts(rows)] == ["within bounds", "bitwise", "broken"]
 
 
 def test_properties_are_shown_by_their_worst_and_those_of_others_stay(tmp_path: Path) -> None:
     kept = a_survey()
-    kept.update(
-        Survey(
-            properties=[
-                PropertyCounts("mlx.sdpa", "repeated", "float32", bitwise=0, within_bounds=0, open=0, known=1, broken=0)
-            ]
-        )
-    )
+    kept.update(Survey(properties=[counts("mlx.sdpa", "repeated", 0, 0, 0, 1, 0)]))
     assert {(row.implementation, row.property_name) for row in kept.properties} == {
         ("mlx.sdpa", "repeated"),
         ("torch.sdpa", "repeated"),
@@ -449,25 +421,20 @@ def test_properties_are_shown_by_their_worst_and_those_of_others_stay(tmp_path: 
     assert sorted(read_survey(tmp_path).properties) == sorted(kept.properties)
 
 
-def test_properties_are_taken_from_the_folder_that_they_were_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def ends_with(*arguments: str | Path) -> object:
-        monkeypatch.setattr(sys, "argv", ["attncheck", "survey", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code
-
+def test_properties_are_taken_from_the_folder_that_they_were_written_to(command: Command, tmp_path: Path) -> None:
     write_property_rows(tmp_path / "asked", [property_row("repeated", "bitwise")])
     (tmp_path / "empty").mkdir()
-    assert not ends_with("--properties", tmp_path / "asked", "--output", tmp_path / "survey")
+    asked, output = ("--properties", tmp_path / "asked"), ("--output", tmp_path / "survey")
+    assert command("survey", *asked, *output)[0] == 0
     assert [row.worst for row in read_survey(tmp_path / "survey").properties] == ["bitwise"]
-    assert ends_with("--properties", tmp_path / "empty") == 2
-    assert "holds no properties; `attncheck properties" in capsys.readouterr().err
-    assert ends_with("--output", tmp_path / "survey") == 2
-    assert "expected a run, --conventions, --properties or --findings" in capsys.readouterr().err
-    assert ends_with("--check", "--properties", tmp_path / "asked", "--output", tmp_path / "survey") == 2
-    assert "nothing to check; expected a run" in capsys.readouterr().err
+    for arguments, said in (
+        (("--properties", tmp_path / "empty"), "holds no properties; `attncheck properties"),
+        (output, "expected a run, --conventions, --properties or --findings"),
+        (("--check", *asked, *output), "nothing to check; expected a run"),
+    ):
+        code, _, err = command("survey", *arguments)
+        assert code == 2
+        assert said in err
 
 
 def test_findings_are_read_from_their_document(tmp_path: Path) -> None:
@@ -505,13 +472,9 @@ def test_findings_are_shown_with_their_scripts_and_those_of_a_new_survey_replace
     assert len(survey.findings) == 1
     survey.update(Survey(findings=[Finding("onnx", "1", "another", "", "pass\n")]))
     assert [each.library for each in survey.findings] == ["onnx"]
-
-
-def test_the_published_findings_are_those_of_the_document() -> None:
-    root = Path(__file__).parents[2]
-    assert read_survey(root / "reports" / "published" / "survey").findings == read_findings(
-        root / "docs" / "findings.md"
-    )
+    # The published ones are those of the document.
+    published = read_survey(ROOT / "reports" / "published" / "survey").findings
+    assert published == read_findings(ROOT / "docs" / "findings.md")
 
 
 def test_a_damaged_table_is_said(tmp_path: Path) -> None:
@@ -598,24 +561,17 @@ def test_a_run_is_held_against_what_is_kept() -> None:
     assert differences(kept, Survey([judged(feature="softmax")])) == ["torch.sdpa 2.0, softmax: not in the survey"]
 
 
-def test_the_command_writes_and_checks(
-    hand: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*arguments: str) -> tuple[int, str]:
-        asked = [str(directory), "--output", str(tmp_path / "survey"), *arguments]
-        monkeypatch.setattr(sys, "argv", ["attncheck", "survey", *asked])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0), capsys.readouterr().out
-
-    directory = hand.run([hand.row(implementation=name) for name in TWO])
-    assert run() == (0, f"Survey: {tmp_path / 'survey' / 'index.html'}\n")
-    assert run("--check") == (0, f"2 implementations are as {tmp_path / 'survey'} says.\n")
-    file = tmp_path / "survey" / "features.csv"
+def test_the_command_writes_and_checks(hand: Any, command: Command, tmp_path: Path) -> None:
+    directory, folder = hand.run([{"implementation": name} for name in TWO]), tmp_path / "survey"
+    said = f"Survey: {folder / 'index.html'}\n"
+    assert command("survey", directory, "--output", folder) == (0, said, "")
+    said = f"2 implementations are as {folder} says.\n"
+    assert command("survey", directory, "--output", folder, "--check") == (0, said, "")
+    file = folder / "features.csv"
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines))
     rows[1][3] = "999"
     file.write_text("\n".join(map(",".join, rows)) + "\n", encoding="utf-8")
-    code, printed = run("--check")
+    code, printed, _ = command("survey", directory, "--output", folder, "--check")
     assert code == 1
     assert "right or known 999 ->" in printed
