@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
-_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_absorbed", ABSORBED, classes=NATIVE),)
+_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.absorbed", ABSORBED, classes=NATIVE, attribute="NUMPY"),)
 
 # On a GPU, unless a precision is asked for, float32 products are those of tensor cores:
 # https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
@@ -62,8 +62,9 @@ _JAX_ON_CUDA = (
     ),
     Mode(
         "dpa_jit@cuda",
-        "attncheck.backends.jax_dpa_jit",
+        "attncheck.backends.jax_dpa",
         "jax.nn.dot_product_attention in jax.jit; on a GPU",
+        attribute="JIT",
         classes={"float64": "native", "float32": "tf32_products", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires=_ONE_WIDTH,
         standard_only=True,
@@ -121,9 +122,9 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 ),
                 Mode(
                     "function_output",
-                    "attncheck.backends.tensorflow_function_output",
+                    "attncheck.backends.tensorflow_function",
                     "the eager code in tf.function, of which only the output is returned",
-                    attribute="GRAPH",
+                    attribute="GRAPH_OUTPUT",
                     standard_only=True,
                     folds_sequences=True,
                 ),
@@ -137,9 +138,9 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 ),
                 Mode(
                     "xla_output",
-                    "attncheck.backends.tensorflow_function_output",
+                    "attncheck.backends.tensorflow_function",
                     "the eager code in tf.function(jit_compile=True), of which only the output is returned",
-                    attribute="XLA",
+                    attribute="XLA_OUTPUT",
                     standard_only=True,
                     folds_sequences=True,
                     falls_back=False,
@@ -147,38 +148,42 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 # The Keras calls store their scores in 16 bits.
                 Mode(
                     "keras_mha",
-                    "attncheck.backends.tensorflow_keras_mha",
+                    "attncheck.backends.tensorflow_keras",
                     "keras.layers.MultiHeadAttention",
+                    attribute="MHA",
                     package="keras",
                 ),
                 Mode(
                     "keras_mha_weights",
-                    "attncheck.backends.tensorflow_keras_mha",
+                    "attncheck.backends.tensorflow_keras",
                     "keras.layers.MultiHeadAttention with return_attention_scores, one operation after the other",
-                    attribute="WITH_WEIGHTS",
+                    attribute="MHA_WITH_WEIGHTS",
                     package="keras",
                 ),
                 Mode(
                     "keras_attention",
-                    "attncheck.backends.tensorflow_keras_attention",
+                    "attncheck.backends.tensorflow_keras",
                     "keras.layers.Attention, heads folded into the batch",
+                    attribute="ATTENTION",
                     package="keras",
                     folds_sequences=True,
                 ),
                 Mode(
                     "keras_additive",
-                    "attncheck.backends.tensorflow_keras_additive",
+                    "attncheck.backends.tensorflow_keras",
                     "the scores of keras.layers.AdditiveAttention after dense layers",
+                    attribute="ADDITIVE",
                     package="keras",
                 ),
                 Mode(
                     "keras_dpa",
-                    "attncheck.backends.tensorflow_keras_dpa",
+                    "attncheck.backends.tensorflow_keras",
                     "keras.ops.dot_product_attention",
+                    attribute="DPA",
                     package="keras",
                     folds_sequences=True,
                 ),
-                Mode("absorbed", "attncheck.backends.tensorflow_absorbed", ABSORBED),
+                Mode("absorbed", "attncheck.backends.tensorflow_function", ABSORBED, attribute="ABSORBED"),
             ),
             # TensorFlow otherwise prints a page of start-up notices into everybody's terminal. Keras computes with
             # TensorFlow unless a file in the user's home says otherwise.
@@ -201,8 +206,9 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 ),
                 Mode(
                     "jit_output",
-                    "attncheck.backends.jax_jit_output",
+                    "attncheck.backends.jax_jit",
                     "the eager code in jax.jit, of which only the output is returned",
+                    attribute="OUTPUT",
                     standard_only=True,
                     folds_sequences=True,
                 ),
@@ -219,14 +225,21 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                 Mode(
                     "dpa_jit",
-                    "attncheck.backends.jax_dpa_jit",
+                    "attncheck.backends.jax_dpa",
                     "jax.nn.dot_product_attention in jax.jit",
+                    attribute="JIT",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
                     requires=_ONE_WIDTH,
                     standard_only=True,
                     folds_sequences=True,
                 ),
-                Mode("absorbed", "attncheck.backends.jax_absorbed", f"{ABSORBED}; in jax.jit", standard_only=True),
+                Mode(
+                    "absorbed",
+                    "attncheck.backends.jax_jit",
+                    f"{ABSORBED}; in jax.jit",
+                    attribute="ABSORBED",
+                    standard_only=True,
+                ),
             ),
             device_modes=_JAX_ON_CUDA,
             eager_compiles=True,

@@ -1,4 +1,5 @@
-"""``jax.nn.dot_product_attention``, by its implementation that runs everywhere, ``xla``, and its gradients.
+"""``jax.nn.dot_product_attention``, by its implementation that runs everywhere, ``xla``, and its gradients; ``JIT`` is
+both inside ``jax.jit``, as models call them.
 
 JAX's own documentation: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html. A key that may
 not be attended gets a large negative score, so that a row without any other key attends to all of them alike.
@@ -8,6 +9,7 @@ Values have to be as wide as queries and keys.
 from __future__ import annotations
 
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,11 +17,12 @@ import jax.numpy as jnp
 
 from attncheck.backends.contract import Stages, Tensor, Window
 from attncheck.backends.jax_backend import describe, from_numpy, prepare, to_numpy
+from attncheck.backends.jax_jit import compiled
 
 # Versions up to 0.8.0 return the output alone, without the log_sum_exp.
 _HAS_RESIDUAL = "return_residual" in signature(jax.nn.dot_product_attention).parameters
 
-__all__ = ["attention", "attention_gradients", "describe", "from_numpy", "prepare", "to_numpy"]
+__all__ = ["JIT", "attention", "attention_gradients", "describe", "from_numpy", "prepare", "to_numpy"]
 
 
 def attention(
@@ -97,3 +100,13 @@ def _options(
     if key_lengths is not None:
         options["key_value_seq_lengths"] = key_lengths.astype(jnp.int32)
     return options
+
+
+JIT = SimpleNamespace(
+    prepare=prepare,
+    describe=describe,
+    from_numpy=from_numpy,
+    to_numpy=to_numpy,
+    attention=compiled(attention),
+    attention_gradients=compiled(attention_gradients),
+)

@@ -2,19 +2,29 @@
 
 The compiler may fuse steps, contract a product and a sum into one operation, and leave out the rounding of an
 intermediate that nothing else reads. The stages come back sorted by name, as JAX sorts the keys of a dictionary.
+
+``OUTPUT`` is attention that returns only its output, as models call it: the compiler may then fuse what it has to store
+for the stages, and leave out what nothing reads. ``ABSORBED`` is latent attention with its projections absorbed.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 
 from attncheck.backends import jax_backend
+from attncheck.backends.absorbed import absorbed
 from attncheck.backends.contract import Stages
 from attncheck.backends.jax_backend import describe, from_numpy, prepare, to_numpy
 from attncheck.backends.jax_programs import kept
 
 __all__ = [
+    "ABSORBED",
+    "OUTPUT",
     "additive_attention",
     "additive_scores",
     "attention",
@@ -71,3 +81,23 @@ quantized_attention = compiled(jax_backend.quantized_attention)
 normalized_attention = compiled(jax_backend.normalized_attention)
 latent_attention = compiled(jax_backend.latent_attention)
 merge_states = compiled(jax_backend.merge_states)
+
+
+def _output_alone(function: Callable[..., Stages]) -> Callable[..., Stages]:
+    @wraps(function)
+    def output_alone(*inputs: object, **options: object) -> Stages:
+        return {"output": function(*inputs, **options)["output"]}
+
+    return output_alone
+
+
+_SHARED = {"prepare": prepare, "describe": describe, "from_numpy": from_numpy, "to_numpy": to_numpy}
+OUTPUT = SimpleNamespace(
+    **_SHARED,
+    attention=compiled(_output_alone(jax_backend.attention)),
+    multi_head_attention=compiled(_output_alone(jax_backend.multi_head_attention)),
+)
+ABSORBED = SimpleNamespace(
+    **_SHARED,
+    latent_attention=compiled(absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT)),
+)

@@ -166,12 +166,13 @@ def _origin() -> str:
 
 
 def sources() -> list[Path]:
-    """Return the files of this package that a program of JAX may follow from: its own modules, and the contract.
+    """Return the files of this package that a program of JAX may follow from: its own modules, the contract, and
+    absorbed projections.
 
     No other backend is among them: whoever works on one need not wait until JAX has compiled everything anew.
     """
     here = Path(__file__).parent
-    return [*sorted(here.glob("jax_*.py")), here / "contract.py"]
+    return [*sorted(here.glob("jax_*.py")), here / "absorbed.py", here / "contract.py"]
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:

@@ -143,8 +143,9 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 # There is a kernel for float32 alone, and casts are put around it: InsertCastTransformer.
                 Mode(
                     "multi_head_attention",
-                    "attncheck.backends.onnxruntime_mha",
+                    "attncheck.backends.onnxruntime_contrib",
                     "com.microsoft.MultiHeadAttention",
+                    attribute="MHA",
                     classes={"float32": "native", "float16": "fused"},
                     folds_sequences=True,
                 ),
@@ -152,8 +153,9 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 # has no product of float16, and stored in the output alone.
                 Mode(
                     "group_query_attention",
-                    "attncheck.backends.onnxruntime_gqa",
+                    "attncheck.backends.onnxruntime_contrib",
                     "com.microsoft.GroupQueryAttention",
+                    attribute="GQA",
                     classes={"float32": "native", "float16": "fused"},
                     holds_scores=False,
                     requires={"width_multiple": 8, "value_width": "equal"},
@@ -171,7 +173,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 # Written in NumPy, whose products of float16 add up in float16: no rounding model has that.
                 Mode(
                     "reference",
-                    "attncheck.backends.onnx_reference",
+                    "attncheck.backends.onnx_attention",
                     "onnx.reference.ReferenceEvaluator on Attention-25",
                     classes=NATIVE,
                     conventions=_ZERO_ROWS_OF_ONNX,
@@ -181,7 +183,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 *(
                     Mode(
                         f"reference_{stage}",
-                        "attncheck.backends.onnx_reference",
+                        "attncheck.backends.onnx_attention",
                         f"the same with qk_matmul_output_mode {number}",
                         classes=NATIVE,
                         conventions=_ZERO_ROWS_OF_ONNX,

@@ -1,4 +1,4 @@
-"""ONNX's operator Attention as a model of one node, for whoever evaluates it.
+"""ONNX's operator Attention as a model of one node, and its evaluation by what the standard comes with, in NumPy.
 
 Tensors are NumPy's arrays. ``qk_matmul_output_mode`` hands out one stage beside the output.
 https://onnx.ai/onnx/operators/onnx__Attention.html
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -211,3 +211,24 @@ def _merge(mask: Array | None, bias: Array | None) -> Array | None:
     if mask is None or bias is None:
         return bias if mask is None else mask
     return np.where(mask, bias, bias.dtype.type(-np.inf))
+
+
+def _prepare_numpy(dtype: str, threads: int) -> None:
+    """Do nothing: NumPy's threads are limited before it is imported."""
+
+
+def _describe_numpy() -> dict[str, str]:
+    """Return the versions."""
+    return {"version": onnx.__version__, "device": "cpu", "numpy": np.__version__}
+
+
+def _evaluate_in_numpy(node: Node, inputs: Mapping[str, Array]) -> list[Array]:
+    from onnx.reference import ReferenceEvaluator  # whoever writes files does not evaluate them
+
+    found: list[Array] = ReferenceEvaluator(model_of(node)).run(list(node.outputs), dict(inputs))
+    return found
+
+
+_in_numpy = partial(OnnxAttention, _evaluate_in_numpy, _prepare_numpy, _describe_numpy, 25)
+OUTPUT = _in_numpy()
+SCORES, CAPPED, MASKED, WEIGHTS = (_in_numpy(mode) for mode in range(4))

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attncheck.backends.contract import EmptyRows, LseBase, Norm, NormOver, Stages, Window
-from attncheck.backends.torch_gradients import differentiate
-from attncheck.backends.torch_masks import may_attend, seen_from_the_end
+from attncheck.backends.torch_common import differentiate, may_attend, seen_from_the_end
 
 
 def prepare(dtype: str, threads: int) -> None:

@@ -18,7 +18,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 
 from attncheck.backends.contract import Stages, Window
 from attncheck.backends.torch_backend import describe, from_numpy, prepare, to_numpy
-from attncheck.backends.torch_gradients import differentiate
+from attncheck.backends.torch_common import differentiate
 
 _UP_TO_ITSELF: Window = (None, 0)
 """The window of a query that attends to all keys up to its own position: causality, counted behind a past."""

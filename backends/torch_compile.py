@@ -2,11 +2,19 @@
 
 Shapes are symbolic, so that a new length is no new compilation; axes of length 0 and 1, dtypes, strides and what is
 given or not are. A graph that breaks, or too many compilations, raises: eager code would otherwise run unnoticed.
+
+``OUTPUT`` is attention that returns only its output, written as models write it. TorchInductor replaces what reads as
+attention (``torch/_inductor/fx_passes/fuse_attention.py``) by a call of scaled_dot_product_attention, where nothing but
+the output is returned. So the softmax is torch's own there, which makes a query without a key NaN, and what may not be
+attended is minus infinity in a mask that is added. Keys that lie in memory as (B, L, H, D), which is what a projection
+leaves, are permuted to (B, H, D, L) at once, as many models do it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +22,7 @@ from torch import Tensor
 
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import EmptyRows, Stages, Window
-from attncheck.backends.torch_gradients import differentiate
+from attncheck.backends.torch_common import differentiate, may_attend
 
 _MAX_COMPILATIONS = 1 << 16
 
@@ -102,3 +110,95 @@ def attention_gradients(
         "rotary_interleaved": rotary_interleaved,
     }
     return differentiate(_differentiable, inputs, grad_output, options)
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    return torch.softmax(query @ key.transpose(-2, -1) * scale, dim=-1) @ value
+
+
+def _permuted(query: Tensor, stored_key: Tensor, value: Tensor, scale: float) -> Tensor:
+    return torch.softmax(query @ stored_key.permute(0, 2, 3, 1) * scale, dim=-1) @ value
+
+
+def _masked(query: Tensor, key: Tensor, value: Tensor, inverse_scale: float, attn_mask: Tensor) -> Tensor:
+    return torch.softmax(query @ key.transpose(-2, -1) / inverse_scale + attn_mask, dim=-1) @ value
+
+
+def _specialised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    # Shapes that are symbolic hide what reads as attention.
+    compiled: Callable[..., Tensor] = torch.compile(function, fullgraph=True, dynamic=False)
+    return compiled
+
+
+_compiled_plain, _compiled_permuted, _compiled_masked = (
+    _specialised(_plain),
+    _specialised(_permuted),
+    _specialised(_masked),
+)
+
+
+def _attention_alone(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+) -> Stages:
+    """Attend in one compiled program; masks are made, and groups and a past spread, before it."""
+    past = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.size(-2)
+        key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
+    group = query.size(1) // key.size(1)
+    if group > 1:
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    shape = (*query.shape[:-1], key.size(-2))
+    limits: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "window": window, "key_lengths": key_lengths}
+    allowed = may_attend(shape, **limits, past=past, device=query.device)
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    if bias is None and allowed is None:
+        if not key.is_contiguous() and key.transpose(1, 2).is_contiguous():
+            return {"output": _compiled_permuted(query, key.transpose(1, 2), value, scale)}
+        return {"output": _compiled_plain(query, key, value, scale)}
+    if scale == 0:
+        raise NotImplementedError("code that divides by the inverse of the scale has no scale of zero")
+    attn_mask = bias
+    if allowed is not None:
+        attn_mask = torch.where(allowed, query.new_zeros(()) if bias is None else bias, float("-inf"))
+    return {"output": _compiled_masked(query, key, value, 1 / scale, attn_mask)}
+
+
+def _gradients_alone(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+) -> Stages:
+    """Differentiate the compiled program, whose backward pass is compiled too."""
+    inputs = {"query": query, "key": key, "value": value, "bias": bias}
+    options = {"mask": mask, "is_causal": is_causal, "scale": scale, "window": window, "key_lengths": key_lengths}
+    return differentiate(_attention_alone, inputs, grad_output, options)
+
+
+OUTPUT = SimpleNamespace(
+    prepare=prepare,
+    describe=describe,
+    from_numpy=from_numpy,
+    to_numpy=to_numpy,
+    attention=_attention_alone,
+    attention_gradients=_gradients_alone,
+)

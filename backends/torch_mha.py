@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import Stages, Window
-from attncheck.backends.torch_masks import may_attend
+from attncheck.backends.torch_common import may_attend
 
 
 @dataclass(frozen=True)

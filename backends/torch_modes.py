@@ -34,8 +34,9 @@ TORCH_MODES = (
     # Eager in 16 bits, too: what is not rewritten stores its scores.
     Mode(
         "compile_output",
-        "attncheck.backends.torch_compile_output",
+        "attncheck.backends.torch_compile",
         "torch.compile of attention that returns only its output, which it may rewrite",
+        attribute="OUTPUT",
         own_process=True,
         standard_only=True,
         folds_sequences=True,

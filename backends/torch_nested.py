@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from attncheck.backends.contract import Stages
 from attncheck.backends.torch_backend import describe, from_numpy, prepare, to_numpy
-from attncheck.backends.torch_gradients import differentiate
+from attncheck.backends.torch_common import differentiate
 
 __all__ = ["describe", "from_numpy", "packed_attention", "packed_attention_gradients", "prepare", "to_numpy"]
 

@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import Stages, Window
-from attncheck.backends.torch_gradients import differentiate
-from attncheck.backends.torch_masks import may_attend
+from attncheck.backends.torch_common import differentiate, may_attend
 
 _REFUSALS = {
     "attn_mask should not be set when is_causal": (

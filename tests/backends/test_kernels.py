@@ -301,9 +301,9 @@ def test_widths_that_differ_are_padded_and_what_requires_shapes_takes_what_pads_
                 np.testing.assert_allclose(array, right[stage], rtol=1e-4, atol=1e-5, err_msg=stage)
     finally:
         runner.close()
-    for name in ("jax_dpa", "jax_dpa_jit"):
-        module = import_module(f"attncheck.backends.{name}")
-        for function in (module.attention, module.attention_gradients):
+    module = import_module("attncheck.backends.jax_dpa")
+    for backend in (module, module.JIT):
+        for function in (backend.attention, backend.attention_gradients):
             assert parameters_of(function).accepted(PADDED_BY) == PADDED_BY
 
 
@@ -656,7 +656,7 @@ def test_positions_that_begin_anew_keep_sequences_apart(judge_mode: Judge) -> No
 def test_windows_are_counted_and_masks_of_models_are_found_in_numbers() -> None:
     import torch
 
-    from attncheck.backends.transformers_masks import pattern_in, pattern_of
+    from attncheck.backends.transformers_attention import pattern_in, pattern_of
 
     asked_for = {
         (False, None): ("bidirectional", None),
