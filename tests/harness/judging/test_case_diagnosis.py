@@ -189,6 +189,11 @@ def test_another_convention_is_semantic_and_named_with_its_stage(name: str) -> N
         assert (judged.begins_at, judged.excused) == (stage, frozenset())
 
 
+def scaled(given: float | None, says: str, meant: float | None = None) -> Any:
+    """Return the row of a scale that is taken for another."""
+    return {} if meant is None else {"scale": meant}, PLAIN, attend(scale=given), "scores", f"the output {says}; "
+
+
 MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
     "causality": (CAUSAL, PLAIN, attend(), "masked", "causality is ignored; "),
     "mask": ({}, PLAIN | {"mask": MASK}, without(attend(), "mask"), "masked", "the mask is ignored; "),
@@ -221,37 +226,13 @@ MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
         "the bias is added before the scores are scaled; ",
     ),
     "softcap": ({"softcap": 2.0}, PLAIN, attend(), "capped", "the softcap is ignored; "),
-    "no scale": ({}, PLAIN, attend(scale=1.0), "scores", "the output is exactly that of scale 1 instead of 0.3536; "),
-    "scale twice": (
-        {},
-        PLAIN,
-        attend(scale=0.125),
-        "scores",
-        "the output is exactly that of scale 0.125, twice the same factor or 1/D, instead of 0.3536; ",
-    ),
-    "value width": (
-        {},
-        PLAIN,
-        attend(scale=3**-0.5),
-        "scores",
-        "the output is exactly that of scale 0.5774, 1/sqrt(Dv), instead of 0.3536; ",
-    ),
-    "model width": (
-        {},
-        PLAIN,
-        attend(scale=32**-0.5),
-        "scores",
-        "the output is exactly that of scale 0.1768, 1/sqrt(H D) or half as large, instead of 0.3536; ",
-    ),
-    "the default": (
-        {"scale": 0.7},
-        PLAIN,
-        attend(),
-        "scores",
-        "the output is exactly that of scale 0.3536, the default 1/sqrt(D), instead of 0.7; ",
-    ),
-    "some scale": ({}, PLAIN, attend(scale=0.31), "scores", "the output is that of scale 0.31 (given 0.3536); "),
-    "no scores": ({}, PLAIN, attend(scale=0.0), "scores", "the output is that of scale 0 (given 0.3536); "),
+    "no scale": scaled(1.0, "is exactly that of scale 1 instead of 0.3536"),
+    "scale twice": scaled(0.125, "is exactly that of scale 0.125, twice the same factor or 1/D, instead of 0.3536"),
+    "value width": scaled(3**-0.5, "is exactly that of scale 0.5774, 1/sqrt(Dv), instead of 0.3536"),
+    "model width": scaled(32**-0.5, "is exactly that of scale 0.1768, 1/sqrt(H D) or half as large, instead of 0.3536"),
+    "the default": scaled(None, "is exactly that of scale 0.3536, the default 1/sqrt(D), instead of 0.7", 0.7),
+    "some scale": scaled(0.31, "is that of scale 0.31 (given 0.3536)"),
+    "no scores": scaled(0.0, "is that of scale 0 (given 0.3536)"),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,34 +84,6 @@ def test_an_entry_excuses_its_own_verdict_at_its_stages(load: Load) -> None:
     assert whole.excuses("", "crash")
     assert whole.excuses("weights", "crash")
     assert whole.concerns("torch.eager", "any/case", "float16")
-
-
-LIMITED = """\
-- implementation: torch.sdpa
-  cases: ["*"]
-  verdict: numeric
-  max_ratio: 5.4e+8
-  reason: rounds its scale to float32
-  decided: numeric
-"""
-
-
-@pytest.mark.parametrize(
-    ("ratio", "excused"),
-    [(1e-3, True), (1.0, True), (5.4e8, True), (5.5e8, False), (math.inf, False), (math.nan, False)],
-)
-def test_an_entry_with_a_limit_excuses_errors_up_to_it(load: Load, ratio: float, excused: bool) -> None:
-    (limited,) = load(LIMITED)
-    assert limited.entry.max_ratio == 5.4e8
-    assert limited.excuses("output", "numeric", ratio) is excused
-    assert limited.explains("output", "numeric")  # at whatever size
-
-
-@pytest.mark.parametrize("ratio", [0.5, 1e300, math.inf])
-def test_an_entry_without_a_limit_excuses_errors_of_every_size(load: Load, ratio: float) -> None:
-    (unlimited,) = load(LIMITED.replace("  max_ratio: 5.4e+8\n", ""))
-    assert unlimited.entry.max_ratio is None
-    assert unlimited.excuses("output", "numeric", ratio)
 
 
 def test_the_faults_of_all_files_are_told_together(tmp_path: Path) -> None:

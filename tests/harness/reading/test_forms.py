@@ -1,15 +1,17 @@
-"""What attention may be given, and in which form: layouts, memory, storage, stages, options, lengths, projections."""
+"""What attention may be given, and in which form: layouts, storage, stages, lengths, projections; what is expected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from attncheck.errors import CaseError
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import call_form, canonical_form
 
 Load = Callable[[str | bytes], list[Case]]
@@ -155,15 +157,13 @@ def with_input(load_text: Load, more: str = "", inputs: str = SHARED) -> Case:
     return case
 
 
-@pytest.mark.parametrize("lengths", ["{values: [0, 5]}", "two", "{ref: two, rows: [1, 0]}"])
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_lengths_are_whole_numbers_in_every_dtype(load_text: Load, lengths: str, dtype: str) -> None:
-    case = with_input(load_text, f"key_lengths: {lengths}")
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-    assert inputs.arrays["key_lengths"].dtype == np.int64
-    assert inputs.arrays["key_lengths"].shape == (2,)
-    assert not inputs.radius["key_lengths"].any()
-    assert case.supports_statistics
+def test_lengths_are_whole_numbers_in_every_dtype(load_text: Load) -> None:
+    for lengths in ("{values: [0, 5]}", "two", "{ref: two, rows: [1, 0]}"):
+        case = with_input(load_text, f"key_lengths: {lengths}")
+        inputs = convert_inputs(case, make_exact_inputs(case), "bfloat16")
+        assert (inputs.arrays["key_lengths"].dtype, inputs.arrays["key_lengths"].shape) == (np.int64, (2,))
+        assert not inputs.radius["key_lengths"].any()
+        assert case.supports_statistics
 
 
 @pytest.mark.parametrize(
@@ -199,13 +199,12 @@ ANY = "draw: randn, shape: "
         (_shaped(ANY + "[3, 6]", ANY + "[0, 6]", "      key_lengths: {values: [0]}\n"), (1, 1, 3, 0), (1, 1, 3, 6)),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_there_may_be_no_batch_no_query_and_no_key(
-    load_text: Load, inputs: str, weights: tuple[int, ...], output: tuple[int, ...], dtype: str
+    load_text: Load, inputs: str, weights: tuple[int, ...], output: tuple[int, ...]
 ) -> None:
     case = with_input(load_text, inputs=inputs)
     assert (case.stage_shapes["weights"], case.stage_shapes["output"]) == (weights, output)
-    made = convert_inputs(case, make_exact_inputs(case), dtype)
+    made = convert_inputs(case, make_exact_inputs(case), "float16")
     assert {name: array.shape for name, array in made.arrays.items()} == case.input_shapes
     for posed in (call_form, canonical_form):
         mask = posed("attention", {"is_causal": True, "window": (1, 1)}, made.arrays).inputs.get("mask")
@@ -222,49 +221,6 @@ def test_an_empty_draw_draws_nothing(load_text: Load, generator: str) -> None:
     )
     query = [make_exact_inputs(with_input(load_text, inputs=inputs % (keys, keys)))["query"].array for keys in (0, 16)]
     np.testing.assert_array_equal(query[0], query[1])
-
-
-OFFSETS = np.array([2, 0, 5])
-
-
-def drawn(past: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng(3)
-    inputs = {"query": rng.normal(size=(3, 2, 4, 6)), "query_offsets": OFFSETS}
-    inputs |= {name: rng.normal(size=(3, 2, 9 - past, 6)) for name in ("key", "value")}
-    if past:
-        inputs |= {f"past_{name}": rng.normal(size=(3, 2, past, 6)) for name in ("key", "value")}
-    return inputs
-
-
-@pytest.mark.parametrize("past", [0, 3])
-@pytest.mark.parametrize("rows", [None, [1, 3]])
-def test_causality_and_windows_become_a_mask_for_each_batch_entry(past: int, rows: list[int] | None) -> None:
-    options = {"is_causal": True, "window": (3, None)}
-    posed = canonical_form("attention", options, drawn(past), None if rows is None else np.array(rows))
-    assert "query_offsets" not in posed.inputs
-    assert not posed.options
-    mask = np.broadcast_to(posed.inputs["mask"], (3, 1, 4 if rows is None else 2, 9))
-    for b, _, row, j in np.ndindex(mask.shape):
-        position = OFFSETS[b] + (row if rows is None else rows[row])
-        assert mask[b, 0, row, j] == (position - 3 <= j <= position)
-
-
-@pytest.mark.parametrize("past", [0, 3])
-def test_a_function_that_knows_offsets_is_given_them_with_causality_and_window(past: int) -> None:
-    options = {"is_causal": True, "window": (3, None)}
-    posed = call_form("attention", options, drawn(past))
-    assert posed.options == options
-    assert "mask" not in posed.inputs
-    np.testing.assert_array_equal(posed.inputs["query_offsets"], OFFSETS)
-
-
-@pytest.mark.parametrize("past", [0, 3])
-def test_queries_take_the_rows_of_their_batch_entry_and_keys_their_own(past: int) -> None:
-    tables = {name: np.arange(12.0)[:, np.newaxis] + np.zeros(2) for name in ("rotary_cos", "rotary_sin")}
-    posed = canonical_form("attention", {}, drawn(past) | tables)
-    for b, i in np.ndindex(3, 4):
-        assert (posed.inputs["query_cos"][b, 0, i] == OFFSETS[b] + i).all()
-    assert posed.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
 
 
 LINEAR_HEAD = """\
@@ -355,3 +311,110 @@ def test_results_are_compared_with_their_heads_side_by_side_or_one_by_one(load_t
     [expected] = case.expected
     assert expected.numbers is not None
     assert expected.numbers.value.tolist() == [[[[1, 3], [2, 4]], [[5, 7], [6, 8]]]]
+
+
+# What is expected.
+
+EXPECTING = """\
+title: What is expected
+source: {kind: derivation, title: Made for this test}
+operation: attention
+cases:
+  - name: The case at hand
+    inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}%s}
+"""
+
+
+STORED = EXPECTING % "" + "    expect: [{stage: output, printed: {file: %s}}]\n"
+
+
+def _load_beside(folder: Path, text: str) -> Case:
+    """Read a case beside the arrays of ``folder``."""
+    path = folder / "cases.yaml"
+    path.write_text(text, encoding="utf-8")
+    [case] = load_case_file(path, path.name, "cases", ())
+    return case
+
+
+def test_numbers_of_a_file_are_expected_to_the_last_bit(tmp_path: Path) -> None:
+    numbers = np.array([[1 / 3, 2e-320], [-np.inf, 4.0]])
+    np.save(tmp_path / "output.npy", numbers)
+    [expected] = _load_beside(tmp_path, STORED % "output.npy").expected
+    assert expected.stored
+    assert expected.basis == "printed"
+    assert expected.numbers is not None
+    np.testing.assert_array_equal(expected.numbers.value, numbers.reshape(1, 1, 2, 2))
+    assert not expected.numbers.radius.any()
+    assert float(expected.numbers.text[0, 0, 0, 0]) == 1 / 3
+
+
+def test_the_dtype_that_numbers_were_computed_in_may_be_of_16_bits(tmp_path: Path) -> None:
+    np.save(tmp_path / "output.npy", np.ones((2, 2)))
+    text = STORED % "output.npy" + "    dtypes: [float32, bfloat16]\n"
+    assert _load_beside(tmp_path, text + "    computed_in: bfloat16\n").dtypes == ("float32", "bfloat16")
+    with pytest.raises(CaseError, match="without bfloat16 among `dtypes`"):
+        _load_beside(tmp_path, text + "    computed_in: float16\n")
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        ("{file: missing.npy}", r"expect\[0\].printed.file: there is no file 'missing.npy'"),
+        ("{file: ../output.npy}", r"expect\[0\].printed.file: .* leads out of the folder"),
+        ("{file: narrow.npy}", r"expect\[0\].printed: expected numbers of shape 1x1x2x2, got 2x1"),
+        ("{file: many.npy}", r"expect\[0\].printed.file: 40000 numbers; expected at most 30000"),
+        ("{file: output.npy, times: 2}", r"expect\[0\].printed.*times"),
+        ("{file: output.npy}, decimals: 3", r"expect\[0\].decimals: says how numbers were printed"),
+    ],
+)
+def test_numbers_of_a_file_that_cannot_be_expected_are_refused(tmp_path: Path, printed: str, message: str) -> None:
+    np.save(tmp_path / "output.npy", np.ones((2, 2)))
+    np.save(tmp_path / "narrow.npy", np.ones((2, 1)))
+    np.save(tmp_path / "many.npy", np.ones((200, 200)))
+    with pytest.raises(CaseError, match=message):
+        _load_beside(tmp_path, STORED.replace("{file: %s}", printed))
+
+
+# How printed numbers came about.
+
+DOCUMENT = """\
+title: What is printed
+source: {kind: document, title: Made for this test%s}
+operation: softmax
+cases:
+  - name: The case at hand
+    inputs: {scores: {values: [0, 1]}}%s
+    expect: [{stage: weights, %s}]
+"""
+LOGISTIC = "printed: 0.2689 0.7310"
+
+
+def test_the_precision_is_that_of_the_case_or_else_of_the_source(load_text: Load) -> None:
+    found = [
+        load_text(DOCUMENT % (source, case, LOGISTIC))[0].computed_in
+        for source, case in (
+            ("", ""),
+            (", computed_in: float32", ""),
+            (", computed_in: float32", "\n    computed_in: bfloat16"),
+            ("", "\n    computed_in: float16"),
+        )
+    ]
+    assert found == [None, "float32", "bfloat16", "float16"]
+
+
+def test_digits_are_those_of_the_expectation_or_else_of_the_case(load_text: Load) -> None:
+    def digits(case: str, expectation: str) -> tuple[bool, float, str | None]:
+        (expected,) = load_text(DOCUMENT % ("", case, LOGISTIC + expectation))[0].expected
+        assert expected.numbers is not None
+        return expected.numbers.truncated, float(expected.numbers.half_unit.max()), expected.digits
+
+    off = "{units: 2, because: typed from a figure}"
+    assert digits("", "") == (False, 5e-5, None)
+    assert digits("\n    digits: truncated", "") == (True, 5e-5, "Digits were cut off, not rounded.")
+    assert digits("\n    digits: truncated", ", digits: rounded") == (False, 5e-5, None)
+    assert digits("", f", digits: {off}") == (
+        False,
+        pytest.approx(25e-5),
+        "Last digits may be off by 2: typed from a figure",
+    )
+    assert digits("\n    digits: truncated", ", exact: true") == (False, 0.0, None)

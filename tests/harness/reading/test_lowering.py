@@ -223,6 +223,51 @@ def test_other_operations_keep_what_is_theirs() -> None:
         assert posed.options == heads
 
 
+# Offsets of queries.
+
+OFFSETS = np.array([2, 0, 5])
+
+
+def drawn(past: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    inputs = {"query": rng.normal(size=(3, 2, 4, 6)), "query_offsets": OFFSETS}
+    inputs |= {name: rng.normal(size=(3, 2, 9 - past, 6)) for name in ("key", "value")}
+    if past:
+        inputs |= {f"past_{name}": rng.normal(size=(3, 2, past, 6)) for name in ("key", "value")}
+    return inputs
+
+
+@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("rows", [None, [1, 3]])
+def test_causality_and_windows_become_a_mask_for_each_batch_entry(past: int, rows: list[int] | None) -> None:
+    options = {"is_causal": True, "window": (3, None)}
+    posed = canonical_form("attention", options, drawn(past), None if rows is None else np.array(rows))
+    assert "query_offsets" not in posed.inputs
+    assert not posed.options
+    mask = np.broadcast_to(posed.inputs["mask"], (3, 1, 4 if rows is None else 2, 9))
+    for b, _, row, j in np.ndindex(mask.shape):
+        position = OFFSETS[b] + (row if rows is None else rows[row])
+        assert mask[b, 0, row, j] == (position - 3 <= j <= position)
+
+
+@pytest.mark.parametrize("past", [0, 3])
+def test_a_function_that_knows_offsets_is_given_them_with_causality_and_window(past: int) -> None:
+    options = {"is_causal": True, "window": (3, None)}
+    posed = call_form("attention", options, drawn(past))
+    assert posed.options == options
+    assert "mask" not in posed.inputs
+    np.testing.assert_array_equal(posed.inputs["query_offsets"], OFFSETS)
+
+
+@pytest.mark.parametrize("past", [0, 3])
+def test_queries_take_the_rows_of_their_batch_entry_and_keys_their_own(past: int) -> None:
+    tables = {name: np.arange(12.0)[:, np.newaxis] + np.zeros(2) for name in ("rotary_cos", "rotary_sin")}
+    posed = canonical_form("attention", {}, drawn(past) | tables)
+    for b, i in np.ndindex(3, 4):
+        assert (posed.inputs["query_cos"][b, 0, i] == OFFSETS[b] + i).all()
+    assert posed.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
+
+
 @st.composite
 def packed(draw: st.DrawFn) -> AttentionProblem:
     """Draw packed sequences, some of them empty, with keys that are not used."""

@@ -81,25 +81,20 @@ def test_without_patterns_all_that_is_bundled_is_read_in_a_fixed_order(everythin
 
 
 @pytest.mark.parametrize(
-    "pattern", ["softmax", "softmax*", "cases/softmax.yaml", "cases/softmax", "softmax.yaml", "soft?ax"]
+    ("patterns", "prefix"),
+    [
+        ("softmax softmax* cases/softmax.yaml cases/softmax softmax.yaml soft?ax", "softmax/"),
+        ("documents documents/ cases/documents/* documents/*", "documents/"),
+        ("softmax/*eighth* softmax/eight-equal-scores-give-an-eighth-each-exactly", "softmax/eight-equal"),
+    ],
 )
-def test_a_bundled_file_is_found_under_any_of_its_names(pattern: str, tmp_path: Path, everything: Selection) -> None:
-    found = ids(select_cases([pattern], base=tmp_path))
-    assert found
-    assert found == [identity for identity in ids(everything) if identity.startswith("softmax/")]
-
-
-@pytest.mark.parametrize("pattern", ["documents", "documents/", "cases/documents/*", "documents/*"])
-def test_a_bundled_folder_is_found_under_any_of_its_names(pattern: str, tmp_path: Path, few_files: Path) -> None:
-    assert files_of(ids(select_cases([pattern], base=tmp_path))) == {
-        f"documents/{path.stem}" for path in (few_files / "documents").glob("*.yaml")
-    }
-
-
-def test_single_cases_are_found_by_a_glob_over_their_ids(tmp_path: Path) -> None:
-    (one,) = ids(select_cases(["softmax/*eighth*"], base=tmp_path))
-    assert one == "softmax/eight-equal-scores-give-an-eighth-each-exactly"
-    assert ids(select_cases([one], base=tmp_path)) == [one]
+def test_bundled_cases_are_found_under_any_of_their_names(
+    patterns: str, prefix: str, tmp_path: Path, everything: Selection
+) -> None:
+    wanted = [identity for identity in ids(everything) if identity.startswith(prefix)]
+    assert wanted
+    for pattern in patterns.split():
+        assert ids(select_cases([pattern], base=tmp_path)) == wanted, pattern
 
 
 @pytest.mark.parametrize(
@@ -127,10 +122,30 @@ def test_only_files_that_may_hold_a_case_are_read(
     assert all(any(each.startswith(prefix) for prefix in prefixes) for each in read)
 
 
-@pytest.mark.parametrize("pattern", ["nonsense", "softmax/nonsense*", "cases/nonsense.yaml", "./softmax"])
-def test_a_pattern_that_matches_nothing_is_refused(pattern: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is neither a file or folder nor a glob that matches a bundled case"):
-        select_cases([pattern], base=tmp_path)
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["nonsense"], "is neither a file or folder nor a glob that matches a bundled case"),
+        (["softmax/nonsense*"], "is neither a file or folder nor a glob"),
+        (["cases/nonsense.yaml"], "is neither a file or folder nor a glob"),
+        (["./softmax"], "is neither a file or folder nor a glob"),
+        (["*tile-5000*"], "nor a glob that matches a bundled case"),
+        (["mine/tags.yaml"], "is no case file"),
+        (["mine/notes.txt"], "is no case file"),
+        (["mine/empty"], "holds no case files"),
+        (["kernel.py"], "--implementation kernel.py"),
+        (["kernel.py:attention", "scoring"], "--implementation kernel.py:attention"),
+    ],
+)
+def test_what_holds_no_cases_is_refused(
+    patterns: list[str], message: str, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own / "notes.txt").write_text("")
+    (own / "empty").mkdir()
+    (tmp_path / "kernel.py").write_text("def attention(query, key, value): ...\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        select_cases(patterns, base=tmp_path)
 
 
 def test_a_folder_of_ones_own_is_read_with_its_own_tags(own: Path, tmp_path: Path) -> None:
@@ -143,10 +158,11 @@ def test_a_folder_of_ones_own_is_read_with_its_own_tags(own: Path, tmp_path: Pat
         select_cases(["softmax"], tags=["my-tag"], base=tmp_path)
 
 
-@pytest.mark.parametrize("pattern", ["mine", "mine/", "mine/cases.yaml", "./mine", "mine/../mine", "{absolute}"])
-def test_ids_do_not_depend_on_how_the_file_or_its_folder_is_named(pattern: str, own: Path, tmp_path: Path) -> None:
-    pattern = pattern.replace("{absolute}", str(own))
-    assert ids(select_cases([pattern], base=tmp_path)) == ["mine/cases/in-double-alone", "mine/cases/plain"]
+def test_ids_do_not_depend_on_how_the_file_or_its_folder_is_named(own: Path, tmp_path: Path) -> None:
+    for pattern in ("mine", "mine/", "mine/cases.yaml", "./mine", "mine/../mine", str(own)):
+        assert ids(select_cases([pattern], base=tmp_path)) == ["mine/cases/in-double-alone", "mine/cases/plain"]
+    twice = select_cases(["mine", "mine/cases.yaml", str(own)], base=tmp_path)
+    assert ids(twice) == ["mine/cases/in-double-alone", "mine/cases/plain"]
 
 
 def test_a_folder_is_read_with_what_lies_below_but_nothing_hidden(own: Path, tmp_path: Path) -> None:
@@ -161,14 +177,12 @@ def test_bundled_tags_may_be_used_in_ones_own_cases(tmp_path: Path) -> None:
     assert ids(select_cases(["mine.yaml"], tags=["uniform"], base=tmp_path)) == ["mine/plain"]
 
 
-@pytest.mark.parametrize("wanted", [["axis"], ["axis", "underflow"]])
-def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(
-    wanted: list[str], tmp_path: Path, everything: Selection
-) -> None:
-    chosen = select_cases(["softmax", "attention"], tags=wanted, base=tmp_path).cases
+def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path, everything: Selection) -> None:
     among = [case for case in everything.cases if case.file in ("cases/softmax.yaml", "cases/attention.yaml")]
-    assert [case.id for case in chosen] == [case.id for case in among if set(case.tags) & set(wanted)]
-    assert len(chosen) < len(among)
+    for wanted in (["axis"], ["axis", "underflow"]):
+        chosen = select_cases(["softmax", "attention"], tags=wanted, base=tmp_path).cases
+        assert [case.id for case in chosen] == [case.id for case in among if set(case.tags) & set(wanted)]
+        assert len(chosen) < len(among)
 
 
 def test_an_unknown_tag_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
@@ -223,17 +237,6 @@ def test_what_the_shell_makes_of_a_star_in_a_checkout_is_the_whole_corpus(
     assert "softmax" not in files_of(ids(select_cases(["cases"], base=checkout)))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("tags.yaml", "is no case file"), ("notes.txt", "is no case file"), ("empty", "holds no case files")],
-)
-def test_a_path_that_holds_no_cases_is_refused(name: str, message: str, own: Path, tmp_path: Path) -> None:
-    (own / "notes.txt").write_text("")
-    (own / "empty").mkdir()
-    with pytest.raises(UsageError, match=message):
-        select_cases([f"mine/{name}"], base=tmp_path)
-
-
 @pytest.mark.parametrize("others", [[], ["scoring"]], ids=["alone", "beside others"])
 def test_a_program_that_is_called_as_bundled_cases_are_hides_none(others: list[str], tmp_path: Path) -> None:
     (tmp_path / "softmax").write_bytes(b"ELF")
@@ -245,17 +248,6 @@ def test_a_file_whose_name_is_no_text_is_named_readably(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.yaml"))
     write(path, OWN.format(tag="axis"))
     assert ids(select_cases([path.name], base=tmp_path)) == ["caf?/in-double-alone", "caf?/plain"]
-
-
-@pytest.mark.parametrize("pattern", ["kernel.py", "kernel.py:attention"])
-@pytest.mark.parametrize("others", [[], ["scoring"]], ids=["alone", "beside cases"])
-def test_a_kernel_among_cases_is_refused_with_the_option_that_names_it(
-    pattern: str, others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "kernel.py").write_text("def attention(query, key, value): ...\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=f"--implementation {pattern}"):
-        select_cases([pattern, *others], base=tmp_path)
 
 
 ONE = f"{TEMPLATE}/no-edge-shows-in-causal-gradients-tile-48-under-by-over"
@@ -317,8 +309,6 @@ def test_a_glob_that_names_a_tile_matches_its_cases_and_no_others() -> None:
     assert ids_of(select_cases(["*causal-gradients-tile-48*"]).cases) == {
         case.id for case in of_tile(48) if "causal-gradients" in case.id
     }
-    with pytest.raises(UsageError, match="nor a glob that matches a bundled case"):
-        select_cases(["*tile-5000*"])
 
 
 def test_an_id_alone_leads_to_its_case(tmp_path: Path) -> None:
