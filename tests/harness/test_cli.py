@@ -20,6 +20,7 @@ from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
+from processes import wait_until
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.results.format import EXACT, Row
@@ -29,24 +30,18 @@ Honest = tuple[BackendEntry, ...]
 
 COMMAND = Path(sys.executable).with_name("attncheck")
 
-
 MODULE = (sys.executable, "-m", "attncheck")
 
-
 ESCAPE = "\x1b["
-
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
 
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="terminals and signals work otherwise on Windows")
 
-
 Invoke = Callable[..., tuple[int, str, str]]
 
-
 Table = Callable[..., None]
-
 
 WriteRun = Callable[..., Path]
 
@@ -73,7 +68,6 @@ def table() -> Iterator[Table]:
 
 
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] -= 1; return stages"
-
 
 GHOST = BackendEntry("ghost", "no_module", ("no_such_framework",))
 
@@ -117,12 +111,6 @@ def test_json_is_all_that_is_printed_and_a_name_that_is_no_text_is_reported_read
         "d-weights",
     ]
     assert "caf?" in (tmp_path / "results/latest/report/report.md").read_text()
-
-
-def test_where_no_case_can_be_read_the_last_results_stay(case_folder: Path, invoke: Invoke) -> None:
-    (case_folder / "bad.yaml").write_text("title: A bad file\noperation: dreaming\n")
-    assert invoke("check", "small/bad.yaml", "-b", "numpy")[:2] == (2, "")
-    assert not Path("results").exists()
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -190,6 +178,9 @@ def test_a_bad_case_gives_2_and_the_others_run(
     assert read_run(Path("results/latest")).rows["case"].nunique() == 4
     assert invoke("report", "results/latest")[0] == 2
     assert invoke("list", "cases", "small")[0] == 2
+    earlier = Path("results/latest").resolve()
+    assert invoke("check", "small/bad.yaml", "-b", "wrong")[:2] == (2, "")
+    assert Path("results/latest").resolve() == earlier, "where no case can be read the last results stay"
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -231,11 +222,11 @@ def test_what_could_not_be_run_and_what_takes_too_long_gives_3(
     assert code == 3
     words = "first and broken agree; in 2 cases, broken could not be run. broken: judged 2 of 4 "
     assert out.startswith(f"{words}cases; 2 could not be run. The other: judged 4 of 4 cases."), out
-    arguments = ("small/small.yaml", "-b", "slow", "-d", "float64", "--time-limit", "2", "--no-report")
+    arguments = ("small/small.yaml", "-b", "slow", "-d", "float64", "--time-limit", "1", "--no-report")
     code, out, _ = invoke("check", *arguments)
     assert code == 3
     assert (
-        "timeout: 2 cases [float64], the first small/small/d-weights, slow.eager: not done after 2 s; the worker was "
+        "timeout: 2 cases [float64], the first small/small/d-weights, slow.eager: not done after 1 s; the worker was "
         in out
     )
 
@@ -248,19 +239,14 @@ def test_what_could_not_be_run_and_what_takes_too_long_gives_3(
             ["check", "small", "-b", "nump"],
             "unknown backend 'nump'; did you mean numpy? (expected numpy, torch, tensorflow, jax",
         ),
-        (["check", "small", "-b", "pytroch"], "unknown backend 'pytroch'; did you mean torch?"),
         (["check", "small", "-b", "numpy", "-k", "wieghts"], "the expression 'wieghts'; did you mean weights?"),
         (["explain", "numpy", "small"], "'numpy' is an implementation: the case comes first, small numpy"),
-        (["explain", "k.py:attention", "small"], "'k.py:attention' is an implementation: the case comes first, "),
-        (["check", "small", "-b", "numpy,Torch"], "unknown backend 'Torch'"),
         (
             ["check", "small", "-b", "numpy", "-d", "float8"],
             "unknown dtype 'float8'; did you mean float64 or float32? (expected",
         ),
-        (["check", "small", "-b", "numpy", "-t", "nope"], "undefined tag 'nope'; `attncheck list tags` lists all"),
         (["check", "-b", "numpy", "-t", "causl"], "undefined tag 'causl'; did you mean causal? (`attncheck list tags`"),
         (["check", "small", "-i", "torch.sdap"], "no implementation is called 'torch.sdap'; did you mean torch.sdpa"),
-        (["check", "attention/a-row-is-emty*"], "; did you mean attention/*"),
         (["check", "attn"], "; did you mean attention/* or attention_by_score/*?"),
         (["explain", "attention/a-causal-row-sees", "numpy"], "; did you mean attention/a-causal-row-sees-its-own-key"),
         (["run", "small", "-b", "numpy", "-t", "axis"], "no case matches the paths, globs, tags and dtypes"),
@@ -286,15 +272,12 @@ def test_bad_usage_gives_2_and_one_line(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["dream"], ["check", "--dream"], ["check", "--threads", "0"], ["check", "--time-limit", "0"], ["report"]],
-)
-def test_a_command_or_option_that_does_not_exist_gives_2(arguments: list[str], invoke: Invoke, tmp_path: Path) -> None:
-    code, out, err = invoke(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("Usage: ")
-    assert "Traceback" not in err
+def test_a_command_or_option_that_does_not_exist_gives_2(invoke: Invoke, tmp_path: Path) -> None:
+    for arguments in (["dream"], ["check", "--dream"], ["check", "--threads", "0"], ["report"]):
+        code, out, err = invoke(*arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith("Usage: ")
+        assert "Traceback" not in err
     assert not (tmp_path / "results").exists()
 
 
@@ -305,23 +288,6 @@ def test_a_report_that_cannot_be_written_gives_2(invoke: Invoke, tmp_path: Path,
 
 
 # What is printed
-def test_what_can_be_chosen_is_listed_as_json(case_folder: Path, invoke: Invoke, table: Table, honest: Honest) -> None:
-    table(*honest, GHOST)
-    assert json.loads(invoke("list", "backends", "--json")[1])["items"][-1] == {
-        "name": "ghost",
-        "version": "not installed",
-    }
-    assert json.loads(invoke("list", "cases", "small", "--json")[1])["items"][0] == {
-        "id": "small/small/a-scores",
-        "name": "A scores",
-        "operation": "scoring",
-        "shape": "B=1 H=1 Lq=1 Lk=2 D=2",
-        "dtypes": ["float64", "float32"],
-        "tags": [],
-    }
-    tags = json.loads(invoke("list", "tags", "--json")[1])["items"]
-    assert {"axis", "causal"} <= {tag["tag"] for tag in tags}
-    assert all(tag["probes"] and tag["defect"] for tag in tags)
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -424,6 +390,13 @@ def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: 
         f"second  {version('numpy')}",
         "ghost  not installed",
     ]
+    assert json.loads(invoke("list", "backends", "--json")[1])["items"][-1] == {
+        "name": "ghost",
+        "version": "not installed",
+    }
+    tags = json.loads(invoke("list", "tags", "--json")[1])["items"]
+    assert {"axis", "causal"} <= {tag["tag"] for tag in tags}
+    assert all(tag["probes"] and tag["defect"] for tag in tags)
     code, out, err = invoke("list", "cases", "softmax", "--tag", "axis")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
@@ -549,13 +522,6 @@ def test_ctrl_c_while_a_worker_starts_shows_no_traceback(case_folder: Path, tmp_
     assert process.returncode in (0, 130)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 ANNOTATION = "::error file=file.yaml,line=7,title=numeric%3A numpy.eager in float64::one: weights: off by 2"
 
 
@@ -592,19 +558,20 @@ def test_a_check_in_ci_leaves_all_that_a_ci_system_reads(
     assert Path("ci/junit.xml").read_bytes() == Path("results/latest/report/junit.xml").read_bytes()
 
 
-def test_nothing_is_printed_or_appended_that_was_not_asked_for(invoke: Invoke, wrong: Path) -> None:
+def test_nothing_is_printed_or_appended_that_was_not_asked_for(
+    invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, out, _ = invoke("report", wrong)
     assert "::error" not in out
     assert {path.name for path in Path.cwd().iterdir()} == {wrong.name}
-
-
-def test_an_explicit_file_comes_before_the_one_that_the_ci_system_names(
-    invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "named.md")
     assert invoke("report", wrong, "--ci-summary", "mine.md")[0] == 1
     assert Path("mine.md").is_file()
-    assert not Path("named.md").exists()
+    assert not Path("named.md").exists(), "an explicit file comes before the one that the CI system names"
+    code, out, err = invoke("report", wrong, "--json", "--annotations")
+    assert (code, err) == (1, f"{ANNOTATION}\n")
+    assert json.loads(out)["exit_code"] == 1
+    assert ANNOTATION in invoke("report", wrong, "--quiet", "--annotations")[1].splitlines()
 
 
 def test_a_summary_that_cannot_be_written_ends_only_what_asked_for_it(
@@ -620,11 +587,3 @@ def test_a_summary_that_cannot_be_written_ends_only_what_asked_for_it(
     assert "Report: " in out
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
     assert invoke("report", wrong)[2] == ""
-
-
-def test_annotations_do_not_spoil_json(invoke: Invoke, wrong: Path) -> None:
-    code, out, err = invoke("report", wrong, "--json", "--annotations")
-    assert (code, err) == (1, f"{ANNOTATION}\n")
-    assert json.loads(out)["exit_code"] == 1
-    code, out, _ = invoke("report", wrong, "--quiet", "--annotations")
-    assert ANNOTATION in out.splitlines()

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from here import own_code_here
 
+from attncheck import explain
 from attncheck.api import check
 from attncheck.backends import BackendEntry, DeclaredConvention, Mode
 from attncheck.errors import ExitCode, UsageError
@@ -52,7 +53,6 @@ cases:
     inputs: {query: {draw: randn, shape: [3, 4]}, key: keys, value: keys}
 """
 
-
 LOWER_RIGHT = """
 import numpy as np
 def attention(query, key, value, *, mask=None, is_causal=False):
@@ -60,7 +60,6 @@ def attention(query, key, value, *, mask=None, is_causal=False):
         mask = np.tri(query.shape[-2], key.shape[-2], key.shape[-2] - query.shape[-2], dtype=bool)[None, None]
     return {"output": numpy_backend.attention(query, key, value, mask=mask)["output"]}
 """
-
 
 UNIFORM = """
 import numpy as np
@@ -71,7 +70,6 @@ def attention(query, key, value, *, mask=None, is_causal=False):
     return {"weights": weights, "output": weights @ value}
 """
 
-
 ENTRY = """\
 - implementation: lower.*
   cases: [small/small/causal]
@@ -80,7 +78,6 @@ ENTRY = """\
   decided: semantic
   thread: example/attention#7
 """
-
 
 RunBelow = Callable[..., tuple[RunSummary, Run]]
 
@@ -164,10 +161,13 @@ def test_a_recorded_one_fails_no_run_and_is_told_with_its_reason(
 
 
 @pytest.mark.usefixtures("cases")
-def test_one_that_no_longer_happens_is_stale_and_fails(
+def test_one_that_no_longer_happens_is_stale_and_fails_a_complete_run(
     tmp_path: Path, run_below: RunBelow, right: BackendEntry
 ) -> None:
     entry = ENTRY.replace("lower.*", "first.eager")
+    summary, run = run_below(tmp_path, [right], expected_failures=known(tmp_path, entry))
+    assert summary.exit_code is ExitCode.AGREE, "it need not show in some of the cases alone"
+    assert "## Queries without a key" not in render_markdown(frames_of(run)), "where all give the same"
     summary, run = run_below(tmp_path, [right], expected_failures=known(tmp_path, entry), complete=True)
     assert summary.exit_code is ExitCode.DISAGREE
     assert summary.verdicts["xpass"] == 1
@@ -176,13 +176,17 @@ def test_one_that_no_longer_happens_is_stale_and_fails(
     assert bad(frames_of(run).results) == [("small/small/causal", "", "xpass", False)]
 
 
-@pytest.mark.usefixtures("cases")
-def test_one_that_does_not_show_in_some_of_the_cases_alone_is_not_stale(
-    tmp_path: Path, run_below: RunBelow, right: BackendEntry
-) -> None:
-    entry = ENTRY.replace("lower.*", "first.eager")
-    summary, _ = run_below(tmp_path, [right], expected_failures=known(tmp_path, entry))
-    assert summary.exit_code is ExitCode.AGREE
+@pytest.fixture
+def declare(monkeypatch: pytest.MonkeyPatch) -> Callable[[BackendEntry], None]:
+    """Let a backend declare that a query without a key gives the mean of all values."""
+
+    def declared(entry: BackendEntry) -> None:
+        conventions = {"empty_rows": DeclaredConvention("uniform", "for tests", "")}
+        mode = Mode("eager", entry.module, "for tests", conventions=conventions)
+        of_others = property(lambda each: mode if each.entry is entry else each.entry.all_modes[each.mode])
+        monkeypatch.setattr(Implementation, "declared", of_others)
+
+    return declared
 
 
 @pytest.mark.usefixtures("cases")
@@ -192,15 +196,12 @@ def test_a_declared_convention_fails_no_run(
     run_below: RunBelow,
     make_backend: MakeBackend,
     right: BackendEntry,
-    monkeypatch: pytest.MonkeyPatch,
+    declare: Callable[[BackendEntry], None],
     declares: bool,
 ) -> None:
     entry = make_backend("uniform", UNIFORM)
-    conventions = {"empty_rows": DeclaredConvention("uniform", "for tests", "")} if declares else {}
-    mode = Mode("eager", entry.module, "for tests", conventions=conventions)
-    monkeypatch.setattr(
-        Implementation, "declared", property(lambda self: mode if self.entry is entry else _eager(self))
-    )
+    if declares:
+        declare(entry)
     summary, run = run_below(tmp_path, [right, entry], expected_failures=())
     assert summary.exit_code is (ExitCode.AGREE if declares else ExitCode.DISAGREE)
     frames = frames_of(run)
@@ -228,7 +229,6 @@ cases:
       - {stage: output, exact: true, because: one key and no key, known: "1 8\\n0 0"}
 """
 
-
 PRINTED = """\
 title: A tutorial that fills masked scores with -1e9
 source: {kind: document, title: Made for the tests}
@@ -247,7 +247,6 @@ cases:
       - {stage: output, printed: OUTPUT}
 """
 
-
 DOCUMENTS = {
     "uniform": ('"1. 0. 0.\\n0.3333 0.3333 0.3333"', '"1. 8.\\n2.6667 4.3333"'),
     "nan": ('"1. 0. 0.\\nnan nan nan"', '"1. 8.\\nnan nan"'),
@@ -262,43 +261,24 @@ def printed(folder: Path, convention: str) -> None:
 
 
 @pytest.mark.parametrize("convention", DOCUMENTS)
-def test_a_document_may_print_any_convention_and_who_takes_it_agrees(
-    tmp_path: Path, run_below: RunBelow, right: BackendEntry, cases: Path, convention: str
-) -> None:
-    printed(cases, convention)
-    summary, run = run_below(tmp_path, [right], expected_failures=())
-    frames = frames_of(run)
-    assert summary.exit_code is ExitCode.AGREE
-    assert bad(frames.results) == []
-    assert frames.numbers["verdict"].value_counts().to_dict() == {"agree": 10}
-    assert not frames.numbers["xfail"].any()
-
-
-@pytest.mark.parametrize(
-    ("convention", "code"), [("uniform", ExitCode.AGREE), ("nan", ExitCode.AGREE), ("zero", ExitCode.DISAGREE)]
-)
-def test_who_has_no_such_keyword_means_something_else_and_fails_where_zeros_are_meant_alone(
-    tmp_path: Path,
-    run_below: RunBelow,
-    make_backend: MakeBackend,
-    right: BackendEntry,
-    cases: Path,
-    convention: str,
-    code: ExitCode,
+def test_a_document_may_print_any_convention_and_who_has_no_keyword_for_it_fails_where_zeros_are_meant_alone(
+    tmp_path: Path, run_below: RunBelow, make_backend: MakeBackend, right: BackendEntry, cases: Path, convention: str
 ) -> None:
     printed(cases, convention)
     summary, run = run_below(tmp_path, [right, make_backend("uniform", UNIFORM)], expected_failures=())
     frames = frames_of(run)
-    assert summary.exit_code is code
+    is_known = convention != "zero"
+    assert summary.exit_code is (ExitCode.AGREE if is_known else ExitCode.DISAGREE)
+    who_takes_it = frames.numbers[frames.numbers["implementation"] == "first.eager"]
+    assert (len(who_takes_it), set(who_takes_it["verdict"]), set(who_takes_it["xfail"])) == (10, {"agree"}, {False})
     if convention == "uniform":
         assert bad(frames.results) + bad(frames.pairs) + bad(frames.numbers) == []
         return
-    is_known = code is ExitCode.AGREE
     assert bad(frames.results) == [("small/small/empty", each, "semantic", is_known) for each in ("weights", "output")]
     told = frames.results[frames.results["verdict"] == "semantic"]
     assert set(told["empty_rows"]) == {"uniform"}
     says = f"a query without a key gives the mean of all values (uniform); the case expects {convention}"
-    assert {message.startswith(says) for message in told["message"]} == {True}
+    assert all(message.startswith(says) for message in told["message"])
     assert {row[2:] for row in bad(frames.numbers)} == {("semantic", is_known)}
     assert {row[3] for row in bad(frames.pairs)} == {is_known}
 
@@ -306,23 +286,20 @@ def test_who_has_no_such_keyword_means_something_else_and_fails_where_zeros_are_
 WRONG = UNIFORM.replace("weights @ value}", "weights @ value * (1 + 1e-6)}")
 
 
-def test_explaining_a_convention_of_its_own_says_that_it_means_something_else(
-    tmp_path: Path, make_backend: MakeBackend, cases: Path
-) -> None:
-    printed(cases, "nan")
-    (case,) = select_cases([str(cases)], base=tmp_path).cases
-    for code, says in ((UNIFORM, "It means something else at weights"), (WRONG, "It goes wrong at")):
-        found = explain_case(case, Implementation(make_backend("uniform", code)), "float64", Limits())
-        text = explanation_text(found, {})
-        assert says in text
-        assert "the case expects nan, for which it has no keyword empty_rows" in text
-
-
-def test_any_other_error_in_such_a_case_still_fails(
+def test_any_other_error_in_such_a_case_still_fails_and_explaining_tells_them_apart(
     tmp_path: Path, run_below: RunBelow, make_backend: MakeBackend, cases: Path
 ) -> None:
     printed(cases, "nan")
-    summary, run = run_below(tmp_path, [make_backend("wrong", WRONG)], expected_failures=())
+    (case,) = select_cases([str(cases)], base=tmp_path).cases
+    for name, code, says in (
+        ("uniform", UNIFORM, "It means something else at weights"),
+        ("wrong", WRONG, "It goes wrong at"),
+    ):
+        entry = make_backend(name, code)
+        text = explanation_text(explain_case(case, Implementation(entry), "float64", Limits()), {})
+        assert says in text
+        assert "the case expects nan, for which it has no keyword empty_rows" in text
+    summary, run = run_below(tmp_path, [entry], expected_failures=())
     assert summary.exit_code is ExitCode.DISAGREE
     failing = [row for row in bad(frames_of(run).results) if not row[3]]
     assert failing == [("small/small/empty", "output", "numeric", False)]
@@ -351,14 +328,10 @@ def test_the_report_says_what_each_gives_for_a_query_without_a_key(
     make_backend: MakeBackend,
     right: BackendEntry,
     cases: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    declare: Callable[[BackendEntry], None],
 ) -> None:
     (cases / "numbers.yaml").write_text(NUMBERS, encoding="utf-8")
-    entry = make_backend("uniform", UNIFORM)
-    mode = Mode("eager", entry.module, "for tests", conventions={"empty_rows": DeclaredConvention("uniform", "", "")})
-    monkeypatch.setattr(
-        Implementation, "declared", property(lambda self: mode if self.entry is entry else _eager(self))
-    )
+    declare(entry := make_backend("uniform", UNIFORM))
     summary, run = run_below(tmp_path, [right, entry], expected_failures=())
     assert summary.exit_code is ExitCode.AGREE
     frames = frames_of(run)
@@ -369,18 +342,6 @@ def test_the_report_says_what_each_gives_for_a_query_without_a_key(
     # The numbers of the document do not hold either, but that follows from the convention.
     cells = {case: list(cells.values()) for case, cells in verdict_table(frames).items()}
     assert cells["small/numbers/empty"] == ["agree", "other convention"]
-
-
-@pytest.mark.usefixtures("cases")
-def test_where_all_give_the_same_the_report_has_no_such_section(
-    tmp_path: Path, run_below: RunBelow, right: BackendEntry
-) -> None:
-    _, run = run_below(tmp_path, [right], expected_failures=())
-    assert "## Queries without a key" not in render_markdown(frames_of(run))
-
-
-def _eager(implementation: Implementation) -> Mode:
-    return implementation.entry.all_modes[implementation.mode]
 
 
 @pytest.mark.usefixtures("cases")
@@ -406,7 +367,6 @@ def attention(query, key, value):
     return {"output": numpy_backend.attention(query, key, value)["output"].astype(np.float32).astype(np.float64)}
 """
 
-
 ROUNDS = """\
 - implementation: rounded.*
   cases: ["*"]
@@ -427,8 +387,6 @@ def test_a_larger_error_than_a_list_excuses_fails_a_run_and_explaining_says_so(
     max_ratio: str,
     is_known: bool,
 ) -> None:
-    from attncheck import explain
-
     entry, expected_failures = make_backend("rounded", ROUNDED), known(tmp_path, ROUNDS.format(max_ratio=max_ratio))
     summary, _ = run_below(tmp_path, [entry], expected_failures=expected_failures)
     assert summary.exit_code is (ExitCode.AGREE if is_known else ExitCode.DISAGREE)
@@ -443,27 +401,22 @@ def test_a_larger_error_than_a_list_excuses_fails_a_run_and_explaining_says_so(
     assert (says in explanation_text(found, {})) is not is_known
 
 
-@pytest.mark.parametrize("is_known", [True, False])
 def test_explaining_says_what_is_known(
-    cases: Path, tmp_path: Path, lower: BackendEntry, monkeypatch: pytest.MonkeyPatch, is_known: bool
+    cases: Path, tmp_path: Path, lower: BackendEntry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attncheck import explain
-
-    expected_failures = known(tmp_path, ENTRY) if is_known else ()
-    monkeypatch.setattr(explain, "expected_failures_of", lambda backends: expected_failures)
     (case,) = [case for case in select_cases([str(cases)], base=tmp_path).cases if case.name == "Causal"]
-    found = explain_case(case, Implementation(lower), "float64", Limits())
-    assert found.begins_at == "masked"
-    assert dict(found.expected_failures) == (
-        {"output": "causality is counted from the last key, by design"} if is_known else {}
-    )
-    text = explanation_text(found, {})
-    assert "It goes wrong at masked: causality is aligned bottom-right" in text
-    assert ("Expected failure: causality is counted from the last key, by design" in text) is is_known
+    for expected_failures in ((), known(tmp_path, ENTRY)):
+        monkeypatch.setattr(explain, "expected_failures_of", lambda backends, found=expected_failures: found)
+        found = explain_case(case, Implementation(lower), "float64", Limits())
+        reason = "causality is counted from the last key, by design"
+        assert found.begins_at == "masked"
+        assert dict(found.expected_failures) == ({"output": reason} if expected_failures else {})
+        text = explanation_text(found, {})
+        assert "It goes wrong at masked: causality is aligned bottom-right" in text
+        assert (f"Expected failure: {reason}" in text) is bool(expected_failures)
 
 
 Invoke = Callable[..., tuple[int, str, str]]
-
 
 TWO_CASES = """\
 title: Two small cases
@@ -477,7 +430,6 @@ cases:
     inputs: {query: {identity: 2}, key: {values: [[1, 1]]}, value: {values: [[3]]}}
 """
 
-
 KERNEL = """
 import numpy as np
 
@@ -488,7 +440,6 @@ def attention(query, key, value):
     return output + 1 if key.shape[-2] > 1 else output
 """
 
-
 KNOWN = """\
 - implementation: my_kernel.attention
   cases: ["conformance/own/a-plain-one"]
@@ -497,12 +448,9 @@ KNOWN = """\
   decided: numeric
 """
 
-
 PROJECT = '[tool.attncheck]\ncases = ["conformance/"]\nexpected_failures = ["conformance/known.yaml"]\n'
 
-
 QUIETLY = ("-p", "no:cacheprovider")
-
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -523,15 +471,14 @@ def write_test(project: Path) -> None:
     (project / "test_kernel.py").write_text(f"{text}test_it = conformance(attention, cases=['conformance'])\n")
 
 
-def test_the_list_is_no_case_file_and_what_it_names_fails_nothing(project: Path, invoke: Invoke) -> None:
+def test_the_list_is_no_case_file_and_what_it_names_fails_nothing(
+    project: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, said = invoke("check", "conformance", "--implementation", "my_kernel.py:attention")
     assert code == ExitCode.AGREE, out + said
     assert "2 cases" in out
     assert "xfail numeric" in out
     assert "known.yaml" not in said
-
-
-def test_it_holds_for_a_function_that_is_handed_over(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     result = check("my_kernel.py:attention", cases=["conformance"])
     assert result.agrees

@@ -18,10 +18,9 @@ from attncheck.reading.selection import select_cases
 from attncheck.results.coverage import Stop
 from attncheck.results.last_failed import FailedEvaluation
 from attncheck.results.reader import read_run
-from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.run import Settings, run_cases
 
 Invoke = Callable[..., tuple[int, str, str]]
-RunFolder = Callable[..., RunSummary]
 
 CASES = """\
 title: Seven lengths
@@ -248,17 +247,6 @@ def test_a_selection_by_shape_is_said_in_the_report_and_lists_cases(
     assert (code, out) == (2, "")
     assert err == "attncheck: -k: expected a whole number or an axis, got '>'\n  Lk>>6\n     ^\n"
     assert invoke(*QUICK, "-k", "Lk=99")[0] == 2
-
-
-def test_a_run_without_a_report_has_the_same_options(
-    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
-) -> None:
-    kernel(2, 4)
-    code, text, _ = invoke("run", *CHECK[1:], "-x", "-k", "Lk>2")
-    assert code == 1
-    assert "Judged 2 of 5 cases; 3 not run." in text
-    invoke("run", *CHECK[1:], "--failed")
-    assert ran(tmp_path / "results" / "latest") == [4]
 
 
 def test_from_python_a_check_can_be_narrowed_and_stopped(tmp_path: Path, kernel: Callable[..., None]) -> None:

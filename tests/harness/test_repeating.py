@@ -136,27 +136,21 @@ def test_a_failure_that_does_not_happen_again_is_said_first_and_what_is_seen_fol
     calls: list[Call], kernel: Kernel
 ) -> None:
     case = calls[-1][0]
-    told = explain_as_met(case, kernel("{99}"), "float32", Limits(), met(calls[:-1]))
-    assert told.before == ()
-    assert not told.explanation.fails
-    text = repeated_explanation_text(told, {})
-    assert "That does not happen again, neither in a fresh process nor after the 8 calls" in text
-    assert "Every stage is within its error bound" in text
-
-
-def test_the_first_call_of_a_process_has_none_before_it(calls: list[Call], kernel: Kernel) -> None:
-    told = explain_as_met(calls[-1][0], kernel("{99}"), "float32", Limits(), met([]))
-    assert "It was the first call there, too" in repeated_explanation_text(told, {})
-
-
-def test_without_a_check_that_found_anything_a_fresh_process_says_it_all(calls: list[Call], kernel: Kernel) -> None:
-    told = explain_as_met(calls[-1][0], kernel("{3}"), "float32", Limits())
-    assert told.repeated is None
-    assert not told.explanation.fails
+    for before, says in (
+        (calls[:-1], "That does not happen again, neither in a fresh process nor after the 8 calls"),
+        ([], "It was the first call there, too"),
+    ):
+        told = explain_as_met(case, kernel("{99}"), "float32", Limits(), met(before))
+        assert told.before == ()
+        assert not told.explanation.fails
+        text = repeated_explanation_text(told, {})
+        assert says in text
+        assert "Every stage is within its error bound" in text
+    alone = explain_as_met(case, kernel("{3}"), "float32", Limits())
+    assert (alone.repeated, alone.explanation.fails) == (None, False), "no check found anything"
 
 
 CASE = "row/9-queries"
-
 
 FRESH = "In a fresh process nothing is wrong with this case.\nThe check found numeric at output: "
 
@@ -243,24 +237,17 @@ def test_the_call_from_python_explains_as_the_command_does(remembering: Callable
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_test_suite_tells_it_in_its_failure(
+def test_a_test_suite_tells_it_in_its_failure_and_has_a_command_for_what_a_fresh_process_shows_too(
     remembering: Callable[[str], Path], run_pytest: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    remembering("{3}")
     words = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "row.yaml", "-p", "no:cacheprovider"]
+    remembering("{3}")
     done = run_pytest(*words)
     assert "1 failed, 8 passed" in done.stdout
     assert "In a fresh process nothing is wrong with this case." in done.stdout
     assert "That happens again after 1 of the 8 calls" in done.stdout
     assert "attncheck explain" not in done.stdout  # it would start a fresh process, and find nothing
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_failure_that_a_fresh_process_shows_too_has_a_command(
-    remembering: Callable[[str], Path], run_pytest: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
     remembering("set()")
-    words = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "row.yaml", "-p", "no:cacheprovider", "-q"]
     done = run_pytest(*words)
     assert "fresh process" not in done.stdout
     assert f"attncheck explain {CASE} kernel.py:attention --dtype float32\n" in done.stdout

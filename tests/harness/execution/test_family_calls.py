@@ -201,13 +201,15 @@ LEAST_COMPUTED = {
 """Of the bundled cases of attention, so many at least are computed."""
 
 
-def problem(rng: np.random.Generator, *, past: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
-    arrays = {
-        name: rng.normal(size=(2, heads, length, 4))
-        for name, heads, length in (("query", 4, 5), ("key", 2, 7), ("value", 2, 7))
-    }
-    earlier = {f"past_{name}": rng.normal(size=(2, 2, past, 4)) for name in ("key", "value")} if past else {}
-    return arrays, earlier
+def problem() -> list[Array]:
+    """Query, key and value."""
+    rng = np.random.default_rng(1)
+    return [rng.normal(size=(2, heads, length, 4)) for heads, length in ((4, 5), (2, 7), (2, 7))]
+
+
+def contract_attention(function: Callable[..., Any], family: str) -> Callable[..., Any]:
+    """Return the contract's attention by a function that is called as its family is."""
+    return contract_functions(function, FAMILIES[family], BACKENDS["numpy"].load())["attention"]
 
 
 @pytest.fixture(scope="module")
@@ -315,57 +317,6 @@ def test_a_mistaken_function_is_wrong(mistake: str, answers: Mapping[str, tuple[
     assert not all(is_right for _, is_right in outcomes_of(names[name], name, answers))
 
 
-CALLS: tuple[tuple[dict[str, Any], int], ...] = (
-    ({}, 0),
-    ({"is_causal": True}, 0),
-    ({"window": (None, 0)}, 3),
-    ({"window": (2, 0)}, 3),
-    ({"mask": np.arange(7) <= np.arange(5)[:, None] + 2}, 0),
-    ({"query_offsets": np.array([2, 2]), "is_causal": True}, 0),
-    ({"query_offsets": np.array([0, 2]), "is_causal": True}, 0),
-    ({"key_lengths": np.array([7, 3])}, 0),
-    ({"key_lengths": np.array([7, 3]), "is_causal": True, "window": (3, None)}, 0),
-    ({"mask": np.arange(7) % 3 != 1, "bias": np.linspace(-1, 1, 7), "is_causal": True}, 0),
-    ({"scale": -0.3, "softcap": 1.5}, 0),
-    ({"sinks": np.array([0.1, -2.0, 1.0, 3.0])}, 0),
-)
-"""Options, and the length of a past."""
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_it_means_what_numpy_means_or_says_what_it_lacks(name: str) -> None:
-    backend = BACKENDS["numpy"].load()
-    function = contract_functions(HONEST[name], FAMILIES[name], backend)["attention"]
-    taken = {*inspect.signature(function).parameters}
-    for options, past in CALLS:
-        inputs, earlier = problem(np.random.default_rng(3), past=past)
-        if past:
-            inputs["query"] = inputs["query"][:, :, :4]
-            inputs["key"], inputs["value"] = inputs["key"][:, :, :4], inputs["value"][:, :, :4]
-        given = {key: np.array(each, ndmin=4) if key in ("mask", "bias") else each for key, each in options.items()}
-        if {*given, *earlier} - taken:
-            continue  # which a case of the corpus would call unsupported
-        expected = backend.attention(**inputs, **earlier, **given)
-        if name == "flash_attn" and not _is_an_edge(options):
-            with pytest.raises(LackingError, match="takes no mask"):
-                function(*inputs.values(), **earlier, **given)
-            continue
-        found = function(*inputs.values(), **earlier, **given)
-        assert set(found) <= {"output", "weights", "log_sum_exp"}
-        for stage, array in found.items():
-            message = f"{stage} with {options}"
-            np.testing.assert_allclose(array, expected[stage], rtol=1e-9, atol=1e-12, err_msg=message)
-
-
-def _is_an_edge(options: Mapping[str, Any]) -> bool:
-    """Whether these options, of which some are arrays, say no more than a word of flash_attn can."""
-    if {"bias", "key_lengths"} & {*options}:
-        return False
-    if "query_offsets" in options:
-        return bool((options["query_offsets"] == 2).all())
-    return not options.get("is_causal")  # which counts from the first key, and there are more keys than queries
-
-
 def flash_attn_varlen(  # type: ignore[no-untyped-def]
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False,
     window_size=(-1, -1), return_attn_probs=False,
@@ -406,54 +357,50 @@ def test_sequences_and_pages_of_flash_attn(function: Callable[..., Any], operati
     assert set(declarations(function, "f", "flash_attn")["parameters"]) == {operation}
 
 
-def test_its_own_layout_lies_in_memory_as_the_library_has_it() -> None:
+def test_its_own_layout_lies_in_memory_as_the_library_has_it_and_nothing_else_is_said() -> None:
     seen = []
 
-    def f(q, k, v, causal=False):  # type: ignore[no-untyped-def]
+    def flash(q, k, v, causal=False):  # type: ignore[no-untyped-def]
         seen.extend((q, k, v))
         return q
 
-    contract_functions(f, FAMILIES["flash_attn"], BACKENDS["numpy"].load())["attention"](*problem(_rng())[0].values())
+    flash_attention = contract_attention(flash, "flash_attn")
+    flash_attention(*problem())
     assert [each.shape for each in seen] == [(2, 5, 4, 4), (2, 7, 2, 4), (2, 7, 2, 4)]
     assert all(each.flags.c_contiguous for each in seen)
-
-
-def _rng() -> np.random.Generator:
-    return np.random.default_rng(1)
+    with pytest.raises(LackingError, match="takes no mask"):
+        contract_attention(flash_attn, "flash_attn")(*problem(), mask=np.arange(7).reshape(1, 1, 1, 7) % 3 != 1)
 
 
 def test_what_it_requires_is_given_as_it_is_when_nothing_is_asked() -> None:
     seen: dict[str, Any] = {}
 
-    def f(query, key, value, scale, is_causal, attn_mask, dropout_p):  # type: ignore[no-untyped-def]
+    def requiring(query, key, value, scale, is_causal, attn_mask, dropout_p):  # type: ignore[no-untyped-def]
         seen.update(scale=scale, is_causal=is_causal, attn_mask=attn_mask, dropout_p=dropout_p)
         return query
 
-    contract_functions(f, FAMILIES["sdpa"], BACKENDS["numpy"].load())["attention"](*problem(_rng())[0].values())
+    contract_attention(requiring, "sdpa")(*problem())
     assert seen == {"scale": 0.5, "is_causal": False, "attn_mask": None, "dropout_p": 0.0}
 
 
 def test_an_input_that_is_changed_is_an_error() -> None:
-    def f(q, k, v, causal=False):  # type: ignore[no-untyped-def]
+    def changing(q, k, v, causal=False):  # type: ignore[no-untyped-def]
         q *= 2
         return q
 
-    function = contract_functions(f, FAMILIES["flash_attn"], BACKENDS["numpy"].load())["attention"]
     with pytest.raises(Exception, match="changed its input query"):
-        function(*problem(_rng())[0].values())
+        contract_attention(changing, "flash_attn")(*problem())
 
 
-@pytest.mark.parametrize(
-    ("function", "family", "message"),
-    [
-        (lambda q, k, v, alibi: q, "flash_attn", "it requires alibi; expected f\\(q, k, v"),
+def test_what_cannot_be_called_so_is_refused() -> None:
+    refused: tuple[tuple[Callable[..., Any], str, str], ...] = (
+        (lambda q, k, v, alibi: q, "flash_attn", r"it requires alibi; expected f\(q, k, v"),
         (lambda q, k: q, "sdpa", "does not take these inputs by position"),
-        (lambda query, key, value: query, "hf", "does not take these inputs by position; expected f\\(module"),
-    ],
-)
-def test_what_cannot_be_called_so_is_refused(function: Callable[..., Any], family: str, message: str) -> None:
-    with pytest.raises(LoadError, match=message):
-        contract_functions(function, FAMILIES[family], BACKENDS["numpy"].load())
+        (lambda query, key, value: query, "hf", r"does not take these inputs by position; expected f\(module"),
+    )
+    for function, family, message in refused:
+        with pytest.raises(LoadError, match=message):
+            contract_attention(function, family)
 
 
 def test_a_family_can_be_declared_and_an_unknown_one_is_refused() -> None:
@@ -473,26 +420,20 @@ def test_a_family_can_be_declared_and_an_unknown_one_is_refused() -> None:
         declarations(SimpleNamespace(attention=f), "f", "sdpa")
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_the_call_that_is_shown_is_one_that_can_be_made(family: Any) -> None:
-    names = [each.name for each in parameters_of_call(family)]
-    assert len(names) == len(set(names)) >= 4
-
+def test_the_call_that_is_shown_is_one_that_can_be_made() -> None:
     def builtin(*arguments: Any, **options: Any) -> None:
         raise NotImplementedError
 
-    builtin.__signature__ = inspect.Signature(list(parameters_of_call(family)))  # type: ignore[attr-defined]
-    assert never_given(builtin, family) == []
-    assert "scale" in inspect.signature(contract_functions(builtin, family, _no_arrays())["attention"]).parameters
-
-
-def _no_arrays() -> Any:
-    return SimpleNamespace()
+    for name, family in FAMILIES.items():
+        names = [each.name for each in parameters_of_call(family)]
+        assert len(names) == len(set(names)) >= 4
+        builtin.__signature__ = inspect.Signature(list(parameters_of_call(family)))  # type: ignore[attr-defined]
+        assert never_given(builtin, family) == []
+        assert "scale" in inspect.signature(contract_attention(builtin, name)).parameters
 
 
 def test_a_builtin_that_tells_no_parameters_has_those_of_the_family() -> None:
     with pytest.raises(ValueError, match="signature"):
         inspect.signature(max)  # as torch's scaled_dot_product_attention
-    functions = contract_functions(max, FAMILIES["sdpa"], BACKENDS["numpy"].load())
     expected = {"mask", "bias", "is_causal", "scale", "past_key"}
-    assert expected <= set(inspect.signature(functions["attention"]).parameters)
+    assert expected <= set(inspect.signature(contract_attention(max, "sdpa")).parameters)

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 
 HERE = BackendEntry("here", "some_module", ("numpy",))
 
-
 GONE = BackendEntry("gone", "some_module", ("no_such_framework",))
-
 
 TABLE = {"here": HERE, "gone": GONE}
 
@@ -54,11 +52,6 @@ def test_a_backend_means_its_default_mode_wherever_no_mode_is_named() -> None:
         assert entry.default_mode in entry.all_modes
 
 
-def test_an_implementation_is_named_by_backend_and_mode() -> None:
-    assert Implementation(HERE).name == "here.eager"
-    assert Implementation(HERE, "jit").name == "here.jit"
-
-
 def test_its_version_is_that_of_the_package_that_the_mode_names_or_of_the_framework() -> None:
     mode = Mode("layer", "some_module", "for tests", package="layers")
     entry = BackendEntry("here", "some_module", ("numpy", "layers"), modes=(mode,))
@@ -68,16 +61,16 @@ def test_its_version_is_that_of_the_package_that_the_mode_names_or_of_the_framew
         assert implementation.package in implementation.entry.packages
 
 
-@pytest.mark.parametrize("names", [None, []], ids=["nothing", "an empty list"])
-def test_what_is_not_installed_is_left_out_when_nobody_asked_for_it(names: list[str] | None) -> None:
-    assert bundled_implementations(names, TABLE) == ImplementationSelection((Implementation(HERE),), left_out=("gone",))
-
-
-def test_what_is_asked_for_and_not_installed_is_missing() -> None:
+def test_what_is_not_installed_is_left_out_unless_it_is_asked_for() -> None:
+    here = (Implementation(HERE),)
+    for names in (None, []):
+        assert bundled_implementations(names, TABLE) == ImplementationSelection(here, left_out=("gone",))
     assert bundled_implementations(["gone", "here"], TABLE) == ImplementationSelection(
-        (Implementation(HERE),), missing=("gone",), by_name=("here.eager",)
+        here, missing=("gone",), by_name=("here.eager",)
     )
     assert bundled_implementations(["gone"], TABLE) == ImplementationSelection((), missing=("gone",))
+    with pytest.raises(UsageError, match=r"^unknown backend 'nump'; expected here, gone$"):
+        bundled_implementations(["here", "nump"], TABLE)
 
 
 def test_only_what_is_asked_for_runs_once_and_in_the_order_of_the_table() -> None:
@@ -87,11 +80,6 @@ def test_only_what_is_asked_for_runs_once_and_in_the_order_of_the_table() -> Non
     assert chosen == ImplementationSelection(
         (Implementation(HERE), Implementation(second)), by_name=("here.eager", "second.eager")
     )
-
-
-def test_an_unknown_name_is_refused_with_the_names_that_are_known() -> None:
-    with pytest.raises(UsageError, match=r"^unknown backend 'nump'; expected here, gone$"):
-        bundled_implementations(["here", "nump"], TABLE)
 
 
 def test_the_table_of_the_project_is_the_standard_one() -> None:
@@ -104,7 +92,6 @@ def test_the_table_of_the_project_is_the_standard_one() -> None:
 
 MODES = (Mode("jit", "some_module", "compiled", {"float32": "native"}), Mode("own", "some_module", "a kernel"))
 
-
 MANY = {
     "here": BackendEntry("here", "some_module", ("numpy",), MODES),
     "gone": GONE,
@@ -112,18 +99,12 @@ MANY = {
 }
 
 
-def _names(names: list[str] | None, patterns: list[str] | None) -> list[str]:
-    return [item.name for item in bundled_implementations(names, MANY, patterns).implementations]
-
-
-def test_without_a_pattern_every_backend_runs_in_its_eager_mode() -> None:
-    assert _names(None, None) == _names(None, []) == ["here.eager", "other.eager"]
-    assert _names(["here"], None) == ["here.eager"]
-
-
 @pytest.mark.parametrize(
     ("names", "patterns", "chosen"),
     [
+        (None, None, ["here.eager", "other.eager"]),
+        (None, [], ["here.eager", "other.eager"]),
+        (["here"], None, ["here.eager"]),
         (None, ["all"], ["here.eager", "here.jit", "here.own", "other.eager", "other.jit"]),
         (None, ["here.*"], ["here.eager", "here.jit", "here.own"]),
         (None, ["*.jit"], ["here.jit", "other.jit"]),
@@ -134,9 +115,9 @@ def test_without_a_pattern_every_backend_runs_in_its_eager_mode() -> None:
     ],
 )
 def test_patterns_bundled_implementations_once_and_in_the_order_of_the_table(
-    names: list[str] | None, patterns: list[str], chosen: list[str]
+    names: list[str] | None, patterns: list[str] | None, chosen: list[str]
 ) -> None:
-    assert _names(names, patterns) == chosen
+    assert [item.name for item in bundled_implementations(names, MANY, patterns).implementations] == chosen
 
 
 @pytest.mark.parametrize(
@@ -178,16 +159,15 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(pat
     assert str(error.value) == f"no implementation is called {pattern!r}; {meant}; {glob}"
 
 
-@pytest.mark.parametrize("name", ["attn", "atention", "attn_kernel:run"])
 def test_a_file_of_this_folder_that_is_called_nearly_so_is_suggested(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("attention.py").touch()
     Path("attn_kernel.py").touch()
-    near = "attention.py" if name == "atention" else "attn_kernel.py"
-    with pytest.raises(UsageError, match=rf"^no implementation is called '{name}'; did you mean {near}\? "):
-        bundled_implementations(None, MANY, [name])
+    for name, near in (("atention", "attention.py"), ("attn_kernel:run", "attn_kernel.py")):
+        with pytest.raises(UsageError, match=rf"^no implementation is called '{name}'; did you mean {near}\? "):
+            bundled_implementations(None, MANY, [name])
 
 
 def test_a_library_runs_only_where_it_is_named_or_a_pattern_is() -> None:
@@ -245,7 +225,6 @@ attention.capabilities = {"dtypes": ["float64"]}
 transposed.capabilities = {"dtypes": ["float64"]}
 """
 
-
 POINTS = """\
 [attncheck.implementations]
 my.flash = my_kernels.fast:attention
@@ -256,7 +235,6 @@ gone = my_kernels.fast:no_such_function
 [console_scripts]
 my.command = my_kernels.fast:main
 """
-
 
 CASE = """\
 title: Small
@@ -270,7 +248,6 @@ cases:
       key: {draw: randn, shape: [2, 5, 4]}
       value: {draw: randn, shape: [2, 5, 6]}
 """
-
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -292,32 +269,19 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_only_the_group_of_implementations_is_published() -> None:
+def test_one_is_chosen_by_its_published_name_and_called_so_in_reports(invoke: Invoke) -> None:
     assert {"my.flash", "my.wrong", "plain", "gone"} <= published().keys()
     assert "my.command" not in published()
-
-
-@pytest.mark.usefixtures("installed")
-def test_one_is_chosen_by_its_published_name_and_called_so_in_reports() -> None:
     found = select_implementations(None, ["my.flash", "plain"]).implementations
     assert [each.name for each in found] == ["my.flash", "plain.attention"]
     assert [dict(each.declared.classes) for each in found] == [{"float64": "native"}] * 2
     assert found[0].declared.description == "my_kernels.fast:attention"
-
-
-@pytest.mark.usefixtures("installed")
-def test_one_that_is_published_and_not_there_says_so() -> None:
     with pytest.raises(UsageError, match=r"my_kernels\.fast:no_such_function: .* has no no_such_function"):
         select_implementations(None, ["gone"])
-
-
-@pytest.mark.usefixtures("installed")
-def test_they_are_listed_with_the_version_of_their_package(invoke: Invoke) -> None:
     code, out, _ = invoke("list", "implementations", "--json")
     assert code == 0
     (listed,) = [each for each in json.loads(out)["items"] if each["name"] == "my.flash"]
-    assert listed["version"] == "1.2"
-    assert listed["is"] == "published as my_kernels.fast:attention"
+    assert (listed["version"], listed["is"]) == ("1.2", "published as my_kernels.fast:attention")
 
 
 @pytest.mark.usefixtures("installed")
@@ -365,36 +329,29 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["attention", "fast", "ready"])
 def test_a_function_is_called_alike_by_file_by_module_and_as_an_object(
-    kernels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    kernels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    targets = [f"some/kernels.py:{name}", f"some.kernels:{name}"]
-    names = {item.name for item in select_implementations(None, targets).implementations}
-    assert names == {f"some_kernels.{name}"}
-    assert select_callable(getattr(kernels, name), None, None).name == f"some_kernels.{name}"
-
-
-def test_another_name_may_be_given(kernels: Any) -> None:
+    for name in ("attention", "fast", "ready"):
+        targets = [f"some/kernels.py:{name}", f"some.kernels:{name}"]
+        names = {item.name for item in select_implementations(None, targets).implementations}
+        assert names == {f"some_kernels.{name}"}
+        assert select_callable(getattr(kernels, name), None, None).name == f"some_kernels.{name}"
     assert select_callable(kernels.attention, None, "mine").name == "some_kernels.mine"
     assert select_callable(functools.partial(kernels.attention), None, None).name == "some_kernels.attention"
     assert select_callable(lambda query, key, value: value, None, None).name.endswith(".callable")
 
 
-@pytest.mark.parametrize(
-    ("file", "package"), [("/home/me/my_kernel.py", "my_kernel"), (None, "own"), ("/tmp/notebook", "own")]
-)
-def test_what_stands_in_a_script_is_called_after_its_file(
-    monkeypatch: pytest.MonkeyPatch, file: str | None, package: str
-) -> None:
-    main = ModuleType("__main__")
-    if file is not None:
-        main.__file__ = file
-    exec("def attention(query, key, value): ...", vars(main))
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    found = origin_of(main.attention)
-    assert (found.package, found.function) == (package, "attention")
+def test_what_stands_in_a_script_is_called_after_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for file, package in (("/home/me/my_kernel.py", "my_kernel"), (None, "own"), ("/tmp/notebook", "own")):
+        main = ModuleType("__main__")
+        if file is not None:
+            main.__file__ = file
+        exec("def attention(query, key, value): ...", vars(main))
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        found = origin_of(main.attention)
+        assert (found.package, found.function) == (package, "attention")
 
 
 def test_a_file_of_a_package_is_called_as_its_module_is(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ def attention(query, key, value, *, mask=None):
     return weights / weights.sum(-1, keepdims=True) @ value
 """
 
-
 PLAIN = "\ndef attention(query, key, value, *, is_causal=False, scale=None): ...\n"
 Write = Callable[[str], str]
 
@@ -109,20 +108,16 @@ def reference() -> np.ndarray:
     return result
 
 
-def test_a_function_of_a_file_is_called_and_its_array_is_the_output(write: Write, tmp_path: Path) -> None:
+def test_a_function_of_a_file_is_called_and_its_array_is_the_output_whatever_its_names(
+    write: Write, tmp_path: Path
+) -> None:
     (found,) = select_implementations(None, [f"{write(ATTENTION)}:attention"]).implementations
     assert found.name == "kernel.attention"
-    outcome = outcome_of(found, problem(), tmp_path)
-    assert isinstance(outcome, Computed)
-    np.testing.assert_allclose(outcome.stages["output"], reference(), rtol=1e-13)
-
-
-def test_its_own_parameter_names_and_a_function_of_another_name_do_not_matter(write: Write, tmp_path: Path) -> None:
-    text = ATTENTION.replace("attention(query, key, value", "my_kernel(q, k, v").replace("key, -1", "k, -1")
-    text = text.replace("query", "q").replace("@ value", "@ v")
-    outcome = outcome_here(f"{write(text)}:my_kernel", problem())
-    assert isinstance(outcome, Computed)
-    np.testing.assert_allclose(outcome.stages["output"], reference(), rtol=1e-13)
+    renamed = ATTENTION.replace("attention(query, key, value", "my_kernel(q, k, v").replace("key, -1", "k, -1")
+    renamed = renamed.replace("query", "q").replace("@ value", "@ v")
+    for outcome in (outcome_of(found, problem(), tmp_path), outcome_here(f"{write(renamed)}:my_kernel", problem())):
+        assert isinstance(outcome, Computed), outcome
+        np.testing.assert_allclose(outcome.stages["output"], reference(), rtol=1e-13)
 
 
 def test_a_module_by_itself_offers_whatever_it_calls_as_the_contract_does(write: Write, tmp_path: Path) -> None:
@@ -136,11 +131,14 @@ def test_a_module_by_itself_offers_whatever_it_calls_as_the_contract_does(write:
     np.testing.assert_allclose(outcome.stages["weights"].sum(), 1)
 
 
-def test_what_is_no_parameter_is_unsupported(write: Write, tmp_path: Path) -> None:
+def test_what_is_no_parameter_or_is_denied_is_unsupported(write: Write) -> None:
     target = f"{write(ATTENTION)}:attention"
     assert outcome_here(target, problem(softcap=3.0)) == Failure("unsupported", "takes no softcap", ("softcap",))
     scores = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
     assert outcome_here(target, scores) == Failure("unsupported", "has no softmax", ("softmax()",))
+    denying = f"{write(ATTENTION + 'attention.capabilities = dict(value_width=False)')}:attention"
+    expected = Failure("unsupported", "says that it has no value width", ("value width",))
+    assert outcome_here(denying, problem()) == expected
 
 
 @pytest.mark.parametrize(
@@ -190,24 +188,19 @@ def test_what_a_function_declares_is_read_before_it_runs(write: Write) -> None:
     assert found.needs == {"numpy": 1, "GPU": 1}
 
 
-@pytest.mark.parametrize(
-    ("imported", "framework", "told"),
-    [
+def test_who_imports_one_framework_alone_is_given_its_arrays(write: Write, tmp_path: Path) -> None:
+    for name in ("torch", "jax"):
+        (tmp_path / f"{name}.py").touch()
+    for imported, framework, told in (
         ("torch", "torch", "imports torch alone and is given torch's arrays; --framework numpy gives it NumPy's"),
         ("torch, numpy", "numpy", "imports torch and is given NumPy's arrays"),
         ("torch, jax", "numpy", ""),
         ("math", "numpy", ""),
-    ],
-)
-def test_who_imports_one_framework_alone_is_given_its_arrays(
-    write: Write, tmp_path: Path, imported: str, framework: str, told: str
-) -> None:
-    for name in ("torch", "jax"):
-        (tmp_path / f"{name}.py").touch()
-    entry = here(f"{write(f'import {imported}' + PLAIN)}:attention").entry
-    assert isinstance(entry, UserImplementation)
-    assert (entry.framework, len(entry.hints)) == (framework, int(bool(told)))
-    assert told in "".join(entry.hints)
+    ):
+        entry = here(f"{write(f'import {imported}' + PLAIN)}:attention").entry
+        assert isinstance(entry, UserImplementation)
+        assert (entry.framework, len(entry.hints)) == (framework, int(bool(told)))
+        assert told in "".join(entry.hints)
 
 
 def test_what_a_function_requires_is_padded_in_the_run(write: Write, tmp_path: Path) -> None:
@@ -230,9 +223,8 @@ def test_what_a_module_requires_goes_for_its_functions_that_say_nothing(write: W
     assert found.requires("dot_scores") == ({}, frozenset())
 
 
-@pytest.mark.parametrize(
-    ("line", "is_advised"),
-    [
+def test_an_error_about_shapes_says_how_they_are_declared(write: Write) -> None:
+    for line, is_advised in (
         ("assert query.shape[-1] % 8 == 0", True),
         ("assert query.shape[-1] % 8 == 0, 'head size'", True),
         ("raise RuntimeError('head_dim should be a multiple of 8')", True),
@@ -240,120 +232,104 @@ def test_what_a_module_requires_goes_for_its_functions_that_say_nothing(write: W
         ("raise ValueError('out of luck')", False),
         ("assert False", False),
         ("raise NotImplementedError('head size must be a multiple of 8')", False),
-    ],
-)
-def test_an_error_about_shapes_says_how_they_are_declared(write: Write, line: str, is_advised: bool) -> None:
-    text = f"def attention(query, key, value):\n    {line}\n"
-    outcome = outcome_here(f"{write(text)}:attention", problem())
-    assert isinstance(outcome, Failure)
-    assert ('attention.requires = {"width_multiple": 8} (docs/kernels.md)' in outcome.message) is is_advised
-    outcome = outcome_here(f"{write(text + 'attention.requires = dict(min_width=1)')}:attention", problem())
-    assert isinstance(outcome, Failure)
-    assert "declare" not in outcome.message
+    ):
+        text = f"def attention(query, key, value):\n    {line}\n"
+        outcome = outcome_here(f"{write(text)}:attention", problem())
+        assert isinstance(outcome, Failure)
+        advice = 'attention.requires = {"width_multiple": 8} (docs/kernels.md)'
+        assert (advice in outcome.message) is is_advised
+        outcome = outcome_here(f"{write(text + 'attention.requires = dict(min_width=1)')}:attention", problem())
+        assert isinstance(outcome, Failure)
+        assert "declare" not in outcome.message
 
 
-@pytest.mark.parametrize(
-    ("body", "verdict"),
-    [
+def test_only_what_it_raises_itself_says_that_a_function_does_not_support_a_case(write: Write) -> None:
+    for body, verdict in (
         ("raise NotImplementedError('no')", "unsupported"),
         ("import abc\n    raise NotImplementedError(abc)", "unsupported"),
         ("import numbers\n    numbers.Complex.__add__(1, 2)", "error"),
-    ],
-)
-def test_only_what_it_raises_itself_says_that_a_function_does_not_support_a_case(
-    write: Write, body: str, verdict: str
-) -> None:
-    text = f"def attention(query, key, value):\n    {body}\n"
-    outcome = outcome_here(f"{write(text)}:attention", problem())
-    assert isinstance(outcome, Failure)
-    assert outcome.verdict == verdict
-    assert ("let it raise NotImplementedError itself" in outcome.message) == (verdict == "error")
+    ):
+        text = f"def attention(query, key, value):\n    {body}\n"
+        outcome = outcome_here(f"{write(text)}:attention", problem())
+        assert isinstance(outcome, Failure)
+        assert outcome.verdict == verdict
+        assert ("let it raise NotImplementedError itself" in outcome.message) == (verdict == "error")
 
 
-def test_a_capability_that_is_denied_is_unsupported(write: Write) -> None:
-    target = f"{write(ATTENTION + 'attention.capabilities = dict(value_width=False)')}:attention"
-    expected = Failure("unsupported", "says that it has no value width", ("value width",))
-    assert outcome_here(target, problem()) == expected
+UNUSABLE = [
+    ("", "attention", "has no attention"),
+    (ATTENTION, "attn", "has no attn; did you mean attention?"),
+    ("import no_such_module", "attention", "cannot be loaded: ModuleNotFoundError: No module named"),
+    ("raise SystemExit(3)", "attention", "cannot be loaded: SystemExit: 3"),
+    (
+        "def attention(query): ...",
+        "attention",
+        "cannot be called: it is attention(query); expected attention(query, key",
+    ),
+    ("def attention(*, query, key, value): ...", "attention", "cannot be called"),
+    (ATTENTION + "attention.conventions = {'empty_rows': 'maybe'}", "attention", "expected empty_rows, one of"),
+    (ATTENTION + "attention.capabilities = {'dtypes': ['float8']}", "attention", "unknown dtype 'float8'"),
+    (
+        ATTENTION + "attention.classes = {'float32': 'tf32'}",
+        "attention",
+        "classes: float32 has no class 'tf32'; expected native, native_lse, tf32_products, bf16x3_products, bf16_",
+    ),
+    (ATTENTION + "attention.classes = {'float8': 'native'}", "attention", "classes: unknown dtype 'float8'"),
+    (
+        ATTENTION + "attention.requires = {'width_multipel': 8}",
+        "attention",
+        "requires: unknown key 'width_multipel'; expected width_multiple, widths,",
+    ),
+    (ATTENTION + "attention.requires = 8", "attention", "requires: expected a dict such as"),
+    (ATTENTION + "attention.resources = ['GPU']", "attention", "expected names and positive amounts, such as"),
+    (ATTENTION + "attention.resources = {'GPU': 0}", "attention", "resources: expected names and positive amounts"),
+]
+"""The text of a file, what is called in it, and what is said of that."""
 
 
-@pytest.mark.parametrize(
-    ("text", "target", "message"),
-    [
-        ("", "attention", "has no attention"),
-        (ATTENTION, "attn", "has no attn; did you mean attention?"),
-        ("import no_such_module", "attention", "cannot be loaded: ModuleNotFoundError: No module named"),
-        ("raise SystemExit(3)", "attention", "cannot be loaded: SystemExit: 3"),
-        (
-            "def attention(query): ...",
-            "attention",
-            "cannot be called: it is attention(query); expected attention(query, key",
-        ),
-        ("def attention(*, query, key, value): ...", "attention", "cannot be called"),
-        (ATTENTION + "attention.conventions = {'empty_rows': 'maybe'}", "attention", "expected empty_rows, one of"),
-        (ATTENTION + "attention.capabilities = {'dtypes': ['float8']}", "attention", "unknown dtype 'float8'"),
-        (
-            ATTENTION + "attention.classes = {'float32': 'tf32'}",
-            "attention",
-            "classes: float32 has no class 'tf32'; expected native, native_lse, tf32_products, bf16x3_products, bf16_",
-        ),
-        (ATTENTION + "attention.classes = {'float8': 'native'}", "attention", "classes: unknown dtype 'float8'"),
-        (
-            ATTENTION + "attention.requires = {'width_multipel': 8}",
-            "attention",
-            "requires: unknown key 'width_multipel'; expected width_multiple, widths,",
-        ),
-        (ATTENTION + "attention.requires = 8", "attention", "requires: expected a dict such as"),
-        (ATTENTION + "attention.resources = ['GPU']", "attention", "expected names and positive amounts, such as"),
-        (ATTENTION + "attention.resources = {'GPU': 0}", "attention", "resources: expected names and positive amounts"),
-    ],
-)
-def test_a_target_that_cannot_be_used_says_why(write: Write, text: str, target: str, message: str) -> None:
-    with pytest.raises((LoadError, UsageError)) as error:
-        here(f"{write(text)}:{target}")
-    assert message in str(error.value)
+def test_a_target_that_cannot_be_used_says_why(write: Write) -> None:
+    for text, target, message in UNUSABLE:
+        with pytest.raises((LoadError, UsageError)) as error:
+            here(f"{write(text)}:{target}")
+        assert message in str(error.value)
 
 
-def test_what_ends_as_it_is_loaded_is_a_usage_error(write: Write) -> None:
-    with pytest.raises(UsageError, match=r"kernel\.py has no attention"):
-        select_implementations(None, [f"{write('')}:attention"])
-
-
-def test_a_file_that_never_ends_loading_is_stopped(write: Write) -> None:
+def test_what_cannot_be_selected_is_a_usage_error(write: Write) -> None:
+    for implementations, framework, message in (
+        ([f"{write('')}:attention"], None, r"kernel\.py has no attention"),
+        (["nowhere.py:attention"], None, r"no file nowhere\.py"),
+        ([], "torch", r"name one: file\.py:function"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            select_implementations(None, implementations, framework)
     target = Target.of(f"{write('import time; time.sleep(60)')}:attention")
     with pytest.raises(UsageError, match=r"not loaded after 0\.3 s"):
         user_implementation(target, None, Limits(start_seconds=0.3))
 
 
-def test_a_file_that_is_not_there_and_a_framework_without_a_target_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match=r"no file nowhere\.py"):
-        select_implementations(None, ["nowhere.py:attention"])
-    with pytest.raises(UsageError, match=r"name one: file\.py:function"):
-        select_implementations(None, [], "torch")
+FORBIDDEN = [
+    ("return [1.0]", "TypeError: returned a list; expected an array, or a dict of stages that are arrays"),
+    ("return None", "TypeError: returned a NoneType; expected an array"),
+    ("return {'output': 'text'}", "TypeError: returned a str; expected an array"),
+    ("return object()", "returned builtins's object; expected a NumPy array, or name its framework"),
+    ("key[:] = 0; return value", "Misbehaved: changed its input key"),
+    (
+        "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True, name='mine').start()"
+        "; return value",
+        "Misbehaved: left 1 thread(s) running: mine",
+    ),
+    ("raise ValueError('not today')", "ValueError: not today"),
+    ("raise SystemExit('gone')", "SystemExit: gone"),
+]
+"""What a function does, and what is said of it."""
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("return [1.0]", "TypeError: returned a list; expected an array, or a dict of stages that are arrays"),
-        ("return None", "TypeError: returned a NoneType; expected an array"),
-        ("return {'output': 'text'}", "TypeError: returned a str; expected an array"),
-        ("return object()", "returned builtins's object; expected a NumPy array, or name its framework"),
-        ("key[:] = 0; return value", "Misbehaved: changed its input key"),
-        (
-            "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True, name='mine').start()"
-            "; return value",
-            "Misbehaved: left 1 thread(s) running: mine",
-        ),
-        ("raise ValueError('not today')", "ValueError: not today"),
-        ("raise SystemExit('gone')", "SystemExit: gone"),
-    ],
-)
-def test_what_no_implementation_may_do_is_an_error_with_its_reason(write: Write, body: str, message: str) -> None:
-    outcome = outcome_here(
-        f"{write(f'def attention(query, key, value):{chr(10)}    {body}{chr(10)}')}:attention", problem()
-    )
-    assert isinstance(outcome, Failure)
-    assert (outcome.verdict, message in outcome.message) == ("error", True), outcome
+def test_what_no_implementation_may_do_is_an_error_with_its_reason(write: Write) -> None:
+    for body, message in FORBIDDEN:
+        text = f"def attention(query, key, value):\n    {body}\n"
+        outcome = outcome_here(f"{write(text)}:attention", problem())
+        assert isinstance(outcome, Failure)
+        assert (outcome.verdict, message in outcome.message) == ("error", True), outcome
 
 
 def test_what_it_prints_goes_to_the_log_and_not_to_standard_output(
@@ -434,7 +410,6 @@ def test_an_installed_package_is_imported_as_python_does(tmp_path: Path, monkeyp
 
 Invoke = Callable[..., tuple[int, str, str]]
 
-
 KERNEL = """
 import numpy as np
 from typing import TYPE_CHECKING
@@ -505,38 +480,29 @@ def test_what_its_own_modules_import_is_found_and_what_these_import_in_turn_is_n
     }
 
 
-def test_a_package_counts_itself(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_counts_itself_and_what_is_sent_by_value_brings_along_what_it_uses(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(project)
     install(project, "kernels", "kernels", "5.0", "import lazily\ndef attention(query, key, value): ...\n")
     assert versions_of("kernels:attention") == {"kernels": "5.0", "lazily": "2.0"}
-
-
-def test_a_function_that_is_sent_by_value_brings_along_what_it_uses() -> None:
-    import numpy
-
-    found = select_callable(lambda query, key, value: numpy.zeros(3), None, None)
+    found = select_callable(lambda query, key, value: np.zeros(3), None, None)
     assert found.entry.distributions["numpy"] == version("numpy")
 
 
-def test_an_upgrade_is_named_by_the_comparison_of_two_results(project: Path, invoke: Invoke) -> None:
+def test_an_upgrade_is_named_by_the_comparison_of_two_results_and_no_run_is_resumed_with_it(
+    project: Path, invoke: Invoke
+) -> None:
     command = ("run", "attention/e*", "-i", "kernel.py:attention", "--dtype", "float64", "--quiet", "--output")
     assert invoke(*command, "before")[0] == 0
     install(project, "fast-parts", "fast_parts", "1.1")
+    code, _, said = invoke(*command, "before", "--resume")
+    assert (code, "cannot be resumed: versions" in said) == (2, True)
     assert invoke(*command, "after")[0] == 0
     versions = json.loads((project / "after" / "environment.json").read_text())["versions"]
     assert versions["fast-parts"] == "1.1"
     _, out, _ = invoke("diff", "before", "after")
-    changed = [line for line in out.splitlines() if "fast-parts" in line]
-    assert len(changed) == 1
-    assert "1.0" in changed[0]
-    assert "1.1" in changed[0]
+    (changed,) = [line for line in out.splitlines() if "fast-parts" in line]
+    assert "1.0" in changed
+    assert "1.1" in changed
     assert "lazily" not in out
-
-
-def test_a_run_is_not_resumed_with_another_version(project: Path, invoke: Invoke) -> None:
-    command = ("run", "attention/e*", "-i", "kernel.py:attention", "--dtype", "float64", "--quiet", "--output", "out")
-    assert invoke(*command)[0] == 0
-    install(project, "fast-parts", "fast_parts", "1.1")
-    code, _, said = invoke(*command, "--resume")
-    assert code == 2
-    assert "cannot be resumed: versions" in said

@@ -12,12 +12,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock, Thread
-from time import monotonic, sleep
 from typing import Any, NoReturn
 
 import numpy as np
 import psutil
 import pytest
+from processes import wait_until
 
 from attncheck import run
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
@@ -79,7 +79,6 @@ def test_no_more_workers_are_alive_than_may_be_and_a_window_at_a_time_gives_the_
 
 
 NUMPY = Implementation(BACKENDS["numpy"])
-
 
 HARNESS = os.getpid()
 
@@ -262,7 +261,6 @@ def test_several_workers_of_one_framework_come_to_what_one_comes_to(
     for module in (run, local):
         monkeypatch.setattr(module, "available_processors", lambda: 3)
     monkeypatch.setattr(local, "MIN_SECONDS_LEFT", 0.0)
-    monkeypatch.setattr(local, "CHUNK", 2)
     monkeypatch.setattr(local, "_BETWEEN_LOOKS", 0.001)
     monkeypatch.setattr(local, "CHUNK", 2)
     shared = run_cases(cases, chosen, Settings(tmp_path / "shared", limits=Limits(workers=3), store=NO_STORE))
@@ -306,14 +304,6 @@ def test_no_more_than_the_places_are_taken_and_all_come_through(places: int) -> 
     assert 1 <= most <= places
 
 
-def _wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = monotonic() + 10
-    while not holds():
-        if monotonic() > deadline:
-            pytest.fail(f"after 10 seconds it is still not so that {what}")
-        sleep(0.001)
-
-
 def test_whoever_is_furthest_behind_is_next() -> None:
     turns, order, held, everyone = PrioritySemaphore(1), [], Event(), Event()
 
@@ -331,7 +321,7 @@ def test_whoever_is_furthest_behind_is_next() -> None:
         held.wait(10)
         futures = [threads.submit(queue, done) for done in (7, 3, 9, 1)]
         try:
-            _wait_until(lambda: len(turns._waiting) == 4, "four wait for the one place")
+            wait_until(lambda: len(turns._waiting) == 4)
         finally:
             everyone.set()
         for future in futures:
@@ -339,18 +329,12 @@ def test_whoever_is_furthest_behind_is_next() -> None:
     assert order == [1, 3, 7, 9]
 
 
-def test_a_place_is_free_again_after_an_exception() -> None:
-    turns = PrioritySemaphore(1)
-    with pytest.raises(ValueError, match="oops"), turns.acquire(0):
-        raise ValueError("oops")
-    with turns.acquire(1):
-        pass
-
-
 def test_a_spare_place_is_one_that_nobody_waits_for() -> None:
     places = PrioritySemaphore(1)
+    with pytest.raises(ValueError, match="oops"), places.acquire(0):
+        raise ValueError("oops")
     with places.spare(lambda: True) as has_place:
-        assert has_place
+        assert has_place, "it is free again after an exception"
         with places.spare(lambda: False) as has_another:
             assert not has_another
     with places.acquire(0):
@@ -390,7 +374,7 @@ def test_whoever_waits_comes_before_whoever_takes_what_is_spare() -> None:
         waiting, helping = Thread(target=wait), Thread(target=help_out)
         waiting.start()
         begun.wait(10)
-        _wait_until(lambda: places.is_awaited, "somebody waits for a place")
+        wait_until(lambda: places.is_awaited)
         helping.start()
     waiting.join(10)
     helping.join(10)
@@ -402,37 +386,29 @@ def units(number: int) -> list[Unit]:
 
 
 def test_every_unit_is_taken_once_in_order() -> None:
+    assert SharedWork([]).is_done
     work, taken = SharedWork(units(10)), []
+    assert not work.is_done
     while not work.is_done:
         taken += work.take(3)
     assert [unit.position for unit in taken] == list(range(10))
     assert not work.take(3)
 
 
-def test_nothing_is_done_before_it_is_taken_and_no_units_are_done_at_once() -> None:
-    assert SharedWork([]).is_done
-    assert not SharedWork(units(1)).is_done
-
-
-@pytest.mark.parametrize(
-    ("taken", "seconds", "is_long"),
-    [
+def test_the_rest_is_long_where_it_would_take_long_at_the_speed_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5.0]
+    monkeypatch.setattr(local, "perf_counter", lambda: now[0])
+    for taken, seconds, is_long in (
         (1, 100.0, False),  # the first chunk is still computed: nothing is known of the speed
         (2, 0.1, False),
         (2, 100.0, True),
         (9, 100.0, False),  # one chunk is left, which another worker would not get done any sooner
-    ],
-)
-def test_the_rest_is_long_where_it_would_take_long_at_the_speed_so_far(
-    taken: int, seconds: float, is_long: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [5.0]
-    monkeypatch.setattr(local, "perf_counter", lambda: now[0])
-    work = SharedWork(units(10 * CHUNK))
-    for _ in range(taken):
-        work.take(CHUNK)
-    now[0] += seconds
-    assert work.is_long is is_long
+    ):
+        work = SharedWork(units(10 * CHUNK))
+        for _ in range(taken):
+            work.take(CHUNK)
+        now[0] += seconds
+        assert work.is_long is is_long
 
 
 SERVING = {"float64": 1, "bfloat16": 3}
@@ -447,11 +423,6 @@ def refuse(*_: object) -> NoReturn:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-def test_a_unit_that_one_alone_serves_does_not_wait() -> None:
-    with closing(WaitingOutcomes(lambda unit: SERVING[unit.dtype])) as waiting:
-        assert list(waiting.add(Unit(0, 0, "float64"), "a", outcome(1)) or ()) == ["a"]
-
-
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("held", [0, 200, 2**20])
 def test_all_come_back_as_they_were_wherever_they_waited(
@@ -461,6 +432,7 @@ def test_all_come_back_as_they_were_wherever_they_waited(
         monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     failure = Failure("unsupported", "no such keyword", ("mask",))
     with closing(WaitingOutcomes(lambda unit: SERVING[unit.dtype], held)) as waiting:
+        assert list(waiting.add(Unit(9, 9, "float64"), "a", outcome(1)) or ()) == ["a"], "one alone serves it"
         for position in range(4):
             unit = Unit(position, position, "bfloat16")
             assert waiting.add(unit, "a", outcome(position)) is None
