@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.elements import stored_index
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
 from attncheck.judging.compare import Measured
@@ -21,6 +20,7 @@ from attncheck.judging.xfail import reason_for
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.searching.problems import Drawn
 from attncheck.verdicts import Verdict
+from attncheck.wording import stored_index
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.explain import Met, calls_before, explain_as_met, group_of
 from attncheck.merge import merge_runs
 from attncheck.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
 from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
-from attncheck.repeating import Met, calls_before, explain_as_met, group_of
 from attncheck.results.format import Row
 from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became
 from attncheck.results.reader import read_runs

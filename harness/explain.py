@@ -1,12 +1,18 @@
-"""One case on one implementation, computed again and judged stage by stage: the story of ``attncheck explain``."""
+"""One case again: explained in a fresh process, or after the calls that came before it in a check.
+
+An implementation may keep something from one call to the next: a buffer, a table for the last shape, a compiled kernel
+that it takes for another's. In a fresh process its failure then does not show. It is repeated after the calls that the
+check's worker had been asked before it, and of these as few are looked for as make it happen.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -15,16 +21,19 @@ from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.execution.runner import Group, GroupRunner, task_of
+from attncheck.execution.runner import Group, GroupRunner, group_by_process, task_of
 from attncheck.execution.worker import Computed, Outcome, Task
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
 from attncheck.judging.truth import Conditioning, Truth, conditioning_of, truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.selection import read_called
+from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worker, what_was_found
+from attncheck.results.records import changed
 from attncheck.verdicts import Verdict
 
 _Evaluation = tuple[str, str, str]
@@ -207,3 +216,211 @@ def _compute(implementation: Implementation, dtype: str, limits: Limits, task: T
             return runner.evaluate(task)
         finally:
             runner.close()
+
+
+MAX_TRIES = 60
+"""Each starts a process."""
+MAX_SECONDS = 120.0
+"""For looking for fewer calls; then the fewest that were found so far will do."""
+
+Call = tuple[Case, str]
+"""A case and a dtype that a worker was asked."""
+
+Each = TypeVar("Each")
+
+
+@dataclass(frozen=True)
+class Met:
+    """How a check met a case: what it ``found`` wrong, and the calls ``before`` it in the same process, in order.
+
+    ``seen`` is the explanation of that very evaluation, where there is one; ``remark`` what may have changed since.
+    """
+
+    found: str
+    before: Callable[[], Sequence[Call]]
+    seen: Explanation | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """What became of a failure that does not show in a fresh process.
+
+    It ``found`` what is said, after as many calls as came ``before``. It happens again after those that are ``needed``;
+    None where it did not happen again. ``are_fewest`` says whether each of them is.
+    """
+
+    found: str
+    before: int
+    needed: tuple[Call, ...] | None = None
+    are_fewest: bool = False
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class RepeatedExplanation:
+    """An explanation, and what is to be said before it of a failure that a fresh process does not show."""
+
+    explanation: Explanation
+    repeated: Repeated | None = None
+
+    @property
+    def before(self) -> tuple[Call, ...]:
+        """The calls that have to come first, for the failure to happen."""
+        return (self.repeated.needed or ()) if self.repeated else ()
+
+
+def explain_as_met(
+    case: Case,
+    implementation: Implementation,
+    dtype: str,
+    limits: Limits,
+    met: Met | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> RepeatedExplanation:
+    """Explain a case in a fresh process, and where it does not fail there although a check says so, as that met it.
+
+    ``say`` hears what is done while it takes long.
+    """
+    fresh = explain_case(case, implementation, dtype, limits)
+    if met is None or fresh.fails:
+        return RepeatedExplanation(fresh)
+    before = met.before()
+    repeated = Repeated(met.found, len(before), remark=met.remark)
+    tries = _Tries(case, implementation, dtype, limits)
+    say(f"in a fresh process it agrees; repeating the {len(before)} calls that the check made before it")
+    if not before or not tries.fails_after(before):
+        return RepeatedExplanation(met.seen or fresh, repeated)
+    say("it fails after them; looking for those that it takes")
+    are_fewest = fewest(before, tries.fails_after)
+    needed, found = tries.failing[-1]
+    return RepeatedExplanation(found, replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
+
+
+def met_in(checked: Checked, case: Case, implementation: Implementation, dtype: str) -> Met | None:
+    """Return how a check met a case; None where its results say of no failure, or of a case that has changed since."""
+    record = checked.cases.get(case.id)
+    if record is None or changed(record, case_record(case, {})):
+        return None
+    asked = checked.asked(implementation.name)
+    if not (found := asked.get((case.id, dtype), "")):
+        return None
+    dtypes = group_of(implementation, [each for _, each in asked], dtype).dtypes
+    evaluations = calls_before(asked, (case.id, dtype), dtypes)
+
+    def before() -> list[Call]:
+        called = {identity: checked.address(identity) or identity for identity, _ in evaluations}
+        cases = read_called(called) if evaluations else {}
+        return [(cases[identity], each) for identity, each in evaluations if identity in cases]
+
+    return Met(found, before, remark=_changed_since(implementation, checked))
+
+
+def met_now(seen: Explanation, before: Sequence[Call]) -> Met:
+    """Return how a check meets a case right now, given what it has just seen and the calls before that."""
+    first = next((each for each in seen.judgements if each.verdict.exit_code), None)
+    found = seen.failure if first is None else what_was_found(first.verdict, first.stage, first.message)
+    return Met(found, lambda: before, seen)
+
+
+def _changed_since(implementation: Implementation, checked: Checked) -> str:
+    """Say of an own file that it is younger than the results."""
+    path = Path(implementation.declared.module)
+    is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
+    return f"{path.name} has changed since" if is_younger else ""
+
+
+def calls_before(asked: Mapping[CaseInDtype, str], evaluation: CaseInDtype, dtypes: Sequence[str]) -> list[CaseInDtype]:
+    """Return what a worker that serves these dtypes was asked before a place of a plan, since it was started."""
+    evaluations = [each for each in asked if each[1] in dtypes]
+    earlier = evaluations[: evaluations.index(evaluation)] if evaluation in evaluations else []
+    deaths = [number for number, each in enumerate(earlier) if killed_the_worker(asked[each])]
+    return earlier[deaths[-1] + 1 :] if deaths else earlier
+
+
+def group_of(implementation: Implementation, dtypes: Sequence[str], dtype: str) -> Group:
+    """Return the process that serves a dtype, in a run of these dtypes."""
+    declared = [each for each in sorted({*dtypes, dtype}) if implementation.rounding_model(each)]
+    return next(group for group in group_by_process(implementation, declared) if dtype in group.dtypes)
+
+
+@dataclass
+class _Tries:
+    """Tries a case after other calls, each time in a process of its own, and keeps what failed."""
+
+    case: Case
+    implementation: Implementation
+    dtype: str
+    limits: Limits
+    failing: list[tuple[Sequence[Call], Explanation]] = field(default_factory=list)
+    left: int = MAX_TRIES
+    until: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
+
+    def fails_after(self, calls: Sequence[Call]) -> bool | None:
+        """Whether the case fails after these calls; None where there have been tries enough."""
+        if self.failing and (self.left <= 0 or time.monotonic() > self.until):
+            return None
+        self.left -= 1
+        group = group_of(self.implementation, [each for _, each in calls], self.dtype)
+        with tempfile.TemporaryDirectory() as logs:
+            # However often it ends its worker, these calls are made: it did not end that of the check.
+            runner: GroupRunner[str] = GroupRunner(group, replace(self.limits, keep_going=True), Path(logs))
+            try:
+                for case, dtype in calls:
+                    runner.evaluate(task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)))
+                found = explain_case(self.case, self.implementation, self.dtype, self.limits, runner)
+            finally:
+                runner.close()
+        if found.fails:
+            self.failing.append((calls, found))
+        return found.fails
+
+
+def fewest(calls: Sequence[Each], fails_after: Callable[[Sequence[Each]], bool | None]) -> bool:
+    """Look for the fewest calls after which it fails; the last that failed are those. Whether none can be left out.
+
+    What is kept is mostly of one call, and of a late one: the shortest end of the calls is looked for first, then
+    whether its first call alone does, and only then which others can be left out.
+    """
+    kept = _shortest_end(calls, fails_after)
+    if kept is None:
+        return False
+    if len(kept) == 1:
+        return True
+    if (alone := fails_after(kept[:1])) is not False:
+        return bool(alone)
+    return _left_out(kept, fails_after)
+
+
+def _shortest_end(calls: Sequence[Each], fails_after: Callable[[Sequence[Each]], bool | None]) -> Sequence[Each] | None:
+    """Return the shortest end of some calls after which it fails; None where there have been tries enough."""
+    too_short, enough = 0, len(calls)
+    length = 1
+    while too_short + 1 < enough:
+        length = min(length, enough - 1)
+        failed = fails_after(calls[-length:])
+        if failed is None:
+            return None
+        too_short, enough = (too_short, length) if failed else (length, enough)
+        length = 2 * length if enough == len(calls) else (too_short + enough) // 2
+    return calls[-enough:]
+
+
+def _left_out(calls: Sequence[Each], fails_after: Callable[[Sequence[Each]], bool | None]) -> bool:
+    """Leave out what can be, larger parts first (Zeller's ddmin), until every single call is needed."""
+    size = len(calls) // 2
+    while True:
+        position = 0
+        shorter = False
+        while position < len(calls):
+            rest = [*calls[:position], *calls[position + size :]]
+            failed = fails_after(rest) if rest else False
+            if failed is None:
+                return False
+            if failed:
+                calls, shorter = rest, True
+            else:
+                position += size
+        if size == 1 and not shorter:
+            return True
+        size = max(1, size // 2)

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
     from attncheck.execution.runner import GroupRunner
-    from attncheck.explain import Explanation
+    from attncheck.explain import Call, Explanation
     from attncheck.reading.case import Case
     from attncheck.reading.expected_failures import ExpectedFailure
     from attncheck.reading.selection import Selection
-    from attncheck.repeating import Call
 
 _TIME_LIMIT = 60.0
 """Seconds that a case may take."""
@@ -74,8 +73,8 @@ class ImplementationJudge:
         """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
         from attncheck.commands import command, words_again, words_of
         from attncheck.execution.call import Limits
+        from attncheck.explain import RepeatedExplanation, explain_as_met, met_now
         from attncheck.reading.case import case_record
-        from attncheck.repeating import RepeatedExplanation, explain_as_met, met_now
         from attncheck.reports.explanation import repeated_explanation_text
 
         explained, lines = RepeatedExplanation(seen), []

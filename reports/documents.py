@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.elements import DocumentLayout, index_from, told_apart, written_element
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -34,7 +33,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.wording import counted
+from attncheck.wording import DocumentLayout, counted, index_from, told_apart, written_element
 
 _PLACE = ["case", "stage", "called", "index"]
 _MAX_NUMBERS = 3

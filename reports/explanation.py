@@ -8,15 +8,13 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.elements import written_element, written_ratio
 from attncheck.errors import ExitCode
-from attncheck.explain import Explanation
+from attncheck.explain import Explanation, Repeated, RepeatedExplanation
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Conditioning
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
-from attncheck.repeating import Repeated, RepeatedExplanation
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.machine.documents import header
 from attncheck.reports.machine.other_documents import (
@@ -31,6 +29,7 @@ from attncheck.reports.machine.other_documents import (
 from attncheck.reports.machine.outcome import failure_of, verdict_of
 from attncheck.reports.terminal import plain_console
 from attncheck.verdicts import Verdict
+from attncheck.wording import written_element, written_ratio
 
 _MAX_CALLS = 10
 """Calls that are listed."""

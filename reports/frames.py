@@ -27,13 +27,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.elements import DocumentLayout, layout_of, written_element
 from attncheck.errors import ResultsError
 from attncheck.results.coverage import Asked
 from attncheck.results.format import Row, columns_of
 from attncheck.results.parts import ArrayParts
 from attncheck.spec import DTYPES, stage_position
 from attncheck.verdicts import Verdict
+from attncheck.wording import DocumentLayout, layout_of, written_element
 
 Array = NDArray[Any]
 ArrayKey = tuple[str, str, str]

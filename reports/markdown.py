@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.elements import written_element
 from attncheck.reports.defects import (
     EMPTY_ROWS_NOTE,
     EXPECTED_FAILURES_NOTE,
@@ -65,7 +64,7 @@ from attncheck.reports.summary import make_summary, verdict_table
 from attncheck.reports.terminal import verdict_counts
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.wording import counted
+from attncheck.wording import counted, written_element
 
 _EXPLAINED = (
     "Printed numbers, each counted once: those that hold wherever they were compared, that do not hold, and that are "

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attncheck.commands import joined, words_of
-from attncheck.elements import written_element
 from attncheck.errors import ExitCode
 from attncheck.reports.frames import Frames, once_for_frames
 from attncheck.results.format import Row
 from attncheck.spec.properties import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import counted
+from attncheck.wording import counted, written_element
 
 OUTCOMES_NOTE = (
     "Bitwise: every bit is the same. Within bounds: some bits differ, and each call is within the error bound of its "

@@ -13,7 +13,6 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.elements import told_apart, written_element, written_ratio
 from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.defects import Defect, cause_line, defects, defects_of, first_commands
 from attncheck.reports.documents import unverified_on
@@ -24,7 +23,7 @@ from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec.properties import PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
-from attncheck.wording import counted
+from attncheck.wording import counted, told_apart, written_element, written_ratio
 
 if TYPE_CHECKING:
     from attncheck.reports.machine.documents import Failure

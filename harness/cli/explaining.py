@@ -21,9 +21,9 @@ from attncheck.verdicts import Verdict
 if TYPE_CHECKING:
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
+    from attncheck.explain import RepeatedExplanation
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
-    from attncheck.repeating import RepeatedExplanation
     from attncheck.reports.machine.other_documents import ScriptDocument
     from attncheck.results.last_failed import Checked
 
@@ -175,7 +175,7 @@ def _reduced(explained: RepeatedExplanation, asked: _Asked, limits: Limits) -> t
     """
     from dataclasses import replace
 
-    from attncheck.repeating import RepeatedExplanation
+    from attncheck.explain import RepeatedExplanation
     from attncheck.searching.search import reduce_case
 
     patient = replace(limits, keep_going=True)
@@ -260,7 +260,7 @@ def _is_implementation(text: str) -> bool:
 
 
 def _explanation_of(asked: _Asked, limits: Limits) -> RepeatedExplanation:
-    from attncheck.repeating import explain_as_met, met_in
+    from attncheck.explain import explain_as_met, met_in
 
     met = met_in(asked.checked, asked.case, asked.implementation, asked.dtype) if asked.checked else None
     return explain_as_met(

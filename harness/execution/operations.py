@@ -225,7 +225,7 @@ def _not_zero(array: Array, kept: KeptElements) -> str:
         return ""
     index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(wrong)), array.shape))
     shape = "x".join(map(str, array.shape))
-    element = list(index)  # written as elements.py does, which a script does not carry along
+    element = list(index)  # written as wording.py does, which a script does not carry along
     return f"gives {float(array[index]):.6g} at {element} of {shape}, which padding makes 0"
 
 

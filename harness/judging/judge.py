@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
-from attncheck.elements import stored_index, told_apart, written_element
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
 from attncheck.judging.diagnosis import Evidence, Plain, evidence_of, pack
@@ -39,6 +38,7 @@ from attncheck.results.format import Row, disagrees
 from attncheck.spec import wide_dtype
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import HARMLESS, Verdict
+from attncheck.wording import stored_index, told_apart, written_element
 
 Stages = Mapping[str, NDArray[Any]]
 Bounds = Mapping[str, NDArray[Any]]

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import propagate
 from attncheck.attention.errors import Ball
 from attncheck.dtypes import rounded_once
-from attncheck.elements import stored_index, written_element
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient
 from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
@@ -42,6 +41,7 @@ from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered
 from attncheck.reading.printed import PrintedArray
 from attncheck.results.format import ComparisonKind, Row
 from attncheck.verdicts import Verdict
+from attncheck.wording import stored_index, written_element
 
 Flags = NDArray[np.bool_]
 

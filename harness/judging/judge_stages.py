@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import Bound
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.sampling import axis_of_queries, index_in_all, rows_of_stage
-from attncheck.elements import written_ratio
 from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure
 from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.reading.shapes import show
 from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, stage_position, wide_dtype
 from attncheck.verdicts import Verdict
+from attncheck.wording import written_ratio
 
 Array = NDArray[Any]
 

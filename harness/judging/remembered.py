@@ -20,13 +20,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from attncheck.digests import digest_of, digest_of_code
 from attncheck.execution.environment import cpu_features
 from attncheck.execution.worker import Outcome
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
-from attncheck.store import Key, UnreadableEntry
+from attncheck.store import Key, UnreadableEntry, digest_of, digest_of_code
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -39,18 +38,7 @@ _PARTS = (
     *("backends.contract", "backends.entry", "backends.numpy_backend"),
     *("execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
-    *(
-        "diagnosing",
-        "digests",
-        "dtypes",
-        "elements",
-        "errors",
-        "processors",
-        "quantities",
-        "store",
-        "verdicts",
-        "wording",
-    ),
+    *("diagnosing", "dtypes", "errors", "processors", "quantities", "store", "verdicts", "wording"),
 )
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 """All code of this package that a verdict follows from."""

@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from attncheck.digests import digest_of_code
 from attncheck.judging.diagnosis import Evidence, Fit
 from attncheck.judging.remembered import key_of
 from attncheck.mutation.findings import Findings, StageResult
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.store import Key, Store, UnreadableEntry
+from attncheck.store import Key, Store, UnreadableEntry, digest_of_code
 
 MAX_FOUND = 1 << 12
 """How much is kept of a unit before what nobody asked for is dropped; the catalogue has fewer variants."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.digests import digest_of
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, Task, evaluate_on
 from attncheck.judging.diagnosis import Evidence
@@ -29,7 +28,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import STAGES
-from attncheck.store import NO_STORE, Store
+from attncheck.store import NO_STORE, Store, digest_of
 
 _MAX_TRIALS = 8
 _DIFFERED: Counter[Variant] = Counter()

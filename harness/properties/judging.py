@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.enclosure import Enclosure
-from attncheck.elements import written_element
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
@@ -34,6 +33,7 @@ from attncheck.properties.problem import Problem, Variant
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import PropertyOutcome
+from attncheck.wording import written_element
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attncheck.config import expected_failures_of, read_config
-from attncheck.elements import stored_index, written_element
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
@@ -29,6 +28,7 @@ from attncheck.reading.selection import PROPERTIES_FILE, Selection, select_cases
 from attncheck.results.format import Row
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import PropertyOutcome
+from attncheck.wording import stored_index, written_element
 
 _WITH_NEGATIVE_STRIDES = "numpy"
 """The only framework whose arrays have them; every other copies what it is given."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from attncheck.digests import digest_of
-from attncheck.elements import DocumentLayout, layout_of
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.model import Random, Source, TagEntry
 from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, inputs_of
+from attncheck.store import digest_of
+from attncheck.wording import DocumentLayout, layout_of
 
 Basis = Literal["printed", "known", "unprinted"]
 NOT_JUDGED = frozenset(

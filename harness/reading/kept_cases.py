@@ -14,11 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
-from attncheck.digests import digest_of, digest_of_code
 from attncheck.reading import array_kinds
 from attncheck.reading.case import Case
 from attncheck.reading.model import TAG_FILE, TagEntry
-from attncheck.store import Key, Store, UnreadableEntry
+from attncheck.store import Key, Store, UnreadableEntry, digest_of, digest_of_code
 
 TOGETHER = 64
 """Cases of one file resemble each other, so that together they pack to a small part of what each would take."""
@@ -80,7 +79,7 @@ def _unpack(part: bytes) -> list[Case]:
     return found
 
 
-_PARTS = ("reading", "spec", "backends.contract", "digests", "dtypes", "errors", "wording")
+_PARTS = ("reading", "spec", "backends.contract", "dtypes", "errors", "store", "wording")
 _CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 _READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from attncheck.digests import digest_of
 from attncheck.errors import AttncheckError
 from attncheck.reading.array_kinds import Contents, StoredNumbers
 from attncheck.spec import Shape
+from attncheck.store import digest_of
 
 Array = NDArray[Any]
 MAX_FILE = 2**30

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.digests import digest_of
 from attncheck.dtypes import rounded_once
 from attncheck.searching.concrete import Array, ConcreteCase
 from attncheck.spec import HEADS, InputSpec, statistics_dtype
+from attncheck.store import digest_of
 
 MAX_TRIES = 1500
 MAX_SECONDS = 60.0

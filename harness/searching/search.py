@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from attncheck.elements import written_element
 from attncheck.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
@@ -33,6 +32,7 @@ from attncheck.searching.problems import Draw
 from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
 from attncheck.searching.variations import ProblemSource
 from attncheck.verdicts import Verdict
+from attncheck.wording import written_element
 
 MAX_FINDINGS = 20
 """Then there is enough to fix."""

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.enclosure import Enclosure
-from attncheck.digests import digest_of
 from attncheck.errors import OutputError, ResultsError
 from attncheck.execution.operations import call_of
 from attncheck.execution.runner import task_of
@@ -27,7 +26,7 @@ from attncheck.judging.truth import Truth, is_measured, is_prescribed, truth_of_
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.spec import ROUNDING_MODELS, result_stages
-from attncheck.store import Store
+from attncheck.store import Store, digest_of
 
 Array = NDArray[Any]
 VERSION = 1

@@ -16,7 +16,6 @@ import pandas as pd
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from attncheck.elements import told_apart, written_element
 from attncheck.errors import ResultsError
 from attncheck.reading.shapes import show
 from attncheck.reports.defects import address_of, commands_again
@@ -68,6 +67,7 @@ from attncheck.reports.panels import (
     shades,
 )
 from attncheck.results.format import EXACT, bound_name
+from attncheck.wording import told_apart, written_element
 
 _MAX_ROWS = 12
 """Stages and numbers that are spelt out; more follow from the same fault."""

@@ -18,9 +18,8 @@ from attncheck import check
 from attncheck.cli import app
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.explain import find_implementation
+from attncheck.explain import Call, Met, calls_before, explain_as_met, fewest, find_implementation
 from attncheck.reading.selection import select_cases
-from attncheck.repeating import Call, Met, calls_before, explain_as_met, fewest
 from attncheck.reports.explanation import repeated_explanation_text
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attncheck import store as store_module
-from attncheck.digests import digest_of, digest_of_code
 from attncheck.spec import Options
-from attncheck.store import NO_STORE, VARIABLE, Key, Store, UnreadableEntry, user_store
+from attncheck.store import NO_STORE, VARIABLE, Key, Store, UnreadableEntry, digest_of, digest_of_code, user_store
 from attncheck.verdicts import Verdict
 
 KEY = Key("exact", "0123456789abcdef")
@@ -270,7 +269,7 @@ def test_what_is_no_plain_data_is_refused() -> None:
 
 def test_another_process_finds_the_same_digest() -> None:
     value = "digest_of({'b': {1, 2, 3}, 'a': frozenset('xyz')}, Options(scale=0.5), [1.5, None])"
-    code = f"from attncheck.digests import digest_of; from attncheck.spec import Options; print({value})"
+    code = f"from attncheck.store import digest_of; from attncheck.spec import Options; print({value})"
     found = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -18,22 +18,31 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
 
-from attncheck import elements, progress
+from attncheck import progress, wording
 from attncheck.backends import BACKENDS
 from attncheck.cli.explaining import script_name
+from attncheck.cli.listing import case_lines, list_cases
 from attncheck.commands import command, joined, words_again, words_of
 from attncheck.config import read_config
-from attncheck.elements import DocumentLayout, index_from, layout_of, stored_index, written_element
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation
-from attncheck.listings import case_lines, list_cases
 from attncheck.options import RunOptions
 from attncheck.progress import MAX_FAILURES_SHOWN, Pace, ProgressBar, ProgressLines, duration, show_progress
 from attncheck.reading.selection import select_cases
 from attncheck.verdicts import Verdict, worst
-from attncheck.wording import counted, expected, listed, listed_or
+from attncheck.wording import (
+    DocumentLayout,
+    counted,
+    expected,
+    index_from,
+    layout_of,
+    listed,
+    listed_or,
+    stored_index,
+    written_element,
+)
 
 
 def test_counts_lists_and_choices() -> None:
@@ -80,7 +89,7 @@ def test_verdicts_have_their_words_severities_and_exit_codes() -> None:
     assert worst([]) is Verdict.AGREE
 
 
-PACKAGE = Path(elements.__file__).parent
+PACKAGE = Path(wording.__file__).parent
 
 
 def test_an_element_is_written_behind_its_array_and_read_back() -> None:
@@ -122,7 +131,7 @@ def test_nothing_else_writes_an_index() -> None:
         f"{path.name}: {line.strip()}"
         for folder in folders
         for path in folder.rglob("*.py")
-        if path.name != "elements.py"
+        if path.name != "wording.py"
         for line in path.read_text(encoding="utf-8").splitlines()
         if other_way.search(line)
     ]

@@ -19,7 +19,6 @@ import pytest
 from here import command_here, own_code_here
 
 from attncheck import check
-from attncheck.elements import told_apart, written_ratio
 from attncheck.errors import ExitCode
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.score import run_mutants
@@ -29,6 +28,7 @@ from attncheck.reports.frames import Frames, records
 from attncheck.reports.html.page import render_html
 from attncheck.reports.mutation import mutants_document, print_mutation
 from attncheck.reports.terminal import print_summary
+from attncheck.wording import told_apart, written_ratio
 
 Printed = Callable[..., list[str]]
 

@@ -139,7 +139,7 @@ def test_an_interrupted_command_says_that_it_has_no_outcome(read: Read, monkeypa
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attncheck.listings.list_backends", interrupted)
+    monkeypatch.setattr("attncheck.cli.listing.list_backends", interrupted)
     assert read("list", "backends")["error"]["kind"] == "Interrupted"
 
 

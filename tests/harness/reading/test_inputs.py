@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attncheck.digests import digest_of
 from attncheck.dtypes import numpy_dtype
 from attncheck.reading.array_kinds import Arrangement
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.spec import DTYPES
+from attncheck.store import digest_of
 
 Load = Callable[[str | bytes], list[Case]]
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attncheck.digests import digest_of
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.kept_cases import TOGETHER, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.selection import select_cases
-from attncheck.store import Store, UnreadableEntry
+from attncheck.store import Store, UnreadableEntry, digest_of
 
 FILE = """
 title: One case of my own
