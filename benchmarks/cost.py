@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
 from attncheck.attention.oracle import exact_from, exact_stages
-from attncheck.attention.problem import OutsideDomain, Problem
+from attncheck.attention.problem import Computation, OutsideDomain
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import EAGER, numpy_backend
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import canonical_form
+from attncheck.reading.lowering import Problem
 from attncheck.reading.selection import select_cases
 
 Arrays = dict[str, NDArray[Any]]
@@ -95,7 +95,7 @@ def bounds_cost(repetitions: int) -> list[str]:
     inputs = _random_inputs(_LARGE)
     exact = {name: enclosure.high for name, enclosure in exact_stages("attention", {}, inputs).items()}
     returned = _every_stage(inputs)
-    rounding, posed = rounding_model_named("native", "float64"), Problem.of("attention", {}, inputs)
+    rounding, posed = rounding_model_named("native", "float64"), Computation.of(Problem("attention", {}, inputs))
 
     def accumulated(stages: Sequence[str] | None) -> Call:
         return lambda: accumulated_bounds("attention", {}, inputs, rounding, exact, stages)
@@ -140,7 +140,7 @@ def oracle_cost(repetitions: int) -> list[str]:
 
 
 def _oracle_calls(inputs: Arrays) -> dict[str, Call]:
-    returned, posed = _every_stage(inputs), Problem.of("attention", {}, inputs)
+    returned, posed = _every_stage(inputs), Computation.of(Problem("attention", {}, inputs))
     return {
         "plain": lambda: plain_attention(**inputs),
         "output": lambda: exact_stages("attention", {}, inputs, ("output",)),
@@ -155,7 +155,7 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     for case in select_cases(patterns).cases:
         exact_inputs = make_exact_inputs(case)
         for dtype in case.dtypes:
-            posed = canonical_form(case.operation, case.options, convert_inputs(case, exact_inputs, dtype).arrays)
+            posed = case.problem(convert_inputs(case, exact_inputs, dtype).arrays).canonical()
             try:
                 times = _case_times(case.operation, posed.options, posed.inputs, dtype, repetitions)
             except OutsideDomain:

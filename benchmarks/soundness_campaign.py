@@ -20,7 +20,7 @@ from attncheck.execution.runner import Group, GroupRunner, group_by_process, run
 from attncheck.execution.worker import Outcome, Task
 from attncheck.processors import available_processors
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.reading.lowering import call_form
+from attncheck.reading.lowering import Problem
 from attncheck.searching.problems import Draw, Drawn, draw_problem
 
 _AHEAD = 24
@@ -105,7 +105,7 @@ def _outcomes(
         def task(_: GroupRunner[Unit], unit: Unit) -> Task:
             room.acquire()  # released when the unit is judged
             drawn = problem(unit.number)
-            posed = call_form(drawn.operation, drawn.options, drawn.stored(unit.dtype))
+            posed = Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype)).called()
             return Task(drawn.operation, posed.options, posed.inputs)
 
         own = [(runner, unit) for unit in units if unit.dtype in runner.group.dtypes]

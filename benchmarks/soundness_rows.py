@@ -18,6 +18,7 @@ from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import reason_for
 from attncheck.reading.expected_failures import ExpectedFailure
+from attncheck.reading.lowering import Problem
 from attncheck.searching.problems import Drawn
 from attncheck.verdicts import Verdict
 from attncheck.wording import stored_index
@@ -87,9 +88,7 @@ class Judge:
     def rows_of(self, unit: Unit, drawn: Drawn, outcomes: Mapping[str, Outcome]) -> list[Row]:
         """Judge every implementation's stages in one unit; the truth is worked out once."""
         truth = find_truth(
-            drawn.operation,
-            drawn.options,
-            drawn.stored(unit.dtype),
+            Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype)),
             unit.dtype,
             supports_statistics=drawn.supports_statistics,
         )

@@ -26,7 +26,7 @@ from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
 from attncheck.execution.operations import run_operation
 from attncheck.reading.loader import load_case_file
-from attncheck.reading.lowering import call_form
+from attncheck.reading.lowering import Problem
 from attncheck.reading.printed import MAX_NUMBERS
 from attncheck.spec import DTYPES, inputs_of
 from attncheck.wording import slug
@@ -254,8 +254,8 @@ def _gives(output: Array, inputs: Mapping[str, Array], options: Mapping[str, Any
     """Return whether attention gives an output, to a hundredth of its numbers."""
     wide = {name: each.astype("float64") if each.dtype.kind in "fV" else each for name, each in inputs.items()}
     with suppress(Exception), np.errstate(all="ignore"):  # shapes that do not go together, what NumPy does not support
-        posed = call_form("attention", options, wide)
-        found = run_operation(BACKENDS["numpy"].load(), "attention", posed.inputs, posed.options)["output"]
+        called = Problem("attention", options, wide).called()
+        found = run_operation(BACKENDS["numpy"].load(), "attention", called.inputs, called.options)["output"]
         largest = float(np.abs(found).max(initial=0))
         return found.shape == output.shape and bool(np.allclose(output.astype("float64"), found, 0.01, 0.01 * largest))
     return False

@@ -29,6 +29,7 @@ from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.worker import Computed, Failure, Outcome, Task
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.lowering import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 
 Array = NDArray[Any]
@@ -560,7 +561,10 @@ def truth_of_meaning(meaning: Meaning, dtype: str) -> Truth:
     problem = meaning.problem
     assert problem is not None, "a constant has no problem"
     return find_truth(
-        "attention", problem.options, _stored(problem.inputs, dtype), dtype, supports_statistics=False, whole=True
+        Problem("attention", problem.options, _stored(problem.inputs, dtype)),
+        dtype,
+        supports_statistics=False,
+        whole=True,
     )
 
 

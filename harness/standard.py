@@ -25,7 +25,6 @@ from attncheck.judging.undefined_rows import empty_rows
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import AttentionProblem, lowered
 from attncheck.reading.model import Options
 from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, SCORE_INPUTS, InputSpec, Operation
 
@@ -99,9 +98,7 @@ class Given:
         if not {*self.case.inputs, *self.case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
             return False
         inputs = convert_inputs(self.case, make_exact_inputs(self.case), "float32").arrays
-        return bool(
-            empty_rows(*lowered(self.case.operation, AttentionProblem(dict(self.case.options), dict(inputs)))).any()
-        )
+        return bool(empty_rows(self.case.problem(inputs).lowered()).any())
 
 
 def _inputs_of(operation: Operation) -> Mapping[str, InputSpec]:

@@ -22,7 +22,6 @@ from attncheck.execution.operations import run_operation
 from attncheck.processors import ISA
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import call_form
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.reader import Run, read_run
@@ -71,7 +70,7 @@ def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
     def run(case: Case, dtype: str) -> tuple[Inputs, Stages]:
         inputs = convert_inputs(case, make_exact_inputs(case), dtype)
         with np.errstate(all="ignore"):
-            posed = call_form(case.operation, case.options, inputs.arrays)
+            posed = case.problem(inputs.arrays).called()
             stages = run_operation(backend, case.operation, posed.inputs, posed.options)
         return inputs, dict(stages)
 

@@ -80,7 +80,7 @@ from attncheck.attention.errors import (
 )
 from attncheck.attention.flags import handed_on
 from attncheck.attention.logits import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh, through_mask
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.scores import scale_of
 from attncheck.attention.softmax import (
@@ -169,7 +169,7 @@ def _error_of_weights(at: At, weights: Weights, query: Operand, key: Operand, sc
     )
 
 
-def _of_keys(problem: Problem, query: Operand, square: Real) -> Real:
+def _of_keys(problem: Computation, query: Operand, square: Real) -> Real:
     """Return the variance of exponents, (B, H, Lq, T), from that of the keys' elements, (B, Hkv, T, D)."""
     variance: Real = scale_of(problem) ** 2 * (query.value**2 @ transposed(every_head(square, query.value.shape[1])))
     return variance
@@ -217,7 +217,7 @@ class GradWeights:
     of_factors: Real  # of what rounding g, or v, does to dp: for all keys, or for all queries, at once
 
 
-def _value_of_grad_weights(_: Problem, grad_output: Real, value: Real) -> Real:
+def _value_of_grad_weights(_: Computation, grad_output: Real, value: Real) -> Real:
     gradient: Real = grad_output @ transposed(every_head(value, grad_output.shape[1]))
     return gradient
 
@@ -302,7 +302,7 @@ def _error_of_grad_logits(at: At, weights: BackwardWeights, gradient: GradWeight
     return GradLogits(centred, value, max_error, variance, of_delta, rounded)
 
 
-def _value_of_grad_logits(problem: Problem, weights: Real, gradient: Real, _: Real) -> Real:
+def _value_of_grad_logits(problem: Computation, weights: Real, gradient: Real, _: Real) -> Real:
     return through_mask(problem, weights * (gradient - sum_of_row(weights * gradient)))
 
 
@@ -499,7 +499,7 @@ class GradScores:
         return variance
 
 
-def _value_of_slope(problem: Problem, scores: Real) -> Real:
+def _value_of_slope(problem: Computation, scores: Real) -> Real:
     cap = cap_of(problem)
     return np.ones((1, 1)) if cap is None else slope_of_tanh(scores / cap)
 

@@ -76,7 +76,7 @@ from attncheck.attention.errors import (
 )
 from attncheck.attention.flags import handed_on
 from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spread_over
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import (
     constant_roundings,
@@ -384,20 +384,20 @@ def _of_bias(logits: GradLogits, exact: Real, columns: slice, rounding: Rounding
     return bound_of_stored(exact, max_error, variance, np.zeros(exact.shape), count > 0, rounding)
 
 
-def _value_of_query(_: Problem, products: Real, key: Real) -> Real:
+def _value_of_query(_: Computation, products: Real, key: Real) -> Real:
     gradient: Real = products @ every_head(key, products.shape[1])
     return gradient
 
 
-def _value_of_key(_: Problem, products: Real, query: Real, key: Real) -> Real:
+def _value_of_key(_: Computation, products: Real, query: Real, key: Real) -> Real:
     return _sum_of_group(transposed(products) @ query, key.shape[1])
 
 
-def _value_of_value(_: Problem, weights: Real, grad_output: Real, value: Real) -> Real:
+def _value_of_value(_: Computation, weights: Real, grad_output: Real, value: Real) -> Real:
     return _sum_of_group(transposed(weights) @ grad_output, value.shape[1])
 
 
-def _value_of_bias(problem: Problem, logits: Real) -> Real:
+def _value_of_bias(problem: Computation, logits: Real) -> Real:
     own = slice(None, logits.shape[-1] - problem.added_keys)
     return value_of_summed_logits(logits, problem.array("bias").shape, own)
 

@@ -35,14 +35,14 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Ball, Bound, Real, as_float64
 from attncheck.attention.graph import graph_of, reached
-from attncheck.attention.problem import LOGITS, Problem
+from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.sampling import axis_of_queries, rows_of_stage
 from attncheck.attention.softmax import Softmax
 from attncheck.attention.step import NotFiniteError
 from attncheck.attention.walk import error_walk, radius_walk, value_walk
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import canonical_form, rows_of_tables
+from attncheck.reading.lowering import Problem, rows_of_tables
 from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages
 
 __all__ = [
@@ -74,11 +74,13 @@ def accumulated_bounds(
     ``inputs`` are as stored, ``exact`` the exact stages rounded to float64, of which all are needed that ``stages``
     (by default all of them) follow from. Where the exact value is not finite, the bound is 0.
     """
-    return bounds_of(Problem.of(operation, options, inputs), rounding, exact, exact if stages is None else stages)
+    return bounds_of(
+        Computation.of(Problem(operation, options, inputs)), rounding, exact, exact if stages is None else stages
+    )
 
 
 def bounds_of(
-    problem: Problem, rounding: RoundingModel, exact: Mapping[str, Real], stages: Collection[str]
+    problem: Computation, rounding: RoundingModel, exact: Mapping[str, Real], stages: Collection[str]
 ) -> dict[str, Bound]:
     """Do the same for a problem, which may have some of the query rows and keys alone."""
     problem = for_bounds(problem)
@@ -89,7 +91,7 @@ def bounds_of(
 
 
 def introduced_bounds(
-    problem: Problem, rounding: RoundingModel, returned: Arrays, exact: Mapping[str, Real]
+    problem: Computation, rounding: RoundingModel, returned: Arrays, exact: Mapping[str, Real]
 ) -> dict[str, Bound] | None:
     """Bound the error of stages against their ``exact`` values from the implementation's own previous stages.
 
@@ -120,7 +122,7 @@ def introduced_bounds(
             return None
 
 
-def _known(problem: Problem, exact: Mapping[str, Real]) -> dict[str, Any]:
+def _known(problem: Computation, exact: Mapping[str, Real]) -> dict[str, Any]:
     """Return the values of nodes that exact stages tell."""
     known: dict[str, Any] = {name: problem.with_added(name, array) for name, array in exact.items()}
     is_plain = not problem.added_keys and problem.options.get("lse_base") != "2"
@@ -129,14 +131,14 @@ def _known(problem: Problem, exact: Mapping[str, Real]) -> dict[str, Any]:
     return known
 
 
-def _without_added(problem: Problem, stage: str, bound: Bound) -> Bound:
+def _without_added(problem: Computation, stage: str, bound: Bound) -> Bound:
     if not problem.added_keys:
         return bound
     return Bound(problem.without_added(stage, bound.max_error), problem.without_added(stage, bound.sigma))
 
 
-def for_bounds(problem: Problem) -> Problem:
-    """Pose a problem for error bounds: widen the inputs; what a row without a key gives is no matter of rounding."""
+def for_bounds(problem: Computation) -> Computation:
+    """Return a problem for error bounds: widen the inputs; what a row without a key gives is no matter of rounding."""
     if problem.is_wide:
         return problem
     kept = {name: value for name, value in problem.options.items() if name != "empty_rows"}
@@ -156,7 +158,7 @@ def bounds_by_rows(
     stages: Sequence[str],
 ) -> dict[str, Bound]:
     """Bound the error of stages without an axis of keys, as ``accumulated_bounds`` does."""
-    problem = Problem.of(operation, options, inputs)
+    problem = Computation.of(Problem(operation, options, inputs))
     attended = next(exact[stage] for stage in reversed(LOGITS) if stage in exact) > -np.inf
     *_, queries, keys = attended.shape
     size = max(1, ELEMENTS_AT_A_TIME // max(math.prod(attended.shape) // max(queries, 1), 1))
@@ -200,11 +202,10 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     if operation not in PROPAGATED:
         raise AssertionError(f"no propagation for the operation {operation}")
     if OPERATIONS[operation].has_parts:  # laid out as scores and values, as the parts are
-        inputs = Inputs(inputs.arrays, canonical_form(operation, options, inputs.radius).inputs)
-    posed = canonical_form(operation, options, inputs.arrays)
+        inputs = Inputs(inputs.arrays, Problem(operation, options, inputs.radius).canonical().inputs)
     # What a query without a key gives is no part of a problem in canonical form.
-    options = {**posed.options, "empty_rows": options.get("empty_rows")}
-    problem = Problem.of(operation, options, posed.inputs).in_float64()
+    plain = Problem(operation, options, inputs.arrays).canonical().with_options(empty_rows=options.get("empty_rows"))
+    problem = Computation.of(plain).in_float64()
     offsets = {name: inputs.arrays[name] for name in ("query_offsets",) if name in inputs.arrays}
     tables = rows_of_tables({**inputs.arrays, **inputs.radius, **offsets}, of_past=(0, 0))
     is_projected = OPERATIONS[operation].has_projections
@@ -217,11 +218,11 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     }
     with np.errstate(all="ignore"):
         walk = radius_walk(problem, radii)
-        computed = computed_stages(operation, options, problem.inputs)
+        computed = computed_stages(operation, problem.options, problem.inputs)
         return {stage: _ball_without_added(problem, stage, walk.node(stage)) for stage in computed}
 
 
-def _ball_without_added(problem: Problem, stage: str, ball: Ball) -> Ball:
+def _ball_without_added(problem: Computation, stage: str, ball: Ball) -> Ball:
     return Ball(problem.without_added(stage, ball.value), problem.without_added(stage, ball.radius))
 
 

@@ -52,7 +52,7 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real, product_variance, transposed
 from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.projection import linear_layer
 from attncheck.attention.scores import PRODUCT, Products, products_of, scale_of
 from attncheck.attention.softmax import Weights
@@ -64,10 +64,10 @@ def joined_of(name: str) -> Step:
     """Return the step that puts what is cached in front of the projected key or value: (B, Hkv, P + Lk, D)."""
     cached = f"cached_{name}"
 
-    def exact(problem: Problem, new: ExactArray) -> ExactArray:
+    def exact(problem: Computation, new: ExactArray) -> ExactArray:
         return joined([problem.exact(problem.array(cached)), new], axis=-2)
 
-    def value(problem: Problem, new: Real) -> Real:
+    def value(problem: Computation, new: Real) -> Real:
         return _joined(problem.array(cached), new)
 
     def error(at: At, new: Operand) -> Operand:
@@ -97,10 +97,10 @@ def _joined(past: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
 def dequantization_of(name: str) -> Step:
     """Return the product of keys or values with their factors, (B, Hkv, T, 1)."""
 
-    def exact(problem: Problem, codes: ExactArray) -> ExactArray:
+    def exact(problem: Computation, codes: ExactArray) -> ExactArray:
         return codes * problem.exact(problem.array(f"{name}_factor"))
 
-    def value(problem: Problem, codes: Real) -> Real:
+    def value(problem: Computation, codes: Real) -> Real:
         multiplied: Real = codes * problem.array(f"{name}_factor")
         return multiplied
 
@@ -120,10 +120,10 @@ def dequantization_of(name: str) -> Step:
 def made_of_latents(name: str) -> Step:
     """Return keys or values of every head; what is behind the latent part of a key stays: (B, H, T, D + Dr)."""
 
-    def exact(problem: Problem, latents: ExactArray) -> ExactArray:
+    def exact(problem: Computation, latents: ExactArray) -> ExactArray:
         return latents @ problem.exact(_with_identity(_projection(problem, name), latents.shape[-1]))
 
-    def value(problem: Problem, latents: Real) -> Real:
+    def value(problem: Computation, latents: Real) -> Real:
         made: Real = latents @ _with_identity(_projection(problem, name), latents.shape[-1])
         return made
 
@@ -158,7 +158,7 @@ def size_of_made(latents: Real, weight: Real) -> Real:
     return size
 
 
-def _projection(problem: Problem, name: str) -> Real:
+def _projection(problem: Computation, name: str) -> Real:
     return problem.array(f"{name}_projection")
 
 

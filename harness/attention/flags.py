@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 
 Flags = NDArray[np.bool_]
 
@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 class Reach:
     """What a reach rule gets: flags of the inputs; where it is said which keys are attended, no others count."""
 
-    problem: Problem
+    problem: Computation
     flags: Mapping[str, Flags]
     attended: Flags | None = None
 

@@ -35,7 +35,7 @@ from attncheck.attention.logits import BIAS, MASK, SOFTCAP
 from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS
 from attncheck.attention.normalization import normalization_of
 from attncheck.attention.other_scores import ADDITIVE_SCORES, COSINE_SCORES, GENERAL_SCORES
-from attncheck.attention.problem import LOGITS, Problem
+from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
 from attncheck.attention.rotary import rotation_of
 from attncheck.attention.scores import PRODUCT, RAW_SCORES, SCORES
@@ -71,18 +71,18 @@ _SCORES: Mapping[str, Graph] = {
 }
 
 
-def graph_of(problem: Problem) -> Graph:
+def graph_of(problem: Computation) -> Graph:
     """Return the steps of a problem's operation by node, and what each follows from."""
     return _graph(problem.operation, problem.score, problem.softcap_follows, _given(problem))
 
 
-def _given(problem: Problem) -> frozenset[str]:
+def _given(problem: Computation) -> frozenset[str]:
     """Return the inputs that a step of its own belongs to."""
     given = {"sinks", "query_cos", "key_factor", "query_norm", "cached_key", "key_projection"} & problem.inputs.keys()
     return frozenset(given | ({_LATE_NORM} if problem.options.get(_LATE_NORM) else set()))
 
 
-def logits_order(problem: Problem) -> tuple[str, ...]:
+def logits_order(problem: Computation) -> tuple[str, ...]:
     """Return the stages that the softmax may follow from, in the order in which they are computed."""
     return _order(problem.softcap_follows)
 

@@ -31,19 +31,19 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Ball, Logits, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step, stored_behind_bias, stored_logits
 from attncheck.spec import Shape
 
 
-def _bias_exact(problem: Problem, before: ExactArray) -> ExactArray:
+def _bias_exact(problem: Computation, before: ExactArray) -> ExactArray:
     if "bias" not in problem.inputs:
         return before
     return before + problem.exact(problem.on_scores(problem.inputs["bias"], before.shape))
 
 
-def _bias_value(problem: Problem, before: Real) -> Real:
+def _bias_value(problem: Computation, before: Real) -> Real:
     return before + problem.on_scores(problem.inputs["bias"], before.shape) if "bias" in problem.inputs else before
 
 
@@ -72,7 +72,7 @@ def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
     return Logits(after, max_error, independent, shared, error.floor + rounding.score_underflow)
 
 
-def exact_grad_bias(problem: Problem, grad_logits: ExactArray) -> ExactArray:
+def exact_grad_bias(problem: Computation, grad_logits: ExactArray) -> ExactArray:
     """Return the gradient in the shape of the bias, of rank 2 at least."""
     own = slice(None, grad_logits.shape[-1] - problem.added_keys)
     return exact_sum_of_logits(grad_logits, problem.array("bias").shape, own)
@@ -110,7 +110,7 @@ def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
 BIAS = Step(_bias_exact, _bias_value, _bias_error, _bias_radius, stored_behind_bias, _bias_reach)
 
 
-def _mask_exact(problem: Problem, before: ExactArray) -> ExactArray:
+def _mask_exact(problem: Computation, before: ExactArray) -> ExactArray:
     kept = problem.kept(before.shape)
     if problem.fill is None or kept is None:
         return before.restricted_to(kept)
@@ -118,7 +118,7 @@ def _mask_exact(problem: Problem, before: ExactArray) -> ExactArray:
     return filled.with_attended(None if before.attended is None else before.attended | ~kept)
 
 
-def _mask_value(problem: Problem, before: Real) -> Real:
+def _mask_value(problem: Computation, before: Real) -> Real:
     kept = problem.kept(before.shape)
     return before if kept is None else np.where(kept, before, -np.inf if problem.fill is None else problem.fill)
 
@@ -153,19 +153,19 @@ def _with_fill(at: At, logits: Logits, value: Real, replaced: NDArray[np.bool_])
     )
 
 
-def filled(problem: Problem, shape: Shape) -> NDArray[np.bool_] | None:
+def filled(problem: Computation, shape: Shape) -> NDArray[np.bool_] | None:
     """Return where the fill stands in the place of a score; None where there is none."""
     kept = None if problem.fill is None else problem.kept(shape)
     return None if kept is None else ~kept
 
 
-def through_mask(problem: Problem, array: Real) -> Real:
+def through_mask(problem: Computation, array: Real) -> Real:
     """Set to 0, in the scores' shape, what goes back through a score that a fill took the place of."""
     replaced = filled(problem, array.shape)
     return array if replaced is None else np.where(replaced, 0.0, array)
 
 
-def exact_through_mask(problem: Problem, gradients: ExactArray) -> ExactArray:
+def exact_through_mask(problem: Computation, gradients: ExactArray) -> ExactArray:
     """Do the same with exact numbers."""
     replaced = filled(problem, gradients.shape)
     return gradients if replaced is None else gradients.where(~replaced, 0.0)
@@ -182,13 +182,13 @@ def _mask_reach(known: Reach, before: Flags) -> Flags:
 MASK = Step(_mask_exact, _mask_value, _mask_error, _mask_radius, _stored, _mask_reach)
 
 
-def cap_of(problem: Problem) -> float | None:
+def cap_of(problem: Computation) -> float | None:
     """Return c; None without a softcap."""
     softcap = problem.options.get("softcap")
     return None if softcap is None else float(softcap)
 
 
-def _softcap_exact(problem: Problem, scores: ExactArray) -> ExactArray:
+def _softcap_exact(problem: Computation, scores: ExactArray) -> ExactArray:
     if cap_of(problem) is None:
         return scores
     cap = problem.number(problem.options["softcap"])
@@ -198,7 +198,7 @@ def _softcap_exact(problem: Problem, scores: ExactArray) -> ExactArray:
     return capped.where(capped.attended, -cap).with_attended()  # the tanh of -inf is -1
 
 
-def _softcap_value(problem: Problem, scores: Real) -> Real:
+def _softcap_value(problem: Computation, scores: Real) -> Real:
     cap = cap_of(problem)
     return scores if cap is None else np.asarray(cap * np.tanh(scores / cap))
 
@@ -244,7 +244,7 @@ def slope_of_tanh(argument: Real) -> Real:
     return slope
 
 
-def exact_slope(problem: Problem, scores: ExactArray) -> ExactArray:
+def exact_slope(problem: Computation, scores: ExactArray) -> ExactArray:
     """Return the derivative of the softcap: 1 without one."""
     if cap_of(problem) is None:
         return scores.of_numbers(np.ones(scores.shape))
@@ -252,7 +252,7 @@ def exact_slope(problem: Problem, scores: ExactArray) -> ExactArray:
     return decay * 4 / ((decay + 1) * (decay + 1))
 
 
-def exact_grad_scores(problem: Problem, grad_logits: ExactArray, slope: ExactArray) -> ExactArray:
+def exact_grad_scores(problem: Computation, grad_logits: ExactArray, slope: ExactArray) -> ExactArray:
     """Go back through the softcap."""
     if cap_of(problem) is None:
         return grad_logits

@@ -30,7 +30,7 @@ import numpy as np
 from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, exact_logits, finite
 from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
 from attncheck.attention.flags import Flags, Reach, any_of
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Rows, Softmax, Weights
 from attncheck.attention.step import Around, At, Step
@@ -70,18 +70,18 @@ def _mean_rounding(rounding: RoundingModel) -> RoundingModel:
 _TWO = np.array([[2.0]])
 
 
-def _is_natural(problem: Problem) -> bool:
+def _is_natural(problem: Computation) -> bool:
     return problem.options.get("lse_base") != "2"
 
 
 # The logits: natural logarithms.
 
 
-def _exact_logits(problem: Problem, scores: ExactArray) -> ExactArray:
+def _exact_logits(problem: Computation, scores: ExactArray) -> ExactArray:
     return scores if _is_natural(problem) else scores * problem.exact(_TWO).log()
 
 
-def _logits(problem: Problem, scores: Real) -> Real:
+def _logits(problem: Computation, scores: Real) -> Real:
     return scores if _is_natural(problem) else scores * math.log(2)
 
 
@@ -145,12 +145,12 @@ PART_WEIGHTS = replace(WEIGHTS, error=lambda at, rows: _PartWeights(at.value, ro
 # Its log_sum_exp, in the base of those that are given.
 
 
-def _exact_log_sum_exp(problem: Problem, powers: Exponentials) -> ExactArray:
+def _exact_log_sum_exp(problem: Computation, powers: Exponentials) -> ExactArray:
     total = log_sum(powers)
     return total if _is_natural(problem) else total / problem.exact(_TWO).log()
 
 
-def _log_sum_exp(problem: Problem, both: Softmax) -> Real:
+def _log_sum_exp(problem: Computation, both: Softmax) -> Real:
     return both.log_sum_exp if _is_natural(problem) else both.log_sum_exp / math.log(2)
 
 
@@ -185,14 +185,14 @@ PART_LOG_SUM_EXP = replace(
 # The mean: each query has values of its own, one row of them for each part.
 
 
-def _exact_mean(problem: Problem, weights: ExactArray, values: ExactArray) -> ExactArray:
+def _exact_mean(problem: Computation, weights: ExactArray, values: ExactArray) -> ExactArray:
     *leading, queries, parts = weights.shape
     alone = weights.reshaped((*leading, queries, 1, parts))
     mean: ExactArray = WEIGHTED_MEAN.exact(problem, alone, values)
     return mean.reshaped((*leading, queries, values.shape[-1]))
 
 
-def _mean(problem: Problem, weights: Real, values: Real) -> Real:
+def _mean(problem: Computation, weights: Real, values: Real) -> Real:
     mean: Real = WEIGHTED_MEAN.value(problem, weights[..., np.newaxis, :], values)[..., 0, :]
     return mean
 

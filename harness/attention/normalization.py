@@ -28,7 +28,7 @@ import numpy as np
 from attncheck.attention.errors import Ball, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
 
@@ -106,12 +106,12 @@ class _Norm:
 def normalization_of(name: str) -> Step:
     """Return the norm of queries or keys; what another reading leaves as it is stays."""
 
-    def exact(problem: Problem, array: ExactArray) -> ExactArray:
+    def exact(problem: Computation, array: ExactArray) -> ExactArray:
         if is_left_out(problem, name):
             return array
         return _exact(problem, array, problem.exact(problem.array(f"{name}_norm")))
 
-    def value(problem: Problem, array: Real) -> Real:
+    def value(problem: Computation, array: Real) -> Real:
         if is_left_out(problem, name):
             return array
         return weight_of(problem, name) * _directions(array, _Norm.of(problem.options))
@@ -142,7 +142,7 @@ def normalization_of(name: str) -> Step:
     return Step(exact, value, error, radius, reach=reach)
 
 
-def is_left_out(problem: Problem, name: str) -> bool:
+def is_left_out(problem: Computation, name: str) -> bool:
     """Whether a reading normalises the other of query and key alone, or neither."""
     return problem.options.get("unnormalized") in {name, "both"}
 
@@ -154,7 +154,7 @@ def _as_computed(operand: Operand) -> Operand:
     return Operand(operand.value, max_error, variance, operand.common)
 
 
-def weight_of(problem: Problem, name: str) -> Real:
+def weight_of(problem: Computation, name: str) -> Real:
     """Return the weight of each element of each head: (H, 1, D)."""
     return problem.array(f"{name}_norm")[:, np.newaxis, :]
 
@@ -166,7 +166,7 @@ def _directions(array: Real, norm: _Norm) -> Real:
     return divided
 
 
-def _exact(problem: Problem, array: ExactArray, weight: ExactArray) -> ExactArray:
+def _exact(problem: Computation, array: ExactArray, weight: ExactArray) -> ExactArray:
     norm, epsilon = _Norm.of(problem.options), problem.number(_Norm.of(problem.options).epsilon)
     squares = (array * array).sum(*((-1, -3) if norm.is_full else (-1,)))
     divisor = norm.exact_divisor(squares, norm.count(array.shape), epsilon)

@@ -37,9 +37,10 @@ from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.enclosure import SETTLED, Enclosure, Real, enclose, join
 from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
 from attncheck.attention.graph import graph_of, nearest
-from attncheck.attention.problem import LOGITS, OutsideDomain, Problem, check_domain
+from attncheck.attention.problem import LOGITS, Computation, OutsideDomain, check_domain
 from attncheck.attention.sampling import ADDS_QUERIES_UP
 from attncheck.attention.walk import exact_walk, magnitude, magnitude_walk
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import OPERATIONS, STAGES, Shape, computed_stages, query_axis, stages_of
 
@@ -94,7 +95,7 @@ def exact_stages(
     that has query rows; there are none to leave out of gradients, which add the rows up. Raises ``OutsideDomain``,
     ``PrecisionExhausted``, and ``ValueError`` for an option, input or stage that the oracle does not know.
     """
-    problem = Problem.of(operation, options, inputs)
+    problem = Computation.of(Problem(operation, options, inputs))
     if query_rows is not None and operation in ADDS_QUERIES_UP:
         raise ValueError(f"{operation} adds query rows up, so that none can be left out")
     check_domain(operation, options, inputs)
@@ -103,7 +104,7 @@ def exact_stages(
 
 
 def exact_from(
-    problem: Problem,
+    problem: Computation,
     returned: Mapping[str, NDArray[Any]],
     stages: Sequence[str],
     query_rows: Sequence[int] | None = None,
@@ -126,7 +127,7 @@ def exact_from(
     return _enclosures(replace(problem, returned=usable), stages, query_rows)
 
 
-def predecessors(problem: Problem, returned: Collection[str], stage: str) -> set[str]:
+def predecessors(problem: Computation, returned: Collection[str], stage: str) -> set[str]:
     """Return those of the returned stages that ``exact_from`` needs; without any, the stage follows from the inputs."""
     # Only multi_head_attention has stages of the names of inputs that are not those inputs.
     is_own = problem.operation == "multi_head_attention"
@@ -134,7 +135,7 @@ def predecessors(problem: Problem, returned: Collection[str], stage: str) -> set
     return nearest(graph_of(problem), stage, known)
 
 
-def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
+def _enclosures(problem: Computation, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
     rows = problem.rows if query_rows is None else problem.rows[np.asarray(query_rows, dtype=np.intp)]
     elements = max(score_elements(problem.operation, problem.options, problem.inputs), 1)
     size = max(_ROWS_AT_A_TIME, _ELEMENTS_AT_A_TIME * len(problem.rows) // elements)
@@ -167,7 +168,7 @@ def with_enough_precision(attempt: Callable[[type[ExactArray]], Found | None], w
     raise PrecisionExhausted(f"{what} not settled with {MAX_PRECISION} bits")
 
 
-def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclosure] | None:
+def _attempt(parts: Sequence[Computation], stages: Sequence[str]) -> dict[str, Enclosure] | None:
     """Evaluate in the arithmetic of the parts; None where it does not suffice."""
     pieces: dict[str, list[Enclosure]] = {stage: [] for stage in stages}
     shared: dict[str, Any] = {}
@@ -186,7 +187,7 @@ def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclo
     return {stage: _joined(stage, found) for stage, found in pieces.items()}
 
 
-def _shape_of(stage: str, array: ExactArray, part: Problem) -> Shape:
+def _shape_of(stage: str, array: ExactArray, part: Computation) -> Shape:
     """Return a stage's own shape, that of the input of a gradient; exact arrays have at least two axes."""
     of_input = stage.removeprefix("grad_")
     if of_input != stage:
@@ -253,7 +254,7 @@ def exact_results(
     None where a logit is so large that two float64 numbers say too little of it. As ``exact_stages``, raises
     ``OutsideDomain``, ``PrecisionExhausted`` and ``ValueError``.
     """
-    problem = Problem.of(operation, options, inputs)
+    problem = Computation.of(Problem(operation, options, inputs))
     check_domain(operation, options, inputs)
     found = with_enough_precision(
         lambda arithmetic: _attempt_in_blocks(replace(problem, arithmetic=arithmetic), stages),
@@ -263,7 +264,7 @@ def exact_results(
     return found if all(((np.abs(each) <= _LARGEST_LOGIT) | (each == -np.inf)).all() for each in logits) else None
 
 
-def _attempt_in_blocks(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:
+def _attempt_in_blocks(problem: Computation, stages: Sequence[str]) -> BlockedResult | None:
     """Evaluate in the problem's arithmetic; None where it does not suffice."""
     sums = _Sums.of(problem)
     *leading, length = sums.attended.shape
@@ -297,7 +298,7 @@ class _Sums:
     low: Real = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def of(cls, problem: Problem) -> _Sums:
+    def of(cls, problem: Computation) -> _Sums:
         shape = (*problem.array("query").shape[:-1], problem.array("key").shape[-2])
         attended = ~problem.unattended(shape)
         even = np.asarray(problem.has_uniform_rows & ~attended.any(axis=-1, keepdims=True))
@@ -307,7 +308,7 @@ class _Sums:
         logits = {stage: np.zeros(shape) for stage in LOGITS[:-1] if stage in computed}
         return cls(attended, even, numerators, Exponentials(none, none, none), logits, np.zeros(shape))
 
-    def add(self, problem: Problem, keys: slice) -> bool:
+    def add(self, problem: Computation, keys: slice) -> bool:
         """Add a block of keys; return whether the problem's arithmetic suffices."""
         counted = self.attended[..., keys] | self.even
         rows = np.flatnonzero(counted.any(axis=(*range(counted.ndim - 2), -1)))
@@ -348,7 +349,7 @@ class _Sums:
         """Divide: the mean of the values; 0 in a row without a key."""
         return self.numerators * (1 / self.powers.total.where(~self.powers.total.is_zero(), 1.0))
 
-    def inner(self, problem: Problem, log_sum_exp: Enclosure) -> dict[str, Real]:
+    def inner(self, problem: Computation, log_sum_exp: Enclosure) -> dict[str, Real]:
         """Return logits and weights in float64."""
         last = list(self.logits)[-1]
         with np.errstate(invalid="ignore", over="ignore"):  # a logit that is not attended may be larger than any sum
@@ -361,7 +362,7 @@ class _Sums:
         return {**self.logits, ("masked" if is_masked else last): forbidden, "weights": weights}
 
 
-def _mean_magnitudes(problem: Problem, inner: Mapping[str, Real]) -> Real:
+def _mean_magnitudes(problem: Computation, inner: Mapping[str, Real]) -> Real:
     """Return p|v|: what the radius of an output is small or large beside."""
     weights, value = inner["weights"], np.abs(problem.array("value").astype(np.float64))
     batch, heads, rows, length = weights.shape

@@ -39,24 +39,24 @@ from attncheck.attention.errors import Ball, Logits, Operand, Real, product_vari
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, reach_of_scores
 from attncheck.attention.logits import slope_of_tanh
-from attncheck.attention.problem import Problem, per_head
+from attncheck.attention.problem import Computation, per_head
 from attncheck.attention.projection import flushed_factors
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import is_power_of_two, scale_of
 from attncheck.attention.step import Around, At, Step, stored_logits
 
 
-def _exact_of_general(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+def _exact_of_general(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     product = query @ problem.exact(problem.array("weight")) @ key.transposed()
     return product if "score_bias" not in problem.inputs else product + problem.exact(_bias(problem), product.shape)
 
 
-def _value_of_general(problem: Problem, query: Real, key: Real) -> Real:
+def _value_of_general(problem: Computation, query: Real, key: Real) -> Real:
     scores: Real = query @ problem.array("weight") @ transposed(key)
     return scores if "score_bias" not in problem.inputs else scores + _bias(problem)
 
 
-def _bias(problem: Problem) -> Real:
+def _bias(problem: Computation) -> Real:
     """Return the bias of each head at the rank of scores, (H, 1, 1), or 0 without one."""
     return per_head(problem.inputs["score_bias"]) if "score_bias" in problem.inputs else np.zeros((1, 1, 1))
 
@@ -137,7 +137,7 @@ def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: 
     return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance
 
 
-def _exact_of_additive(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+def _exact_of_additive(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     query_part = query @ problem.exact(problem.array("query_weight"))
     key_part = key @ problem.exact(problem.array("key_weight"))
     if "score_bias" in problem.inputs:
@@ -148,12 +148,12 @@ def _exact_of_additive(problem: Problem, query: ExactArray, key: ExactArray) -> 
     return scores.reshaped(scores.shape[:-1])
 
 
-def _hidden_value(problem: Problem, query: Real, key: Real) -> Real:
+def _hidden_value(problem: Computation, query: Real, key: Real) -> Real:
     hidden = _outer(query @ problem.array("query_weight"), key @ problem.array("key_weight"))
     return hidden + problem.inputs["score_bias"] if "score_bias" in problem.inputs else hidden
 
 
-def _value_of_additive(problem: Problem, query: Real, key: Real) -> Real:
+def _value_of_additive(problem: Computation, query: Real, key: Real) -> Real:
     scores: Real = np.tanh(_hidden_value(problem, query, key)) @ problem.array("score_vector")
     return scores
 
@@ -245,14 +245,14 @@ def _hidden(
     return np.minimum(1, slope + 0.77 * moved) * moved, steep**2 * spread, steep**2 * of_query, hidden
 
 
-def _exact_of_cosine(problem: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+def _exact_of_cosine(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     query_direction, key_direction = (rows / (rows * rows).sum(-1).sqrt() for rows in (query, key))
     cosines = query_direction @ key_direction.transposed()
     scale = problem.options.get("scale")
     return cosines if scale is None else cosines * problem.number(scale)
 
 
-def _value_of_cosine(problem: Problem, query: Real, key: Real) -> Real:
+def _value_of_cosine(problem: Computation, query: Real, key: Real) -> Real:
     return (_unit_rows(query) @ transposed(_unit_rows(key))) * scale_of(problem)
 
 

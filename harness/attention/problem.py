@@ -1,4 +1,4 @@
-"""What the oracle is asked: one operation's options, inputs and stages already known, as stored numbers."""
+"""The problem as it is computed: some of its query rows and keys, and stages already known, as stored numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.exact_array import ExactArray
+from attncheck.reading.lowering import Problem
 from attncheck.spec import (
     FOLDED_INPUTS,
     OPERATIONS,
@@ -49,8 +50,10 @@ class OutsideDomain(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """What is given: an operation's options and inputs, and stages that count as inputs too (``returned``).
+class Computation(Problem):
+    """A problem in canonical form, of which some rows and keys are computed.
+
+    Stages that are ``returned`` count as inputs, too.
 
     ``rows`` are the indices of the query rows that the arrays hold, ``first_key`` that of the first key: causality asks
     which they are. In an ``absolute``
@@ -60,12 +63,9 @@ class Problem:
 
     Of the keys the last ``added_keys`` (one, or none) are not the case's own: a key of zeros with a value of zeros
     stands for an input that ``adds_key``. Outside the oracle and the bounds no stage has it (``without_added``). A
-    problem that ``is_wide`` is posed for bounds, in float64.
+    problem that ``is_wide`` is for bounds, in float64.
     """
 
-    operation: str
-    options: Mapping[str, Any]
-    inputs: Mapping[str, NDArray[Any]]
     rows: NDArray[np.intp]
     returned: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     absolute: bool = False
@@ -75,27 +75,28 @@ class Problem:
     is_wide: bool = False
 
     @classmethod
-    def of(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:
-        """Pose the whole problem as it is computed: every query row, nothing known yet, and the key that is added."""
-        given = cls.as_given(operation, options, inputs)
-        if inputs.keys().isdisjoint(_ADDS_KEY):
+    def of(cls, problem: Problem) -> Computation:
+        """Return the whole problem as it is computed: every query row, nothing known yet, and the key that is added."""
+        given = cls.as_given(problem)
+        if problem.inputs.keys().isdisjoint(_ADDS_KEY):
             return given
-        lowered = replace(given, added_keys=1)
-        return replace(lowered, inputs={name: lowered.input_with_added(name, array) for name, array in inputs.items()})
+        more = replace(given, added_keys=1)
+        return replace(more, inputs={name: more.input_with_added(name, array) for name, array in given.inputs.items()})
 
     @classmethod
-    def as_given(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:
-        """Pose the whole problem with its own keys alone: for what masks say of them.
+    def as_given(cls, problem: Problem) -> Computation:
+        """Return the whole problem with its own keys alone: for what masks say of them.
 
         Raises ``ValueError`` for an operation, option or input that no step knows.
         """
+        operation, options, inputs = problem.operation, problem.options, problem.inputs
         unknown = {name for name, value in options.items() if value is not None} - _OPTIONS
         if operation not in OPERATIONS or unknown or inputs.keys() - _INPUTS:
             # Left out of the computation, it would make a wrong truth.
             strange = sorted(unknown | (inputs.keys() - _INPUTS))
             raise ValueError(f"the oracle knows no {operation} with {', '.join(strange) or 'anything'}")
         queries = inputs["query" if "query" in inputs else "scores"].shape[-2]
-        return cls(operation, options, inputs, np.arange(queries))
+        return cls(operation, options, inputs, rows=np.arange(queries))
 
     @property
     def score(self) -> str:
@@ -138,7 +139,7 @@ class Problem:
             array = np.where(array == -np.inf, array, np.abs(array))
         return self.arithmetic.of(np.atleast_2d(array))
 
-    def in_float64(self) -> Problem:
+    def in_float64(self) -> Computation:
         """Widen all numbers, exactly."""
         return replace(
             self,
@@ -148,10 +149,9 @@ class Problem:
             },
         )
 
-    def without_mask(self) -> Problem:
+    def without_mask(self) -> Computation:
         """Leave out what says who may attend to whom."""
-        inputs = {name: array for name, array in self.inputs.items() if name != "mask"}
-        return replace(self, inputs=inputs, options={**self.options, "is_causal": False})
+        return self.without_input("mask").with_options(is_causal=False)
 
     def number(self, value: float) -> float:
         """Return an option, or its magnitude."""
@@ -233,13 +233,13 @@ class Problem:
         heads, shared = self.options["heads"], self.options.get("kv_heads")
         return int(heads if name == "query" or shared is None else shared)
 
-    def of_rows(self, rows: NDArray[np.intp]) -> Problem:
+    def of_rows(self, rows: NDArray[np.intp]) -> Computation:
         """Keep only these query rows, which are independent of the others; key and value stay whole."""
         inputs = {name: _rows_of(name, array, rows) for name, array in self.inputs.items()}
         returned = {name: _rows_of(name, array, rows) for name, array in self.returned.items()}
         return replace(self, inputs=inputs, rows=self.rows[rows], returned=returned)
 
-    def of_keys(self, start: int, stop: int) -> Problem:
+    def of_keys(self, start: int, stop: int) -> Computation:
         """Keep only the keys and values from ``start`` up to ``stop``: part of what a row's softmax is a sum over.
 
         None of them may have been added.

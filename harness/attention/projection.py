@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import ORDER_FACTOR, Ball, Bound, Finished, Operand, Real, product_variance
 from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
 
@@ -28,14 +28,14 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 def projection_of(name: str) -> Step:
     """Return the projection of query, key or value into heads: (B, L, E) -> (B, H, L, D), and the key that is added."""
 
-    def exact(problem: Problem) -> ExactArray:
+    def exact(problem: Computation) -> ExactArray:
         own = own_exact(problem)
         if name == "query" or not problem.added_keys:
             return own
         zeros = np.zeros((*own.shape[:-2], problem.added_keys, own.shape[-1]))
         return joined([own, own.of_numbers(zeros)], axis=-2)
 
-    def own_exact(problem: Problem) -> ExactArray:
+    def own_exact(problem: Computation) -> ExactArray:
         inputs, weight = problem.array(name), problem.array(f"{name}_weight")
         heads = problem.heads_of(name)
         per_head = weight.reshape(weight.shape[0], heads, -1).swapaxes(0, 1)  # (E, H*D) -> (H, E, D)
@@ -45,7 +45,7 @@ def projection_of(name: str) -> Step:
         bias = problem.array(f"{name}_bias").reshape(heads, 1, -1)  # (H*D,) -> (H, 1, D)
         return projected + problem.exact(bias, projected.shape)
 
-    def value(problem: Problem) -> Real:
+    def value(problem: Computation) -> Real:
         return problem.with_added(
             name, split_heads(_linear_value(problem, problem.array(name), name), problem.heads_of(name))
         )
@@ -72,7 +72,7 @@ def projection_of(name: str) -> Step:
     return Step(exact, value, error, radius, reach=reach)
 
 
-def _exact_output(problem: Problem, context: ExactArray) -> ExactArray:
+def _exact_output(problem: Computation, context: ExactArray) -> ExactArray:
     merged = context.with_heads_merged()
     if "output_weight" not in problem.inputs:
         return merged
@@ -82,7 +82,7 @@ def _exact_output(problem: Problem, context: ExactArray) -> ExactArray:
     return output + problem.exact(problem.array("output_bias"), output.shape)
 
 
-def _value_of_output(problem: Problem, context: Real) -> Real:
+def _value_of_output(problem: Computation, context: Real) -> Real:
     merged = merge_heads(context)
     return _linear_value(problem, merged, "output") if "output_weight" in problem.inputs else merged
 
@@ -118,7 +118,7 @@ def _reach_of_output(known: Reach, context: Flags) -> Flags:
 OUTPUT_PROJECTION = Step(_exact_output, _value_of_output, _error_of_output, _radius_of_output, reach=_reach_of_output)
 
 
-def _linear_value(problem: Problem, inputs: Real, name: str) -> Real:
+def _linear_value(problem: Computation, inputs: Real, name: str) -> Real:
     projected: Real = inputs @ problem.array(f"{name}_weight")
     return projected + problem.inputs[f"{name}_bias"] if f"{name}_bias" in problem.inputs else projected
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.step import Around, At, Step
 
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -30,7 +30,7 @@ Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 def rotation_of(name: str, sign: int = 1) -> Step:
     """Return the rotation of query or key; backwards with a sign of -1."""
 
-    def exact(problem: Problem, array: ExactArray) -> ExactArray:
+    def exact(problem: Computation, array: ExactArray) -> ExactArray:
         cos, sin = (problem.exact(problem.array(f"{name}_{part}")) for part in ("cos", "sin"))
         first, second = pairs_of(problem, name)
         x, y = (array.rearranged(partial(np.take, indices=own, axis=-1)) for own in (first, second))
@@ -39,7 +39,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
         turned = array.with_part((..., first), x * cos + y * sin * signs[0])
         return turned.with_part((..., second), y * cos + x * sin * signs[1])
 
-    def value(problem: Problem, array: Real) -> Real:
+    def value(problem: Computation, array: Real) -> Real:
         cos, sin = tables_of(problem, name)
         return rotated(array, cos, sign * sin, pairs_of(problem, name))
 
@@ -80,7 +80,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
     return Step(exact, value, error if sign > 0 else error_of_gradient, radius, reach=reach)
 
 
-def pairs_of(problem: Problem, name: str) -> Pairs:
+def pairs_of(problem: Computation, name: str) -> Pairs:
     """Return the indices of the first and of the second elements of all pairs."""
     count = problem.array(f"{name}_cos").shape[-1]
     if problem.options.get("rotary_interleaved"):
@@ -88,7 +88,7 @@ def pairs_of(problem: Problem, name: str) -> Pairs:
     return np.arange(count), np.arange(count) + count
 
 
-def tables_of(problem: Problem, name: str) -> tuple[Real, Real]:
+def tables_of(problem: Computation, name: str) -> tuple[Real, Real]:
     """Return cos and sin of each row, (L, R) or (B, 1, L, R), as they are stored."""
     return problem.array(f"{name}_cos"), problem.array(f"{name}_sin")
 

@@ -39,7 +39,7 @@ from attncheck.attention.errors import (
 )
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, handed_on, reach_of_scores
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step, stored_logits
 
@@ -47,11 +47,11 @@ _LARGEST_GRID = 2.0**1000
 """Stands for the grid of products that are all 0."""
 
 
-def _exact(_: Problem, query: ExactArray, key: ExactArray) -> ExactArray:
+def _exact(_: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     return query @ key.for_heads_of(query).transposed()
 
 
-def _value(_: Problem, query: Real, key: Real) -> Real:
+def _value(_: Computation, query: Real, key: Real) -> Real:
     return query @ transposed(for_query_heads(key, heads_of(query)))
 
 
@@ -172,12 +172,12 @@ def _lowest_bit(array: Real) -> Real:
     return least
 
 
-def exact_grad_query(_: Problem, grad_products: ExactArray, key: ExactArray) -> ExactArray:
+def exact_grad_query(_: Computation, grad_products: ExactArray, key: ExactArray) -> ExactArray:
     """Return (B, H, Lq, D)."""
     return grad_products @ key.for_heads_of(grad_products)
 
 
-def exact_grad_key(_: Problem, grad_products: ExactArray, query: ExactArray, key: ExactArray) -> ExactArray:
+def exact_grad_key(_: Computation, grad_products: ExactArray, query: ExactArray, key: ExactArray) -> ExactArray:
     """Return (B, Hkv, Lk, D)."""
     return (grad_products.transposed() @ query).summed_in_groups(key.shape[-3])
 
@@ -187,7 +187,7 @@ def reach_of_grad_key(_: Reach, grad_products: Flags, __: Flags, key: Flags) -> 
     return flags_per_group(any_of(grad_products, -2), key.shape[-3])
 
 
-def scale_of(problem: Problem) -> float:
+def scale_of(problem: Computation) -> float:
     """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
     return scale_from(problem.options, problem.score, lambda: problem.head_width)
 
@@ -199,7 +199,7 @@ def scale_from(options: Mapping[str, Any], score: str, head_width: Callable[[], 
     return 1 / math.sqrt(head_width()) if score == "scaled_dot" else 1.0
 
 
-def exact_scaled(problem: Problem, product: ExactArray) -> ExactArray:
+def exact_scaled(problem: Computation, product: ExactArray) -> ExactArray:
     """Multiply by the scale, forwards or, as its own transpose, backwards."""
     scale = problem.options.get("scale")
     if scale is not None:
@@ -207,7 +207,7 @@ def exact_scaled(problem: Problem, product: ExactArray) -> ExactArray:
     return product if problem.score == "dot" else product / problem.exact(np.array([[problem.head_width]])).sqrt()
 
 
-def scaled_value(problem: Problem, product: Real) -> Real:
+def scaled_value(problem: Computation, product: Real) -> Real:
     """Multiply by the scale in float64."""
     scaled: Real = scale_of(problem) * product
     return scaled

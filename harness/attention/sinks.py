@@ -2,8 +2,8 @@
 
     p_j = e^(s_j) / ( e^(sink) + sum_l e^(s_l) ),    grad_sink = - sum over batch and queries of p_sink sum_j p_j dp_j
 
-The key that is added (``Problem.added_keys``) is of zeros and has a value of zeros, so that its weight adds nothing to
-the output. Its logit is the sink itself, behind scale, softcap, bias and mask:
+The key that is added (``Computation.added_keys``) is of zeros and has a value of zeros, so that its weight adds nothing
+to the output. Its logit is the sink itself, behind scale, softcap, bias and mask:
 
     D_sink = 0          base 2: u_c |sink|, for it is multiplied by log2(e)
 
@@ -23,19 +23,19 @@ from attncheck.attention.errors import Ball, Finished, Logits, Real, finite
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.logits import exact_sum_of_logits
-from attncheck.attention.problem import Problem, per_head
+from attncheck.attention.problem import Computation, per_head
 from attncheck.attention.step import Around, At, Step
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 _ADDED = slice(-1, None)
 
 
-def _exact(problem: Problem, before: ExactArray) -> ExactArray:
+def _exact(problem: Computation, before: ExactArray) -> ExactArray:
     column = per_head(problem.array("sinks"))
     return before.with_part((..., _ADDED), problem.exact(column, (*before.shape[:-1], 1)))
 
 
-def _value(problem: Problem, before: Real) -> Real:
+def _value(problem: Computation, before: Real) -> Real:
     return _with_column(before, per_head(problem.array("sinks")))
 
 
@@ -67,11 +67,11 @@ def _reach(known: Reach, before: Flags) -> Flags:
 SINKS = Step(_exact, _value, _error, _radius, reach=_reach)
 
 
-def _exact_gradient(problem: Problem, grad_logits: ExactArray) -> ExactArray:
+def _exact_gradient(problem: Computation, grad_logits: ExactArray) -> ExactArray:
     return exact_sum_of_logits(grad_logits, (*problem.array("sinks").shape, 1, 1), _ADDED)
 
 
-def _value_of_gradient(problem: Problem, logits: Real) -> Real:
+def _value_of_gradient(problem: Computation, logits: Real) -> Real:
     shape = problem.array("sinks").shape
     return value_of_summed_logits(logits, (*shape, 1, 1), _ADDED).reshape(shape)
 

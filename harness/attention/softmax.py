@@ -62,7 +62,7 @@ from attncheck.attention.errors import (
 from attncheck.attention.exact_array import ExactArray, Exponentials, exponentials, log_sum, normalised
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
 from attncheck.attention.logits import exact_through_mask
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
 from attncheck.spec import Shape
@@ -385,16 +385,16 @@ def _exponentials(logits: Real) -> tuple[Real, Real, Real, Real]:
     return shifted, powers, np.where(empty, 1.0, powers.sum(axis=-1, keepdims=True)), highest
 
 
-def _exact(problem: Problem, logits: ExactArray) -> Exponentials:
+def _exact(problem: Computation, logits: ExactArray) -> Exponentials:
     return exponentials(logits, uniform=_own_keys(problem, logits.shape) if problem.has_uniform_rows else 0)
 
 
-def _value(problem: Problem, logits: Real) -> Softmax:
+def _value(problem: Computation, logits: Real) -> Softmax:
     of_empty = {"uniform": 1 / max(_own_keys(problem, logits.shape), 1), "nan": np.nan}
     return softmax(logits, of_empty.get(str(problem.options.get("empty_rows")), 0.0))
 
 
-def _own_keys(problem: Problem, shape: Shape) -> int:
+def _own_keys(problem: Computation, shape: Shape) -> int:
     return shape[-1] - problem.added_keys
 
 
@@ -442,7 +442,7 @@ LOG_SUM_EXP = Step(
 
 
 def exact_grad_logits(
-    problem: Problem, weights: ExactArray, grad_weights: ExactArray, masked: ExactArray
+    problem: Computation, weights: ExactArray, grad_weights: ExactArray, masked: ExactArray
 ) -> ExactArray:
     """Return p (dp - sum p dp), of magnitudes p (|dp| + sum p |dp|); 0 at masked keys, were a row of them uniform.
 

@@ -24,7 +24,7 @@ import numpy as np
 from attncheck.attention.errors import NOTHING, Ball, Logits, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 
 
@@ -36,7 +36,7 @@ class NotFiniteError(Exception):
 class At:
     """What an error rule gets beside its operands."""
 
-    problem: Problem
+    problem: Computation
     rounding: RoundingModel
     own_value: Callable[[], Any]
     walk_in: Callable[[RoundingModel], Any]
@@ -57,7 +57,7 @@ class At:
 class Around:
     """What a radius rule gets: a problem, and the radii of its inputs."""
 
-    problem: Problem
+    problem: Computation
     radii: Mapping[str, Real]
 
     def ball(self, name: str) -> Ball:

@@ -6,8 +6,8 @@
     radius_walk    how far everything moves when every input moves by its radius
     reach_walk     which elements follow from which, as flags
 
-Some query rows, and a block of keys, are walks of a problem of which only these are left (``Problem.of_rows``,
-``Problem.of_keys``).
+Some query rows, and a block of keys, are walks of a problem of which only these are left (``Computation.of_rows``,
+``Computation.of_keys``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attncheck.attention.errors import Ball, Operand, Real, exact_logits
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.graph import Graph, graph_of
-from attncheck.attention.problem import LOGITS, Problem
+from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Node
 
@@ -47,7 +47,7 @@ class Walk:
         return self.nodes[name]
 
 
-def exact_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk:
+def exact_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
     """Evaluate in the problem's exact arithmetic from the inputs and the problem's ``returned`` stages."""
     nodes = {name: problem.exact(array) for name, array in problem.returned.items()}
     return Walk(
@@ -58,7 +58,7 @@ def exact_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk
     )
 
 
-def magnitude_walk(problem: Problem) -> Walk:
+def magnitude_walk(problem: Computation) -> Walk:
     """Evaluate the sums of the absolute terms of stages; of double words, their size alone."""
     arithmetic = Scales if problem.arithmetic is DoubleWords else problem.arithmetic
     return exact_walk(replace(problem, absolute=True, arithmetic=arithmetic))
@@ -75,7 +75,7 @@ def magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
     return found
 
 
-def value_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk:
+def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
     """Evaluate in float64; ``problem`` is ``in_float64``."""
     return Walk(
         graph_of(problem),
@@ -86,7 +86,7 @@ def value_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk
 
 
 def error_walk(
-    problem: Problem,
+    problem: Computation,
     rounding: RoundingModel,
     values: Walk,
     returned: Mapping[str, Real] | None = None,
@@ -113,7 +113,7 @@ def error_walk(
     )
 
 
-def radius_walk(problem: Problem, radii: Mapping[str, Real]) -> Walk:
+def radius_walk(problem: Computation, radii: Mapping[str, Real]) -> Walk:
     """Follow the radii of the inputs, in balls of float64; ``problem`` is ``in_float64``."""
     around, values = Around(problem, radii), value_walk(problem)
 
@@ -125,7 +125,7 @@ def radius_walk(problem: Problem, radii: Mapping[str, Real]) -> Walk:
 
 
 def reach_walk(
-    problem: Problem, flags: Mapping[str, Flags], attended: Flags | None, known: Mapping[str, Flags] | None = None
+    problem: Computation, flags: Mapping[str, Flags], attended: Flags | None, known: Mapping[str, Flags] | None = None
 ) -> Walk:
     """Follow flags of the inputs; where it is said which keys are ``attended``, (B, H, Lq, T), by these alone."""
     reach = Reach(problem, flags, attended)
@@ -137,7 +137,7 @@ def reach_walk(
     )
 
 
-def reach_walk_from(problem: Problem, known: Mapping[str, Flags]) -> Walk:
+def reach_walk_from(problem: Computation, known: Mapping[str, Flags]) -> Walk:
     """Follow flags of some nodes alone, whatever the mask."""
     none = {name: np.zeros(array.shape, np.bool_) for name, array in problem.inputs.items() if array.dtype != np.bool_}
     return reach_walk(problem, none, None, known)

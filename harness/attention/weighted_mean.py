@@ -51,7 +51,7 @@ from attncheck.attention.errors import (
 )
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax import Rows, Weights, second_order, stored_log_sum_exp_variance, total_error
 from attncheck.attention.step import Around, At, NotFiniteError, Step
@@ -85,11 +85,11 @@ class _Scaled:
         return array if self.unit is None else self.unit**power * array
 
 
-def _exact(_: Problem, weights: ExactArray, value: ExactArray) -> ExactArray:
+def _exact(_: Computation, weights: ExactArray, value: ExactArray) -> ExactArray:
     return weights @ value.for_heads_of(weights)
 
 
-def _value(_: Problem, weights: Real, value: Real) -> Real:
+def _value(_: Computation, weights: Real, value: Real) -> Real:
     mean: Real = weights @ for_query_heads(value, heads_of(weights))
     return mean
 
@@ -122,12 +122,12 @@ def _reach(known: Reach, weights: Flags, value: Flags) -> Flags:
 WEIGHTED_MEAN = Step(_exact, _value, _error, _radius, reach=_reach)
 
 
-def exact_grad_weights(_: Problem, grad_output: ExactArray, value: ExactArray) -> ExactArray:
+def exact_grad_weights(_: Computation, grad_output: ExactArray, value: ExactArray) -> ExactArray:
     """Return g v^T, (B, H, Lq, Lk)."""
     return grad_output @ value.for_heads_of(grad_output).transposed()
 
 
-def exact_grad_value(_: Problem, weights: ExactArray, grad_output: ExactArray, value: ExactArray) -> ExactArray:
+def exact_grad_value(_: Computation, weights: ExactArray, grad_output: ExactArray, value: ExactArray) -> ExactArray:
     """Return p^T g, (B, Hkv, Lk, Dv)."""
     return (weights.transposed() @ grad_output).summed_in_groups(value.shape[-3])
 

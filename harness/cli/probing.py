@@ -132,8 +132,8 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
             case, _ = select_one(str(path))
             explained = explain_case(case, implementation, finding.dtype, limits)
             command = joined(["python", str(script)])
-            posed = (case, implementation, finding.dtype, explained.judgements, finding.element)
-            text = compact_script(*posed, command) or repro_script(*posed, command=command)
+            failing = (case, implementation, finding.dtype, explained.judgements, finding.element)
+            text = compact_script(*failing, command) or repro_script(*failing, command=command)
             script.write_text(text, encoding="utf-8")
         except (AttncheckError, OSError):  # some modules cannot be taken apart: the case file is enough
             continue

@@ -34,7 +34,7 @@ from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, Task, unsupported
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, convert_inputs
-from attncheck.reading.lowering import AttentionProblem, call_form, lowered
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,
@@ -104,8 +104,7 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
 
 def _folded_call(implementation: Implementation, task: Task) -> Padding | Failure:
     """Turn the sequences of a task into a mask, and pad what is then asked of another function."""
-    operation, posed = lowered(task.operation, AttentionProblem(dict(task.options), dict(task.inputs)))
-    folded = replace(task, operation=operation, options=posed.options, inputs=posed.inputs)
+    folded = task.lowered()
     description = f"a block mask ({len(task.inputs['cu_seqlens_k']) - 1} sequences)"
     padding = padded_call(implementation, folded)
     if padding is None:
@@ -250,10 +249,10 @@ def lack_known_beforehand(implementation: Implementation, case: Case, dtype: str
     positional = INPUTS[name]
     if entry.requirements.get(name) or not parameters.lacking({*case.inputs, *keywords}.difference(positional)):
         return None
-    posed = _call_without_numbers(case, dtype)
-    _, keywords = call_of(case.operation, posed.options)
-    unasked = conventions_lacking(parameters, posed.options)
-    asked = [each for each in (*posed.inputs, *keywords) if each not in (*positional, *unasked)]
+    called = _call_without_numbers(case, dtype)
+    _, keywords = call_of(case.operation, called.options)
+    unasked = conventions_lacking(parameters, called.options)
+    asked = [each for each in (*called.inputs, *keywords) if each not in (*positional, *unasked)]
     try:
         check_parameters(parameters, asked)
     except LackingError as error:
@@ -261,8 +260,8 @@ def lack_known_beforehand(implementation: Implementation, case: Case, dtype: str
     return None
 
 
-def _call_without_numbers(case: Case, dtype: str) -> AttentionProblem:
+def _call_without_numbers(case: Case, dtype: str) -> Problem:
     """Return the call that a case is, all of whose numbers are 0."""
     zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
     inputs = convert_inputs(case, {name: Exact(array, array) for name, array in zeros.items()}, dtype)
-    return call_form(case.operation, case.options, inputs.arrays)
+    return case.problem(inputs.arrays).called()

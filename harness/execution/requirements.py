@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.execution.worker import Task
-from attncheck.reading.lowering import canonical_form
 from attncheck.spec import OPERATIONS, PROJECTIONS
 
 
@@ -192,9 +191,9 @@ def _attendance(task: Task) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_
     size = max(1, _MAX_AT_A_TIME // max(keys * heads * batch, 1))
     for start in range(0, queries, size):
         rows = np.arange(start, min(start + size, queries))
-        posed = canonical_form(task.operation, task.options, task.inputs, rows)
-        mask = posed.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_))
-        bias = posed.inputs["bias"].astype(np.float64) if "bias" in posed.inputs else None
+        plain = task.canonical(rows)
+        mask = plain.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_))
+        bias = plain.inputs["bias"].astype(np.float64) if "bias" in plain.inputs else None
         yield rows, np.broadcast_to(mask, (*mask.shape[:2], len(rows), keys)), bias
 
 

@@ -53,7 +53,6 @@ from attncheck.execution.worker import (
 )
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import call_form
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ON_SCORES, computed_stages
 from attncheck.timing import Times
@@ -173,8 +172,7 @@ class Log:
 
 def task_of(case: Case, inputs: Inputs) -> Task:
     """Return the call that a case is, on inputs in the working dtype."""
-    posed = call_form(case.operation, case.options, inputs.arrays)
-    return Task(case.operation, posed.options, posed.inputs, case.memory_layout, case.judged_stages)
+    return Task.of(case.problem(inputs.arrays).called(), case.memory_layout, case.judged_stages)
 
 
 Key = TypeVar("Key")

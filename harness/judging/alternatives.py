@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
-from attncheck.reading.lowering import AttentionProblem, canonical_form
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
 from attncheck.verdicts import Verdict
@@ -30,7 +30,7 @@ class Alternative:
     """Another reading of a case.
 
     ``description`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it
-    shows. ``stage`` is the one at which the reading departs from the case, ``posed`` the problem as it is then read.
+    shows. ``stage`` is the one at which the reading departs from the case, ``problem`` the problem as it is then read.
     ``option`` is what an implementation may declare: the name of a convention and its value. ``stage_aliases`` names
     the stages to compare with where the problem has no such stage any more. ``departs`` makes the stages of an answer
     that is no problem's: a step that is another one, such as a softmax over queries.
@@ -44,7 +44,7 @@ class Alternative:
     name: str
     description: str
     stage: str
-    posed: AttentionProblem
+    problem: Problem
     verdict: Verdict = Verdict.SEMANTIC
     option: tuple[str, str] | None = None
     stage_aliases: Mapping[str, str] = field(default_factory=dict)
@@ -69,78 +69,63 @@ class Alternative:
 def mistake(
     name: str,
     description: str,
-    posed: AttentionProblem,
+    problem: Problem,
     stage: str = "masked",
     stage_aliases: Mapping[str, str] | None = None,
 ) -> Alternative:
     """Return a reading that nobody means."""
-    return Alternative(name, description, stage, posed, Verdict.NUMERIC, stage_aliases=stage_aliases or {})
+    return Alternative(name, description, stage, problem, Verdict.NUMERIC, stage_aliases=stage_aliases or {})
 
 
-def with_options(posed: AttentionProblem, **options: Any) -> AttentionProblem:
-    """Return the problem with other options."""
-    return AttentionProblem({**posed.options, **options}, posed.inputs)
-
-
-def with_inputs(posed: AttentionProblem, **inputs: Any) -> AttentionProblem:
-    """Return the problem with other inputs."""
-    return AttentionProblem(posed.options, {**posed.inputs, **inputs})
-
-
-def without_input(posed: AttentionProblem, name: str) -> AttentionProblem:
-    """Return the problem without an input."""
-    return AttentionProblem(posed.options, {other: array for other, array in posed.inputs.items() if other != name})
-
-
-def with_mask(posed: AttentionProblem) -> AttentionProblem:
+def with_mask(problem: Problem) -> Problem:
     """Give the problem a mask that allows everything, or it would lose the stage when it loses the option."""
-    return posed if "mask" in posed.inputs else with_inputs(posed, mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
+    return problem if "mask" in problem.inputs else problem.with_inputs(mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
 
 
-def with_allowed(posed: AttentionProblem, allowed: Any) -> AttentionProblem:
+def with_allowed(problem: Problem, allowed: Any) -> Problem:
     """Return the problem with a mask (Lq, Lk) beside that which it has."""
-    mask = posed.inputs.get("mask")
-    return with_inputs(posed, mask=allowed[np.newaxis, np.newaxis] if mask is None else mask & allowed)
+    mask = problem.inputs.get("mask")
+    return problem.with_inputs(mask=allowed[np.newaxis, np.newaxis] if mask is None else mask & allowed)
 
 
-def queries_and_keys(posed: AttentionProblem) -> tuple[int, int]:
+def queries_and_keys(problem: Problem) -> tuple[int, int]:
     """Return how many queries and keys there are, the past among them."""
-    if "scores" in posed.inputs:
-        queries, keys = posed.inputs["scores"].shape[-2:]
+    if "scores" in problem.inputs:
+        queries, keys = problem.inputs["scores"].shape[-2:]
         return int(queries), int(keys)
-    past = posed.inputs["past_key"].shape[-2] if "past_key" in posed.inputs else 0
-    return int(posed.inputs["query"].shape[-2]), int(posed.inputs["key"].shape[-2] + past)
+    past = problem.inputs["past_key"].shape[-2] if "past_key" in problem.inputs else 0
+    return int(problem.inputs["query"].shape[-2]), int(problem.inputs["key"].shape[-2] + past)
 
 
-def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+def empty_row_conventions(problem: Problem) -> Iterator[Alternative]:
     """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
-    own = str(posed.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-    rows = empty_rows(operation, posed)
+    own = str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
+    rows = empty_rows(problem)
     if not rows.any():
         return
     for value in EMPTY_ROWS:
         if value != own:
             description, option = without_a_key(value, own), ("empty_rows", value)
             yield Alternative(
-                f"empty-rows-{value}", description, "weights", with_options(posed, empty_rows=value), option=option
+                f"empty-rows-{value}", description, "weights", problem.with_options(empty_rows=value), option=option
             )
-    if score_elements(operation, posed.options, posed.inputs) > MAX_AT_A_TIME:
+    if score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
         return  # as a mask, the next one would be of the size of the score matrix
-    allowed = allowed_keys(operation, posed)
+    allowed = allowed_keys(problem)
     if allowed is not None:
-        plain = canonical_form(operation, posed.options, posed.inputs)
+        plain = problem.canonical()
         description = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
-        unmasked = {**plain.inputs, "mask": allowed | rows[..., np.newaxis]}
+        unmasked = plain.with_options(is_causal=False).with_inputs(mask=allowed | rows[..., np.newaxis])
         yield Alternative(
             "empty-rows-unmasked",
             description,
             "weights",
-            AttentionProblem({**plain.options, "is_causal": False}, unmasked),
+            unmasked,
         )
 
 
-def allowed_keys(operation: str, posed: AttentionProblem) -> NDArray[np.bool_] | None:
+def allowed_keys(problem: Problem) -> NDArray[np.bool_] | None:
     """Return who may attend to whom, of the scores' shape; None where nothing is forbidden."""
-    plain = canonical_form(operation, posed.options, posed.inputs)
-    shape = scores_shape(operation, plain.options, plain.inputs)
-    return Problem.as_given(operation, plain.options, plain.inputs).allowed(shape)
+    plain = problem.canonical()
+    shape = scores_shape(plain)
+    return Computation.as_given(plain).allowed(shape)

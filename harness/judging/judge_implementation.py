@@ -62,11 +62,11 @@ def diagnose_case(truth: Truth, failed: Stages, rounding_model: str, right: Stag
 
     ``failed`` are the judged rows of the stages that fail, ``right`` of those that do not.
     """
-    if truth.posed is None:
+    if truth.problem is None:
         return NO_FINDINGS
-    wrong = WrongResult(truth, truth.posed, failed, rounding_model, right or {})
+    wrong = WrongResult(truth, truth.problem, failed, rounding_model, right or {})
     if is_only_in_empty_rows(wrong):
-        of_rows = empty_row_conventions(truth.operation, wrong.posed)
+        of_rows = empty_row_conventions(wrong.problem)
         found = next((each for each in of_rows if does_fit(wrong, each, truth_of(truth, each))), None)
         return Findings((*([] if found is None else [found]), *_giving_rows_a_key(wrong)))
     if not _is_small(truth) or not failed.keys() <= truth.exact.keys():
@@ -115,13 +115,13 @@ def _giving_rows_a_key(wrong: WrongResult) -> list[Alternative]:
 
 def _gives_rows_a_key(wrong: WrongResult, reading: Alternative) -> bool:
     """Whether fewer rows have no key under a reading, or those that have none give something else."""
-    if reading.posed.options.get("empty_rows") != wrong.posed.options.get("empty_rows"):
+    if reading.problem.options.get("empty_rows") != wrong.problem.options.get("empty_rows"):
         return True
     return bool(wrong.readings.approximation(reading).special.empty.sum() < wrong.readings.own.special.empty.sum())
 
 
 def _is_small(truth: Truth) -> bool:
-    size = int(np.prod(scores_shape(truth.operation, truth.options, truth.inputs), dtype=np.int64))
+    size = int(np.prod(scores_shape(truth.computation), dtype=np.int64))
     return truth.query_rows is None and size <= MAX_ELEMENTS
 
 
@@ -161,8 +161,8 @@ def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     """Return what fits with a number that is found for it, else the accuracy that it has; and what does not."""
     missed = set[str]()
     fits: dict[str, Alternative] = {}
-    for convention in fitted_numbers(wrong.truth, wrong.posed, wrong.stages):
-        nearest = approximate(wrong.truth.operation, convention.posed)
+    for convention in fitted_numbers(wrong.truth, wrong.problem, wrong.stages):
+        nearest = approximate(convention.problem)
         if not residual(nearest, wrong.stages) <= _MARGIN * wrong.allowed:
             missed.add(convention.name)
         elif convention.name not in fits and (found := try_reading(wrong, convention)):
@@ -171,7 +171,7 @@ def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
             missed.add(convention.name)
     if fits:
         return list(fits.values()), missed - fits.keys()
-    accuracy, refuted = judge_accuracy(wrong.truth, wrong.posed, wrong.stages, wrong.rounding_model, agrees)
+    accuracy, refuted = judge_accuracy(wrong.truth, wrong.problem, wrong.stages, wrong.rounding_model, agrees)
     return ([] if accuracy is None else [accuracy]), refuted | missed
 
 
@@ -223,7 +223,7 @@ def judge_and_diagnose(
     """
     truth = truth.for_returned(stages)
     judgements = judge_stages(truth, stages, shapes, rounding_model)
-    if not _failed(judgements) or truth.posed is None:
+    if not _failed(judgements) or truth.problem is None:
         return JudgedStages(tuple(judgements), where_it_begins(judgements))
     bases = [_Base(truth, judgements)]
     possible = _by_own_conventions(truth, judgements, stages, shapes, rounding_model, own or OwnEmptyRows())
@@ -318,9 +318,9 @@ def _by_own_conventions(
 ) -> Iterator[_OwnBase]:
     """Yield the judgements by every convention that the implementation may follow, the likeliest first."""
     bases = _bases_of(truth, known)
-    if not bases or truth.posed is None:
+    if not bases or truth.problem is None:
         return
-    possible = {each.empty_rows: each for each in empty_row_conventions(truth.operation, truth.posed)}
+    possible = {each.empty_rows: each for each in empty_row_conventions(truth.problem)}
     for value, basis in bases.items():
         if convention := possible.get(value):
             other = truth_of(truth, convention)
@@ -330,7 +330,7 @@ def _by_own_conventions(
 
 def _bases_of(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
     """Return what an implementation may give for a query without a key, and why, the likeliest first."""
-    case = truth.posed.options.get("empty_rows") if truth.posed else None
+    case = truth.problem.options.get("empty_rows") if truth.problem else None
     was_asked = case is not None and known.is_asked  # who can be asked gives what it is asked for, whatever it declares
     found: dict[str, _Basis] = {} if known.declared is None or was_asked else {known.declared: "declared"}
     found |= {value: "recorded" for value in known.recorded if value not in found}

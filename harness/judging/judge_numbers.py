@@ -37,7 +37,6 @@ from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered
 from attncheck.reading.printed import PrintedArray
 from attncheck.results.format import ComparisonKind, Row
 from attncheck.verdicts import Verdict
@@ -141,9 +140,7 @@ class Reference:
                 inputs = convert_inputs(case, make_exact_inputs(case), self.truth.dtype, computed_in)
             # Of a canonical form the radii of what became the mask say nothing; all numbers' are laid out alike.
             counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
-            around = AttentionProblem(dict(case.options), {**inputs.radius, **counts})
-            operation, around = lowered(case.operation, around)
-            radius = canonical_form(operation, around.options, around.inputs).inputs
+            radius = case.problem({**inputs.radius, **counts}).lowered().canonical().inputs
             found = propagate(self.truth.operation, self.truth.options, Inputs(self.truth.inputs, radius))
             self._balls[computed_in] = found, inputs
         balls, inputs = self._balls[computed_in]

@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import for_bounds
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Finished, Logits, Operand, Real, as_float64, exact_logits
-from attncheck.attention.problem import LOGITS, Problem
+from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import merge_heads
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.walk import Walk, error_walk, value_walk
 from attncheck.judging.alternatives import Alternative, Departs, queries_and_keys
 from attncheck.judging.residuals import has_scale, scale_of, widths_of
 from attncheck.judging.truth import Stages, Truth
-from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form
+from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, QUERY_KEY_VALUE
 from attncheck.verdicts import Verdict
 
@@ -54,11 +54,11 @@ def _walk_from(truth: Truth, rounding: RoundingModel, states: Mapping[str, Any])
     return error_walk(problem, rounding, values, states=states)
 
 
-def _problem(truth: Truth) -> Problem:
-    return Problem.of(truth.operation, truth.options, truth.inputs)
+def _problem(truth: Truth) -> Computation:
+    return Computation.of(truth.canonical)
 
 
-def _with_added(problem: Problem, name: str, state: Any) -> Any:
+def _with_added(problem: Computation, name: str, state: Any) -> Any:
     if not problem.added_keys or not isinstance(state, Logits | Operand):
         return state
     parts = {each.name: getattr(state, each.name) for each in fields(state)}
@@ -184,13 +184,12 @@ def not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors) -> E
 
 def mask_not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Do the same with the mask alone: causality, windows and lengths are there before the softmax."""
-    asked = call_form(truth.operation, truth.posed.options, truth.posed.inputs) if truth.posed is not None else None
+    asked = truth.problem.called() if truth.problem is not None else None
     if asked is None or "mask" not in asked.inputs:
         return {}
-    del asked.inputs["mask"]
-    plain = canonical_form(truth.operation, asked.options, asked.inputs)
+    plain = asked.without_input("mask").canonical()
     logits, _ = _last_logits(truth, errors)
-    before = Problem.as_given(truth.operation, plain.options, plain.inputs).kept(logits.shape)
+    before = Computation.as_given(plain).kept(logits.shape)
     return _masked_behind(truth, rounding, errors, before)
 
 
@@ -212,7 +211,7 @@ def _before_mask(truth: Truth, errors: Errors) -> tuple[tuple[Real, Real], NDArr
     """Return the logits that meet the mask with their largest errors, and where it allows; None where nothing masks."""
     last = [stage for stage in LOGITS[:-1] if stage in truth.exact][-1]
     logits = truth.exact[last].high
-    allowed = Problem.as_given(truth.operation, truth.options, truth.inputs).kept(logits.shape)
+    allowed = Computation.as_given(truth.canonical).kept(logits.shape)
     return (logits, errors[last]), allowed
 
 
@@ -343,39 +342,39 @@ _STEPS = (
 )  # fmt: skip
 
 
-def departures_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+def departures_of(problem: Problem) -> Iterator[Alternative]:
     """Yield the steps that may have been taken for others in an operation."""
     for step in _STEPS:
-        is_there = step.follow is not squared or has_scale(operation, posed)
-        if operation in step.operations and is_there:
-            found = _convention(step.name, step.description, step.stage, posed, _departs(step.follow))
+        is_there = step.follow is not squared or has_scale(problem)
+        if problem.operation in step.operations and is_there:
+            found = _convention(step.name, step.description, step.stage, problem, _departs(step.follow))
             yield replace(found, answer=step.answer, verdict=step.verdict)
-    if operation == "attention_gradients":
-        yield from _gradients(operation, posed)
-    if operation in _WITH_SOFTMAX:
-        yield from _outputs(operation, posed)
+    if problem.operation == "attention_gradients":
+        yield from _gradients(problem)
+    if problem.operation in _WITH_SOFTMAX:
+        yield from _outputs(problem)
 
 
-def _gradients(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
-    scale = scale_of(operation, posed)
-    width = widths_of(operation, posed)["D"]
+def _gradients(problem: Problem) -> Iterator[Alternative]:
+    scale = scale_of(problem)
+    width = widths_of(problem)["D"]
     factors = {
         "unscaled": (1 / scale if scale else 1.0, "lacks the scale"),
         "scaled-twice": (scale, "is scaled twice"),
         **_powers({"root-of-width": (math.sqrt(width), "sqrt(D)"), "width": (width, "D")}),
     }
-    yield from _multiples("gradients", ("grad_query", "grad_key"), factors, posed)
-    if "bias" in posed.inputs:
+    yield from _multiples("gradients", ("grad_query", "grad_key"), factors, problem)
+    if "bias" in problem.inputs:
         description = "the gradient of the bias is scaled like that of the scores"
         departs = _departs(multiplied(("grad_bias",), scale))
-        yield _convention("bias-gradient-scaled", description, "grad_bias", posed, departs)
+        yield _convention("bias-gradient-scaled", description, "grad_bias", problem, departs)
 
 
-def _outputs(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+def _outputs(problem: Problem) -> Iterator[Alternative]:
     """Yield weights, or what they average, times a number that follows from the shapes."""
-    sizes = {"keys": (float(queries_and_keys(posed)[1]), "the number of keys")}
-    if operation in _ATTENTION:
-        widths = widths_of(operation, posed)
+    sizes = {"keys": (float(queries_and_keys(problem)[1]), "the number of keys")}
+    if problem.operation in _ATTENTION:
+        widths = widths_of(problem)
         sizes["root-of-width"] = (math.sqrt(widths["D"]), "sqrt(D)")
         sizes["width"] = (widths["D"], "D")
         sizes["heads"] = (widths["H D"] / widths["D"], "the number of heads")
@@ -387,7 +386,7 @@ def _outputs(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     }
     stages = ("weights", *MEANS)
     for first in range(len(stages)):  # what is returned of them begins there
-        yield from _multiples("output", stages[first:], factors, posed, begins_at=stages[first])
+        yield from _multiples("output", stages[first:], factors, problem, begins_at=stages[first])
 
 
 def _powers(sizes: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
@@ -400,7 +399,7 @@ def _multiples(
     prefix: str,
     stages: tuple[str, ...],
     factors: Mapping[str, tuple[float, str]],
-    posed: AttentionProblem,
+    problem: Problem,
     begins_at: str = "",
 ) -> Iterator[Alternative]:
     """Yield those of some stages that fail, times a number; numbers that are the same are one answer."""
@@ -409,12 +408,12 @@ def _multiples(
         departs = _departs(multiplied(stages, factor), only_failing=True, begins_at=begins_at)
         alike = [other for key, (_, other) in factors.items() if same[key] == same[name]]
         unsure = f"the {{stage}} {' or '.join(alike)}"
-        found = _convention(f"{prefix}-{name}", f"the {{stage}} {description}", stages[0], posed, departs)
+        found = _convention(f"{prefix}-{name}", f"the {{stage}} {description}", stages[0], problem, departs)
         yield replace(found, answer=f"{prefix} times {same[name]}", unsure=unsure)
 
 
-def _convention(name: str, description: str, stage: str, posed: AttentionProblem, departs: Departs) -> Alternative:
-    return Alternative(name, description, stage, posed, Verdict.NUMERIC, departs=departs)
+def _convention(name: str, description: str, stage: str, problem: Problem, departs: Departs) -> Alternative:
+    return Alternative(name, description, stage, problem, Verdict.NUMERIC, departs=departs)
 
 
 def _departs(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> Departs:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.scores import scale_from
 from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
 from attncheck.judging.undefined_rows import SpecialRows, special_rows
-from attncheck.reading.lowering import AttentionProblem, canonical_form
+from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages, score_kind
 
 Real = NDArray[np.float64]
@@ -30,27 +30,27 @@ _OF_ONE = "the root of the right one, as if one of query and key had it"
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
 
 
-def has_scale(operation: str, posed: AttentionProblem) -> bool:
+def has_scale(problem: Problem) -> bool:
     """Whether the scores are a product of query and key times a number."""
-    is_scored = operation in ("scoring", *BY_SCORE)
-    return operation in _OPERATIONS or (
-        is_scored and score_kind(operation, posed.options) in ("dot", "scaled_dot", "cosine")
+    is_scored = problem.operation in ("scoring", *BY_SCORE)
+    return problem.operation in _OPERATIONS or (
+        is_scored and score_kind(problem.operation, problem.options) in ("dot", "scaled_dot", "cosine")
     )
 
 
-def scale_of(operation: str, posed: AttentionProblem) -> float:
+def scale_of(problem: Problem) -> float:
     """Return the factor of the scores that a case means."""
-    return scale_from(posed.options, score_kind(operation, posed.options), lambda: widths_of(operation, posed)["D"])
+    return scale_from(problem.options, score_kind(problem.operation, problem.options), lambda: widths_of(problem)["D"])
 
 
-def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[float, dict[str, str]]]:
+def other_scales(problem: Problem) -> Iterator[tuple[float, dict[str, str]]]:
     """Yield the scales that are often taken for the right one, the likeliest first, each once.
 
     Beside each all that it may be: by a name that is the same in every case, what it is in words.
     """
-    own, widths = scale_of(operation, posed), widths_of(operation, posed)
+    own, widths = scale_of(problem), widths_of(problem)
     root = math.sqrt(widths["D"])
-    given = posed.options.get("scale") is not None
+    given = problem.options.get("scale") is not None
     times = "the given one times 1/sqrt(D)" if given else "1/sqrt(D)"
     candidates = [
         (1 / root, "scale-default", "the default 1/sqrt(D)" if given else "1/sqrt(D)"),
@@ -83,15 +83,15 @@ def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[floa
     yield from found.values()
 
 
-def widths_of(operation: str, posed: AttentionProblem) -> dict[str, int]:
+def widths_of(problem: Problem) -> dict[str, int]:
     """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
 
     Of latent vectors, C is their own width, and Dn that of a query's part that is not rotated.
     """
-    inputs = posed.inputs
-    if operation == "multi_head_attention":
-        heads = int(posed.options["heads"])
-        shared = int(posed.options.get("kv_heads") or heads)
+    inputs = problem.inputs
+    if problem.operation == "multi_head_attention":
+        heads = int(problem.options["heads"])
+        shared = int(problem.options.get("kv_heads") or heads)
         return {
             "D": inputs["query_weight"].shape[-1] // heads,
             "Dv": inputs["value_weight"].shape[-1] // shared,
@@ -173,11 +173,11 @@ class Approximation:
     special: SpecialRows
 
 
-def approximate(operation: str, posed: AttentionProblem) -> Approximation:
+def approximate(problem: Problem) -> Approximation:
     """Evaluate a reading in float64."""
-    plain = canonical_form(operation, posed.options, posed.inputs)
-    special = special_rows(operation, plain.options, plain.inputs, DEFAULT_EMPTY_ROWS)
-    return Approximation(approximate_stages(operation, plain), special)
+    plain = problem.canonical()
+    special = special_rows(plain, DEFAULT_EMPTY_ROWS)
+    return Approximation(approximate_stages(plain), special)
 
 
 def residual(approximation: Approximation, returned: Stages, stage_aliases: Mapping[str, str] | None = None) -> float:
@@ -196,16 +196,15 @@ def residual(approximation: Approximation, returned: Stages, stage_aliases: Mapp
 
 
 def best_number(
-    operation: str,
-    pose: Callable[[float], AttentionProblem],
+    with_number: Callable[[float], Problem],
     returned: Stages,
     own: float,
     known: dict[float, Stages],
 ) -> float | None:
     """Return the number with which a problem comes nearest to what was returned; None where none is nearest.
 
-    ``pose`` gives a problem in canonical form; of a small one, ``known`` keeps what it comes to with the numbers that
-    are tried whatever was returned.
+    ``with_number`` gives a problem in canonical form; of a small one, ``known`` keeps what it comes to with the numbers
+    that are tried whatever was returned.
     """
     stages = {stage: array.astype(np.float64) for stage, array in returned.items()}
     grid, is_small = frozenset(grid_around(own)), sum(array.size for array in stages.values()) <= _MAX_KEPT
@@ -213,7 +212,7 @@ def best_number(
     def stages_with(number: float) -> Stages:
         if number in known:
             return known[number]
-        found = approximate_stages(operation, pose(number))
+        found = approximate_stages(with_number(number))
         if is_small and number in grid:
             known[number] = found
         return found
@@ -240,7 +239,7 @@ def _mean_difference(array: Array, other: Array) -> float:
         return float(relative + odd.mean())
 
 
-def approximate_stages(operation: str, plain: AttentionProblem) -> dict[str, Array]:
+def approximate_stages(plain: Problem) -> dict[str, Array]:
     """Return the stages of a problem in canonical form, from the NumPy backend; nothing where it cannot do it.
 
     A backend takes no inputs that this form alone has; these problems are walked in float64.
@@ -250,12 +249,12 @@ def approximate_stages(operation: str, plain: AttentionProblem) -> dict[str, Arr
     try:
         with np.errstate(all="ignore"):
             if not inputs.keys().isdisjoint(FOLDED_INPUTS):
-                return _walked(Problem.of(operation, options, inputs))
-            return dict(run_operation(numpy_backend, operation, inputs, options))
+                return _walked(Computation.of(Problem(plain.operation, options, inputs)))
+            return dict(run_operation(numpy_backend, plain.operation, inputs, options))
     except NotImplementedError:
         return {}
 
 
-def _walked(problem: Problem) -> dict[str, Array]:
+def _walked(problem: Computation) -> dict[str, Array]:
     walk, stages = value_walk(problem), computed_stages(problem.operation, problem.options, problem.inputs)
     return {stage: problem.without_added(stage, walk.node(stage)) for stage in stages}

@@ -37,7 +37,7 @@ from attncheck.attention.oracle import (
     exact_stages,
     predecessors,
 )
-from attncheck.attention.problem import LOGITS, OutsideDomain, Problem
+from attncheck.attention.problem import LOGITS, Computation, OutsideDomain
 from attncheck.attention.rounding import FORMATS, RoundingModel, rounding_model_named
 from attncheck.attention.sampling import ADDS_QUERIES_UP, Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.judging.remembered import (
@@ -57,7 +57,7 @@ from attncheck.judging.undefined_rows import (
 )
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import DEFAULT_EMPTY_ROWS, OPERATIONS, computed_stages, stage_dtype, wide_dtype
 from attncheck.store import NO_STORE, Store
@@ -79,24 +79,22 @@ class Truth:
     are given, of so many ``queries``, inputs, exact values and bounds are those of these rows alone, and of whole
     stages that have no query rows.
 
-    ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its canonical form, with one mask
-    and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give and
-    without what is ``undefined``. ``inner`` are stages between, in float64, where the score matrix is too large for
-    more. Exact stages that were found before come out of the ``store``. One that ``has_wide_statistics`` is
-    for implementations that return log_sum_exp in float32 beside outputs of 16 bits.
+    ``problem`` is the one that was asked for, laid out, and ``called`` the one that it was before; ``canonical`` is its
+    canonical form, with one mask and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what
+    ``special`` rows give and without what is ``undefined``. ``inner`` are stages between, in float64, where the score
+    matrix is too large for more. Exact stages that were found before come out of the ``store``. One that
+    ``has_wide_statistics`` is for implementations that return log_sum_exp in float32 beside outputs of 16 bits.
     """
 
-    operation: str
-    options: Mapping[str, Any]
-    inputs: Stages
+    canonical: Problem
     dtype: str
     supports_statistics: bool
     exact: Mapping[str, Enclosure]
     outside: str = ""
     query_rows: Rows | None = None
     queries: int = 0
-    posed: AttentionProblem | None = None
-    as_called: tuple[str, AttentionProblem] | None = None
+    problem: Problem | None = None
+    called: Problem | None = None
     solved: Mapping[str, Enclosure] = field(default_factory=dict)
     special: SpecialRows | None = None
     undefined: Undefined | None = None
@@ -112,19 +110,36 @@ class Truth:
     """What other readings of the case come to (``readings.py``), for all implementations that fail it."""
 
     @property
+    def operation(self) -> str:
+        """The operation of the canonical form."""
+        return self.canonical.operation
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the canonical form."""
+        return self.canonical.options
+
+    @property
+    def inputs(self) -> Stages:
+        """The inputs of the canonical form."""
+        return self.canonical.inputs
+
+    @property
     def holds_nonfinite(self) -> bool:
         """Whether the inputs as they were asked for hold NaN or infinity, except for -inf where it forbids a key."""
-        return self.posed is not None and any(is_odd(name, array).any() for name, array in self.posed.inputs.items())
+        return self.problem is not None and any(
+            is_odd(name, array).any() for name, array in self.problem.inputs.items()
+        )
 
     @cached_property
-    def problem(self) -> Problem:
-        """The problem that the oracle solves."""
-        return Problem.of(self.operation, self.options, self.inputs)
+    def computation(self) -> Computation:
+        """The computation that the oracle evaluates."""
+        return Computation.of(self.canonical)
 
     @cached_property
-    def wide_problem(self) -> Problem:
+    def wide_computation(self) -> Computation:
         """The same for bounds."""
-        return for_bounds(self.problem)
+        return for_bounds(self.computation)
 
     def dtype_of(self, stage: str) -> str:
         """Return the dtype in which a stage is returned."""
@@ -168,8 +183,8 @@ class Truth:
         if self.inner:
             bounds = bounds_by_rows(self.operation, self.options, given, rounding, flat, tuple(values))
         else:
-            problem = Problem.of(self.operation, self.options, given) if is_uniform else self.wide_problem
-            bounds = bounds_of(problem, rounding, flat, tuple(flat)) | self._bounds_of_uniform_sums(rounding, flat)
+            computation = Computation.of(replace(self.canonical, inputs=given)) if is_uniform else self.wide_computation
+            bounds = bounds_of(computation, rounding, flat, tuple(flat)) | self._bounds_of_uniform_sums(rounding, flat)
             bounds = self._without_overflown(rounding, bounds)
             if not is_uniform and not OPERATIONS[self.operation].has_projections:
                 self._from_inputs[rounding] = values, bounds
@@ -179,7 +194,7 @@ class Truth:
         """Leave without a bound what follows from scores that the format in which they are stored cannot hold."""
         raw = (self.solved or self.exact).get("raw_scores")
         scores = None if raw is None else raw.high
-        return without_overflown(self.operation, self.options, self.inputs, rounding, scores, bounds)
+        return without_overflown(self.canonical, rounding, scores, bounds)
 
     def _bounds_of_uniform_sums(self, rounding: RoundingModel, exact: Mapping[str, Array]) -> dict[str, Bound]:
         """Return the bound of the gradient to which rows with uniform weights contribute, though they have no key."""
@@ -261,7 +276,7 @@ class Truth:
 
     def _step_key(self, earlier: Stages, stages: Sequence[str]) -> tuple[Any, ...]:
         """Return stages and every bit of those that they follow from: what an implementation shares with others."""
-        needed = sorted(predecessors(self.problem, earlier, stages[0]))
+        needed = sorted(predecessors(self.computation, earlier, stages[0]))
         return (*stages, *((name, earlier[name].dtype.name, digest(earlier[name])) for name in needed))
 
     def _step(self, step: tuple[Any, ...], earlier: Stages, stages: Sequence[str]) -> Mapping[str, Enclosure] | None:
@@ -274,7 +289,7 @@ class Truth:
             return solved
         if step not in self._known_steps:
             try:
-                self._known_steps[step] = exact_from(self.problem, earlier, stages)
+                self._known_steps[step] = exact_from(self.computation, earlier, stages)
             except (OutsideDomain, PrecisionExhausted):
                 self._known_steps[step] = None
         return self._known_steps[step]
@@ -295,7 +310,7 @@ class Truth:
             found, known = self._from_inputs.get(rounding, ({}, {}))
             if len(step) == len(stages) and all(found.get(stage) is values[stage] for stage in stages):
                 return known  # what follows from no stage that was returned has been bounded
-            bounds = introduced_bounds(self.wide_problem, rounding, earlier, values)
+            bounds = introduced_bounds(self.wide_computation, rounding, earlier, values)
             self._last_step_bounds.clear()
             self._last_step_bounds[key] = bounds and self._without_overflown(rounding, bounds)
         return self._last_step_bounds[key]
@@ -311,9 +326,7 @@ def digest(array: Array) -> bytes:
 
 
 def find_truth(
-    operation: str,
-    options: Mapping[str, Any],
-    inputs: Stages,
+    problem: Problem,
     dtype: str,
     *,
     supports_statistics: bool,
@@ -326,9 +339,7 @@ def find_truth(
     ``returned`` are the stages that anybody returned: on large shapes no others are evaluated, where that saves the
     score matrix, and none at all where nobody returned any, as in a dtype that none declares; by default all are.
     """
-    base, plain = unsolved_truth(
-        operation, options, inputs, dtype, supports_statistics=supports_statistics, whole=whole, store=store
-    )
+    base, plain = unsolved_truth(problem, dtype, supports_statistics=supports_statistics, whole=whole, store=store)
     try:
         base = _solved(base, returned)
     except (OutsideDomain, PrecisionExhausted) as error:
@@ -337,47 +348,41 @@ def find_truth(
 
 
 def unsolved_truth(
-    operation: str,
-    options: Mapping[str, Any],
-    inputs: Stages,
+    called: Problem,
     dtype: str,
     *,
     supports_statistics: bool,
     whole: bool = False,
     store: Store = NO_STORE,
-) -> tuple[Truth, AttentionProblem]:
+) -> tuple[Truth, Problem]:
     """Return a truth without its exact stages, and the canonical form of its problem, NaN and all."""
-    as_called = AttentionProblem(dict(options), dict(inputs))
-    called, (operation, posed) = operation, lowered(operation, as_called)
-    options, inputs = posed.options, posed.inputs
-    rows = None if whole else sampled_rows(operation, options, inputs)
-    plain = canonical_form(operation, options, inputs, rows)
-    if options.get("empty_rows") == "uniform":
-        plain.options["empty_rows"] = "uniform"
+    problem = called.lowered()
+    rows = None if whole else sampled_rows(problem.operation, problem.options, problem.inputs)
+    plain = problem.canonical(rows)
+    if problem.options.get("empty_rows") == "uniform":
+        plain = plain.with_options(empty_rows="uniform")
     given = without_nan(plain.inputs)
-    undefined = find_undefined(operation, plain.options, given)
+    undefined = find_undefined(replace(plain, inputs=given))
     base = Truth(
-        operation,
-        plain.options,
-        given if undefined is None else undefined.filled(given),
+        replace(plain, inputs=given if undefined is None else undefined.filled(given)),
         dtype,
         supports_statistics,
         {},
         query_rows=rows,
-        queries=queries_of(inputs),
-        posed=posed,
-        as_called=None if posed is as_called else (called, as_called),
+        queries=queries_of(problem.inputs),
+        problem=problem,
+        called=None if problem is called else called,
         undefined=undefined,
         store=store,
     )
     return base, plain
 
 
-def with_special_rows(base: Truth, plain: AttentionProblem) -> Truth:
+def with_special_rows(base: Truth, plain: Problem) -> Truth:
     """Set what special rows give, and withdraw what is undefined."""
-    assert base.posed is not None
-    convention = str(base.posed.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-    special, undefined = special_rows(base.operation, plain.options, plain.inputs, convention), base.undefined
+    assert base.problem is not None
+    convention = str(base.problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
+    special, undefined = special_rows(plain, convention), base.undefined
     exact = dict(base.exact)
     if special:
         exact = {stage: special.apply(stage, enclosure) for stage, enclosure in exact.items()}
@@ -411,10 +416,10 @@ def _solved(base: Truth, returned: Collection[str] | None) -> Truth:
 
 def _evaluated(base: Truth, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
     """Evaluate stages with keys in blocks, if that can be done, else all of them."""
-    posed = base.operation, base.options, base.inputs
-    if blocked and (found := exact_results(*posed, blocked)):
+    canonical = base.operation, base.options, base.inputs
+    if blocked and (found := exact_results(*canonical, blocked)):
         return _rounded(found.exact), found.inner
-    return _rounded(exact_stages(*posed)), {}
+    return _rounded(exact_stages(*canonical)), {}
 
 
 def _rounded(exact: Mapping[str, Enclosure]) -> dict[str, Enclosure]:
@@ -434,9 +439,7 @@ def truth_of_case(
     if stages is not None:
         stages = {*stages, *(expected.of for expected in case.expected)}
     return find_truth(
-        case.operation,
-        case.options,
-        inputs.arrays,
+        case.problem(inputs.arrays),
         dtype,
         supports_statistics=case.supports_statistics,
         whole=whole,

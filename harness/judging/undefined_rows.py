@@ -45,11 +45,11 @@ from numpy.typing import NDArray
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound
 from attncheck.attention.flags import Flags, any_of
-from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Problem
+from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
 from attncheck.attention.rounding import FORMATS, RoundingModel
 from attncheck.attention.sampling import queries_of
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
-from attncheck.reading.lowering import AttentionProblem, canonical_form
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import optional_gradients, score_elements
 from attncheck.spec import (
     DEFAULT_EMPTY_ROWS,
@@ -85,7 +85,7 @@ class SpecialRows:
     that are NaN; None where there is no NaN, or where a projection brings all elements of a row together.
     """
 
-    problem: Problem
+    problem: Computation
     convention: str
     empty: Flags
     nan_rows: Flags
@@ -147,9 +147,8 @@ class SpecialRows:
 
     def with_equal_scores(self, options: Options) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return the problem in which rows without a key have every key and equal scores: uniform weights."""
-        query = self.problem.inputs["query"]
-        shape = scores_shape(self.problem.operation, options, self.problem.inputs)
-        allowed = Problem.as_given(self.problem.operation, options, self.problem.inputs).allowed(shape)
+        query, shape = self.problem.inputs["query"], scores_shape(self.problem)
+        allowed = replace(self.problem, options=options).allowed(shape)
         empty = self.empty[..., np.newaxis]
         inputs = dict(self.problem.inputs) | {"query": np.where(empty, np.zeros((), query.dtype), query)}
         inputs["mask"] = np.ones(shape, dtype=np.bool_) if allowed is None else allowed | empty
@@ -183,7 +182,7 @@ class SpecialRows:
         known = dict.fromkeys(("query", *LOGITS[:2]), flags)
         if elements is not None:
             known["query"] = elements
-        problem = Problem.of(self.problem.operation, self.problem.options, self.problem.inputs)
+        problem = Computation.of(self.problem)
         reached = reach_walk_from(problem, known).node(stage)
         return np.broadcast_to(problem.without_added(stage, reached), shape)
 
@@ -226,10 +225,10 @@ def without_nan(inputs: Inputs) -> dict[str, Array]:
     return {**inputs, "query": np.where(filled, np.ones((), query.dtype), query)}
 
 
-def special_rows(operation: str, options: Options, inputs: Inputs, convention: str) -> SpecialRows:
+def special_rows(plain: Problem, convention: str) -> SpecialRows:
     """Find the special rows of a problem in canonical form, NaN and all."""
-    shape = scores_shape(operation, options, inputs)
-    given, problem = (make(operation, options, inputs) for make in (Problem.as_given, Problem.of))
+    operation, options, inputs, shape = plain.operation, plain.options, plain.inputs, scores_shape(plain)
+    given, problem = (make(plain) for make in (Computation.as_given, Computation.of))
     nan_rows = _rows_with_nan(inputs)
     nan_rows = nan_rows[:, np.newaxis] if OPERATIONS[operation].has_projections else nan_rows
     if options.get("norm_over") == "full":  # one norm of all heads
@@ -244,24 +243,25 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
     return SpecialRows(given, convention, empty, nan_rows, forbidden, _nan_elements(operation, inputs))
 
 
-def empty_rows(operation: str, posed: AttentionProblem) -> Flags:
+def empty_rows(problem: Problem) -> Flags:
     """Return which rows of a computation as it was asked for have no key, (B, H, Lq); some rows at a time."""
-    queries = queries_of(posed.inputs)
-    elements = score_elements(operation, posed.options, posed.inputs)
+    queries = queries_of(problem.inputs)
+    elements = score_elements(problem.operation, problem.options, problem.inputs)
     size = max(1, MAX_AT_A_TIME * queries // max(elements, 1))
     rows = [np.arange(start, min(start + size, queries)) for start in range(0, max(queries, 1), size)]
-    parts = (canonical_form(operation, posed.options, posed.inputs, each if len(rows) > 1 else None) for each in rows)
-    found = [special_rows(operation, part.options, part.inputs, DEFAULT_EMPTY_ROWS).empty for part in parts]
+    parts = (problem.canonical(part if len(rows) > 1 else None) for part in rows)
+    found = [special_rows(part, DEFAULT_EMPTY_ROWS).empty for part in parts]
     return np.concatenate(found, axis=-1)
 
 
-def scores_shape(operation: str, options: Options, inputs: Inputs) -> Shape:
+def scores_shape(plain: Problem) -> Shape:
     """Return the shape of the scores of a problem in canonical form: (B, H, Lq, T)."""
+    inputs = plain.inputs
     if "scores" in inputs:
         return inputs["scores"].shape
     batch, queries = inputs["query"].shape[:-2], inputs["query"].shape[-2]
     keys = sum(inputs[name].shape[-2] for name in ("cached_key", "key") if name in inputs)
-    heads = (int(options["heads"]),) if OPERATIONS[operation].has_projections else ()
+    heads = (int(plain.options["heads"]),) if OPERATIONS[plain.operation].has_projections else ()
     return (*batch, *heads, queries, keys)
 
 
@@ -352,8 +352,9 @@ class Undefined:
         return np.where(by_right, np.zeros((), returned.dtype), returned)
 
 
-def find_undefined(operation: str, options: Options, inputs: Inputs) -> Undefined | None:
+def find_undefined(plain: Problem) -> Undefined | None:
     """Find what is undefined in a problem in canonical form, without NaN in whole query rows; None if nothing is."""
+    operation, options, inputs = plain.operation, plain.options, plain.inputs
     flags: dict[str, Flags] = {}
     reasons = []
     for name, array in inputs.items():
@@ -371,12 +372,12 @@ def find_undefined(operation: str, options: Options, inputs: Inputs) -> Undefine
     if not reasons:
         return None
     found = {name: each for name, each in flags.items() if each.any()}
-    problem = Problem.of(operation, options, inputs)
+    problem = Computation.of(plain)
     flags = {name: problem.input_with_added(name, each) for name, each in flags.items()}
     stages = _stages(reach_walk(problem, flags, None), problem)
     if "key" not in inputs or operation == "scoring":  # nothing is masked
         return Undefined(found, "; ".join(reasons), stages)
-    *leading, keys = scores_shape(operation, options, inputs)
+    *leading, keys = scores_shape(plain)
     attended = ~problem.unattended((*leading, keys + problem.added_keys))
     by_selection = _stages(reach_walk(problem, flags, attended), problem)
     return Undefined(
@@ -390,15 +391,15 @@ def is_odd(name: str, array: Array) -> Flags:
     return odd & (array != -np.inf) if name in MAY_BE_MINUS_INFINITY else odd
 
 
-def _stages(walk: Walk, problem: Problem) -> dict[str, Flags]:
+def _stages(walk: Walk, problem: Computation) -> dict[str, Flags]:
     """Return the flags of every stage, in shapes that broadcast to the stages' own."""
     stages = computed_stages(problem.operation, problem.options, problem.inputs)
     return {stage: problem.without_added(stage, walk.node(stage)) for stage in stages}
 
 
-def follow_scores(operation: str, options: Options, inputs: Inputs, scores: Flags) -> dict[str, Flags]:
+def follow_scores(plain: Problem, scores: Flags) -> dict[str, Flags]:
     """Follow flags of scores, (B, H, Lq, T), to every stage behind them, in shapes that broadcast to the stages'."""
-    problem = Problem.of(operation, options, inputs)
+    problem = Computation.of(plain)
     known = {stage: problem.with_added(stage, scores) for stage in ("scores", "raw_scores")}
     return _stages(reach_walk_from(problem, known), problem)
 
@@ -410,9 +411,7 @@ _NEARLY = 1 - 2.0**-8
 
 
 def without_overflown(
-    operation: str,
-    options: Mapping[str, Any],
-    inputs: Mapping[str, Array],
+    plain: Problem,
     rounding: RoundingModel,
     raw_scores: Array | None,
     bounds: Mapping[str, Bound],
@@ -424,23 +423,23 @@ def without_overflown(
     stored = FORMATS[rounding.dtype]
     if rounding.score_unit != stored.unit_roundoff or stored.largest > _WIDE_RANGE:
         return dict(bounds)
-    raw = _raw_scores(operation, inputs) if raw_scores is None else raw_scores
+    raw = _raw_scores(plain) if raw_scores is None else raw_scores
     if raw is None:
         return dict(bounds)
     flags = np.abs(raw) > _NEARLY * stored.largest
     if not flags.any():
         return dict(bounds)
-    reached = follow_scores(operation, options, inputs, flags)
+    reached = follow_scores(plain, flags)
     return {stage: _infinite(bound, reached[stage]) if stage in reached else bound for stage, bound in bounds.items()}
 
 
-def _raw_scores(operation: str, inputs: Mapping[str, Array]) -> Array | None:
+def _raw_scores(plain: Problem) -> Array | None:
     """Return the products of query and key of ``attention_gradients``, in float64."""
-    if operation != "attention_gradients":
+    if plain.operation != "attention_gradients":
         return None
-    posed = {name: inputs[name] for name in ("query", "key")}
+    operands = {name: plain.inputs[name] for name in ("query", "key")}
     with np.errstate(all="ignore"):
-        raw: Array = value_walk(Problem.of(operation, {}, posed).in_float64()).node("raw_scores")
+        raw: Array = value_walk(Computation.of(Problem(plain.operation, {}, operands)).in_float64()).node("raw_scores")
     return raw
 
 

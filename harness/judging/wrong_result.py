@@ -42,7 +42,7 @@ from attncheck.judging.residuals import approximate_stages, best_number, has_sca
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_special_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import AttentionProblem, canonical_form
+from attncheck.reading.lowering import Problem
 from attncheck.spec import stage_position
 from attncheck.verdicts import Verdict
 
@@ -58,7 +58,7 @@ class WrongResult:
     """
 
     truth: Truth
-    posed: AttentionProblem
+    problem: Problem
     stages: Stages
     rounding_model: str
     right: Stages = field(default_factory=dict)
@@ -66,7 +66,7 @@ class WrongResult:
     @cached_property
     def readings(self) -> Readings:
         """The other readings of the case."""
-        return Readings.of(self.truth, self.posed)
+        return Readings.of(self.truth, self.problem)
 
     @cached_property
     def possible(self) -> tuple[Alternative, ...]:
@@ -127,9 +127,9 @@ def try_reading(wrong: WrongResult, convention: Alternative) -> Alternative | No
         return convention
     if convention.stage_aliases or convention.departs or not is_only_in_empty_rows(replace(wrong, truth=other)):
         return None
-    for of_rows in empty_row_conventions(wrong.truth.operation, convention.posed):
+    for of_rows in empty_row_conventions(convention.problem):
         description = f"{convention.description}; {of_rows.description}"
-        both = replace(convention, posed=of_rows.posed, description=description, option=of_rows.option)
+        both = replace(convention, problem=of_rows.problem, description=description, option=of_rows.option)
         if does_fit(wrong, both, truth_of(wrong.truth, both)):
             return both
     return None
@@ -197,7 +197,7 @@ Agrees = Callable[[Truth, str, Array, str], bool]
 
 
 def judge_accuracy(
-    truth: Truth, posed: AttentionProblem, failing: Stages, rounding_model: str, agrees: Agrees
+    truth: Truth, problem: Problem, failing: Stages, rounding_model: str, agrees: Agrees
 ) -> tuple[Alternative | None, set[str]]:
     """Return the accuracy that what fails has, if any can be told, and the names of those that it has not.
 
@@ -218,7 +218,7 @@ def judge_accuracy(
         if is_noise is None:
             return None, refuted
         if is_noise:
-            return _convention(name, posed), refuted
+            return _convention(name, problem), refuted
         return None, refuted | {_called(other) for other, _, _ in ACCURACIES}
     return None, refuted
 
@@ -275,46 +275,46 @@ def _called(name: str) -> str:
     return f"accuracy-of-{name}"
 
 
-def _convention(name: str, posed: AttentionProblem) -> Alternative:
+def _convention(name: str, problem: Problem) -> Alternative:
     description = f"the {{stage}} is as accurate as {name.replace('-', ' ')} alone"
-    return Alternative(_called(name), description, "", posed, Verdict.NUMERIC, is_fitted=True)
+    return Alternative(_called(name), description, "", problem, Verdict.NUMERIC, is_fitted=True)
 
 
 MIN_FITTED = 8
 """Numbers that a fitted one must explain: some scale explains every single one."""
 
 
-def fitted_numbers(truth: Truth, posed: AttentionProblem, failing: Stages) -> Iterator[Alternative]:
+def fitted_numbers(truth: Truth, problem: Problem, failing: Stages) -> Iterator[Alternative]:
     """Yield the case with the number that fits best, and before it with the nearest number of few digits."""
     if sum(array.size for array in failing.values()) < MIN_FITTED:
         return
-    operation, first = truth.operation, min(map(stage_position, failing))
-    unit, plain = FORMATS[truth.dtype].unit_roundoff, canonical_form(operation, posed.options, posed.inputs)
-    if has_scale(operation, posed) and first >= stage_position("scores"):
-        own = scale_of(operation, posed)
+    first = min(map(stage_position, failing))
+    unit, plain = FORMATS[truth.dtype].unit_roundoff, problem.canonical()
+    if has_scale(problem) and first >= stage_position("scores"):
+        own = scale_of(problem)
         known = truth._readings.setdefault("scaled", {})
-        fitted = best_number(operation, lambda scale: _scaled(plain, scale), failing, own, known)
+        fitted = best_number(lambda scale: _scaled(plain, scale), failing, own, known)
         for scale in _shortened(fitted, unit, own):
-            yield with_scale_times(operation, posed, scale / own if own else math.nan, scale)
-    if "bias" in posed.inputs and first >= stage_position("biased"):
+            yield with_scale_times(problem, scale / own if own else math.nan, scale)
+    if "bias" in problem.inputs and first >= stage_position("biased"):
         known = truth._readings.setdefault("bias scaled", {})
-        fitted = best_number(operation, lambda factor: with_bias_times(plain, factor, "").posed, failing, 1.0, known)
+        fitted = best_number(lambda factor: with_bias_times(plain, factor, "").problem, failing, 1.0, known)
         for factor in _shortened(fitted, unit, 1.0):
-            yield with_bias_times(posed, factor, scales_in_words(factor, 1.0)[0])
+            yield with_bias_times(problem, factor, scales_in_words(factor, 1.0)[0])
 
 
-def with_scale_times(operation: str, posed: AttentionProblem, factor: float, scale: float | None = None) -> Alternative:
+def with_scale_times(problem: Problem, factor: float, scale: float | None = None) -> Alternative:
     """Return the case with its scale times a number that was fitted; ``scale`` is the product, where it is known."""
-    own = scale_of(operation, posed)
+    own = scale_of(problem)
     scale = own * factor if scale is None else scale
     taken, given = scales_in_words(scale, own)
     description = f"the {{stage}} is that of scale {taken} (given {given})"
-    changed = _scaled(posed, scale)
+    changed = _scaled(problem, scale)
     return Alternative("scale-fitted", description, "scores", changed, Verdict.NUMERIC, is_fitted=True, factor=factor)
 
 
-def _scaled(posed: AttentionProblem, scale: float) -> AttentionProblem:
-    return AttentionProblem({**posed.options, "scale": scale}, posed.inputs)
+def _scaled(problem: Problem, scale: float) -> Problem:
+    return problem.with_options(scale=scale)
 
 
 def _shortened(fitted: float | None, unit: float, own: float) -> list[float]:
@@ -342,7 +342,7 @@ class FailingCase:
         if not self.own.exact or not self.failing.keys() <= self.own.exact.keys():
             return []
         found = {each.name: each for each in reversed(list(filter(self._fits, self._possible(names))))}
-        for fitted in fitted_numbers(self.own, self._posed, self.failing) if names.keys() - found.keys() else ():
+        for fitted in fitted_numbers(self.own, self._problem, self.failing) if names.keys() - found.keys() else ():
             if fitted.name in names and fitted.name not in found and self._fits(fitted):
                 found[fitted.name] = fitted
         return list(found.values())
@@ -350,38 +350,37 @@ class FailingCase:
     @cached_property
     def own(self) -> Truth:
         """The case itself, in float64."""
-        options, inputs = self.case.options, self.inputs.arrays
-        return self._approximate(self.case.operation, AttentionProblem(dict(options), dict(inputs)))
+        return self._approximate(self.case.problem(self.inputs.arrays))
 
     @property
-    def _posed(self) -> AttentionProblem:
-        assert self.own.posed is not None
-        return self.own.posed
+    def _problem(self) -> Problem:
+        assert self.own.problem is not None
+        return self.own.problem
 
     def _possible(self, names: Mapping[str, float | None]) -> Iterator[Alternative]:
-        truth, posed = self.own, self._posed
-        for each in Readings.of(truth, posed).alternatives:
+        truth, problem = self.own, self._problem
+        for each in Readings.of(truth, problem).alternatives:
             if each.name in names and not self._is_open(each):
                 yield each
-        yield from (each for each in empty_row_conventions(truth.operation, posed) if each.name in names)
+        yield from (each for each in empty_row_conventions(problem) if each.name in names)
         scale, bias = names.get("scale-fitted"), names.get("bias-fitted")
-        if scale is not None and has_scale(truth.operation, posed):
-            yield with_scale_times(truth.operation, posed, as_root(scale))
-        if bias is not None and "bias" in posed.inputs:
-            yield with_bias_times(posed, bias, scales_in_words(bias, 1.0)[0])
+        if scale is not None and has_scale(problem):
+            yield with_scale_times(problem, as_root(scale))
+        if bias is not None and "bias" in problem.inputs:
+            yield with_bias_times(problem, bias, scales_in_words(bias, 1.0)[0])
         if any(name.startswith(ACCURACY) for name in names):
-            accuracy, _ = judge_accuracy(truth, posed, self.failing, self.rounding_model, agrees)
+            accuracy, _ = judge_accuracy(truth, problem, self.failing, self.rounding_model, agrees)
             yield from () if accuracy is None else (accuracy,)
 
     def _is_open(self, reading: Alternative) -> bool:
         """Whether float64 NumPy cannot do it."""
-        return reading.departs is None and "softcap_follows" in reading.posed.options
+        return reading.departs is None and "softcap_follows" in reading.problem.options
 
     def _fits(self, reading: Alternative) -> bool:
         if reading.name.startswith(ACCURACY):
             return True
         if reading.departs is None:
-            other: Truth | None = self._approximate(self.own.operation, reading.posed)
+            other: Truth | None = self._approximate(reading.problem)
         else:
             other = reading.departs(self.own, self.rounding_model, self.failing)
         if other is None:
@@ -392,14 +391,12 @@ class FailingCase:
 
     @cached_property
     def _wrong(self) -> WrongResult:
-        return WrongResult(self.own, self._posed, self.failing, self.rounding_model, self.right)
+        return WrongResult(self.own, self._problem, self.failing, self.rounding_model, self.right)
 
-    def _approximate(self, operation: str, posed: AttentionProblem) -> Truth:
+    def _approximate(self, problem: Problem) -> Truth:
         """Return a truth whose exact answer is the one in float64; none where numbers of the problem are not finite."""
-        base, plain = unsolved_truth(
-            operation, posed.options, posed.inputs, self.dtype, supports_statistics=False, whole=True
-        )
-        stages = approximate_stages(base.operation, AttentionProblem(dict(base.options), dict(base.inputs)))
+        base, plain = unsolved_truth(problem, self.dtype, supports_statistics=False, whole=True)
+        stages = approximate_stages(base.canonical)
         rough = replace(base, exact={stage: _enclosed(array.astype(np.float64)) for stage, array in stages.items()})
         if any(self.failing.keys() - stages.keys()):
             return base

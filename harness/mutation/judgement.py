@@ -94,12 +94,7 @@ class ExactJudge:
         if inputs is not self._inputs or self._truth is None:  # the subjects of one unit come one after the other
             self._inputs = inputs
             truth = find_truth(
-                case.operation,
-                case.options,
-                inputs.arrays,
-                dtype,
-                supports_statistics=case.supports_statistics,
-                whole=True,  # rules are tried on whole arrays
+                case.problem(inputs.arrays), dtype, supports_statistics=case.supports_statistics, whole=True
             )
             self._truth = RememberingTruth.of(truth)
         return self._truth

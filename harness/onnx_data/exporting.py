@@ -29,7 +29,7 @@ from attncheck.onnx_data.files import BackendTest, NotACase, write_test
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import canonical_form, query_offset
+from attncheck.reading.lowering import query_offset
 from attncheck.spec import inputs_of
 from attncheck.store import Store
 from attncheck.vectors.export import lacks
@@ -267,7 +267,7 @@ def _rules(case: Case, arrays: Mapping[str, Array]) -> _Rules:
         if lengths is None and attributes and "past_key" not in arrays and _begin(case, arrays, _keys(arrays)):
             return _Rules(attributes, mask, np.full(len(arrays["query"]), _keys(arrays)))
     rows = np.arange(arrays["query"].shape[2])  # with rows, causality is part of the mask as well
-    folded = canonical_form(case.operation, case.options, arrays, rows).inputs.get("mask")
+    folded = case.problem(arrays).canonical(rows).inputs.get("mask")
     return _Rules({}, folded, are_folded=True)
 
 

@@ -9,6 +9,7 @@ there before, and what was called before). What each says stands in ``spec/prope
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,8 +25,8 @@ from attncheck.properties.problem import (
     Change,
     Combine,
     Pair,
-    Problem,
     SessionVariant,
+    StoredProblem,
     UnfitError,
     Variant,
     per_head,
@@ -33,7 +34,7 @@ from attncheck.properties.problem import (
     require_operation,
     taken,
 )
-from attncheck.reading.lowering import call_form, poisoned
+from attncheck.reading.lowering import Problem, poisoned
 from attncheck.reading.shapes import optional_gradients
 from attncheck.spec import QUERY_KEY_VALUE
 from attncheck.spec.properties import PROPERTIES
@@ -42,7 +43,7 @@ Array = NDArray[Any]
 _SEED = 20
 
 
-def stages_along(problem: Problem, letter: str) -> tuple[str, ...]:
+def stages_along(problem: StoredProblem, letter: str) -> tuple[str, ...]:
     """Return the results that have an axis of a letter: of what was summed over it, nothing can be compared."""
     optional = optional_gradients(problem.operation)
     return tuple(
@@ -53,7 +54,7 @@ def stages_along(problem: Problem, letter: str) -> tuple[str, ...]:
     )
 
 
-def batch_invariant(problem: Problem) -> Sequence[AnyVariant]:
+def batch_invariant(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute each batch entry alone, and all of them in another order."""
     entries = problem.lengths.get("B", 1)
     if entries < 2:
@@ -70,16 +71,16 @@ def batch_invariant(problem: Problem) -> Sequence[AnyVariant]:
     )
 
 
-def _joined(problem: Problem, letter: str, stage: str, results: Sequence[Array]) -> Array:
+def _joined(problem: StoredProblem, letter: str, stage: str, results: Sequence[Array]) -> Array:
     return np.concatenate(results, axis=problem.axes_of_stage(stage).index(letter) - len(problem.axes_of_stage(stage)))
 
 
-def joined_along(problem: Problem, letter: str) -> Combine:
+def joined_along(problem: StoredProblem, letter: str) -> Combine:
     """Return what lays results one after the other along an axis."""
     return partial(_joined, problem, letter)
 
 
-def _back(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> Combine:
+def _back(problem: StoredProblem, orders: dict[str, NDArray[np.intp]]) -> Combine:
     """Return what brings a result back into the first call's order."""
 
     def combine(stage: str, results: Sequence[Array]) -> Array:
@@ -93,7 +94,7 @@ def _back(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> Combine:
     return combine
 
 
-def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
+def heads_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute the heads in another order; heads of queries stay with those of the keys that they share."""
     if not per_head(problem):
         raise UnfitError(f"{problem.operation} has no axis of heads")
@@ -112,7 +113,7 @@ def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
     return (Variant("the heads in another order", (call,), _back(problem, orders)),)
 
 
-def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
+def keys_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, and with them all that is theirs."""
     require(
         problem,
@@ -141,7 +142,7 @@ _PARTS_OF_PREFIX = (1, 2, 7)
 _PARTS_OF_KEYS = (2, 3)
 
 
-def padding(problem: Problem) -> Sequence[AnyVariant]:
+def padding(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Add keys that are masked, keys beyond the lengths, and queries whose output is dropped."""
     require(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
     if problem.options.get("alignment") == "bottom_right":
@@ -154,7 +155,7 @@ def padding(problem: Problem) -> Sequence[AnyVariant]:
     return found
 
 
-def _padded_keys(problem: Problem) -> Iterator[Variant]:
+def _padded_keys(problem: StoredProblem) -> Iterator[Variant]:
     """Add copies of the first key: what a kernel would not notice to be nonsense."""
     keys = problem.lengths["T"]
     longer = problem.along({"Lk": _with_copies, "T": _with_nothing})
@@ -182,7 +183,7 @@ def _with_nothing(array: Array, axis: int) -> Array:
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis=axis)
 
 
-def _padded_queries(problem: Problem) -> Iterator[Variant]:
+def _padded_queries(problem: StoredProblem) -> Iterator[Variant]:
     queries = problem.lengths.get("Lq", 0)
     if queries < 1 or "query" not in problem.inputs:
         return
@@ -197,13 +198,13 @@ def _padded_queries(problem: Problem) -> Iterator[Variant]:
     )
 
 
-def packed(problem: Problem) -> Sequence[AnyVariant]:
+def packed(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Pack the entries of a batch into one sequence, or take packed sequences apart."""
     require_operation(problem, "attention", "packed_attention")
     return _taken_apart(problem) if problem.operation == "packed_attention" else _packed_up(problem)
 
 
-def _packed_up(problem: Problem) -> Sequence[AnyVariant]:
+def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
     folded = ("mask", "bias", "past_key", "rotary_cos", "query_offsets", "query_mask", "mask_fill", "empty_rows")
     require(problem, lacks=folded)
     batch, queries, keys = (problem.lengths[letter] for letter in ("B", "Lq", "Lk"))
@@ -218,7 +219,7 @@ def _packed_up(problem: Problem) -> Sequence[AnyVariant]:
     }
     others = {name: problem.inputs[name] for name in ("key_lengths", "sinks") if name in problem.inputs}
     options = {name: value for name, value in problem.options.items() if name != "alignment"}
-    one = Problem("packed_attention", options, {**inputs, **limits, **others}, problem.dtype)
+    one = StoredProblem("packed_attention", options, {**inputs, **limits, **others}, problem.dtype)
 
     def apart(stage: str, results: Sequence[Array]) -> Array:
         (array,) = results
@@ -232,7 +233,7 @@ def _side_by_side(array: Array) -> Array:
     return np.ascontiguousarray(np.concatenate([array[[entry]] for entry in range(len(array))], axis=-2))
 
 
-def _taken_apart(problem: Problem) -> Sequence[AnyVariant]:
+def _taken_apart(problem: StoredProblem) -> Sequence[AnyVariant]:
     limits = [problem.inputs[name].astype(np.intp) for name in ("cu_seqlens_q", "cu_seqlens_k")]
     lengths = problem.inputs.get("key_lengths", np.diff(limits[1]))
     calls = []
@@ -245,17 +246,17 @@ def _taken_apart(problem: Problem) -> Sequence[AnyVariant]:
     return (Variant("each sequence alone", tuple(calls), joined_along(problem, "Lq")),)
 
 
-def _aligned(problem: Problem, inputs: dict[str, Array]) -> Problem:
+def _aligned(problem: StoredProblem, inputs: dict[str, Array]) -> StoredProblem:
     """Pose one sequence as attention, whose last query stands at its last key."""
     options = {name: value for name, value in problem.options.items() if name != "poison"}
     if options.get("is_causal") or "window" in options:
         options["alignment"] = "bottom_right"
     contiguous = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-    posed = call_form("attention", options, contiguous)
-    return Problem("attention", posed.options, posed.inputs, problem.dtype)
+    called = Problem("attention", options, contiguous).called()
+    return StoredProblem("attention", called.options, called.inputs, problem.dtype)
 
 
-def cached_prefix(problem: Problem) -> Sequence[AnyVariant]:
+def cached_prefix(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute a prefix in parts, each behind a cache of those before it, and then the rest."""
     tokens = _causal_tokens(problem)
     found = []
@@ -268,13 +269,13 @@ def cached_prefix(problem: Problem) -> Sequence[AnyVariant]:
     return found
 
 
-def decoding(problem: Problem) -> Sequence[AnyVariant]:
+def decoding(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute one token after the other, each behind a cache of those before it."""
     tokens = _causal_tokens(problem)
     return (_in_chunks(problem, np.arange(tokens + 1), "token by token"),)
 
 
-def _causal_tokens(problem: Problem) -> int:
+def _causal_tokens(problem: StoredProblem) -> int:
     """Return how many tokens there are that see themselves and those before them. Raises ``UnfitError``."""
     require_operation(problem, "attention")
     require(
@@ -289,7 +290,7 @@ def _causal_tokens(problem: Problem) -> int:
     return problem.lengths["Lq"]
 
 
-def _in_chunks(problem: Problem, cuts: NDArray[np.intp], what: str) -> Variant:
+def _in_chunks(problem: StoredProblem, cuts: NDArray[np.intp], what: str) -> Variant:
     calls = [
         Call(f"queries {first} to {last - 1} behind {first} keys", _chunk(problem, int(first), int(last)))
         for first, last in pairwise(cuts)
@@ -297,7 +298,7 @@ def _in_chunks(problem: Problem, cuts: NDArray[np.intp], what: str) -> Variant:
     return Variant(what, tuple(calls), joined_along(problem, "Lq"))
 
 
-def _chunk(problem: Problem, first: int, last: int) -> Problem:
+def _chunk(problem: StoredProblem, first: int, last: int) -> StoredProblem:
     """Return the queries from ``first`` to ``last``, whose keys before them are cached."""
     own, seen = np.arange(first, last), np.arange(last)
     part = problem.along({"Lq": taken(own), "Lk": taken(own), "T": taken(seen)})
@@ -307,7 +308,7 @@ def _chunk(problem: Problem, first: int, last: int) -> Problem:
     return part.replaced(past if first else {}, {"alignment": None})
 
 
-def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
+def merged_parts(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute the keys in parts, whose outputs are merged exactly by their log-sum-exps."""
     require_operation(problem, "attention")
     require(
@@ -330,7 +331,7 @@ def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
     return found
 
 
-def _keys_alone(problem: Problem, own: NDArray[np.intp]) -> Call:
+def _keys_alone(problem: StoredProblem, own: NDArray[np.intp]) -> Call:
     change: Change = taken(own)
     return Call(f"keys {own[0]} to {own[-1]}", problem.along({"Lk": change, "T": change}))
 
@@ -345,7 +346,7 @@ _SHIFTS = {"by up to 2": (0.25, 17), "by 64": (64.0, 1)}
 """A step between rows, and after how many rows it begins anew."""
 
 
-def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
+def values_scaled(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Multiply all values by a power of two, which rounds nothing."""
     require_operation(problem, *_SCALED, *_BY_SCORE)
     names = [name for name in _VALUES if name in problem.inputs]
@@ -367,7 +368,7 @@ def _times(array: Array, factor: float) -> Array:
         return (array.astype(np.float64) * factor).astype(array.dtype)
 
 
-def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
+def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Add a number of its own to all scores of each row, through the bias."""
     if "bias" not in problem.specs or problem.results != ("output",):
         raise UnfitError(f"{problem.operation} takes no bias, or gives more than an output")
@@ -386,17 +387,17 @@ def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
     return found
 
 
-def poison_large(problem: Problem) -> Sequence[AnyVariant]:
+def poison_large(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Set huge numbers where no query may read."""
     return _poison(problem, "large")
 
 
-def poison_nan(problem: Problem) -> Sequence[AnyVariant]:
+def poison_nan(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Set NaN where no query may read."""
     return _poison(problem, "nan")
 
 
-def _poison(problem: Problem, kind: str) -> Sequence[AnyVariant]:
+def _poison(problem: StoredProblem, kind: str) -> Sequence[AnyVariant]:
     if problem.operation == "paged_attention":
         found = [_poisoned_pages(problem, kind)]
     else:
@@ -408,13 +409,13 @@ def _poison(problem: Problem, kind: str) -> Sequence[AnyVariant]:
     return found
 
 
-def _poisoned_pages(problem: Problem, kind: str) -> Variant:
+def _poisoned_pages(problem: StoredProblem, kind: str) -> Variant:
     inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
     call = Call("with unused slots of pages poisoned", problem.replaced({**inputs}), problem)
     return Variant("unused slots of pages", (call,), nan_may_spread=kind == "nan")
 
 
-def _poisoned_keys(problem: Problem, value: float, word: str) -> Iterator[Variant]:
+def _poisoned_keys(problem: StoredProblem, value: float, word: str) -> Iterator[Variant]:
     """Poison keys that nobody may attend to, then one half of the keys, and look at rows that see none of that."""
     allowed = problem.allowed()
     dead: NDArray[np.bool_] = np.logical_not(allowed.any(axis=(1, 2)))  # (B, T)
@@ -440,7 +441,7 @@ def _rows_without(allowed: NDArray[np.bool_], places: NDArray[np.bool_]) -> NDAr
 
 
 def _with_poison(
-    problem: Problem,
+    problem: StoredProblem,
     names: Sequence[str],
     places: NDArray[np.bool_],
     allowed: NDArray[np.bool_],
@@ -467,7 +468,7 @@ _THREADS = (2, 3)
 _THOUSAND = 1000
 
 
-def layout(problem: Problem) -> Sequence[AnyVariant]:
+def layout(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Lay query, key and value out otherwise, then the mask and the bias."""
     found = []
     for kind in _LAYOUTS:
@@ -481,32 +482,32 @@ def layout(problem: Problem) -> Sequence[AnyVariant]:
     return found
 
 
-def _can_lie(problem: Problem, name: str, kind: str) -> bool:
+def _can_lie(problem: StoredProblem, name: str, kind: str) -> bool:
     spec, array = problem.specs[name], problem.inputs[name]
     if name not in _OF_MASKS and not spec.is_number:
         return False
     return array.ndim >= 2 and (kind != "transposed" or array.ndim == 4)
 
 
-def _laid_out(problem: Problem, names: Sequence[str], kind: str, what: str) -> Variant:
-    changed = Problem(problem.operation, problem.options, problem.inputs, problem.dtype, dict.fromkeys(names, kind))
+def _laid_out(problem: StoredProblem, names: Sequence[str], kind: str, what: str) -> Variant:
+    changed = replace(problem, memory_layout=dict.fromkeys(names, kind))
     return Variant(f"{what} {kind}", (Call(f"{what} {kind} in memory", changed, problem),))
 
 
-def repeated(problem: Problem) -> Sequence[AnyVariant]:
+def repeated(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Make the same call again and again, with other work in between."""
     steps = tuple(Step(problem.task(), other_work=number > 0) for number in range(_REPEATED))
     pairs = tuple(Pair(f"call {number + 1} of {_REPEATED}", 0, number, problem) for number in range(1, _REPEATED))
     return (SessionVariant(f"{_REPEATED} calls", Session(steps), pairs),)
 
 
-def fresh_process(problem: Problem) -> Sequence[AnyVariant]:
+def fresh_process(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Make the call in a process that has done nothing else."""
     call = Call("in a fresh process", problem)
     return (Variant("in a fresh process", (call,), where="fresh process"),)
 
 
-def threads(problem: Problem) -> Sequence[AnyVariant]:
+def threads(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Make the call in processes with more threads than one."""
     return tuple(
         Variant(f"{number} threads", (Call(f"with {number} threads", problem),), where="threads", threads=number)
@@ -514,7 +515,7 @@ def threads(problem: Problem) -> Sequence[AnyVariant]:
     )
 
 
-def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
+def output_buffer(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Fill the memory that the call may be given with NaN: by hand, and by the same call on NaN."""
     task = problem.task()
     poisonous = problem.replaced(
@@ -532,12 +533,12 @@ def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
     )
 
 
-def inputs_unchanged(problem: Problem) -> Sequence[AnyVariant]:
+def inputs_unchanged(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Look at the inputs behind a call."""
     return (SessionVariant("the inputs after the call", Session((Step(problem.task()),)), problem=problem),)
 
 
-def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
+def outputs_independent(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Look at what a call returned after the next calls, and whether it is memory of an input."""
     other = problem.replaced(
         {
@@ -550,7 +551,7 @@ def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)
 
 
-def after_other_shapes(problem: Problem) -> Sequence[AnyVariant]:
+def after_other_shapes(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Call other shapes between two equal calls, and hold those against calls in a process of their own."""
     others = list(_other_shapes(problem))
     if not others:
@@ -568,7 +569,7 @@ def after_other_shapes(problem: Problem) -> Sequence[AnyVariant]:
     return found
 
 
-def _other_shapes(problem: Problem) -> Iterator[tuple[str, Problem]]:
+def _other_shapes(problem: StoredProblem) -> Iterator[tuple[str, StoredProblem]]:
     """Give the same operation with fewer queries, with half of the keys, and with the keys twice."""
     lengths = problem.lengths
     if {"cu_seqlens_q", "block_table"}.isdisjoint(problem.inputs):
@@ -584,7 +585,7 @@ def _other_shapes(problem: Problem) -> Iterator[tuple[str, Problem]]:
         yield "one batch entry", problem.along({"B": taken([0])})
 
 
-def after_a_thousand_calls(problem: Problem) -> Sequence[AnyVariant]:
+def after_a_thousand_calls(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Call something smaller, and the same, a thousand times between two equal calls."""
     task = problem.task()
     other = next((made.task() for _, made in _other_shapes(problem)), task)
@@ -599,5 +600,7 @@ def after_a_thousand_calls(problem: Problem) -> Sequence[AnyVariant]:
     return (SessionVariant("a thousand calls in between", Session(steps), (pair,)),)
 
 
-VARIANTS_OF: Mapping[str, Callable[[Problem], Sequence[AnyVariant]]] = {name: globals()[name] for name in PROPERTIES}
+VARIANTS_OF: Mapping[str, Callable[[StoredProblem], Sequence[AnyVariant]]] = {
+    name: globals()[name] for name in PROPERTIES
+}
 """The function of each property; it raises ``UnfitError`` for a problem of which the property says nothing."""

@@ -29,7 +29,8 @@ from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
-from attncheck.properties.problem import Problem, Variant
+from attncheck.properties.problem import StoredProblem, Variant
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import PropertyOutcome
@@ -63,20 +64,12 @@ class Truths:
 
     def __init__(self, store: Store = NO_STORE) -> None:
         self._store = store
-        self._found: dict[int, tuple[Problem, Truth]] = {}
+        self._found: dict[int, tuple[StoredProblem, Truth]] = {}
 
-    def of(self, problem: Problem) -> Truth:
+    def of(self, problem: StoredProblem) -> Truth:
         """Return the truth of a problem: of the same object, always the same."""
         if id(problem) not in self._found:
-            truth = find_truth(
-                problem.operation,
-                problem.options,
-                problem.inputs,
-                problem.dtype,
-                supports_statistics=False,
-                whole=True,
-                store=self._store,
-            )
+            truth = find_truth(problem, problem.dtype, supports_statistics=False, whole=True, store=self._store)
             self._found[id(problem)] = problem, truth  # the problem stays alive, or another one might get its id
         return self._found[id(problem)][1]
 
@@ -124,7 +117,7 @@ def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: s
 
 def judge_variant(
     variant: Variant,
-    problem: Problem,
+    problem: StoredProblem,
     first: Results,
     others: Sequence[Results],
     rounding_model: str,
@@ -278,7 +271,7 @@ def _blame(one: Side, other: Side, index: tuple[int, ...]) -> str:
 
 
 def judge_equal(
-    problem: Problem, first: Results, second: Results, what: str, rounding_model: str, truths: Truths
+    problem: StoredProblem, first: Results, second: Results, what: str, rounding_model: str, truths: Truths
 ) -> Finding:
     """Judge two results of one problem, which have the same exact answer: the most severe of its stages."""
     found = []
@@ -300,7 +293,7 @@ _STATISTIC = "log_sum_exp"
 
 def judge_merged(
     variant: Variant,
-    problem: Problem,
+    problem: StoredProblem,
     first: Results,
     others: Sequence[Results],
     rounding_model: str,
@@ -331,7 +324,7 @@ def judge_merged(
 def _merged(outputs: Real, statistics: Real) -> Enclosure:
     """Merge parts as the oracle does, from what came back; one without a key counts for nothing."""
     inputs = {"outputs": outputs, "log_sum_exps": statistics}
-    truth = find_truth("merge_states", {}, inputs, "float64", supports_statistics=False, whole=True)
+    truth = find_truth(Problem("merge_states", {}, inputs), "float64", supports_statistics=False, whole=True)
     return truth.exact["output"]
 
 

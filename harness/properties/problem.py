@@ -18,7 +18,7 @@ from attncheck.execution.sessions import Session
 from attncheck.execution.worker import Task
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form, lowered
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import axis_lengths, optional_gradients, stage_axes
 from attncheck.spec import OPERATIONS, Axes, InputSpec, inputs_of, result_stages
 
@@ -32,20 +32,17 @@ class UnfitError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """An operation's options and inputs, as a case has them, in one dtype.
+class StoredProblem(Problem):
+    """A problem as a case has it, in one dtype.
 
     ``memory_layout`` says which inputs lie otherwise than row by row.
     """
 
-    operation: str
-    options: Mapping[str, Any]
-    inputs: Mapping[str, Array]
     dtype: str
     memory_layout: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_case(cls, case: Case, inputs: Inputs, dtype: str) -> Problem:
+    def of_case(cls, case: Case, inputs: Inputs, dtype: str) -> StoredProblem:
         """Return the problem that a case is."""
         return cls(case.operation, dict(case.options), dict(inputs.arrays), dtype, dict(case.memory_layout))
 
@@ -66,17 +63,17 @@ class Problem:
 
     def task(self, stages: Sequence[str] | None = None) -> Task:
         """Return the call, of whose stages these come back: by default the result."""
-        posed = call_form(self.operation, self.options, self.inputs)
-        layout = {name: kind for name, kind in self.memory_layout.items() if name in posed.inputs}
-        return Task(self.operation, posed.options, posed.inputs, layout, tuple(stages or self.results))
+        called = self.called()
+        layout = {name: kind for name, kind in self.memory_layout.items() if name in called.inputs}
+        return Task.of(called, layout, tuple(stages or self.results))
 
-    def replaced(self, inputs: Mapping[str, Array | None], options: Mapping[str, Any] | None = None) -> Problem:
+    def replaced(self, inputs: Mapping[str, Array | None], options: Mapping[str, Any] | None = None) -> StoredProblem:
         """Return the problem with other inputs and options; None leaves one out."""
         given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
         chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
         return replace(self, inputs=given, options=chosen)
 
-    def along(self, letters: Mapping[str, Change]) -> Problem:
+    def along(self, letters: Mapping[str, Change]) -> StoredProblem:
         """Change every input that has one of these axes; an axis of length 1 that stands for all stays."""
         changed: dict[str, Array] = {}
         for name, array in self.inputs.items():
@@ -111,8 +108,7 @@ class Problem:
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return which query may attend to which key, (B, H, Lq, T), of what it is once it is laid out."""
-        operation, posed = lowered(self.operation, AttentionProblem(dict(self.options), dict(self.inputs)))
-        plain = canonical_form(operation, posed.options, posed.inputs)
+        plain = self.lowered().canonical()
         query, key = plain.inputs["query"], plain.inputs["key"]
         shape = (query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])
         allowed = np.ones(shape, np.bool_)
@@ -125,7 +121,7 @@ class Problem:
         return allowed
 
 
-def require(problem: Problem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
+def require(problem: StoredProblem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
     """Raise ``UnfitError`` where a problem lacks an input or option that is needed, or has one that does not fit."""
     given = {*problem.inputs, *(name for name, value in problem.options.items() if value not in (None, False))}
     if missing := [name for name in has if name not in given]:
@@ -134,7 +130,7 @@ def require(problem: Problem, *, has: Sequence[str] = (), lacks: Sequence[str] =
         raise UnfitError(f"the case has {there[0]}")
 
 
-def require_operation(problem: Problem, *names: str) -> None:
+def require_operation(problem: StoredProblem, *names: str) -> None:
     """Raise ``UnfitError`` for any other operation than these."""
     if problem.operation not in names:
         raise UnfitError(f"it says nothing of {problem.operation}")
@@ -145,7 +141,7 @@ def taken(indices: Sequence[int] | NDArray[np.intp]) -> Change:
     return lambda array, axis: array.take(np.asarray(indices, np.intp), axis=axis)
 
 
-def per_head(problem: Problem) -> bool:
+def per_head(problem: StoredProblem) -> bool:
     """Whether the operation has an axis of heads and no projections."""
     own = OPERATIONS[problem.operation]
     return not own.has_projections and any("H" in spec.axes for spec in problem.specs.values())
@@ -166,11 +162,11 @@ class Call:
     """One further call; ``truth`` is the problem whose exact answer it has to give, by default its own."""
 
     what: str
-    problem: Problem
-    truth: Problem | None = None
+    problem: StoredProblem
+    truth: StoredProblem | None = None
 
     @property
-    def exact_problem(self) -> Problem:
+    def exact_problem(self) -> StoredProblem:
         """The problem whose exact answer counts."""
         return self.truth or self.problem
 
@@ -195,7 +191,7 @@ class Variant:
     nan_may_spread: bool = False
     where: Literal["here", "fresh process", "threads"] = "here"
     threads: int = 1
-    first: Problem | None = None
+    first: StoredProblem | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +204,7 @@ class Pair:
     what: str
     one: int | None
     other: int
-    problem: Problem
+    problem: StoredProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +217,7 @@ class SessionVariant:
     what: str
     session: Session
     pairs: tuple[Pair, ...] = ()
-    problem: Problem | None = None
+    problem: StoredProblem | None = None
 
 
 AnyVariant = Variant | SessionVariant

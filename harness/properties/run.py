@@ -20,7 +20,7 @@ from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.properties.calls import VARIANTS_OF
 from attncheck.properties.judging import Finding, Results, Truths, judge_equal, judge_variant
-from attncheck.properties.problem import AnyVariant, Pair, Problem, SessionVariant, UnfitError, Variant
+from attncheck.properties.problem import AnyVariant, Pair, SessionVariant, StoredProblem, UnfitError, Variant
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -41,7 +41,7 @@ class Question:
     name: str
     case: Case
     dtype: str
-    problem: Problem
+    problem: StoredProblem
     variants: Sequence[AnyVariant]
 
 
@@ -64,7 +64,7 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[Question]:
         for dtype in case.dtypes:
             if asking.dtypes and dtype not in asking.dtypes:
                 continue
-            problem = Problem.of_case(case, convert_inputs(case, exact, dtype), dtype)
+            problem = StoredProblem.of_case(case, convert_inputs(case, exact, dtype), dtype)
             for name in case.properties:
                 if asking.names and name not in asking.names:
                     continue
@@ -257,7 +257,7 @@ class _VariantJudge:
             first = _results(answer[pair.one].outcome, stages, "the first call")
         return judge_equal(pair.problem, first, second, pair.what, self._model, self._truths)
 
-    def _in_own_process(self, problem: Problem) -> Outcome:
+    def _in_own_process(self, problem: StoredProblem) -> Outcome:
         """Make a call in a process that has done nothing else; once, however many calls are compared with it."""
         if id(problem) not in self._alone:
             runner = self._workers.fresh()

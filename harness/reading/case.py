@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
+from numpy.typing import NDArray
+
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
+from attncheck.reading.lowering import Problem
 from attncheck.reading.model import Random, Source, TagEntry
 from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, inputs_of
@@ -109,6 +112,10 @@ class Case:
     def is_document(self) -> bool:
         """Whether the case is transcribed from a published document."""
         return self.source.kind == "document"
+
+    def problem(self, inputs: Mapping[str, NDArray[Any]]) -> Problem:
+        """Return the problem that the case is, on inputs in the working dtype."""
+        return Problem(self.operation, self.options, inputs)
 
     @cached_property
     def digest(self) -> str:

@@ -1,7 +1,7 @@
-"""What a case's options mean, in two forms.
+"""A problem, an operation with its options and inputs, and what its options mean, in two forms.
 
-``call_form`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
-of queries, a position that no argument tells) folded into the mask. ``canonical_form`` is what is true: one mask says
+``called`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
+of queries, a position that no argument tells) folded into the mask. ``canonical`` is what is true: one mask says
 who may attend to whom, the past is part of the keys, a rotary embedding has a row for each query and key, and nothing
 else is left. Behind projections the past stays apart, as what is cached of earlier ones. Parts that are merged are
 scores, one for each part, and values of each query's own.
@@ -20,9 +20,9 @@ from which a step makes those of every head (``attention/caches.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ Array = NDArray[Any]
 Rows = NDArray[np.intp]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
+_LaidOut = tuple[dict[str, Any], dict[str, Array]]
 
 _READING_ONLY = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
 _SPECS: Mapping[str, InputSpec] = {
@@ -50,54 +51,85 @@ _PASTS = tuple((name, str(spec.folds_into)) for name, spec in _SPECS.items() if 
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionProblem:
-    """An operation's options and inputs."""
+class Problem:
+    """An operation with its options and inputs."""
 
-    options: dict[str, Any]
-    inputs: dict[str, Array]
+    operation: str
+    options: Options
+    inputs: Inputs
+
+    def with_options(self, **options: Any) -> Self:
+        """Return the problem with other options."""
+        return replace(self, options={**self.options, **options})
+
+    def with_inputs(self, **inputs: Array) -> Self:
+        """Return the problem with other inputs."""
+        return replace(self, inputs={**self.inputs, **inputs})
+
+    def without_input(self, name: str) -> Self:
+        """Return the problem without an input, if it has it."""
+        return replace(self, inputs={other: array for other, array in self.inputs.items() if other != name})
+
+    def called(self) -> Self:
+        """Return the call that implementations are asked for: is_causal and window count from positions they know."""
+        if OPERATIONS[self.operation].is_lowered:  # its signature says all that a case can
+            return replace(self, options=_without_reading_only(self.options), inputs=dict(self.inputs))
+        if OPERATIONS[self.operation].has_parts:
+            return replace(self, options=_without_base_e(self.options), inputs=dict(self.inputs))
+        own, past = query_offset(self.options, self.inputs), _past_length(self.inputs)
+        is_told = "query_offsets" in self.inputs  # so that the function knows where queries stand
+        folded = {
+            name
+            for name, differs in (("is_causal", own != 0 or past != 0), ("window", own != past))
+            if differs and not is_told
+        } | {"query_mask"}
+        options, inputs = _folded(self, folded)  # a convention, empty_rows, is part of the call
+        return replace(self, options=options, inputs=inputs)
+
+    def canonical(self, rows: Rows | None = None) -> Self:
+        """Return the same computation with one mask and one set of keys and values.
+
+        Where ``rows`` are given, with these query rows alone: nothing of the shape (Lq, Lk) is made. Causality is then
+        part of the mask, for a row that has moved up would otherwise be taken for an earlier one.
+        """
+        own = OPERATIONS[self.operation]
+        if own.has_parts:
+            is_canonical = "log_sum_exps" not in self.inputs
+            meant = {name: value for name, value in _without_base_e(self.options).items() if name not in CONVENTIONS}
+            return replace(
+                self, options=meant, inputs=dict(self.inputs) if is_canonical else _as_scores(self.inputs, rows)
+            )
+        folded = {"window", *_MASKS}
+        asks = {*self.options, *self.inputs}
+        if rows is not None or query_offset(self.options, self.inputs) or not folded.isdisjoint(asks):
+            folded.add("is_causal")
+        options, inputs = _folded(self, folded, rows)
+        for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
+            options.pop(name, None)
+        for past, name in _PASTS:
+            if past in inputs and own.has_projections:
+                inputs[f"cached_{name}"] = inputs.pop(past)  # the new ones are not projected yet
+            elif past in inputs:
+                inputs[name] = np.concatenate([inputs.pop(past), inputs[name]], axis=-2)
+        kept = {name: array for name, array in inputs.items() if name not in _ROTARY}
+        return replace(self, options=options, inputs=kept | rows_of_tables(self.inputs, rows))
+
+    def lowered(self) -> Self:
+        """Return the operation that this one is once its keys and values are laid out, with its options and inputs.
+
+        A problem whose operation lowers to none comes back itself. With the option ``alignment``, which no case has,
+        positions count as it says: top_left from the first key of a sequence.
+        """
+        lowers_to = OPERATIONS[self.operation].lowers_to
+        if lowers_to is None:
+            return self
+        options, inputs = _LAID_OUT_BY[self.operation](dict(self.options), dict(self.inputs))
+        return replace(self, operation=lowers_to, options=options, inputs=inputs)
 
 
-def call_form(operation: str, options: Options, inputs: Inputs) -> AttentionProblem:
-    """Return the call that implementations are asked for: is_causal and window count from the positions they know."""
-    if OPERATIONS[operation].is_lowered:  # its signature says all that a case can
-        kept = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
-        return AttentionProblem(kept, dict(inputs))
-    if OPERATIONS[operation].has_parts:
-        return AttentionProblem(_without_base_e(options), dict(inputs))
-    own, past = query_offset(options, inputs), _past_length(inputs)
-    is_told = "query_offsets" in inputs  # so that the function knows where queries stand
-    folded = {
-        name
-        for name, differs in (("is_causal", own != 0 or past != 0), ("window", own != past))
-        if differs and not is_told
-    } | {"query_mask"}
-    return _folded(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
-
-
-def canonical_form(operation: str, options: Options, inputs: Inputs, rows: Rows | None = None) -> AttentionProblem:
-    """Return the same computation with one mask and one set of keys and values.
-
-    Where ``rows`` are given, with these query rows alone: nothing of the shape (Lq, Lk) is made. Causality is then part
-    of the mask, for a row that has moved up would otherwise be taken for an earlier one.
-    """
-    if OPERATIONS[operation].has_parts:
-        is_canonical = "log_sum_exps" not in inputs
-        meant = {name: value for name, value in _without_base_e(options).items() if name not in CONVENTIONS}
-        return AttentionProblem(meant, dict(inputs) if is_canonical else _as_scores(inputs, rows))
-    folded = {"window", *_MASKS}
-    if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
-        folded.add("is_causal")
-    posed = _folded(operation, options, inputs, folded, rows)
-    for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
-        posed.options.pop(name, None)
-    for past, name in _PASTS:
-        if past in posed.inputs and OPERATIONS[operation].has_projections:
-            posed.inputs[f"cached_{name}"] = posed.inputs.pop(past)  # the new ones are not projected yet
-        elif past in posed.inputs:
-            posed.inputs[name] = np.concatenate([posed.inputs.pop(past), posed.inputs[name]], axis=-2)
-    tables = rows_of_tables(inputs, rows)
-    kept = {name: array for name, array in posed.inputs.items() if name not in _ROTARY}
-    return AttentionProblem(posed.options, kept | tables)
+def _without_reading_only(options: Options) -> dict[str, Any]:
+    """Leave out what only files say, and what is not asked for: a function without that keyword can do it."""
+    return {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
 
 
 def _without_base_e(options: Options) -> dict[str, Any]:
@@ -154,13 +186,11 @@ def query_positions(options: Options, inputs: Inputs, rows: Rows) -> Array:
     return np.asarray(rows[:, np.newaxis] + offsets.astype(np.intp).reshape(-1, 1, 1, 1))
 
 
-def _folded(
-    operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None
-) -> AttentionProblem:
+def _folded(problem: Problem, names: set[str], rows: Rows | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
     """Turn these options and inputs into one mask, together with the mask that is given; with ``rows``, of these."""
-    # What is not causal is not asked for causality: a function without that keyword can do it.
-    kept_options = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
-    if not OPERATIONS[operation].has_projections:
+    options, inputs = problem.options, problem.inputs
+    kept_options = _without_reading_only(options)
+    if not OPERATIONS[problem.operation].has_projections:
         kept_options = {name: value for name, value in kept_options.items() if name not in HEADS}
     if kept_options.get("mask_fill") is not None:
         kept_options |= _rounded_fill(float(kept_options.pop("mask_fill")), inputs)
@@ -181,7 +211,7 @@ def _folded(
         allowed.append(is_query[:, np.newaxis, :, np.newaxis])
     if allowed:
         kept_inputs["mask"] = _all_of([*allowed, *([kept_inputs["mask"]] if "mask" in inputs else [])])
-    return AttentionProblem(kept_options, kept_inputs)
+    return kept_options, kept_inputs
 
 
 def _rounded_fill(fill: float, inputs: Inputs) -> dict[str, float]:
@@ -228,18 +258,6 @@ def _lengths(inputs: Inputs) -> tuple[int, int]:
 
 
 _LARGE = 1e30
-
-
-def lowered(operation: str, posed: AttentionProblem) -> tuple[str, AttentionProblem]:
-    """Return the operation that one is once its keys and values are laid out, and its options and inputs.
-
-    An operation that lowers to none comes back as it is. With the option ``alignment``, which no case has, positions
-    count as it says: top_left from the first key of a sequence.
-    """
-    lowers_to = OPERATIONS[operation].lowers_to
-    if lowers_to is None:
-        return operation, posed
-    return lowers_to, _LAID_OUT_BY[operation](posed)
 
 
 def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
@@ -343,22 +361,20 @@ class _Sequences:
         return cls(of_query, of_key, in_query + offset, in_key, in_key < used[of_key])
 
 
-def _packed(posed: AttentionProblem) -> AttentionProblem:
-    options = dict(posed.options)
-    found = _Sequences.of(posed.inputs, from_start=options.pop("alignment", "") == "top_left")
+def _packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+    found = _Sequences.of(inputs, from_start=options.pop("alignment", "") == "top_left")
     allowed = (found.of_query[:, np.newaxis] == found.of_key) & found.is_used
     allowed &= _by_position(options, found.query_position[:, np.newaxis], found.key_position)
     unused = ~found.is_used[:, np.newaxis]
     kept = {"query", "sinks", "grad_output"}
-    others = {name: array for name, array in posed.inputs.items() if name in kept}
+    others = {name: array for name, array in inputs.items() if name in kept}
     laid_out: dict[str, Array] = {
-        name: np.where(unused, np.zeros_like(posed.inputs[name]), posed.inputs[name]) for name in ("key", "value")
+        name: np.where(unused, np.zeros_like(inputs[name]), inputs[name]) for name in ("key", "value")
     }
-    return AttentionProblem(options, {**others, **laid_out, "mask": allowed[np.newaxis, np.newaxis]})
+    return options, {**others, **laid_out, "mask": allowed[np.newaxis, np.newaxis]}
 
 
-def _paged(posed: AttentionProblem) -> AttentionProblem:
-    inputs, options = posed.inputs, dict(posed.options)
+def _paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     table, used = inputs["block_table"].astype(np.int64), inputs["key_lengths"].astype(np.int64)
     page, queries = inputs["key_pages"].shape[1], inputs["query"].shape[-2]
     positions = np.arange(table.shape[1] * page)
@@ -373,40 +389,37 @@ def _paged(posed: AttentionProblem) -> AttentionProblem:
     query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
     allowed = is_used[:, np.newaxis] & _by_position(options, query_position[..., np.newaxis], positions)
     others = {name: array for name, array in inputs.items() if name in {"query", "sinks"}}
-    return AttentionProblem(options, {**others, **laid_out, "mask": allowed[:, np.newaxis]})
+    return options, {**others, **laid_out, "mask": allowed[:, np.newaxis]}
 
 
-def _quantized(posed: AttentionProblem) -> AttentionProblem:
+def _quantized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     """Widen keys and values, which the working dtype holds exactly, and give each key its own factor."""
-    inputs = dict(posed.inputs)
     for name in ("key", "value"):
         widened = inputs[name].astype(inputs["query"].dtype)
         scale = np.broadcast_to(inputs.pop(f"{name}_scale"), widened.shape[:-1])
         inputs[name], inputs[f"{name}_factor"] = widened, scale[..., np.newaxis]
-    options = {name: value for name, value in posed.options.items() if name != "stored_as"}
-    return AttentionProblem(options, inputs)
+    options.pop("stored_as", None)
+    return options, inputs
 
 
-def _normalized(posed: AttentionProblem) -> AttentionProblem:
+def _normalized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     """Give each head its row of the weights of the norms."""
-    inputs = dict(posed.inputs)
     for name in ("query", "key"):
         heads, width = inputs[name].shape[-3], inputs[name].shape[-1]
         weight = inputs.pop(f"{name}_norm_weight", np.ones(1, inputs[name].dtype))
         rows = weight.reshape(heads, width) if len(weight) == heads * width else weight
         inputs[f"{name}_norm"] = np.ascontiguousarray(np.broadcast_to(rows, (heads, width)))
-    return AttentionProblem(dict(posed.options), inputs)
+    return options, inputs
 
 
-def _latent(posed: AttentionProblem) -> AttentionProblem:
+def _latent(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     """Put what is rotated behind queries and latent vectors, which are the keys and values of one head."""
-    inputs = dict(posed.inputs)
     latent = inputs.pop("latent")[:, np.newaxis]  # (B, 1, Lk, C)
     inputs["key"] = inputs["value"] = latent
     if "key_rotary" in inputs:
         inputs["query"] = np.concatenate([inputs["query"], inputs.pop("query_rotary")], axis=-1)
         inputs["key"] = np.concatenate([latent, inputs.pop("key_rotary")[:, np.newaxis]], axis=-1)
-    return AttentionProblem(dict(posed.options), inputs)
+    return options, inputs
 
 
 def _used_slots(inputs: Inputs) -> Array:
@@ -431,7 +444,7 @@ def _by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
     return allowed
 
 
-_LAID_OUT_BY: Mapping[str, Callable[[AttentionProblem], AttentionProblem]] = {
+_LAID_OUT_BY: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _LaidOut]] = {
     "packed_attention": _packed,
     "packed_attention_gradients": _packed,
     "paged_attention": _paged,

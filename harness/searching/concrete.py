@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import case_of_data
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import bind_axes
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, inputs_of, score_kind
@@ -38,16 +39,13 @@ _FOR_FILES = ("projections", "poison")
 
 
 @dataclass(frozen=True, eq=False)
-class ConcreteCase:
+class ConcreteCase(Problem):
     """One computation in one dtype.
 
     ``inputs`` have the operation's own ranks: numbers in float64, masks boolean, counts whole. ``regime`` and
     ``special`` say how they were drawn. ``stages`` alone are judged; None is all of them.
     """
 
-    operation: str
-    options: Mapping[str, Any]
-    inputs: Mapping[str, Array]
     dtype: str
     memory_layout: Mapping[str, str] = field(default_factory=dict)
     supports_statistics: bool = False

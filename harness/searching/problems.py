@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import EIGHT_BITS, largest_number, rounded_once
 from attncheck.execution.operations import run_operation
-from attncheck.reading.lowering import AttentionProblem, call_form, lowered
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import bind_axes, show, stage_shapes
 from attncheck.searching.shapes import (
     GENERIC,
@@ -389,10 +389,10 @@ def _steps(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Arra
     if operation == "latent_attention":
         yield from _of_both_forms(options, inputs)
         return
-    operation, posed = lowered(operation, AttentionProblem(dict(options), dict(inputs)))
-    options, inputs = posed.options, _multiplied(posed.inputs)
+    problem = Problem(operation, options, inputs).lowered()
+    operation, options, inputs = problem.operation, problem.options, _multiplied(problem.inputs)
     yield from inputs.values()
-    plain = call_form(operation, options, inputs)
+    plain = Problem(operation, options, inputs).called()
     yield from run_operation(numpy_backend, operation, plain.inputs, plain.options).values()
     if operation == "attention_gradients":
         forward = {name: array for name, array in plain.inputs.items() if name != "grad_output"}

@@ -20,6 +20,7 @@ from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import find_truth
 from attncheck.reading.expected_failures import bundled_expected_failures, recorded_empty_rows
+from attncheck.reading.lowering import Problem
 
 Run = Callable[..., dict[str, NDArray[Any]]]
 
@@ -157,7 +158,7 @@ def judge_mode() -> Callable[..., dict[str, str]]:
             stages = run_operation(prepared.backend, operation, stored, options)
             arrays = {stage: prepared.backend.to_numpy(tensor) for stage, tensor in stages.items()}
         asked = {**options, **({} if operation == "scoring" else _given_without_a_key(name, dtype))}
-        truth = find_truth(operation, asked, stored, dtype, supports_statistics=False).for_returned(arrays)
+        truth = find_truth(Problem(operation, asked, stored), dtype, supports_statistics=False).for_returned(arrays)
         shapes = {stage: exact.high.shape for stage, exact in truth.exact.items()}
         found = judge_stages(truth, arrays, shapes, declared.classes[dtype])
         return {judgement.stage: str(judgement.verdict) for judgement in found}

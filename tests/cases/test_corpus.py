@@ -15,7 +15,7 @@ import pytest
 import yaml
 from numpy.typing import NDArray
 
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.backends import EVERYTHING
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
@@ -23,7 +23,6 @@ from attncheck.judging.undefined_rows import empty_rows, scores_shape, special_r
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import bundled_expected_failures
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import AttentionProblem, canonical_form, lowered
 from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, SCORE_INPUTS
@@ -226,15 +225,15 @@ def converted(case: Case) -> dict[str, NDArray[Any]]:
 
 
 def has_empty_rows(case: Case) -> bool:
-    return bool(empty_rows(*lowered(case.operation, AttentionProblem(case.options, converted(case)))).any())
+    return bool(empty_rows(case.problem(converted(case)).lowered()).any())
 
 
 def has_odd_numbers_behind_masks_alone(case: Case) -> bool:
     """Whether keys or values hold NaN or infinity, none of which any query may attend to."""
-    plain = canonical_form(case.operation, case.options, converted(case))
+    plain = case.problem(converted(case)).canonical()
     odd = ~np.isfinite(plain.inputs["key"]).all(-1) | ~np.isfinite(plain.inputs["value"]).all(-1)  # (B, H, T)
-    shape = scores_shape(case.operation, plain.options, plain.inputs)
-    attended = ~Problem.of(case.operation, plain.options, plain.inputs).unattended(shape)
+    shape = scores_shape(plain)
+    attended = ~Computation.of(plain).unattended(shape)
     return bool(odd.any() and not (attended & odd[..., np.newaxis, :]).any())
 
 
@@ -286,8 +285,8 @@ def test_a_case_has_what_its_tag_says(tag: str) -> None:
 
 def test_a_topics_case_has_rows_without_a_key_where_it_says_so_and_only_there() -> None:
     def is_empty(case: Case) -> bool:
-        plain = canonical_form(case.operation, case.options, converted(case))
-        empty = special_rows(case.operation, plain.options, plain.inputs, "zero").empty
+        plain = case.problem(converted(case)).canonical()
+        empty = special_rows(plain, "zero").empty
         return plain.inputs["key"].shape[-2] == 0 or bool(empty.any())
 
     assert [case.id for case in SHAPED if ("empty-row" in case.tags) != is_empty(case)] == []

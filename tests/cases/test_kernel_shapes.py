@@ -11,7 +11,6 @@ import pytest
 from attncheck.judging.undefined_rows import empty_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import AttentionProblem
 from attncheck.reading.selection import select_cases
 from attncheck.reading.tiles import TEMPLATE, tile_row
 
@@ -144,9 +143,7 @@ def test_no_query_is_left_without_a_key_but_at_the_other_corner() -> None:
     for case in CASES:
         if case.operation in OPERATIONS and "other-corner" not in case.id:
             inputs = convert_inputs(case, make_exact_inputs(case), "float32")
-            assert not empty_rows(case.operation, AttentionProblem(dict(case.options), dict(inputs.arrays))).any(), (
-                case.id
-            )
+            assert not empty_rows(case.problem(inputs.arrays)).any(), case.id
 
 
 def test_there_are_few_shapes() -> None:

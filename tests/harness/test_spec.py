@@ -23,7 +23,7 @@ from attncheck.execution.operations import call_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS, expected_signature
 from attncheck.judging.conventions import conventions_of
 from attncheck.quantities import QUANTITIES
-from attncheck.reading.lowering import AttentionProblem
+from attncheck.reading.lowering import Problem
 from attncheck.spec import (
     ASKED_BY,
     GRADIENTS,
@@ -158,7 +158,7 @@ def test_every_option_is_described_and_belongs_to_an_operation() -> None:
 
 
 # What follows.
-def posed_with(name: str) -> AttentionProblem:
+def problem_with(name: str) -> Problem:
     """Return attention of two heads in which one input or option is given."""
     shapes = {"B": 1, "H": 2, "Hkv": 2, "Lq": 3, "Lk": 3, "T": 3, "D": 4, "Dv": 4}
     specs = OPERATIONS["attention"].inputs
@@ -168,18 +168,18 @@ def posed_with(name: str) -> AttentionProblem:
             shape = tuple(shapes[letter] for letter in spec.axes)
             dtype = np.bool_ if spec.boolean else np.int64 if spec.whole else np.float64
             arrays[each] = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    return AttentionProblem({name: EVERYTHING[name]} if name in EVERYTHING else {}, arrays)
+    return Problem("attention", {name: EVERYTHING[name]} if name in EVERYTHING else {}, arrays)
 
 
 @pytest.mark.parametrize("name", IGNORABLE)
 def test_whatever_may_be_ignored_is_offered_as_ignored(name: str) -> None:
-    posed = posed_with(name)
-    (found,) = [each for each in conventions_of("attention", posed) if each.name.endswith("-ignored")]
+    problem = problem_with(name)
+    (found,) = [each for each in conventions_of(problem) if each.name.endswith("-ignored")]
     spec = IGNORABLE[name]
     assert found.stage == (spec.asks_for or "weights")
     assert str(spec.called) in found.description
-    own = found.posed.inputs if isinstance(spec, InputSpec) else found.posed.options
-    given = posed.inputs if isinstance(spec, InputSpec) else posed.options
+    own = found.problem.inputs if isinstance(spec, InputSpec) else found.problem.options
+    given = problem.inputs if isinstance(spec, InputSpec) else problem.options
     assert not np.array_equal(own.get(name), given[name])
 
 

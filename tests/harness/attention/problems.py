@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.problem import Problem as Canonical
+from attncheck.attention.problem import Computation as Canonical
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import rounded_once
 from attncheck.execution.operations import run_operation
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.lowering import AttentionProblem, call_form, canonical_form, lowered
+from attncheck.reading import lowering
 from attncheck.spec import statistics_dtype
 
 Array = NDArray[Any]
@@ -26,12 +26,8 @@ INF = np.inf
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """An operation with options and inputs in float64, counts, masks and codes of 8 bits apart."""
-
-    operation: str
-    options: Options
-    inputs: Arrays
+class Problem(lowering.Problem):
+    """A problem with inputs in float64, counts, masks and codes of 8 bits apart."""
 
     def stored(self, dtype: str) -> Problem:
         """Return the same with numbers as a dtype stores them."""
@@ -42,29 +38,24 @@ class Problem:
         }
         return replace(self, inputs=arrays)
 
-    def with_inputs(self, **inputs: Array) -> Problem:
-        """Return the same with other inputs."""
-        return replace(self, inputs=self.inputs | inputs)
-
     def truth(self, dtype: str = "float64", *, supports_statistics: bool = True) -> Truth:
         """Return what is true of it; its inputs are stored already."""
-        return find_truth(self.operation, self.options, self.inputs, dtype, supports_statistics=supports_statistics)
+        return find_truth(self, dtype, supports_statistics=supports_statistics)
 
     def returned(self) -> Arrays:
         """Return NumPy's stages."""
-        posed = call_form(self.operation, self.options, self.inputs)
+        called = self.called()
         with np.errstate(all="ignore"):
-            return dict(run_operation(numpy_backend, self.operation, posed.inputs, posed.options))
+            return dict(run_operation(numpy_backend, self.operation, called.inputs, called.options))
 
-    def canonical(self, rows: NDArray[np.intp] | None = None) -> tuple[str, Options, Arrays]:
+    def laid_out(self, rows: NDArray[np.intp] | None = None) -> tuple[str, Options, Arrays]:
         """Return the operation, options and inputs of the canonical form, of some query rows or of all."""
-        operation, posed = lowered(self.operation, AttentionProblem(dict(self.options), dict(self.inputs)))
-        plain = canonical_form(operation, posed.options, posed.inputs, rows)
-        return operation, plain.options, plain.inputs
+        plain = self.lowered().canonical(rows)
+        return plain.operation, dict(plain.options), dict(plain.inputs)
 
     def on_walk(self) -> Canonical:
         """Return what walks over the graph take."""
-        return Canonical.of(*self.canonical()).in_float64()
+        return Canonical.of(self.lowered().canonical()).in_float64()
 
 
 Draw = Callable[..., Array]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from problems import NAMES, draw
 
 from attncheck.attention.oracle import exact_stages
-from attncheck.reading.lowering import canonical_form
+from attncheck.reading.lowering import Problem
 from attncheck.spec import STAGES, computed_stages, score_kind
 
 Array = NDArray[Any]
@@ -355,7 +355,7 @@ def test_every_stage_agrees_with_mpmath(name: str) -> None:
         first = {each: array[:1] if is_of_batch(each, array) else array for each, array in drawn.items()}
         problem = problem.with_inputs(**first).stored(dtype)
         is_merged = problem.operation == "merge_states"
-        posed = (problem.operation, problem.options, problem.inputs) if is_merged else problem.canonical()
+        posed = (problem.operation, problem.options, problem.inputs) if is_merged else problem.laid_out()
         hold(*posed, f"{name} in {dtype}")
 
 
@@ -370,7 +370,7 @@ def hold(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]
     has_parts = operation == "merge_states"
     asked = set(computed_stages(operation, options, inputs))
     asked |= set() if has_parts or operation == "scoring" else {"masked"}
-    posed = canonical_form(operation, options, inputs).inputs if has_parts else inputs
+    posed = Problem(operation, options, inputs).canonical().inputs if has_parts else inputs
     got = exact_stages(operation, options, posed, [stage for stage in STAGES if stage in asked])
     with mp.workprec(200):
         truth = merged(options, inputs) if has_parts else reference(operation, options, inputs)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bounds
 from attncheck.attention.oracle import exact_stages
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import FORMATS, rounding_model_named
 from attncheck.backends import numpy_backend
 from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.lowering import Problem
 from attncheck.spec import ROUNDING_MODELS
 
 Array = NDArray[Any]
@@ -33,7 +34,7 @@ def drawn(seed: int, *, keys: int = 5, width: int = 3, queries: int = 4, heads: 
 
 
 def truth_of(inputs: Inputs, operation: str = "attention", dtype: str = "float32", **options: Any) -> Truth:
-    return find_truth(operation, options, inputs, dtype, supports_statistics=True)
+    return find_truth(Problem(operation, options, inputs), dtype, supports_statistics=True)
 
 
 def bounds_of(inputs: Inputs, operation: str = "attention", **options: Any) -> Mapping[str, Bound]:
@@ -125,7 +126,7 @@ def test_no_error_is_larger_than_the_range_of_the_values_that_are_attended_to() 
 def test_no_introduced_bound_follows_from_what_is_not_finite() -> None:
     inputs = drawn(11)
     stages = attend(inputs)
-    problem, exact = Problem.of("attention", {}, inputs), stages["weights"].astype(np.float64)
+    problem, exact = Computation.of(Problem("attention", {}, inputs)), stages["weights"].astype(np.float64)
     assert introduced_bounds(problem, SINGLE, stages, {"weights": exact}) is not None
     for poison in (np.nan, np.inf):
         broken = stages | {"scores": np.where(np.arange(5) == 2, poison, stages["scores"])}

@@ -18,7 +18,7 @@ from problems import FORWARD, NAMES, Problem, draw
 from attncheck.attention.bounds import PROPAGATED, accumulated_bounds, introduced_bounds, propagate
 from attncheck.attention.graph import graph_of
 from attncheck.attention.oracle import exact_from, exact_stages
-from attncheck.attention.problem import Problem as Canonical
+from attncheck.attention.problem import Computation as Canonical
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.attention.sampling import rows_of_stage
 from attncheck.attention.step import Step
@@ -113,10 +113,10 @@ def test_every_step_has_all_of_its_rules_and_every_stage_is_a_node(name: str) ->
 
 @every_forward_problem
 def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(name: str) -> None:
-    operation, options, inputs = draw(name).canonical()
+    operation, options, inputs = draw(name).laid_out()
     exact = exact_stages(operation, options, inputs)
     highs = {stage: each.high for stage, each in exact.items()}
-    problem = Canonical.of(operation, options, inputs).in_float64()
+    problem = Canonical.of(Problem(operation, options, inputs)).in_float64()
     values = value_walk(problem)
     double, single = (rounding_model_named("native", dtype) for dtype in ("float64", "float32"))
     bounds = accumulated_bounds(operation, options, inputs, double, highs)
@@ -124,7 +124,7 @@ def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(nam
     for stage, high in highs.items():
         value = problem.without_added(stage, values.node(stage))
         assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
-        introduced = introduced_bounds(Canonical.of(operation, options, inputs), single, {}, {stage: high})
+        introduced = introduced_bounds(Canonical.of(Problem(operation, options, inputs)), single, {}, {stage: high})
         if operation == "multi_head_attention" and stage not in inputs:
             assert introduced is None, stage  # without the projections that were returned
             continue
@@ -138,7 +138,7 @@ def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(nam
 @every_problem
 def test_some_rows_are_those_of_the_whole(name: str) -> None:
     problem = draw(name)
-    operation, options, inputs = problem.canonical()
+    operation, options, inputs = problem.laid_out()
     rows = np.array([1, 3])
     if operation == GRADIENTS:
         with pytest.raises(ValueError, match="adds query rows up"):
@@ -163,10 +163,10 @@ def test_some_rows_are_those_of_the_whole(name: str) -> None:
 
 @every_forward_problem
 def test_a_step_follows_from_what_was_returned_and_from_some_rows_of_it(name: str) -> None:
-    operation, options, inputs = draw(name).canonical()
+    operation, options, inputs = draw(name).laid_out()
     whole, rows = exact_stages(operation, options, inputs), [2, 1]
     stages = {stage: each.high + 0.125 for stage, each in whole.items()}  # whatever was returned
-    problem = Canonical.of(operation, options, inputs)
+    problem = Canonical.of(Problem(operation, options, inputs))
     for stage in stages:
         found, some = (exact_from(problem, stages, [stage], each) for each in (None, rows))
         assert found is not None

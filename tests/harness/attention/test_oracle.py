@@ -25,7 +25,8 @@ from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.enclosure import Enclosure, enclose
 from attncheck.attention.oracle import OutsideDomain, PrecisionExhausted, exact_from, exact_stages
-from attncheck.attention.problem import Problem as Canonical
+from attncheck.attention.problem import Computation as Canonical
+from attncheck.reading.lowering import Problem
 
 Array = NDArray[Any]
 INF = float("inf")
@@ -57,7 +58,7 @@ def agree(one: Enclosure, other: Enclosure) -> bool:
 
 
 def follows(posed: tuple[str, dict[str, Any], dict[str, Array]], stage: str, **returned: Array) -> Enclosure:
-    exact = exact_from(Canonical.of(*posed), returned, [stage])
+    exact = exact_from(Canonical.of(Problem(*posed)), returned, [stage])
     assert exact is not None
     return exact[stage]
 
@@ -285,7 +286,7 @@ def test_divisions_by_zero_and_what_the_oracle_does_not_know_are_refused() -> No
     with pytest.raises(ValueError, match="no attention with key_lengths, window"):
         exact_stages("attention", {"window": (1, 0)}, inputs | {"key_lengths": np.ones(2)})
     with pytest.raises(ValueError, match="no convolution with anything"):
-        Canonical.of("convolution", {}, inputs)
+        Canonical.of(Problem("convolution", {}, inputs))
 
 
 # From an implementation's own stages.
@@ -319,13 +320,13 @@ def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
     found = follows(MASKED, "output", context=of_heads, weights=weights)
     assert agree(found, follows(MASKED, "output", weights=weights))
     # A scale may be applied before the product.
-    scaled = draw("scaled dot").canonical()
+    scaled = draw("scaled dot").laid_out()
     found = follows(scaled, "scores", raw_scores=np.zeros((2, 2, 5, 6)))
     assert np.array_equal(found.high, exact_stages(*scaled)["scores"].high)
 
 
 def test_heads_follow_from_the_projections_that_were_returned() -> None:
-    posed = draw("layer").canonical()
+    posed = draw("layer").laid_out()
     returned = {"query": normal(2, 4, 5, 4), "key": normal(2, 2, 6, 4), "value": normal(2, 2, 6, 3)}
     key, value = (np.repeat(returned[name], 2, axis=1) for name in ("key", "value"))
     found = follows(posed, "raw_scores", **returned)
@@ -345,11 +346,11 @@ def test_what_is_not_finite_where_it_is_attended_has_no_exact_value(poison: floa
     attended, forbidden = normal(2, 3, 4, 5), normal(2, 3, 4, 5)
     attended[0, 0, 2, 0] = forbidden[0, 0, 2, 4] = poison
     for stage in ("masked", "weights", "log_sum_exp"):
-        assert exact_from(Canonical.of(*posed), {"scores": attended}, [stage]) is None
-        assert exact_from(Canonical.of(*posed), {"scores": forbidden}, [stage]) is not None
-    assert exact_from(Canonical.of(*posed), {"weights": attended}, ["output"]) is None
-    assert exact_from(Canonical.of(*posed), {"weights": attended}, ["weights"]) is not None
-    assert (exact_from(Canonical.of(*posed), {"masked": attended}, ["weights"]) is None) == (poison != -INF)
+        assert exact_from(Canonical.of(Problem(*posed)), {"scores": attended}, [stage]) is None
+        assert exact_from(Canonical.of(Problem(*posed)), {"scores": forbidden}, [stage]) is not None
+    assert exact_from(Canonical.of(Problem(*posed)), {"weights": attended}, ["output"]) is None
+    assert exact_from(Canonical.of(Problem(*posed)), {"weights": attended}, ["weights"]) is not None
+    assert (exact_from(Canonical.of(Problem(*posed)), {"masked": attended}, ["weights"]) is None) == (poison != -INF)
     biased = normal(2, 3, 4, 5)
     biased[..., 2, 2] = -INF  # as in BIAS
     assert not follows(posed, "weights", biased=biased).high[..., 2, 2].any()
@@ -368,7 +369,7 @@ def grouped_attention(query: Array, key: Array, value: Array, bias: Array, allow
 
 def test_gradients_agree_with_complex_steps() -> None:
     problem, step = draw("gradients, all"), 1e-40
-    exact = exact_stages(*problem.canonical())
+    exact = exact_stages(*problem.laid_out())
     inputs, allowed = problem.inputs, problem.inputs["mask"] & np.tri(5, 6, dtype=bool)
     for name in ("query", "key", "value", "bias"):
         for at in list(np.ndindex(inputs[name].shape))[::3]:
@@ -379,6 +380,8 @@ def test_gradients_agree_with_complex_steps() -> None:
     assert (exact["grad_query"].high[0, :, 2] == 0).all()
     assert (exact["grad_query"].radius[0, :, 2] == 0).all()
     assert (
-        exact_from(Canonical.of(*problem.canonical()), {n: each.high for n, each in exact.items()}, ["grad_value"])
+        exact_from(
+            Canonical.of(problem.lowered().canonical()), {n: each.high for n, each in exact.items()}, ["grad_value"]
+        )
         is None
     )

@@ -27,7 +27,6 @@ from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth, find_truth, truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import canonical_form
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -341,7 +340,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def truth_of(options: Options, inputs: Arrays, dtype: str = "float64", **more: Any) -> Truth:
-    return find_truth("attention", options, inputs, dtype, supports_statistics=True, **more)
+    return find_truth(Problem("attention", options, inputs), dtype, supports_statistics=True, **more)
 
 
 def results(options: Options, inputs: Arrays) -> Any:
@@ -354,7 +353,7 @@ def results(options: Options, inputs: Arrays) -> Any:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(name: str) -> None:
     options, inputs = PROBLEMS[name]
-    posed = canonical_form("attention", options, inputs)
+    posed = Problem("attention", options, inputs).canonical()
     posed.options.update({each: options[each] for each in ("empty_rows",) if each in options})
     found, whole = results(posed.options, posed.inputs), exact_stages("attention", posed.options, posed.inputs)
     assert found.exact.keys() == set(RESULTS)

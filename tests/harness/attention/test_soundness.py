@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from attncheck.attention.enclosure import Enclosure
 from attncheck.judging.compare import Tier, measure, threshold
 from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.lowering import Problem
 
 Array = NDArray[Any]
 Stages = dict[str, Array]
@@ -29,21 +30,21 @@ WITHOUT_STATISTICS = ("capped", "biased", "masked")
 
 
 @dataclass(frozen=True)
-class Problem:
+class Sample:
     """One attention computation, or its vector-Jacobian product."""
 
     inputs: Stages
     options: dict[str, Any]
 
     def truth(self, operation: str, dtype: str) -> Truth:
-        return find_truth(operation, self.options, self.inputs, dtype, supports_statistics=True, whole=True)
+        return find_truth(Problem(operation, self.options, self.inputs), dtype, supports_statistics=True, whole=True)
 
     def allowed(self, shape: tuple[int, ...]) -> Array:
         allowed = np.broadcast_to(self.inputs.get("mask", np.True_), shape)
         return allowed & np.tri(*shape[-2:], dtype=bool) if self.options.get("is_causal") else allowed
 
 
-def make_problem(rng: np.random.Generator, operation: str, dtype: str, regime: str = "") -> Problem:
+def make_problem(rng: np.random.Generator, operation: str, dtype: str, regime: str = "") -> Sample:
     """Draw a problem: a regime of inputs, a shape, masks and options."""
     shared, group = (int(each) for each in rng.integers(1, 3, 2))
     queries, keys = int(rng.integers(1, 30)), int(rng.choice([1, 2, 3, int(rng.integers(4, 60))]))
@@ -62,7 +63,7 @@ def make_problem(rng: np.random.Generator, operation: str, dtype: str, regime: s
     options: dict[str, Any] = {"is_causal": True} if rng.random() < 0.3 else {}
     options |= {"scale": float(rng.choice([1.0, 0.3, 0.25, 1.7]))} if rng.random() < 0.3 else {}
     options |= {"softcap": float(rng.choice([0.7, 2.0, 30.0]))} if rng.random() < 0.3 else {}
-    return Problem(stored, options)
+    return Sample(stored, options)
 
 
 def in_regime(rng: np.random.Generator, regime: str, inputs: Stages) -> Stages:
@@ -145,7 +146,7 @@ VARIANTS = {
 class Evaluation:
     """One evaluation of a problem by a variant."""
 
-    problem: Problem
+    problem: Sample
     variant: Variant
     stored: Any
 
@@ -289,7 +290,7 @@ class Evaluation:
         return np.asarray(heads.reshape(1, shared, -1, *heads.shape[2:]).sum(axis=2, dtype=self.working))
 
 
-def evaluations(problem: Problem, operation: str, dtype: str) -> Iterator[tuple[Variant, Stages]]:
+def evaluations(problem: Sample, operation: str, dtype: str) -> Iterator[tuple[Variant, Stages]]:
     """Evaluate in every way that the dtype has."""
     for variant in VARIANTS[operation, "wide" if dtype in ("float64", "float32") else "narrow"]:
         evaluation = Evaluation(problem, variant, DTYPES[dtype])
@@ -347,7 +348,7 @@ def tiers(truth: Truth, computed: Stages, model: str) -> dict[str, Tier]:
 def test_tiles_that_are_added_up_in_16_bits_are_a_class_of_their_own(dtype: str) -> None:
     shapes = {"query": (1, 1500, 2), "key": (1, 30, 2), "value": (1, 30, 30), "grad_output": (1, 1500, 30)}
     rng = np.random.default_rng(3)
-    problem = Problem({n: rng.standard_normal((1, *s)).astype(DTYPES[dtype]) for n, s in shapes.items()}, {})
+    problem = Sample({n: rng.standard_normal((1, *s)).astype(DTYPES[dtype]) for n, s in shapes.items()}, {})
     truth = problem.truth(BACKWARD, dtype)
     computed = Evaluation(problem, Variant("fused_bwd", recomputed=True, tile=32), DTYPES[dtype]).gradients()
     assert tiers(truth, computed, "fused")["grad_value"].fails
@@ -369,7 +370,7 @@ def test_heads_added_up_in_16_bits_are_within_the_bounds_of_such_kernels_alone()
         for head in range(64):
             part = weights[:, head : head + 1].swapaxes(-1, -2) @ upstream[:, head : head + 1]
             total = (total + part).astype(np.float16)
-        truth = Problem(inputs, {}).truth(BACKWARD, "float16")
+        truth = Sample(inputs, {}).truth(BACKWARD, "float16")
         error = truth.exact["grad_value"].error_of(total)
         assert (error <= truth.bounds("fused_bwd")["grad_value"].max_error).all()
         beyond += (error > truth.bounds("fused")["grad_value"].max_error).any()

@@ -16,11 +16,10 @@ from problems import INF, LK, Problem, draw
 
 from attncheck.attention.bounds import introduced_bounds
 from attncheck.attention.oracle import exact_stages
-from attncheck.attention.problem import Problem as Canonical
+from attncheck.attention.problem import Computation as Canonical
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import EIGHT_BITS, rounded_once
-from attncheck.reading.lowering import call_form, canonical_form
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -45,10 +44,10 @@ def held(found: Array, exact: Array, bound: Any) -> float:
 
 
 def test_a_returned_score_of_minus_infinity_may_have_been_any_number_where_it_was_used() -> None:
-    operation, options, inputs = draw("dot").canonical()
+    operation, options, inputs = draw("dot").laid_out()
     scores = np.where(np.arange(LK) == 2, -INF, highs(operation, options, inputs)["scores"])
     exact = {"capped": 2 * np.tanh(scores / 2)}
-    bound = introduced_bounds(Canonical.of(operation, options, inputs), SINGLE, {"scores": scores}, exact)
+    bound = introduced_bounds(Canonical.of(Problem(operation, options, inputs)), SINGLE, {"scores": scores}, exact)
     assert bound is not None
     np.testing.assert_array_equal(np.isinf(bound["capped"].max_error), np.isinf(scores))
 
@@ -90,9 +89,9 @@ def test_numpy_is_within_the_bounds_of_fills_of_any_size(operation: str) -> None
 
 def test_a_fill_is_rounded_to_the_dtype_and_beyond_it_is_minus_infinity() -> None:
     for dtype, fill in (("float64", -1e-9), ("float32", float(np.float32(-1e-9))), ("float16", -0.0)):
-        for form in (call_form, canonical_form):
-            assert form(*filled(-1e-9, dtype)).options["mask_fill"] == fill
-    assert "mask_fill" not in canonical_form(*filled(-1e9, "float16")).options
+        for form in (Problem.called, Problem.canonical):
+            assert form(Problem(*filled(-1e-9, dtype))).options["mask_fill"] == fill
+    assert "mask_fill" not in Problem(*filled(-1e9, "float16")).canonical().options
 
 
 # Norms.

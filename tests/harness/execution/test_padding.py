@@ -21,6 +21,7 @@ from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
 from attncheck.judging.judge_implementation import judge_and_diagnose, with_padding_faults
 from attncheck.judging.truth import find_truth
+from attncheck.reading.lowering import Problem
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -85,7 +86,7 @@ def verdicts_of(outcome: Outcome, task: Task) -> dict[str, str]:
     """Judge what came back by the exact answer of the task as the case has it."""
     assert isinstance(outcome, Computed), outcome
     dtype = task.inputs["query"].dtype.name
-    truth = find_truth(task.operation, task.options, task.inputs, dtype, supports_statistics=True)
+    truth = find_truth(Problem(task.operation, task.options, task.inputs), dtype, supports_statistics=True)
     shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
     judged = judge_and_diagnose(truth, outcome.stages, shapes, "native" if dtype.endswith(("64", "32")) else "fused")
     judged = with_padding_faults(judged, outcome.padding_faults)

@@ -14,7 +14,7 @@ from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.truth import find_truth
-from attncheck.reading.lowering import canonical_form
+from attncheck.reading.lowering import Problem
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ def attend(**options: Any) -> Compute:
     """Return what computes attention with these options, whatever the case says."""
 
     def compute(inputs: Inputs) -> Stages:
-        posed = canonical_form("attention", options, inputs)
+        posed = Problem("attention", options, inputs).canonical()
         given = {name: value for name, value in posed.options.items() if value is not None}
         with np.errstate(all="ignore"):
             return dict(reference.attention(**posed.inputs, **given))
@@ -87,7 +87,7 @@ def diagnosed(
         returned = compute(dict(stored))
     returned = {name: array for name, array in returned.items() if not stages or name in stages}
     assert {str(array.dtype) for array in returned.values()} == {dtype}
-    truth = find_truth("attention", options, stored, dtype, supports_statistics=True)
+    truth = find_truth(Problem("attention", options, stored), dtype, supports_statistics=True)
     shapes = {name: array.shape for name, array in returned.items()}
     return judge_and_diagnose(truth, returned, shapes, "native", own)
 
@@ -652,7 +652,7 @@ def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch
 
     monkeypatch.setattr(residuals, "run_operation", counted)
     inputs = PLAIN | {"bias": BIAS}
-    truth = find_truth("attention", {}, inputs, "float64", supports_statistics=True)
+    truth = find_truth(Problem("attention", {}, inputs), "float64", supports_statistics=True)
     for compute in (
         attend(scale=0.123),
         changed(attend(), bias=lambda bias: 0.37 * bias),

@@ -22,6 +22,7 @@ from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stage
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import Problem
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
 
@@ -63,7 +64,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 def truth_of(case: Case, dtype: str, compute: Compute) -> Truth:
     inputs, _ = compute(case, dtype)
-    return find_truth(case.operation, case.options, inputs.arrays, dtype, supports_statistics=case.supports_statistics)
+    return find_truth(case.problem(inputs.arrays), dtype, supports_statistics=case.supports_statistics)
 
 
 @pytest.fixture
@@ -278,7 +279,7 @@ def test_errors_that_are_too_large_to_be_rounding_fail_on_generic_inputs_alone(c
 def test_noise_agrees_and_is_told(z: float, noisy: bool) -> None:
     # 30 rows and columns: enough for a warning where the root mean square is above 0.6.
     scores = np.random.default_rng(5).standard_normal((1, 1, 30, 30))
-    truth = find_truth("softmax", {}, {"scores": scores}, FLOAT64, supports_statistics=True)
+    truth = find_truth(Problem("softmax", {}, {"scores": scores}), FLOAT64, supports_statistics=True)
     weights = truth.exact["weights"].high + z * truth.bounds("native")["weights"].sigma
     (found,) = judge_stages(truth, {"weights": weights}, {"weights": scores.shape}, "native")
     assert (found.verdict, found.is_noisy) == (AGREE, noisy)
@@ -292,7 +293,7 @@ def test_a_bias_is_added_in_one_rounding_of_which_nothing_is_said_by_statistics(
     unit, shape = 2.0**-53, (1, 1, 30, 30)
     inputs = {"scores": np.ones(shape), "mask": np.ones(shape, np.bool_)}
     inputs["bias"] = np.linspace(0.9, 0.99, 900).reshape(shape) * unit
-    truth = find_truth("masking", {}, inputs, FLOAT64, supports_statistics=True)
+    truth = find_truth(Problem("masking", {}, inputs), FLOAT64, supports_statistics=True)
     stages = {stage: inputs["scores"] + inputs["bias"]}
     (found,) = judge_stages(truth, stages, {stage: shape}, "native")
     assert found.accumulated is not None

@@ -16,6 +16,7 @@ from attncheck.judging.judge import judge
 from attncheck.judging.truth import find_truth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import Problem
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
 
@@ -49,7 +50,11 @@ def native(outcomes: dict[str, Computed]) -> dict[str, str]:
 def bound_on_weights(scores: list[list[float]], dtype: str) -> Array:
     """What the class allows the weights' errors to be; the bounds have tests of their own."""
     inputs = {"scores": np.array([[scores]], dtype)}
-    return find_truth("softmax", {}, inputs, dtype, supports_statistics=False).bounds("native")["weights"].max_error
+    return (
+        find_truth(Problem("softmax", {}, inputs), dtype, supports_statistics=False)
+        .bounds("native")["weights"]
+        .max_error
+    )
 
 
 COSINES = """

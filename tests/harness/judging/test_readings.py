@@ -19,7 +19,7 @@ from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import ExactJudge
 from attncheck.mutation.naming import RIGHTLY, Naming, how_named
 from attncheck.mutation.unit import UnitScorer, count_scores, unit_of
-from attncheck.reading.lowering import AttentionProblem
+from attncheck.reading.lowering import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.verdicts import Verdict
 
@@ -85,7 +85,7 @@ def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
 def judged(
     operation: str, options: dict[str, Any], inputs: Arrays, returned: Arrays, dtype: str = "float64"
 ) -> JudgedStages:
-    truth = find_truth(operation, options, inputs, dtype, supports_statistics=True)
+    truth = find_truth(Problem(operation, options, inputs), dtype, supports_statistics=True)
     shapes = {stage: each.shape for stage, each in returned.items()}
     return judge_and_diagnose(truth, returned, shapes, "native" if dtype != "float16" else "eager")
 
@@ -286,22 +286,22 @@ HEADS = {
 def test_the_scale_that_a_case_means(
     operation: str, options: dict[str, Any], inputs: dict[str, Array], scale: float
 ) -> None:
-    assert scale_of(operation, AttentionProblem(dict(options), inputs)) == scale
-    assert has_scale(operation, AttentionProblem(dict(options), inputs))
+    assert scale_of(Problem(operation, options, inputs)) == scale
+    assert has_scale(Problem(operation, options, inputs))
 
 
 def test_what_has_no_scale() -> None:
     for operation, options in (("softmax", {}), ("masking", {}), ("scoring", {"score": "general"})):
-        assert not has_scale(operation, AttentionProblem(dict(options), {}))
+        assert not has_scale(Problem(operation, options, {}))
 
 
 def test_the_common_mistakes_come_once_each_and_without_the_right_one() -> None:
-    found = [scale for scale, _ in other_scales("attention", AttentionProblem({}, PLAIN))]
+    found = [scale for scale, _ in other_scales(Problem("attention", {}, PLAIN))]
     assert found[0] == 1.0
     assert len(found) == len(set(found))
     # 1/2 is twice the right one and its root, too.
     assert set(found) == {1.0, 1 / 16, 4.0, 1 / 3, 1 / 8, 0.5, -0.25, 0.25 / math.log(2), 0.25 * math.log(2)}
-    given = dict(other_scales("attention", AttentionProblem({"scale": 0.5}, PLAIN)))
+    given = dict(other_scales(Problem("attention", {"scale": 0.5}, PLAIN)))
     # Half of a scale that is 1/2 is the default.
     assert given[0.25] == {
         "scale-default": "the default 1/sqrt(D)",
@@ -312,7 +312,7 @@ def test_the_common_mistakes_come_once_each_and_without_the_right_one() -> None:
 
 
 def test_of_several_heads_the_widths_are_those_of_one() -> None:
-    found = dict(other_scales("multi_head_attention", AttentionProblem({"heads": 2, "kv_heads": 1}, HEADS)))
+    found = dict(other_scales(Problem("multi_head_attention", {"heads": 2, "kv_heads": 1}, HEADS)))
     assert found[1 / 8] == {"scale-inverse-root-of-E": "1/sqrt(E)", "scale-halved": "half as large"}
     assert found[1 / math.sqrt(18)] == {"scale-inverse-root-of-Dv": "1/sqrt(Dv)"}
 
@@ -347,7 +347,7 @@ def test_scales_that_look_alike_get_more_digits() -> None:
 
 def test_errors_of_a_stage_whose_exact_values_are_all_zero_are_looked_at() -> None:
     inputs = {"query": np.zeros((1, 1, 9, 4)), "key": DRAWN.normal(size=(1, 1, 9, 4))}
-    truth = find_truth("scoring", {"scale": 1.0}, inputs, "float64", supports_statistics=True)
+    truth = find_truth(Problem("scoring", {"scale": 1.0}, inputs), "float64", supports_statistics=True)
     assert _is_noise(truth, np.full((1, 1, 9, 9), 1e-16), "scores", DRAWN.normal(size=(1, 1, 9, 9)))
 
 

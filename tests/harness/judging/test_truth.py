@@ -19,6 +19,7 @@ from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.truth import Truth, find_truth, within_range
 from attncheck.mutation.judgement import RememberingTruth
 from attncheck.reading.case import Case
+from attncheck.reading.lowering import Problem
 from attncheck.repro.code import expected_stages
 from attncheck.verdicts import Verdict
 
@@ -31,7 +32,7 @@ DTYPES = ("float32", "float64")
 @pytest.fixture(params=DTYPES)
 def scoring(request: pytest.FixtureRequest) -> Truth:
     inputs = {"query": np.array(QUERY, request.param), "key": np.array(KEY, request.param)}
-    return find_truth("scoring", {"scale": SCALE}, inputs, request.param, supports_statistics=True)
+    return find_truth(Problem("scoring", {"scale": SCALE}, inputs), request.param, supports_statistics=True)
 
 
 def products(truth: Truth) -> list[Fraction]:
@@ -77,25 +78,25 @@ def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(mo
         raise PrecisionExhausted("softmax: weights not settled")
 
     inputs = {name: np.ones((1, 1, 3, 2)) for name in ("query", "key", "value", "grad_output")}
-    posed: Any = ("attention_gradients", {}, inputs, "float64")
+    problem: Any = (Problem("attention_gradients", {}, inputs), "float64")
     monkeypatch.setattr(module, "MAX_WHOLE", 9)
-    assert find_truth(*posed, supports_statistics=True).exact
+    assert find_truth(*problem, supports_statistics=True).exact
     monkeypatch.setattr(module, "MAX_WHOLE", 8)
-    truth = find_truth(*posed, supports_statistics=True)
+    truth = find_truth(*problem, supports_statistics=True)
     assert truth.outside == "attention_gradients has 9 scores; at most 8 are judged where every row counts"
     assert not truth.exact
     monkeypatch.setattr(module, "exact_stages", exhausted)
-    truth = find_truth("softmax", {}, {"scores": np.ones((1, 1, 1, 2))}, "float64", supports_statistics=True)
+    truth = find_truth(Problem("softmax", {}, {"scores": np.ones((1, 1, 1, 2))}), "float64", supports_statistics=True)
     assert (truth.exact, truth.outside) == ({}, "softmax: weights not settled")
     monkeypatch.setattr(module, "exact_stages", pytest.fail)
-    truth = find_truth(*posed, supports_statistics=True, returned=())
+    truth = find_truth(*problem, supports_statistics=True, returned=())
     assert (truth.exact, truth.bounds("native")) == ({}, {})
 
 
 def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.RandomState(3)
     inputs = {name: random.randn(1, 1, 4, 3) for name in ("query", "key", "value")}
-    truth, asked = find_truth("attention", {}, inputs, "float64", supports_statistics=True), []
+    truth, asked = find_truth(Problem("attention", {}, inputs), "float64", supports_statistics=True), []
 
     def counted(*arguments: Any) -> Any:
         asked.append(*arguments[-1])
@@ -122,7 +123,7 @@ def test_the_largest_number_of_the_dtype_is_judged_and_nothing_larger(dtype: str
     assert judged.tolist() == [True, True, False, True, False, False]
     if dtype != "float16":  # a score of the square of it leaves the rest to be judged
         arrays = {"query": np.array([[[[largest, 1]]]], dtype), "key": np.array([[[[-largest, 0], [0, 1]]]], dtype)}
-        truth = find_truth("scoring", {"scale": 1.0}, arrays, dtype, supports_statistics=False)
+        truth = find_truth(Problem("scoring", {"scale": 1.0}, arrays), dtype, supports_statistics=False)
         judged = within_range(truth.exact["scores"], np.zeros((1, 1, 1, 2), dtype))
         assert judged.ravel().tolist() == [False, True]
 
@@ -139,7 +140,7 @@ def overflowing(operation: str = "attention", dtype: str = "float16", **more: Ar
     query[0, 0, 1] *= 100
     inputs = {"query": query, "key": key * 100, "value": RNG.normal(size=(1, 2, 4, 5)), **more}
     stored = {name: array.astype(dtype) for name, array in inputs.items()}
-    return find_truth(operation, {"scale": OVERFLOWING}, stored, dtype, supports_statistics=True)
+    return find_truth(Problem(operation, {"scale": OVERFLOWING}, stored), dtype, supports_statistics=True)
 
 
 def has_bound(truth: Truth, stage: str, model: str) -> NDArray[np.bool_]:
@@ -186,7 +187,7 @@ def test_an_output_projection_has_every_head_in_it(is_projected: bool) -> None:
     inputs = {"query": query, "key": key, "value": RNG.normal(size=(1, 4, 8))} | {name: np.eye(8) for name in names}
     stored = {name: array.astype("float16") for name, array in inputs.items()}
     options = {"heads": 2, "scale": OVERFLOWING}
-    truth = find_truth("multi_head_attention", options, stored, "float16", supports_statistics=True)
+    truth = find_truth(Problem("multi_head_attention", options, stored), "float16", supports_statistics=True)
     found = has_bound(truth, "output", "eager")
     assert found[0, :2].all()
     assert found[0, 2].tolist() == ([False] * 8 if is_projected else [False] * 4 + [True] * 4)
@@ -204,7 +205,7 @@ def truth_in(dtype: str) -> Truth:
     shapes = {"query": (1, 2, 9, 4), "key": (1, 2, 11, 4), "value": (1, 2, 11, 4)}
     inputs = {name: random.normal(size=shape).astype(stored) for name, shape in shapes.items()}
     inputs["query"] = (3 * inputs["query"].astype(np.float64)).astype(stored)
-    return find_truth("attention", {}, inputs, dtype, supports_statistics=True)
+    return find_truth(Problem("attention", {}, inputs), dtype, supports_statistics=True)
 
 
 @pytest.fixture(params=NARROW)
@@ -260,7 +261,7 @@ def test_nothing_else_may_be_wide(truth: Truth) -> None:
 
 def test_in_float16_it_has_the_range_of_float32() -> None:
     inputs = {name: np.full((1, 1, 2, 1), 300, np.float16) for name in ("query", "key", "value")}
-    truth = find_truth("attention", {}, inputs, "float16", supports_statistics=False)
+    truth = find_truth(Problem("attention", {}, inputs), "float16", supports_statistics=False)
     for factor, verdict in ((1, Verdict.AGREE), (1.001, Verdict.NUMERIC)):
         stages = {"log_sum_exp": truth.exact["log_sum_exp"].high.astype(np.float32) * np.float32(factor)}
         [judged] = judge_and_diagnose(truth, stages, {"log_sum_exp": (1, 1, 2)}, "fused").judgements
@@ -295,7 +296,7 @@ cases:
 def test_scripts_expect_the_dtype_that_was_returned(load_text: Callable[[str], list[Case]]) -> None:
     [case] = load_text(CASE)
     inputs = {name: np.full(shape, 2, ml_dtypes.bfloat16) for name, shape in case.input_shapes.items()}
-    truth = find_truth("attention", {}, inputs, "bfloat16", supports_statistics=False)
+    truth = find_truth(Problem("attention", {}, inputs), "bfloat16", supports_statistics=False)
     stages = {"log_sum_exp": truth.exact["log_sum_exp"].high.astype(np.float32)}
     judged = judge_and_diagnose(truth, stages, case.stage_shapes, "fused")
     assert expected_stages(case, truth, "fused", judged.judgements)["log_sum_exp"].dtype == "float32"

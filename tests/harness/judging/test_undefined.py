@@ -21,7 +21,6 @@ from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, j
 from attncheck.judging.judge_stages import agrees, failing_elements, judge_stages
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined_rows import empty_rows, find_undefined
-from attncheck.reading.lowering import AttentionProblem
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -58,7 +57,7 @@ def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
         finite = np.argwhere(np.isfinite(array))
         for index in finite[rng.integers(len(finite), size=3)]:
             spoilt = spoilt_at(Problem(problem.operation, options, kept), each, tuple(index))
-            undefined = find_undefined(*spoilt.canonical())
+            undefined = find_undefined(spoilt.lowered().canonical())
             for stage, returned in spoilt.returned().items():
                 found = np.zeros(returned.shape, bool) if undefined is None else undefined.of(stage, returned.shape)
                 # A pair of the past, which is not rotated, and a vector behind a norm are flagged as a whole.
@@ -68,19 +67,19 @@ def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
 
 
 def test_what_is_undefined_is_filled_with_ones_and_says_why() -> None:
-    operation, options, inputs = draw("cosine").canonical()
+    operation, options, inputs = draw("cosine").laid_out()
     spoilt = {name: array.copy() for name, array in inputs.items()}
     spoilt["query"][0, 0, 1] = spoilt["key"][0, 1, 3] = 0
-    undefined = find_undefined(operation, options, spoilt)
+    undefined = find_undefined(Problem(operation, options, spoilt))
     assert undefined is not None
     wanted = np.zeros((2, 2, 5, 6), dtype=np.bool_)
     wanted[0, 0, 1] = wanted[0, 1, :, 3] = True
     np.testing.assert_array_equal(undefined.of("scores", wanted.shape), wanted)
     no_direction = "has a vector of length 0, which has no direction"
     assert undefined.reason == f"query {no_direction}; key {no_direction}"
-    assert find_undefined(operation, {"score": "dot"}, spoilt) is None
+    assert find_undefined(Problem(operation, {"score": "dot"}, spoilt)) is None
     spoilt["query"][0, 0, 0, 0] = np.nan
-    undefined = find_undefined(operation, {"score": "dot"}, spoilt)
+    undefined = find_undefined(Problem(operation, {"score": "dot"}, spoilt))
     assert undefined is not None
     assert undefined.reason == f"query {REASON}"
     filled = undefined.filled(spoilt)
@@ -96,8 +95,8 @@ def infinite() -> Truth:
 
 
 def stages_of(truth: Truth) -> Arrays:
-    assert truth.posed is not None
-    return Problem("attention", {}, truth.posed.inputs).returned()
+    assert truth.problem is not None
+    return Problem("attention", {}, truth.problem.inputs).returned()
 
 
 def test_elements_beside_keep_the_exact_answer_that_they_have_without(infinite: Truth) -> None:
@@ -399,14 +398,14 @@ def test_rows_without_a_key_are_found_some_rows_at_a_time(monkeypatch: pytest.Mo
     random = np.random.RandomState(3)
     inputs = {name: random.randn(2, 3, 11, 2) for name in ("query", "key", "value")}
     inputs |= {"mask": random.rand(2, 1, 11, 11) < 0.2, "query_mask": random.rand(1, 11) < 0.7}
-    posed = AttentionProblem({"is_causal": True, "window": (3, 0)}, inputs)
-    whole = empty_rows("attention", posed)
+    posed = Problem("attention", {"is_causal": True, "window": (3, 0)}, inputs)
+    whole = empty_rows(posed)
     assert whole.shape == (2, 3, 11)
     assert whole.any()
     assert not whole.all()
     for most in (1, 2 * 3 * 11 * 2):
         monkeypatch.setattr(module, "MAX_AT_A_TIME", most)
-        np.testing.assert_array_equal(empty_rows("attention", posed), whole)
+        np.testing.assert_array_equal(empty_rows(posed), whole)
 
 
 def test_nan_that_spreads_beyond_the_pair_of_a_rotation_is_found() -> None:

@@ -13,7 +13,6 @@ from attncheck.mutation.catalogue import CONTROLS, MUTANTS, SUBJECTS
 from attncheck.mutation.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
 from attncheck.mutation.score import run_mutants
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import AttentionProblem, lowered
 from attncheck.reading.selection import select_cases
 from attncheck.spec import EMPTY_ROWS
 
@@ -71,10 +70,10 @@ def test_every_name_that_a_case_can_give_is_explained_and_no_other() -> None:
     for case in select_cases([]).cases:
         if not case.id.startswith("large/"):
             inputs = convert_inputs(case, make_exact_inputs(case), case.dtypes[0]).arrays
-            called = AttentionProblem(dict(case.options), dict(inputs))
-            operation, posed = lowered(case.operation, called)
-            was_called = None if posed is called else (case.operation, called)
-            truth = Truth(operation, posed.options, posed.inputs, case.dtypes[0], False, {}, as_called=was_called)
-            given |= {each.name for each in Readings.of(truth, posed).alternatives}
+            called = case.problem(inputs)
+            problem = called.lowered()
+            was_called = None if problem is called else called
+            truth = Truth(problem, case.dtypes[0], False, {}, called=was_called)
+            given |= {each.name for each in Readings.of(truth, problem).alternatives}
     assert given == NAMED
     assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= NAMED

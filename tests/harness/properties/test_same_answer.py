@@ -10,7 +10,7 @@ import pytest
 from attncheck.backends import numpy_backend
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.properties.judging import Truths, _combined_side, judge_merged, side_of
-from attncheck.properties.problem import Problem, SessionVariant, Variant
+from attncheck.properties.problem import SessionVariant, StoredProblem, Variant
 from attncheck.properties.run import Asking, Question, questions_of
 from attncheck.reading.selection import select_cases
 from attncheck.spec.properties import PROPERTIES
@@ -39,7 +39,7 @@ def variants() -> Iterator[tuple[str, Question, Variant]]:
 VARIANTS = list(variants())
 
 
-def computed(problem: Problem, stages: tuple[str, ...]) -> dict[str, np.ndarray]:
+def computed(problem: StoredProblem, stages: tuple[str, ...]) -> dict[str, np.ndarray]:
     outcome = evaluate_on(numpy_backend, problem.task(stages))
     assert isinstance(outcome, Computed), outcome
     return dict(outcome.stages)

@@ -12,7 +12,7 @@ from attncheck.errors import CaseError
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file
-from attncheck.reading.lowering import call_form, canonical_form
+from attncheck.reading.lowering import Problem
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -206,8 +206,8 @@ def test_there_may_be_no_batch_no_query_and_no_key(
     assert (case.stage_shapes["weights"], case.stage_shapes["output"]) == (weights, output)
     made = convert_inputs(case, make_exact_inputs(case), "float16")
     assert {name: array.shape for name, array in made.arrays.items()} == case.input_shapes
-    for posed in (call_form, canonical_form):
-        mask = posed("attention", {"is_causal": True, "window": (1, 1)}, made.arrays).inputs.get("mask")
+    for form in (Problem.called, Problem.canonical):
+        mask = form(Problem("attention", {"is_causal": True, "window": (1, 1)}, made.arrays)).inputs.get("mask")
         assert mask is None or np.broadcast_shapes(mask.shape, weights) == weights
 
 
@@ -264,8 +264,8 @@ def test_a_packed_projection_is_cut_by_heads_and_turned(load_text: Load) -> None
 def test_no_implementation_hears_of_the_layout(load_text: Load) -> None:
     [case] = load_text(LINEAR)
     inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
-    for form in (call_form, canonical_form):
-        posed = form(case.operation, case.options, inputs)
+    for form in (Problem.called, Problem.canonical):
+        posed = form(case.problem(inputs))
         assert posed.options == {"heads": 4, "kv_heads": 2}
         assert "in_proj_weight" not in posed.inputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import (
-    _LAID_OUT_BY,
-    AttentionProblem,
-    call_form,
-    canonical_form,
-    lowered,
-    poisoned,
-    query_offset,
-)
+from attncheck.reading.lowering import _LAID_OUT_BY, Problem, poisoned, query_offset
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS
 
@@ -91,19 +84,19 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Array], tuple[i
     return options, inputs, shape, past or 0
 
 
-Problem = tuple[dict[str, Any], dict[str, Array], tuple[int, ...], int]
+Drawn = tuple[dict[str, Any], dict[str, Array], tuple[int, ...], int]
 
 
 @given(problem=problems())
-def test_the_first_query_stands_where_the_alignment_says(problem: Problem) -> None:
+def test_the_first_query_stands_where_the_alignment_says(problem: Drawn) -> None:
     options, inputs, shape, past = problem
     assert query_offset(options, inputs) == offset_of(options, shape[2], shape[3], past)
 
 
 @given(problem=problems())
-def test_essentially_a_case_is_one_mask_and_one_set_of_keys(problem: Problem) -> None:
+def test_essentially_a_case_is_one_mask_and_one_set_of_keys(problem: Drawn) -> None:
     options, inputs, shape, past = problem
-    posed = canonical_form("attention", options, inputs)
+    posed = Problem("attention", options, inputs).canonical()
     assert set(posed.options) <= {"is_causal"}
     assert set(posed.inputs) <= {"query", "key", "value", "mask"}
     wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)
@@ -115,23 +108,23 @@ def test_essentially_a_case_is_one_mask_and_one_set_of_keys(problem: Problem) ->
 
 
 @given(problem=problems(), seed=st.integers(0, 9))
-def test_some_rows_of_a_case_attend_to_what_they_attend_to_in_the_whole(problem: Problem, seed: int) -> None:
+def test_some_rows_of_a_case_attend_to_what_they_attend_to_in_the_whole(problem: Drawn, seed: int) -> None:
     options, inputs, shape, past = problem
     rows = np.flatnonzero(np.random.RandomState(seed).rand(shape[2]) < 0.5)
-    posed = canonical_form("attention", options, inputs, rows)
+    posed = Problem("attention", options, inputs).canonical(rows)
     assert not posed.options.get("is_causal")
     wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)[:, :, rows]
     np.testing.assert_array_equal(definition(posed.options, posed.inputs, 0, wanted.shape), wanted)
     np.testing.assert_array_equal(posed.inputs["query"], inputs["query"][:, :, rows])
-    whole = canonical_form("attention", options, inputs)
+    whole = Problem("attention", options, inputs).canonical()
     for name in ("key", "value"):
         np.testing.assert_array_equal(posed.inputs[name], whole.inputs[name])
 
 
 @given(problem=problems())
-def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_past(problem: Problem) -> None:
+def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_past(problem: Drawn) -> None:
     options, inputs, shape, past = problem
-    posed = call_form("attention", options, inputs)
+    posed = Problem("attention", options, inputs).called()
     assert set(posed.options) <= {"is_causal", "window"}
     assert "query_mask" not in posed.inputs
     assert not (posed.options.get("is_causal") and "past_key" in posed.inputs and past)
@@ -143,11 +136,11 @@ def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_pas
 
 
 @given(problem=problems())
-def test_nothing_that_is_given_is_changed(problem: Problem) -> None:
+def test_nothing_that_is_given_is_changed(problem: Drawn) -> None:
     options, inputs, _, _ = problem
     before = dict(options), {name: (array, array.copy()) for name, array in inputs.items()}
-    call_form("attention", options, inputs)
-    canonical_form("attention", options, inputs)
+    Problem("attention", options, inputs).called()
+    Problem("attention", options, inputs).canonical()
     assert options == before[0]
     assert set(inputs) == set(before[1])
     for name, (array, copy) in before[1].items():
@@ -178,7 +171,7 @@ MASK = np.ones((1, 1, 3, 5), dtype=bool)
 def test_what_a_call_can_say_is_said_by_the_call(
     options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
 ) -> None:
-    posed = call_form("attention", options, PLAIN | more)
+    posed = Problem("attention", options, PLAIN | more).called()
     assert posed.options == passed
     assert posed.inputs.keys() == (PLAIN | more).keys()
 
@@ -196,14 +189,14 @@ def test_what_a_call_can_say_is_said_by_the_call(
 def test_what_no_call_can_say_is_in_the_mask(
     options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
 ) -> None:
-    posed = call_form("attention", options, PLAIN | more)
+    posed = Problem("attention", options, PLAIN | more).called()
     assert posed.options == passed
     assert posed.inputs["mask"].ndim == 4
     assert posed.inputs["mask"].dtype == bool
 
 
-def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[AttentionProblem]:
-    return [call_form(operation, options, inputs), canonical_form(operation, options, inputs)]
+def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[Problem]:
+    return [Problem(operation, options, inputs).called(), Problem(operation, options, inputs).canonical()]
 
 
 def test_other_operations_keep_what_is_theirs() -> None:
@@ -241,7 +234,7 @@ def drawn(past: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("rows", [None, [1, 3]])
 def test_causality_and_windows_become_a_mask_for_each_batch_entry(past: int, rows: list[int] | None) -> None:
     options = {"is_causal": True, "window": (3, None)}
-    posed = canonical_form("attention", options, drawn(past), None if rows is None else np.array(rows))
+    posed = Problem("attention", options, drawn(past)).canonical(None if rows is None else np.array(rows))
     assert "query_offsets" not in posed.inputs
     assert not posed.options
     mask = np.broadcast_to(posed.inputs["mask"], (3, 1, 4 if rows is None else 2, 9))
@@ -253,7 +246,7 @@ def test_causality_and_windows_become_a_mask_for_each_batch_entry(past: int, row
 @pytest.mark.parametrize("past", [0, 3])
 def test_a_function_that_knows_offsets_is_given_them_with_causality_and_window(past: int) -> None:
     options = {"is_causal": True, "window": (3, None)}
-    posed = call_form("attention", options, drawn(past))
+    posed = Problem("attention", options, drawn(past)).called()
     assert posed.options == options
     assert "mask" not in posed.inputs
     np.testing.assert_array_equal(posed.inputs["query_offsets"], OFFSETS)
@@ -262,14 +255,14 @@ def test_a_function_that_knows_offsets_is_given_them_with_causality_and_window(p
 @pytest.mark.parametrize("past", [0, 3])
 def test_queries_take_the_rows_of_their_batch_entry_and_keys_their_own(past: int) -> None:
     tables = {name: np.arange(12.0)[:, np.newaxis] + np.zeros(2) for name in ("rotary_cos", "rotary_sin")}
-    posed = canonical_form("attention", {}, drawn(past) | tables)
+    posed = Problem("attention", {}, drawn(past) | tables).canonical()
     for b, i in np.ndindex(3, 4):
         assert (posed.inputs["query_cos"][b, 0, i] == OFFSETS[b] + i).all()
     assert posed.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
 
 
 @st.composite
-def packed(draw: st.DrawFn) -> AttentionProblem:
+def packed(draw: st.DrawFn) -> Problem:
     """Draw packed sequences, some of them empty, with keys that are not used."""
     lengths = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=4))
     queries, keys = np.array(lengths).T
@@ -283,11 +276,11 @@ def packed(draw: st.DrawFn) -> AttentionProblem:
         "cu_seqlens_k": np.concatenate([[0], np.cumsum(keys)]),
         "key_lengths": used,
     }
-    return AttentionProblem(draw(options()), inputs)
+    return Problem("packed_attention", draw(options()), inputs)
 
 
 @st.composite
-def paged(draw: st.DrawFn) -> AttentionProblem:
+def paged(draw: st.DrawFn) -> Problem:
     """Draw a cache whose tables name pages in any order, some of them twice."""
     page, width, batch = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     pages = draw(st.integers(width, 6))
@@ -301,7 +294,7 @@ def paged(draw: st.DrawFn) -> AttentionProblem:
         "block_table": table,
         "key_lengths": used,
     }
-    return AttentionProblem(draw(options()), inputs)
+    return Problem("paged_attention", draw(options()), inputs)
 
 
 def options() -> st.SearchStrategy[dict[str, Any]]:
@@ -310,7 +303,7 @@ def options() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={"is_causal": st.just(True), "window": windows, "scale": st.just(0.5)})
 
 
-def by_loops(posed: AttentionProblem) -> Array:
+def by_loops(posed: Problem) -> Array:
     """Attend key by key, from the definition: (B, H, Lq, Dv)."""
     inputs, query = posed.inputs, posed.inputs["query"]
     value = inputs.get("value", inputs.get("value_pages"))
@@ -324,7 +317,7 @@ def by_loops(posed: AttentionProblem) -> Array:
     return output
 
 
-def keys_of(posed: AttentionProblem, b: int, head: int, i: int) -> Any:
+def keys_of(posed: Problem, b: int, head: int, i: int) -> Any:
     """Yield the keys and values that a query sees."""
     inputs = posed.inputs
     if "block_table" in inputs:
@@ -343,7 +336,7 @@ def keys_of(posed: AttentionProblem, b: int, head: int, i: int) -> Any:
             yield inputs["key"][at], inputs["value"][at]
 
 
-def is_near(posed: AttentionProblem, position: int, key: int) -> bool:
+def is_near(posed: Problem, position: int, key: int) -> bool:
     left, right = posed.options.get("window") or (None, None)
     is_left = left is None or key >= position - left
     is_right = right is None or key <= position + right
@@ -352,9 +345,9 @@ def is_near(posed: AttentionProblem, position: int, key: int) -> bool:
 
 @given(packed())
 @settings(max_examples=60, deadline=None)
-def test_packed_sequences_are_attention_with_one_mask(posed: AttentionProblem) -> None:
-    operation, plain = lowered("packed_attention", posed)
-    assert operation == "attention"
+def test_packed_sequences_are_attention_with_one_mask(posed: Problem) -> None:
+    plain = posed.lowered()
+    assert plain.operation == "attention"
     assert plain.options.keys() <= {"scale"}
     output = numpy_backend.attention(**plain.inputs, **plain.options)["output"]
     assert np.allclose(output, by_loops(posed), rtol=1e-12, atol=1e-12)
@@ -362,20 +355,19 @@ def test_packed_sequences_are_attention_with_one_mask(posed: AttentionProblem) -
 
 @given(paged())
 @settings(max_examples=60, deadline=None)
-def test_paged_caches_are_attention_to_what_they_hold(posed: AttentionProblem) -> None:
-    operation, plain = lowered("paged_attention", posed)
-    assert operation == "attention"
+def test_paged_caches_are_attention_to_what_they_hold(posed: Problem) -> None:
+    plain = posed.lowered()
+    assert plain.operation == "attention"
     output = numpy_backend.attention(**plain.inputs, **plain.options)["output"]
     assert np.allclose(output, by_loops(posed), rtol=1e-12, atol=1e-12)
 
 
 @given(st.one_of(packed(), paged()), st.sampled_from(["nan", "large"]))
 @settings(max_examples=40, deadline=None)
-def test_poison_is_where_no_query_can_see_it_and_nowhere_else(posed: AttentionProblem, poison: str) -> None:
-    operation = "paged_attention" if "block_table" in posed.inputs else "packed_attention"
+def test_poison_is_where_no_query_can_see_it_and_nowhere_else(posed: Problem, poison: str) -> None:
     inputs = poisoned({"poison": poison}, posed.inputs, "float32")
-    assert np.array_equal(by_loops(posed), by_loops(AttentionProblem(posed.options, inputs)))
-    before, after = (lowered(operation, AttentionProblem({}, each))[1].inputs for each in (posed.inputs, inputs))
+    assert np.array_equal(by_loops(posed), by_loops(replace(posed, inputs=inputs)))
+    before, after = (replace(posed, options={}, inputs=each).lowered().inputs for each in (posed.inputs, inputs))
     assert all(np.array_equal(before[name], after[name]) for name in before)
     changed = [name for name in inputs if not np.array_equal(inputs[name], posed.inputs[name])]
     assert set(changed) <= {"key", "value", "key_pages", "value_pages"}
