@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
-_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.absorbed", ABSORBED, classes=NATIVE, attribute="NUMPY"),)
+_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_absorbed", ABSORBED, classes=NATIVE),)
 
 # On a GPU, unless a precision is asked for, float32 products are those of tensor cores:
 # https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision

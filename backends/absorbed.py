@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Stages, Tensor, Window
 
 
@@ -53,12 +49,3 @@ def absorbed(
         return stages | {"output": stages["output"] @ value_projection}
 
     return latent_attention
-
-
-NUMPY = SimpleNamespace(
-    prepare=numpy_backend.prepare,
-    describe=numpy_backend.describe,
-    from_numpy=numpy_backend.from_numpy,
-    to_numpy=numpy_backend.to_numpy,
-    latent_attention=absorbed(numpy_backend.attention, np.concatenate, lambda a, b: a @ np.swapaxes(b, -1, -2)),
-)
