@@ -18,7 +18,7 @@ from attncheck.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache,
 
 if TYPE_CHECKING:
     from attncheck.reports.machine.other_documents import ExportDocument, TestDataDocument
-    from attncheck.vectors.export import Exported
+    from attncheck.vectors import Exported
 
 
 class Format(StrEnum):
@@ -182,7 +182,7 @@ def vectors(
     from attncheck.config import selected
     from attncheck.reports.summary import exit_code_of
     from attncheck.results.format import REPORT_FOLDER
-    from attncheck.vectors.recorded import RecordedOutputs, run_recorded
+    from attncheck.vectors import RecordedOutputs, run_recorded
 
     store = store_of(cache, 2.0)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
@@ -201,7 +201,7 @@ def vectors(
             quiet=quiet,
         )
         raise typer.Exit(code)
-    from attncheck.vectors.export import DEFAULT_MODELS, export_vectors, lines_of
+    from attncheck.vectors import DEFAULT_MODELS, export_vectors, lines_of
 
     models = split(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, dtypes, models, folder, store)
@@ -216,7 +216,7 @@ def vectors(
 def _exported_document(exported: Exported, folder: Path) -> ExportDocument:
     from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import ExportDocument
-    from attncheck.vectors.export import lines_of
+    from attncheck.vectors import lines_of
 
     return ExportDocument(
         attncheck=header("vectors export"),

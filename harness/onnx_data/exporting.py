@@ -24,15 +24,14 @@ from attncheck.attention.enclosure import Enclosure
 from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS
 from attncheck.dtypes import numpy_dtype, rounded_once
 from attncheck.judging.truth import truth_of_case
-from attncheck.onnx_data.entries import padded, shape_in_file, softmax_test
-from attncheck.onnx_data.files import BackendTest, NotACase, write_test
+from attncheck.onnx_data.files import BackendTest, NotACase, padded, shape_in_file, softmax_test, write_test
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import query_offset
 from attncheck.spec import inputs_of
 from attncheck.store import Store
-from attncheck.vectors.export import lacks
+from attncheck.vectors import lacks
 
 Array = NDArray[Any]
 _PREFIX = "test_"

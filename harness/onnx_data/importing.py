@@ -22,8 +22,7 @@ from onnx import TensorProto
 from attncheck.backends.onnx_attention import STAGE_OF_MODE
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import CaseError, OutputError
-from attncheck.onnx_data.entries import Entry, Source, begin, softmax_entry
-from attncheck.onnx_data.files import BackendTest, NotACase, folders_of, read_tests
+from attncheck.onnx_data.files import BackendTest, Entry, NotACase, Source, begin, folders_of, read_tests, softmax_entry
 from attncheck.reading.loader import case_of_data
 from attncheck.reading.lowering import within_window
 from attncheck.wording import slug

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck import cli
 from attncheck.errors import ResultsError, UsageError
-from attncheck.vectors.export import Name, VectorsWriter, digest_of_call, read_lines
-from attncheck.vectors.recorded import RecordedOutputs, names_in, read_array
+from attncheck.vectors import Name, RecordedOutputs, VectorsWriter, digest_of_call, names_in, read_array, read_lines
 
 ROOT = Path(__file__).parents[3]
 READERS = ROOT / "examples" / "vectors"
