@@ -425,7 +425,7 @@ FAULTS: tuple[Fault, ...] = (
         "lambda subject: any(test(subject) for test in tests)",
         "lambda subject: all(test(subject) for test in tests)",
         "`or` selects what both sides do",
-        "harness/reading/test_addresses.py",
+        "harness/reading/test_selection.py",
     ),
     # Results
     _fault(

@@ -35,48 +35,32 @@ OFFSET = st.integers(0, 5)
 SIDE = st.none() | st.integers(0, 4)
 
 
-def _loop(seen: Seen, batch: int, queries: int, keys: int, offset: int) -> NDArray[np.bool_]:
-    mask = np.zeros((batch, 1, queries, keys), bool)
-    for entry in range(batch):
-        for query in range(queries):
-            for key in range(keys):
-                mask[entry, 0, query, key] = seen(entry, offset + query, key)
-    return mask
+Pattern = tuple[Any, Seen, int | None]
+"""A pattern as a file has it, its definition, and how many elements of the batch it has masks for, if one for each."""
 
 
-def _check(source: kinds.AnyMaskPattern, seen: Seen, batch: int | None = None) -> None:
-    assert isinstance(source, kinds.Pattern)
-    made = make_mask(source)
-    assert made.dtype == bool
-    assert made.shape == mask_shape(source)
-    assert made.ndim == (2 if batch is None else 4)
-    wanted = _loop(seen, batch or 1, *source.shape, source.offset)
-    np.testing.assert_array_equal(made, wanted[0, 0] if batch is None else wanted)
+@st.composite
+def _shapes(draw: st.DrawFn) -> dict[str, Any]:
+    return {"shape": [draw(LENGTH), draw(LENGTH)], "offset": draw(OFFSET)}
 
 
-@given(window=st.lists(SIDE, min_size=2, max_size=2), shape=st.tuples(LENGTH, LENGTH), offset=OFFSET)
-def test_a_sliding_window(window: list[int | None], shape: tuple[int, int], offset: int) -> None:
-    left, right = window
+@st.composite
+def _windows(draw: st.DrawFn) -> Pattern:
+    left, right = window = draw(st.lists(SIDE, min_size=2, max_size=2))
+    source = kinds.SlidingWindow(sliding_window=window, **draw(_shapes()))
+    return (
+        source,
+        lambda _, i, j: (left is None or j >= i - left) and (right is None or j <= i + right),
+        None,
+    )
 
-    def seen(entry: int, query: int, key: int) -> bool:
-        return (left is None or key >= query - left) and (right is None or key <= query + right)
 
-    _check(kinds.SlidingWindow(sliding_window=window, shape=list(shape), offset=offset), seen)
-
-
-@given(
-    prefix=st.integers(0, 9) | st.lists(st.integers(0, 9), min_size=1, max_size=3),
-    shape=st.tuples(LENGTH, LENGTH),
-    offset=OFFSET,
-)
-def test_a_prefix_lm(prefix: int | list[int], shape: tuple[int, int], offset: int) -> None:
+@st.composite
+def _prefixes(draw: st.DrawFn) -> Pattern:
+    prefix = draw(st.integers(0, 9) | st.lists(st.integers(0, 9), min_size=1, max_size=3))
     lengths = prefix if isinstance(prefix, list) else [prefix]
-
-    def seen(entry: int, query: int, key: int) -> bool:
-        return key <= query or key < lengths[entry]
-
-    batch = len(lengths) if isinstance(prefix, list) else None
-    _check(kinds.PrefixLM(prefix_lm=prefix, shape=list(shape), offset=offset), seen, batch)
+    source = kinds.PrefixLM(prefix_lm=prefix, **draw(_shapes()))
+    return source, lambda b, i, j: j <= i or j < lengths[b], len(lengths) if isinstance(prefix, list) else None
 
 
 @st.composite
@@ -88,29 +72,62 @@ def _numbers_of_keys(draw: st.DrawFn) -> tuple[list[list[int]], bool, int, int]:
     return rows, draw(st.booleans()), draw(st.integers(0, keys - offset)), offset
 
 
-@given(drawn=_numbers_of_keys())
-def test_images_in_text(drawn: tuple[list[list[int]], bool, int, int]) -> None:
-    rows, once, queries, offset = drawn
+@st.composite
+def _numbered(draw: st.DrawFn) -> Pattern:
+    """Draw segments, or images in text."""
+    rows, once, queries, offset = draw(_numbers_of_keys())
+    numbers, place = rows[0] if once else rows, {"shape": [queries, len(rows[0])], "offset": offset}
+    count = None if once else len(rows)
+    if draw(st.booleans()):
+        return kinds.Segments(segments=numbers, **place), lambda b, i, j: rows[b][i] == rows[b][j], count
+    source = kinds.Images(images=numbers, **place)
+    return source, lambda b, i, j: j <= i or rows[b][i] == rows[b][j] > 0, count
 
-    def seen(entry: int, query: int, key: int) -> bool:
-        same_image = rows[entry][query] == rows[entry][key] and rows[entry][key] > 0
-        return key <= query or same_image
 
-    images = rows[0] if once else rows
-    source = kinds.Images(images=images, shape=[queries, len(rows[0])], offset=offset)
-    _check(source, seen, None if once else len(rows))
+@st.composite
+def _chunks(draw: st.DrawFn) -> Pattern:
+    chunk = draw(st.integers(1, 5))
+    padding = draw(st.none() | st.integers(0, 6) | st.lists(st.integers(0, 6), min_size=1, max_size=3))
+    begins = padding if isinstance(padding, list) else [padding or 0]
+    source = kinds.Chunked(chunked=chunk, left_padding=padding, **draw(_shapes()))
+    return (
+        source,
+        lambda b, i, j: j <= i and (i - begins[b]) // chunk == (j - begins[b]) // chunk,
+        len(begins) if isinstance(padding, list) else None,
+    )
 
 
-@given(drawn=_numbers_of_keys())
-def test_segments(drawn: tuple[list[list[int]], bool, int, int]) -> None:
-    rows, once, queries, offset = drawn
+@st.composite
+def _kept(draw: st.DrawFn) -> Pattern:
+    """Draw first tokens that are kept beside a window."""
+    first, left = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    source = kinds.FirstTokens(first_tokens=first, left=left, **draw(_shapes()))
+    return source, lambda _, i, j: j <= i and (j < first or i - j <= left), None
 
-    def seen(entry: int, query: int, key: int) -> bool:
-        return rows[entry][query] == rows[entry][key]
 
-    segments = rows[0] if once else rows
-    source = kinds.Segments(segments=segments, shape=[queries, len(rows[0])], offset=offset)
-    _check(source, seen, None if once else len(rows))
+@st.composite
+def _dilated(draw: st.DrawFn) -> Pattern:
+    dilation, window = (
+        draw(st.integers(1, 4)),
+        draw(st.lists(SIDE, min_size=2, max_size=2).filter(lambda pair: pair != [None, None])),
+    )
+    left, right = (30 if side is None else side for side in window)
+    source = kinds.Dilated(dilated=dilation, window=window, **draw(_shapes()))
+    return source, lambda _, i, j: any(j == i + step * dilation for step in range(-left, right + 1)), None
+
+
+@settings(max_examples=300)
+@given(pattern=_windows() | _prefixes() | _numbered() | _chunks() | _kept() | _dilated())
+def test_a_mask_is_what_its_definition_says_of_each_query_and_key(pattern: Pattern) -> None:
+    source, seen, batch = pattern
+    made = make_mask(source)
+    assert made.dtype == bool
+    assert made.shape == mask_shape(source)
+    assert made.ndim == (2 if batch is None else 4)
+    wanted = np.zeros((batch or 1, 1, *source.shape), bool)
+    for entry, _, query, key in np.ndindex(wanted.shape):
+        wanted[entry, 0, query, key] = seen(entry, source.offset + query, key)
+    np.testing.assert_array_equal(made, wanted[0, 0] if batch is None else wanted)
 
 
 @given(drawn=_numbers_of_keys())
@@ -141,45 +158,6 @@ def test_documents_by_their_lengths(lengths: list[list[int]], once: bool) -> Non
     source = kinds.DocumentLengths(document_lengths=filled[0] if once else filled, shape=[keys, keys])
     same = kinds.Segments(segments=numbers[0] if once else numbers, shape=[keys, keys])
     np.testing.assert_array_equal(make_mask(source), make_mask(same))
-
-
-@given(
-    chunk=st.integers(1, 5),
-    padding=st.none() | st.integers(0, 6) | st.lists(st.integers(0, 6), min_size=1, max_size=3),
-    shape=st.tuples(LENGTH, LENGTH),
-    offset=OFFSET,
-)
-def test_chunks(chunk: int, padding: int | list[int] | None, shape: tuple[int, int], offset: int) -> None:
-    begins = padding if isinstance(padding, list) else [padding or 0]
-
-    def seen(entry: int, query: int, key: int) -> bool:
-        return key <= query and (query - begins[entry]) // chunk == (key - begins[entry]) // chunk
-
-    source = kinds.Chunked(chunked=chunk, left_padding=padding, shape=list(shape), offset=offset)
-    _check(source, seen, len(begins) if isinstance(padding, list) else None)
-
-
-@given(first=st.integers(0, 4), left=st.integers(0, 4), shape=st.tuples(LENGTH, LENGTH), offset=OFFSET)
-def test_first_tokens_that_are_kept(first: int, left: int, shape: tuple[int, int], offset: int) -> None:
-    def seen(entry: int, query: int, key: int) -> bool:
-        return key <= query and (key < first or query - key <= left)
-
-    _check(kinds.FirstTokens(first_tokens=first, left=left, shape=list(shape), offset=offset), seen)
-
-
-@given(
-    dilation=st.integers(1, 4),
-    window=st.lists(SIDE, min_size=2, max_size=2).filter(lambda window: window != [None, None]),
-    shape=st.tuples(LENGTH, LENGTH),
-    offset=OFFSET,
-)
-def test_a_dilated_window(dilation: int, window: list[int | None], shape: tuple[int, int], offset: int) -> None:
-    left, right = (30 if side is None else side for side in window)
-
-    def seen(entry: int, query: int, key: int) -> bool:
-        return any(key == query + step * dilation for step in range(-left, right + 1))
-
-    _check(kinds.Dilated(dilated=dilation, window=window, shape=list(shape), offset=offset), seen)
 
 
 @st.composite

@@ -106,6 +106,7 @@ def test_a_point_user_function_a_number_that_is_not_given() -> None:
         (["1 2\n3 4", "5 6\n7 8", "9 0\n1 2"], (3, 2, 2)),
         ([["1 2\n3 4"]], (1, 1, 2, 2)),
         (["1", "2"], (2,)),
+        (["[[1.50 2]\n [3 4]]", "tensor([[5, 6], [7, 8]])"], (2, 2, 2)),
     ],
 )
 def test_rows_are_lines_and_lists_are_further_axes(source: object, shape: tuple[int, ...]) -> None:
