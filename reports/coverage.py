@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -279,7 +280,7 @@ def _picks(what: str, picks: tuple[str, ...]) -> str:
     return f"{what}{'s' if len(picks) > 1 and not what.endswith('s') else ''} {shown}"
 
 
-def judged_counts(frames: Frames) -> dict[Column, Mapping[str, object]]:
+def judged_counts(frames: Frames) -> dict[Column, Mapping[str, Any]]:
     """Return the same as plain data."""
     padded = padded_cases(frames)
     return {

@@ -412,18 +412,12 @@ def bisection_document(found: Bisection, code: ExitCode) -> BisectionDocument:
         attncheck=header("bisect"),
         exit_code=int(code),
         answer=_answer(found),
-        failures=[],
-        next=[],
         notes=list(found.missed.values()),
         distribution=found.distribution,
-        releases=[_release(row) for row in found.rows()],
+        releases=[ReleaseRecord(**row) for row in found.rows()],
         steps=[DifferenceRecord(**_fields(step)) for step in found.steps],
         missed=dict(found.missed),
     )
-
-
-def _release(row: Mapping[str, Any]) -> ReleaseRecord:
-    return ReleaseRecord(**row)
 
 
 def _answer(found: Bisection) -> str:

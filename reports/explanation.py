@@ -240,25 +240,17 @@ def explanation_document(
     """Return a case on one implementation, stage by stage; ``commands`` say more of its failure."""
     explanation = explained.explanation
     failure = failure_of(explanation, commands)
-    return ExplanationDocument(
+    return ExplanationDocument.from_object(
+        explanation,
         attncheck=header("explain"),
         exit_code=int(code),
         answer=answer_of(explanation),
         failures=[] if failure is None else [failure],
-        next=[] if failure is None else list(commands),
-        notes=[],
-        implementation=explanation.implementation,
+        next=[] if failure is None else commands,
+        notes=(),
         case=of_case(explanation.case),
-        dtype=explanation.dtype,
-        rounding_model=explanation.rounding_model,
         verdict=verdict_of(explanation),
-        begins_at=explanation.begins_at,
         stages=[_stage(each, explanation) for each in explanation.judgements],
-        failure=explanation.failure,
-        outside=explanation.outside,
-        expected_failures=dict(explanation.expected_failures),
-        padded=explanation.padded,
-        lacks=list(explanation.lacks),
         repeated=None if explained.repeated is None else _repeated(explained.repeated),
     )
 
@@ -277,54 +269,24 @@ def answer_of(explanation: Explanation) -> str:
 
 def _stage(judgement: StageJudgement, explanation: Explanation) -> StageRecord:
     condition = explanation.conditioning.get(judgement.stage)
-    return StageRecord(
-        stage=judgement.stage,
-        verdict=judgement.verdict.value,
-        is_noisy=judgement.is_noisy,
+    return StageRecord.from_object(
+        judgement,
         accumulated=_errors(judgement.accumulated),
         introduced=_errors(judgement.introduced),
-        element=None if judgement.index is None else list(judgement.index),
+        element=judgement.index,
         computed=judgement.value,
         computed_hex=None if judgement.value is None else judgement.value.hex(),
-        exact=judgement.exact,
         exact_hex=None if judgement.exact is None else judgement.exact.hex(),
-        error=judgement.error,
-        bound=judgement.bound,
-        against=judgement.against,
-        condition=None if condition is None else _condition_record(condition),
-        judged_rows=judgement.judged_rows,
-        query_rows=judgement.query_rows,
-        unjudged=judgement.unjudged,
-        message=judgement.message,
+        condition=None if condition is None else ConditionRecord.from_object(condition),
         expected_failure=explanation.expected_failures.get(judgement.stage, ""),
     )
 
 
 def _errors(measured: Measured | None) -> Errors | None:
-    if measured is None:
-        return None
-    return Errors(
-        tier=str(measured.tier.value),
-        ratio=measured.ratio,
-        element=None if measured.index is None else list(measured.index),
-        largest_z=measured.largest_z,
-        mean_z=measured.mean_z,
-        elements=measured.elements,
-    )
-
-
-def _condition_record(found: Conditioning) -> ConditionRecord:
-    return ConditionRecord(median=found.median, largest=found.largest, ill=found.ill, elements=found.elements)
+    return None if measured is None else Errors.from_object(measured, element=measured.index)
 
 
 def _repeated(repeated: Repeated) -> RepeatedRecord:
-    needed = None
-    if repeated.needed is not None:
-        needed = [CallRecord(case=case.id, dtype=dtype) for case, dtype in repeated.needed]
-    return RepeatedRecord(
-        found=repeated.found,
-        before=repeated.before,
-        needed=needed,
-        are_fewest=repeated.are_fewest,
-        remark=repeated.remark,
-    )
+    calls = repeated.needed
+    needed = None if calls is None else [CallRecord(case=case.id, dtype=dtype) for case, dtype in calls]
+    return RepeatedRecord.from_object(repeated, needed=needed)

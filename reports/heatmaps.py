@@ -1,9 +1,9 @@
-"""Matrices as annotated heatmaps, and errors over bounds as maps, each with what it shows in words.
+"""Matrices as annotated heatmaps, each with what it shows in words.
 
 Pictures are SVG with text as text: it can be selected and scaled, and a matrix of 4 x 4 takes a few KB. By itself a
 picture is dark ink on white paper; put into a page, its style sheet can give the classes ``paper`` and ``ink`` another
-fill and ``rule`` another stroke. Colours run from light to dark in one hue, or along cividis, so that they are told
-apart by lightness alone; what matters is marked and written as well. The same figure gives the same bytes.
+fill and ``rule`` another stroke. Colours run from light to dark in one hue, so that they are told apart by lightness
+alone; what matters is marked and written as well. The same figure gives the same bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import re
 import textwrap
 import warnings
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +21,9 @@ from xml.etree import ElementTree
 
 import matplotlib.style
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
@@ -35,14 +33,10 @@ from attncheck.reports.panels import (
     MAX_ANNOTATED,
     MAX_CELLS,
     MISPRINT,
-    PURPLE,
-    ErrorMatrix,
     Panel,
     Pixels,
     cell_text,
     describe,
-    describe_errors,
-    error_matrices,
     ink_on,
     safe_text,
     shades,
@@ -50,7 +44,6 @@ from attncheck.reports.panels import (
 )
 
 Format = Literal["svg", "png", "pdf"]
-MEDIA_TYPES: dict[Format, str] = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 
 INK = "#1b1b1d"
 RULE = "#85858a"
@@ -95,13 +88,7 @@ class Picture:
     """An image's bytes and what they show, in words, for those who do not see it."""
 
     data: bytes
-    media_type: str
     alternative: str
-
-    @property
-    def uri(self) -> str:
-        """Return the image as a data URI, for the ``src`` of an image."""
-        return f"data:{self.media_type};base64,{b64encode(self.data).decode('ascii')}"
 
     @property
     def markup(self) -> str:
@@ -133,7 +120,7 @@ def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Pict
     data = buffer.getvalue()
     if format == "svg":
         data = _tidy(data.decode("utf-8"), alternative).encode("utf-8")
-    return Picture(data, MEDIA_TYPES[format], alternative)
+    return Picture(data, alternative)
 
 
 def pdf_of(figures: Sequence[Figure]) -> bytes:
@@ -295,22 +282,6 @@ _MOST_INCHES = 9.5
 """Of a page's width."""
 
 
-def annotated_heatmap(
-    matrix: Array,
-    title: str,
-    row_labels: Sequence[str] = (),
-    column_labels: Sequence[str] = (),
-    *,
-    colour: str = PURPLE,
-    row_axis: str = "",
-    column_axis: str = "",
-    format: Format = "svg",  # noqa: A002
-) -> Picture:
-    """Draw a matrix as coloured cells, each with its number in it; large ones without the numbers, or thinned out."""
-    panel = Panel(title, matrix, colour, row_axis, column_axis, row_labels, column_labels)
-    return heatmaps([panel], format=format)
-
-
 def heatmaps(
     panels: Sequence[Panel],
     *,
@@ -445,93 +416,3 @@ def _label(axes: Axes, panel: Panel, shape: tuple[int, ...], step: tuple[int, in
         axis.set_ticks(list(ticks), texts, parse_math=False)
     axes.set_ylabel(safe_text(panel.row_axis, 40), parse_math=False)
     axes.set_xlabel(safe_text(panel.column_axis, 40), parse_math=False)
-
-
-Real = NDArray[np.float64]
-
-_MIN_RATIO, _MAX_RATIO = 1e-3, 1e3
-"""Where the colours end: the same in every picture, so that two can be compared."""
-_NOT_JUDGED = (212, 212, 217)
-_CELL = 7
-"""Pixels of a cell."""
-_FROM_EDGE = np.minimum(np.arange(_CELL), np.arange(_CELL)[::-1])
-_INCHES, _LARGEST_INCHES, _MAX_INCHES = 0.16, 3.4, 9.5
-
-
-def error_map(ratio: Array, title: str = "error over bound", *, format: Format = "svg") -> Picture:  # noqa: A002
-    """Draw errors over bounds of any rank, a panel per matrix; the limit is 1, and NaN is not judged.
-
-    Colours are logarithmic, from 0.001 to 1,000. What exceeds the limit is crossed out, and the worst element is ringed
-    and written. Of many matrices the largest error in each place is drawn, of a large one the largest of each block:
-    no error is lost.
-    """
-    errors = np.asarray(ratio, dtype=np.float64)
-    words = describe_errors(errors, title)
-    with drawing():
-        if not errors.size or np.isnan(errors).all():
-            return picture_of(only_text(words), words, format)
-        return picture_of(_draw(error_matrices(errors), words), words, format)
-
-
-def _draw(maps: list[ErrorMatrix], words: str) -> Figure:
-    sizes = [_inches_of_map(each.errors.shape) for each in maps]
-    figure, axes_of = grid(sizes, [each.title for each in maps], _MAX_INCHES, with_bars=False)
-    norm, colours = LogNorm(_MIN_RATIO, _MAX_RATIO, clip=True), colormaps["cividis"]
-    for each, axes in zip(maps, axes_of, strict=True):
-        rows, columns = each.errors.shape
-        # Pixels stay pixels, however large they are drawn: a cell is a few of them, for the crosses.
-        edges = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-        axes.imshow(
-            _crossed(each.errors, colours(norm(_filled(each.errors)))),
-            interpolation="none",
-            extent=edges,
-            aspect="auto",
-        )
-        axes.set_title(each.title, loc="left", pad=5)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        if each.worst is not None:
-            _ring(axes, each.worst)
-        _number_axes(axes, each)
-    bar = colour_bar(figure, axes_of[-1], norm, colours)
-    bar.axhline(1, color=INK, linewidth=2.5)
-    bar.axhline(1, color=PAPER, linewidth=1)
-    bar.set_yticks([_MIN_RATIO, 1, _MAX_RATIO], ["≤ 0.001", "limit 1", "≥ 1000"])
-    bar.minorticks_off()
-    lines = textwrap.wrap(words, max(40, int(figure.get_figwidth() * 14)))
-    figure.text(0, 1, "\n".join(lines), ha="left", va="bottom", parse_math=False)
-    return figure
-
-
-def _filled(errors: Real) -> Real:
-    return np.nan_to_num(errors, nan=_MIN_RATIO, posinf=_MAX_RATIO)
-
-
-def _crossed(errors: Real, colours: Real) -> NDArray[np.uint8]:
-    """Enlarge every cell, and cross out those that exceed the limit: nothing is said by colour alone."""
-    pixels = (colours[..., :3] * 255).round().astype(np.uint8)
-    pixels[np.isnan(errors)] = _NOT_JUDGED
-    cells: NDArray[np.uint8] = np.repeat(np.repeat(pixels, _CELL, axis=0), _CELL, axis=1)
-    diagonal = np.eye(_CELL, dtype=bool)
-    cross = (diagonal | diagonal[::-1]) & (np.add.outer(_FROM_EDGE, _FROM_EDGE) > 2)
-    cells[np.kron(errors > 1, cross).astype(bool)] = 0
-    return cells
-
-
-def _ring(axes: Axes, worst: tuple[int, int]) -> None:
-    for colour, width in (("white", 2.6), ("#c4003e", 1.3)):
-        axes.plot(
-            worst[1], worst[0], "o", markersize=9, fillstyle="none", color=colour, markeredgewidth=width, clip_on=False
-        )
-
-
-def _number_axes(axes: Axes, each: ErrorMatrix) -> None:
-    for axis, length, block in zip((axes.yaxis, axes.xaxis), each.errors.shape, each.block, strict=True):
-        spacing = 1 if length <= 10 else 2 if length <= 20 else 8
-        ticks = range(0, length, spacing)
-        axis.set_ticks(list(ticks), [str(tick * block) for tick in ticks])
-
-
-def _inches_of_map(shape: tuple[int, ...]) -> tuple[float, float]:
-    rows, columns = (max(0.5, min(_LARGEST_INCHES, _INCHES * length)) for length in shape)
-    return columns, rows

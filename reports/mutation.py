@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pandas as pd
 from rich.table import Table
@@ -82,17 +82,16 @@ def _naming(frames: MutationFrames) -> str:
 
 def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str] = ()) -> MutantsDocument:
     """Return the same for programs."""
-    tables = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
+    names = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
+    tables: dict[str, Any] = {name: _plain(getattr(frames, name)) for name in names}
     return MutantsDocument(
         attncheck=header("mutants"),
         exit_code=int(code),
         answer=_score(frames),
-        failures=[],
-        next=[],
         notes=[*notes, *([] if frames.exhaustive else [_SPARED])],
         score=frames.score,
         naming=frames.naming(),
-        **{name: _plain(getattr(frames, name)) for name in tables},
+        **tables,
     )
 
 

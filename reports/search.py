@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -71,7 +70,6 @@ def search_document(search: Search, commands: Commands, code: ExitCode) -> Searc
         answer=list(search_lines(search, commands))[-1],
         failures=failures,
         next=first_of_each(failures),
-        notes=[],
         implementation=search.judge.implementation.name,
         seed=search.request.seed,
         problems=search.asked,
@@ -79,7 +77,9 @@ def search_document(search: Search, commands: Commands, code: ExitCode) -> Searc
         interrupted=search.is_interrupted,
         seconds=round(search.seconds, 1),
         folder=str(search.folder.path),
-        findings=[_finding(each) for each in findings],
+        findings=[
+            FindingRecord.from_object(each, verdict=each.symptom.verdict, stage=each.symptom.stage) for each in findings
+        ],
         known=dict(search.known),
         no_longer_failing=[each.file for each in search.fixed],
     )
@@ -104,12 +104,6 @@ def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failu
         rows=1,
         next=list(commands),
     )
-
-
-def _finding(finding: Finding) -> FindingRecord:
-    found: dict[str, Any] = {"verdict": finding.symptom.verdict, "stage": finding.symptom.stage}
-    names = [each.name for each in fields(FindingRecord) if each.name not in found]
-    return FindingRecord(**found, **{name: getattr(finding, name) for name in names})
 
 
 def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -> Iterator[str]:
@@ -140,7 +134,6 @@ def reduction_document(
         answer="there is nothing to reduce: it does not fail" if path is None else fails,
         failures=[] if failure is None or path is None else [failure],
         next=[] if path is None else list(commands),
-        notes=[],
         implementation=explanation.implementation,
         case=case.id,
         dtype=explanation.dtype,

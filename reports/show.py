@@ -311,8 +311,6 @@ def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
         attncheck=header("show"),
         exit_code=int(ExitCode.AGREE),
         answer=case.name,
-        failures=[],
-        next=[],
         notes=list(case.warnings),
         case=of_case(case),
         source=case.source.model_dump(exclude_none=True),

@@ -400,8 +400,6 @@ def conventions_document(measured: Conventions, code: ExitCode, missing: Sequenc
         attncheck=header("conventions"),
         exit_code=int(code),
         answer=", ".join(f"{count:,} {what}" for what, count in counts.items()),
-        failures=[],
-        next=[],
         notes=[
             *(f"{name} is not installed" for name in missing),
             *(f"{name}: {line}" for name, each in measured.items() for line in _notes(each)),

@@ -148,7 +148,6 @@ def _script_document(
         answer=answer_of(explained.explanation),
         failures=[] if failure is None else [failure],
         next=[command],
-        notes=[],
         implementation=asked.implementation.name,
         case=of_case(explained.explanation.case),
         dtype=asked.dtype,

@@ -149,8 +149,6 @@ def _list_document(what: Listed, records: Sequence[Record], code: ExitCode, faul
         attncheck=header("list"),
         exit_code=int(code),
         answer=f"{len(records):,} {what.value}",
-        failures=[],
-        next=[],
         notes=faults,
         listed=what.value,
         items=records,

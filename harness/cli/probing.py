@@ -456,9 +456,7 @@ def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> P
         attncheck=header("protocol"),
         exit_code=int(code),
         answer=f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol",
-        failures=[],
         next=[] if broken else [joined(["attncheck", "check", "-i", program])],
-        notes=[],
         program=program,
         rules=[
             RuleRecord(

@@ -239,8 +239,6 @@ def _document(
         attncheck=header(command),
         exit_code=int(ExitCode.DISAGREE if differences else ExitCode.AGREE),
         answer=f"{path} was written" if differences is None else checked,
-        failures=[],
-        next=[],
         notes=list(notes),
         path=str(path),
         checked=differences is not None,

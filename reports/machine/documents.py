@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from attncheck.errors import AttncheckError, CaseError, ExitCode
 
@@ -28,6 +28,12 @@ class Record:
     """Anything inside of a document: fields that are all there, and no others."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    @classmethod
+    def from_object(cls, source: object, **given: Any) -> Self:
+        """Return a record of what a source has under the record's own names, besides what is given."""
+        own = (each.name for each in fields(cls) if each.name not in given)
+        return cls(**{name: getattr(source, name) for name in own}, **given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +108,11 @@ class Document(Record):
     """The exit code of the command: 0 agrees, 1 disagrees, 2 wrong input, 3 not run or too little judged."""
     answer: str
     """The outcome in one line."""
-    failures: Sequence[Failure]
+    failures: Sequence[Failure] = ()
     """What fails, the simplest case first; expected failures are none."""
-    next: Sequence[str]
+    next: Sequence[str] = ()
     """The commands to run next; empty where nothing is left to do."""
-    notes: Sequence[str]
+    notes: Sequence[str] = ()
     """What could not be used or run, a line each."""
 
 
@@ -375,10 +381,7 @@ def plain_number(value: float) -> float | str:
 
 def error_document(command: str, error: AttncheckError) -> ErrorDocument:
     """Return what a command prints that ends with an error."""
-    found = error.faults if isinstance(error, CaseError) else []
-    faults = [
-        Fault(file=each.file, line=each.line, case=each.case, field=each.field, message=each.message) for each in found
-    ]
+    faults = [Fault.from_object(each) for each in error.faults] if isinstance(error, CaseError) else []
     return error_of(command, type(error).__name__, str(error), error.exit_code, faults)
 
 
@@ -390,8 +393,5 @@ def error_of(
         attncheck=header(command),
         exit_code=int(code),
         answer=message.split("\n", 1)[0],
-        failures=[],
-        next=[],
-        notes=[],
         error=ErrorRecord(kind=kind, message=message, faults=faults),
     )

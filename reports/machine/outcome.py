@@ -183,11 +183,11 @@ def outcome_document(
         next=[*first_commands(frames), *(each.command for each in broken[:1] if each.command)],
         notes=list(frames.notes),
         judged=answer.judged,
-        coverage={titles[column]: _coverage(counts) for column, counts in judged_counts(frames).items()},
+        coverage={titles[column]: CoverageRecord(**counts) for column, counts in judged_counts(frames).items()},
         too_few_judged=list(unjudged(frames)),
         numbers=asdict(number_counts(frames)),
         sentences=list(answer.sentences),
-        stopped={label: Stopped(**asdict(asked.stopped)) for label, asked in frames.asked.items() if asked.stopped},
+        stopped={label: Stopped.from_object(asked.stopped) for label, asked in frames.asked.items() if asked.stopped},
         in_common=[_in_common(each) for each in in_common(frames)],
         verdicts={
             case: {titles[column]: words.replace("**", "") for column, words in cells.items()}
@@ -202,21 +202,12 @@ def outcome_document(
 
 
 def _defect(found: Defect) -> DefectRecord:
-    return DefectRecord(
-        environment=found.row["environment"],
-        implementation=found.row["implementation"],
-        verdict=found.row["verdict"],
-        stage=found.row["stage"],
+    return DefectRecord.from_object(
+        found,
+        **{name: found.row[name] for name in ("environment", "implementation", "verdict", "stage")},
         diagnosis=found.diagnosis or None,
-        text=found.text,
-        cases=list(found.cases),
         dtypes=[dtype for dtype in found.dtypes if dtype],
-        evaluations=found.evaluations,
     )
-
-
-def _coverage(counts: Any) -> CoverageRecord:
-    return CoverageRecord(**counts)
 
 
 def _properties(frames: Frames) -> dict[str, dict[str, str]]:
@@ -228,14 +219,12 @@ def _properties(frames: Frames) -> dict[str, dict[str, str]]:
 
 
 def _in_common(found: Found) -> InCommon:
-    return InCommon(
+    return InCommon.from_object(
+        found,
         environment=found.column.environment,
         implementation=found.column.implementation,
         text=found.text(with_environment=False),
-        where=found.where,
-        failing=found.failing,
         of=found.holding,
-        passing_elsewhere=found.passing_elsewhere,
         counted=f"{found.noun}s",
     )
 
@@ -249,7 +238,6 @@ def properties_document(
         attncheck=header("properties"),
         exit_code=int(code),
         answer=sentence_of(rows),
-        failures=[],
         next=[each for each in commands if each],
         notes=list(notes),
         properties=[property_record(row, again if row.fails_run else {}) for row in rows],

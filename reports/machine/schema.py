@@ -56,7 +56,8 @@ def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     }
     if name == "Header":
         properties["schema"] = {"description": descriptions["schema"], "const": SCHEMA}
-    return {**schema, "description": summary_of(_records()[name]), "properties": properties}
+    found = {"description": summary_of(_records()[name]), "properties": properties, "required": list(properties)}
+    return {**schema, **found}
 
 
 def _without_titles(schema: Any) -> Any:
@@ -64,7 +65,7 @@ def _without_titles(schema: Any) -> Any:
         return [_without_titles(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _without_titles(each) for key, each in schema.items() if key != "title"}
+    found = {key: _without_titles(each) for key, each in schema.items() if key not in ("title", "default")}
     return {"$ref": f"{_REFERENCE}Number"} if found == {"type": "number"} else found
 
 
