@@ -29,7 +29,7 @@ from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.machine.documents import Failure, header, plain
 from attncheck.reports.machine.outcome import failures_of
-from attncheck.reports.markdown import code, commands, escape, table
+from attncheck.reports.markdown import DEFECT_HEADINGS, code, commands, defect_cells, escape, table
 from attncheck.reports.summary import make_summary
 from attncheck.reports.terminal import verdict_counts
 from attncheck.verdicts import Verdict
@@ -73,25 +73,11 @@ def _wrong(frames: Frames) -> list[str]:
     if not found:
         return []
     listed = found[:_MAX_LISTED]
-    rows = [
-        [
-            escape(_short(each.text)),
-            escape(_who(row, frames)),
-            str(len(each.cases)),
-            ", ".join(each.dtypes),
-            f"**{row['verdict']}**",
-            code(row["stage"]),
-            code(row["case"]),
-        ]
-        for each in listed
-        for row in [each.row]
-    ]
+    rows = [defect_cells(frames, defect, _short(defect.text)) for defect in listed]
     more = len(found) - len(listed)
     return [
         *(line for said in in_common_lines(frames) for line in (f"**{escape(_short(said))}.**", "")),
-        *table(
-            ["what is wrong", "implementation", "cases", "dtype", "verdict", "stage", "simplest case"], rows, "llrllll"
-        ),
+        *table(DEFECT_HEADINGS, rows, "llrllll"),
         "",
         *([f"And {counted(more, 'more defect')}.", ""] if more else []),
         *commands(first_commands(frames)),
@@ -162,7 +148,8 @@ def _annotation(kind: str, row: Mapping[str, Any], frames: Frames, cases: str = 
     source = frames.sources.get((row["environment"], row["implementation"]))
     location = source or case
     dtype = f" in {row['dtype']}" if row["dtype"] else ""
-    title = f"{row['verdict']}: {_who(row, frames) or case['title']}{dtype}"
+    who = frames.named(row["implementation"], row["environment"])
+    title = f"{row['verdict']}: {who or case['title']}{dtype}"
     stage = f"{row['stage']}: " if row["stage"] else ""
     named = f"{case['name']} ({case['file']}:{case['line']})" if source else case["name"]
     message = f"{cases}{named}: {stage}{row['message'] or row['verdict']}"
@@ -180,11 +167,6 @@ def _data(text: str) -> str:
 
 def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _who(row: Mapping[str, Any], frames: Frames) -> str:
-    many = len(frames.environments) > 1 and row["environment"]
-    return f"{row['implementation']} ({row['environment']})" if many else row["implementation"]
 
 
 def _short(text: str) -> str:

@@ -237,7 +237,7 @@ def stood_for(frames: Frames) -> Iterable[str]:
     )
     for column in frames.columns:
         if count := counts.get((column.environment, column.implementation)):
-            name = column.title(with_environment=len(frames.asked) > 1, with_version=False)
+            name = frames.title(column, with_version=False)
             few = counted(count, "evaluation")
             yield f"{name} was not asked for {few}, which others cover; {ALL_CASES} asks for all."
 
@@ -252,7 +252,7 @@ def _untested(frames: Frames) -> Iterable[str]:
         key = (column.environment, column.implementation)
         if dtypes := tuple(dtype for dtype in DTYPES if dtype in found.get(key, ())):
             names = together.setdefault((dtypes, key in frames.sources), [])
-            names.append(column.title(with_environment=len(frames.asked) > 1, with_version=False))
+            names.append(frames.title(column, with_version=False))
     for (dtypes, is_own), names in together.items():
         whose = f", which {'does' if len(names) == 1 else 'do'} not declare {'it' if len(dtypes) == 1 else 'them'}."
         yield f"{listed(dtypes)} not tested on {listed(names)}{': declare `dtypes`.' if is_own else whose}"
@@ -340,7 +340,7 @@ def padded_cases(frames: Frames) -> dict[Column, Padded]:
 def padded_sentences(frames: Frames) -> Iterator[str]:
     """Say of each implementation in how many cases it was padded with what."""
     for column, found in padded_cases(frames).items():
-        name = column.title(with_environment=len(frames.asked) > 1, with_version=False)
+        name = frames.title(column, with_version=False)
         parts = [f"{count:,} with {kind}" for kind, count in found.kinds.items()]
         if found.folded:
             yield (

@@ -28,10 +28,10 @@ orders, call different BLAS and exponentials; a ratio that doubled and exceeds 0
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -209,8 +209,7 @@ def _verdict_changes(
         for key, one, other in both
         if one[:3] != other[:3]
     ]
-    names = ("change", *_KEYS, "before", "before_stage", "after", "after_stage", "case_changed", "message")
-    found = typed(pd.DataFrame(rows, columns=list(names)), VERDICT_CHANGES)
+    found = typed(pd.DataFrame(rows, columns=list(VERDICT_CHANGES)), VERDICT_CHANGES)
     order = found["change"].map({WORSE: 0, BETTER: 1, OTHER: 2})
     return found.assign(order=order).sort_values(["order", *_KEYS], ignore_index=True).drop(columns="order")
 
@@ -255,7 +254,7 @@ def _case_changes(
     return typed(pd.DataFrame(rows, columns=list(CASE_CHANGES)), CASE_CHANGES)
 
 
-_ERROR_KEYS = ["environment", "implementation", "case", "dtype", "stage"]
+_ERROR_KEYS = [*_KEYS, "stage"]
 _GROWTH = 2.0
 _MEASURES = {
     "accumulated": {"z": "largest_z", "mean": "mean_z", "ratio": "ratio", "tier": "tier"},
@@ -351,50 +350,15 @@ DIFF_COLUMNS: Mapping[str, str] = {
     "what": "what of it differs",
 }
 
-VERDICT_CHANGES = (
-    "change",
-    "environment",
-    "implementation",
-    "case",
-    "dtype",
-    "before",
-    "before_stage",
-    "after",
-    "after_stage",
-    "case_changed",
-    "message",
-)
-ERROR_CHANGES = (
-    "change",
-    "environment",
-    "implementation",
-    "case",
-    "dtype",
-    "stage",
-    "measure",
-    "before_z",
-    "after_z",
-    "before_ratio",
-    "after_ratio",
-    "before_tier",
-    "after_tier",
-)
-KNOWN_CHANGES = (
-    "change",
-    "environment",
-    "implementation",
-    "verdict",
-    "stage",
-    "before_cases",
-    "after_cases",
-    "reason",
-    "thread",
-)
+VERDICT_CHANGES = ("change", *_KEYS, "before", "before_stage", "after", "after_stage", "case_changed", "message")
+ERROR_MEASURES = ("before_z", "after_z", "before_ratio", "after_ratio")
+ERROR_CHANGES = ("change", *_ERROR_KEYS, "measure", *ERROR_MEASURES, "before_tier", "after_tier")
+KNOWN_CHANGES = ("change", *_KEYS[:2], "verdict", "stage", "before_cases", "after_cases", "reason", "thread")
 CASE_CHANGES = ("change", "case", "failing", "what")
 ENVIRONMENT_CHANGES = ("change", "environment", "what", "before", "after")
 
 _NUMBERS = {
-    **dict.fromkeys(("before_z", "after_z", "before_ratio", "after_ratio"), "float64"),
+    **dict.fromkeys(ERROR_MEASURES, "float64"),
     **dict.fromkeys(("before_cases", "after_cases", "failing"), "int64"),
     "case_changed": "bool",
 }
@@ -403,6 +367,20 @@ _NUMBERS = {
 def typed(frame: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
     """Return the columns in order and in their types, also where there is no row to tell them from."""
     return frame[list(columns)].astype({name: _NUMBERS.get(name, "str") for name in columns}).reset_index(drop=True)
+
+
+Entry = TypeVar("Entry")
+Value = TypeVar("Value")
+
+
+def changed_entries(
+    before: Mapping[Entry, Value], after: Mapping[Entry, Value]
+) -> Iterator[tuple[Entry, Value | None, Value | None]]:
+    """Yield the keys whose values differ, with both values; None where there is none on that side."""
+    for key in dict.fromkeys([*before, *after]):
+        one, other = before.get(key), after.get(key)
+        if one != other:
+            yield key, one, other
 
 
 _HIDDEN = frozenset({"environment", "command", "complete", "exit_code"})
@@ -414,10 +392,7 @@ def environment_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return environments and implementations added or removed, and versions and processors that differ."""
     facts = [_facts(frames) for frames in (before, after)]
     rows = []
-    for environment, what in dict.fromkeys([*facts[0], *facts[1]]):
-        one, other = (of.get((environment, what)) for of in facts)
-        if one == other:
-            continue
+    for (environment, what), one, other in changed_entries(*facts):
         change = "added" if one is None else "removed" if other is None else "changed"
         if what == _FEATURES and one is not None and other is not None:
             one, other = _without(one, other), _without(other, one)
@@ -450,16 +425,12 @@ def _text(value: object) -> str:
 def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return the expected failures that appeared, went, or happen in more or fewer cases."""
     first, second = ({_of(group): group for group in expected_failure_groups(frames)} for frames in (before, after))
+    counts_of = ({key: len(group.cases) for key, group in groups.items()} for groups in (first, second))
     rows = []
-    for key in sorted(first.keys() | second.keys()):
-        one, other = first.get(key), second.get(key)
-        counts = [len(group.cases) if group else 0 for group in (one, other)]
-        group = other or one
-        if counts[0] == counts[1] or group is None:
-            continue
+    for key, one, other in sorted(changed_entries(*counts_of), key=lambda entry: entry[0]):
+        group = second.get(key) or first[key]
         change = "appeared" if one is None else "went" if other is None else "changed"
-        changed = (change, *key[:3], group.begins_at, *counts, group.reason, group.thread)
-        rows.append(changed)
+        rows.append((change, *key[:3], group.begins_at, one or 0, other or 0, group.reason, group.thread))
     return typed(pd.DataFrame(rows, columns=list(KNOWN_CHANGES)), KNOWN_CHANGES)
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from attncheck.errors import ExitCode, OutputError
 from attncheck.merge import merge_runs
 from attncheck.reports.build_frames import make_frames
-from attncheck.reports.difference import BETTER, OTHER, WORSE, Difference, make_difference, outcomes
+from attncheck.reports.difference import BETTER, ERROR_MEASURES, OTHER, WORSE, Difference, make_difference, outcomes
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.machine.documents import header
 from attncheck.reports.machine.other_documents import (
@@ -36,7 +36,6 @@ from attncheck.wording import counted
 
 _MAX_LISTED = 20
 _MAX_IN_MARKDOWN = 200
-_NUMBERS = ("before_z", "after_z", "before_ratio", "after_ratio")
 
 _TITLES = {
     "verdicts": "Verdicts",
@@ -129,7 +128,7 @@ def render_diff_markdown(difference: Difference) -> str:
 def _markdown_table(frame: pd.DataFrame) -> list[str]:
     columns = _shown(frame)
     rows = [[_cell(column, row[column]) for column in columns] for row in records(frame.head(_MAX_IN_MARKDOWN))]
-    align = "".join("r" if column in _NUMBERS else "l" for column in columns)
+    align = "".join("r" if column in ERROR_MEASURES else "l" for column in columns)
     return table([_heading(column) for column in columns], rows, align)
 
 

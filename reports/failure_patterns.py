@@ -110,8 +110,7 @@ def in_common(frames: Frames) -> tuple[InCommon, ...]:
 
 def in_common_lines(frames: Frames) -> list[str]:
     """Say it, a line each."""
-    many = len(frames.environments) > 1
-    return [found.text(with_environment=many) for found in in_common(frames)]
+    return [found.text(with_environment=frames.has_several_environments) for found in in_common(frames)]
 
 
 def _of_column(frames: Frames, column: Column) -> Iterator[InCommon]:
@@ -568,7 +567,6 @@ def length_maps(frames: Frames) -> tuple[LengthMap, ...]:
 
 
 def _maps(frames: Frames) -> Iterator[LengthMap]:
-    many = len(frames.environments) > 1
     said = {found.column: found for found in in_common(frames) if found.tile}
     for column in frames.columns:
         cases, failing = _judged_cases(frames, column)
@@ -583,7 +581,7 @@ def _maps(frames: Frames) -> Iterator[LengthMap]:
         views = tuple(_views((len(queries), len(keys)), at, failing, causal, widths))
         found = said.get(column)
         tile = found.tile if found else explaining_tile(places, failing)
-        explained = found.text(with_environment=many) if found else ""
+        explained = found.text(with_environment=frames.has_several_environments) if found else ""
         yield LengthMap(column, queries, keys, tile, explained, views)
 
 

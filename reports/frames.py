@@ -137,6 +137,19 @@ class Frames:
     properties: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     """By environment: what was found of properties, where they were asked for."""
 
+    @property
+    def has_several_environments(self) -> bool:
+        """Whether names have to say in which environment they are."""
+        return len(self.environments) > 1
+
+    def named(self, name: str, environment: str) -> str:
+        """Return an implementation's name, with its environment where there are several; nothing for none."""
+        return f"{name} ({environment})" if name and environment and self.has_several_environments else name
+
+    def title(self, column: Column, *, with_version: bool = True) -> str:
+        """Return a column's heading."""
+        return column.title(with_environment=self.has_several_environments, with_version=with_version)
+
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name."""
         asked = [

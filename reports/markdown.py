@@ -76,7 +76,6 @@ _EXPLAINED = (
 
 def document_overview(frames: Frames) -> list[str]:
     """Return a table with a line per document, or nothing where no document was run."""
-    with_environment = len({column.environment for column in frames.columns}) > 1
     rows = []
     for cases in documents_of(frames).values():
         own = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
@@ -89,7 +88,7 @@ def document_overview(frames: Frames) -> list[str]:
         rows.append([escape(cases[0]["title"]), *map(_count, counts), *cells, _count(count_numbers(unprinted))])
     if not rows:
         return []
-    titles = [escape(column.title(with_environment=with_environment)) for column in frames.columns]
+    titles = [escape(frames.title(column)) for column in frames.columns]
     kinds = ["printed", "hold", "do not hold", "unverified", "errata"]
     headings = ["document", *kinds, *titles, "computed, not printed"]
     return ["## Documents at a glance", "", _EXPLAINED, "", *table(headings, rows, "l" + "r" * len(headings))]
@@ -112,10 +111,9 @@ def expected_failures_section(frames: Frames) -> list[str]:
     expected = expected_failure_groups(frames)
     if not expected:
         return []
-    many = len(frames.environments) > 1
     rows = [
         [
-            escape(f"{group.implementation} ({group.environment})" if many else group.implementation),
+            escape(frames.named(group.implementation, group.environment)),
             group.verdict,
             _cases(group.cases),
             " ".join(group.dtypes),
@@ -144,9 +142,8 @@ def empty_rows_section(frames: Frames) -> list[str]:
     found = empty_rows(frames)
     if found is None:
         return []
-    with_environment = len(frames.environments) > 1
     rows = [
-        [escape(column.title(with_environment=with_environment)), *(str(counts[word] or "-") for word in found.words)]
+        [escape(frames.title(column)), *(str(counts[word] or "-") for word in found.words)]
         for column, counts in found.given.items()
     ]
     return [
@@ -215,16 +212,20 @@ def _opening(frames: Frames) -> list[str]:
     return lines
 
 
+DEFECT_HEADINGS = ("what is wrong", "implementation", "cases", "dtype", "verdict", "stage", "simplest case")
+
+
 def wrong_section(frames: Frames) -> list[str]:
     """Return what fails, a line per case, dtype and implementation; nothing where nothing does."""
     found = defects(frames)
     if not found:
         return []
-    many = len(frames.environments) > 1
     listed = found[:_MAX_LISTED]
-    rows = [_defect_cells(frames, each, many=many) for each in listed]
+    rows = []
+    for defect in listed:
+        *cells, simplest = defect_cells(frames, defect, defect.text)
+        rows.append([*cells, simplest + _shape_and_tags(frames, defect.row), str(defect.rows)])
     more = len(found) - len(listed)
-    headings = ["what is wrong", "implementation", "cases", "dtype", "verdict", "stage", "simplest case", "rows"]
     lines = [
         "## What is wrong",
         "",
@@ -232,7 +233,7 @@ def wrong_section(frames: Frames) -> list[str]:
         "document prints wrongly; the last column counts all failing comparisons.",
         "",
         *(line for said in in_common_lines(frames) for line in (f"**{escape(said)}.**", "")),
-        *table(headings, rows, "llrllllr"),
+        *table([*DEFECT_HEADINGS, "rows"], rows, "llrllllr"),
         *(line for each in listed if each.others for line in _cases_of(each)),
     ]
     if more:
@@ -241,18 +242,17 @@ def wrong_section(frames: Frames) -> list[str]:
     return [*lines, "", *again[:-1]] if again else lines
 
 
-def _defect_cells(frames: Frames, defect: Defect, *, many: bool) -> list[str]:
+def defect_cells(frames: Frames, defect: Defect, text: str) -> list[str]:
+    """Return the cells of a defect: its text, who has it, how often, and its simplest case."""
     row = defect.row
-    environment = f" ({row['environment']})" if many and row["environment"] else ""
     return [
-        escape(defect.text),
-        escape(f"{row['implementation']}{environment}"),
+        escape(text),
+        escape(frames.named(row["implementation"], row["environment"])),
         str(len(defect.cases)),
         ", ".join(defect.dtypes),
         f"**{row['verdict']}**",
         code(row["stage"]),
-        code(row["case"]) + _shape_and_tags(frames, row),
-        str(defect.rows),
+        code(row["case"]),
     ]
 
 
@@ -284,8 +284,7 @@ def _largest(frames: Frames) -> list[str]:
     if pairs.empty:
         return []
     pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_LARGEST)
-    many = frames.environments.shape[0] > 1
-    rows = [_pair_cells(row, frames.cases[row["case"]], many) for row in records(pairs)]
+    rows = [_pair_cells(frames, row) for row in records(pairs)]
     headings = [
         "case",
         "stage",
@@ -309,16 +308,14 @@ def _largest(frames: Frames) -> list[str]:
     ]
 
 
-def _pair_cells(row: Mapping[str, Any], case: Mapping[str, Any], many: bool) -> list[str]:
-    one = f"{row['implementation']} ({row['environment']})" if many else row["implementation"]
-    other = f"{row['other']} ({row['other_environment']})" if many else row["other"]
+def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> list[str]:
     return [
         code(row["case"]),
         code(row["stage"]),
         row["dtype"],
-        escape(one),
-        escape(other),
-        element_in(case, row),
+        escape(frames.named(row["implementation"], row["environment"])),
+        escape(frames.named(row["other"], row["other_environment"])),
+        element_in(frames.cases[row["case"]], row),
         number(row["value"], 9 if row["dtype"] == "float32" else 17),
         number(row["reference"], 9 if row["dtype"] == "float32" else 17),
         number(row["difference"]),
@@ -521,8 +518,7 @@ def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> list[str]
 
 
 def _tables(frames: Frames, verdicts: Verdicts) -> list[str]:
-    with_environment = len({column.environment for column in frames.columns}) > 1
-    headings = ["case", *(escape(column.title(with_environment=with_environment)) for column in frames.columns)]
+    headings = ["case", *(escape(frames.title(column)) for column in frames.columns)]
     sampled = _sampled(frames)
     by_file: dict[str, list[str]] = {}
     for case in verdicts:

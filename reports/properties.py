@@ -122,7 +122,7 @@ def _state(row: Row) -> str:
 def asked_rows(frames: Frames) -> list[Row]:
     """Return what was found of properties in all environments, each implementation called as its column is."""
     return [
-        replace(row, implementation=_title(frames, label, row.implementation))
+        replace(row, implementation=frames.named(row.implementation, label))
         for label, rows in frames.properties.items()
         for row in rows
     ]
@@ -134,12 +134,8 @@ def words_by_title(frames: Frames) -> dict[str, Sequence[str]]:
     for label, rows in frames.properties.items():
         for name in dict.fromkeys(row.implementation for row in rows):
             if words := words_of(name, frames.again.get(label, {})):
-                found[_title(frames, label, name)] = words
+                found[frames.named(name, label)] = words
     return found
-
-
-def _title(frames: Frames, label: str, implementation: str) -> str:
-    return f"{implementation} ({label})" if len(frames.environments) > 1 else implementation
 
 
 @dataclass(frozen=True)

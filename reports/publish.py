@@ -25,6 +25,7 @@ import pandas as pd
 
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
+from attncheck.reports.difference import changed_entries
 from attncheck.reports.documents import document_pages
 from attncheck.reports.frames import Cell, Frames, State, cell_table, expected_failures, records, stage_order
 from attncheck.reports.heatmaps import heatmaps
@@ -70,7 +71,7 @@ Verdicts = dict[Evaluation, Published]
 
 
 @dataclass(frozen=True)
-class Difference:
+class PublishedDifference:
     """A verdict that is not the published one; None where there is none on that side."""
 
     evaluation: Evaluation
@@ -103,18 +104,15 @@ def publish(frames: Frames, directory: Path) -> Path:
     return directory / README
 
 
-def drift(frames: Frames, directory: Path) -> list[Difference]:
+def drift(frames: Frames, directory: Path) -> list[PublishedDifference]:
     """Return how a run's verdicts differ from the published ones, by case, implementation and dtype.
 
     What the run left out because other cases stand for it is no difference.
     """
     left_out, found = _left_out(frames), verdicts_of(frames)
     published = {key: verdict for key, verdict in read_verdicts(directory).items() if key not in left_out}
-    return [
-        Difference(evaluation, published.get(evaluation), found.get(evaluation))
-        for evaluation in sorted(published.keys() | found.keys())
-        if published.get(evaluation) != found.get(evaluation)
-    ]
+    changes = sorted(changed_entries(published, found), key=lambda entry: entry[0])
+    return [PublishedDifference(*entry) for entry in changes]
 
 
 def _left_out(frames: Frames) -> set[Evaluation]:

@@ -79,8 +79,7 @@ def _in_part(frames: Frames) -> list[str]:
     part = [each for each in coverage(frames) if not each.is_whole]
     if len(part) <= MAX_SPELT_OUT or frames.results.empty:
         return []
-    many = len(frames.asked) > 1
-    names = [each.column.title(with_environment=many, with_version=False) for each in part[:_MAX_IN_PART]]
+    names = [frames.title(each.column, with_version=False) for each in part[:_MAX_IN_PART]]
     sentences = [f"{name}: {each.words}." for name, each in zip(names, part, strict=False)]
     more = len(part) - len(sentences)
     return [*sentences, *([f"And {more} more implementations were judged in part."] if more else [])]
@@ -501,11 +500,7 @@ def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
     if len(names) > 1:
         return f"{len(names)} pairs of implementations differ in {cases}"
     environment, one, other_environment, other = names.iloc[0]
-    many = len(frames.asked) > 1
-    first, last = (
-        (f"{name} ({where})" if many else name) for name, where in ((one, environment), (other, other_environment))
-    )
-    return f"{first} and {last} differ in {cases}"
+    return f"{frames.named(one, environment)} and {frames.named(other, other_environment)} differ in {cases}"
 
 
 def _of_documents(frames: Frames) -> list[str]:

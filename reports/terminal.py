@@ -18,7 +18,14 @@ from attncheck.reports.defects import Defect, cause_line, defects, defects_of, f
 from attncheck.reports.documents import unverified_on
 from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, State, cell_table, worst_cell
-from attncheck.reports.properties import PropertyTable, command_for, failing_first, property_table, sentence_of
+from attncheck.reports.properties import (
+    PropertyTable,
+    broken_properties,
+    command_for,
+    failing_first,
+    property_table,
+    sentence_of,
+)
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec.properties import PROPERTIES
@@ -38,16 +45,17 @@ _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 def print_failing_properties(frames: Frames, console: Console) -> None:
     """Print the properties that do not hold, a line each."""
-    if not frames.properties:
-        return
-    from attncheck.reports.properties import broken_properties
+    if frames.properties:
+        _print_broken(console, [(broken.row, broken.command) for broken in broken_properties(frames)])
 
-    for broken in broken_properties(frames)[:_MAX_PROPERTIES]:
-        row = broken.row
+
+def _print_broken(console: Console, broken: Sequence[tuple[Row, str]]) -> None:
+    """Print rows of properties that do not hold, each with the command that explains it."""
+    for row, command in broken[:_MAX_PROPERTIES]:
         line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.message}"
         console.print(_LINE_BREAK.sub(" ", line), style="red", soft_wrap=True)
-        if broken.command:
-            console.print(f"  {broken.command}", soft_wrap=True)
+        if command:
+            console.print(f"  {command}", soft_wrap=True)
 
 
 def plain_console() -> Console:
@@ -88,7 +96,6 @@ def _print_answer(frames: Frames, console: Console, announced: Collection[str], 
     """Print who agrees and who is wrong, and in what; of one that is wrong, what its failing cases have in common."""
     answer, found = make_summary(frames), [column for column in frames.columns if defects_of(frames, column)]
     texts = {column: text for column in found if (text := cause_line(defects_of(frames, column)))}
-    many = len(frames.environments) > 1
     first = answer.word
     is_of_one = len(found) == 1 and first.startswith(found[0].implementation)
     if texts and is_of_one and ";" not in first and ". " not in first:
@@ -100,8 +107,8 @@ def _print_answer(frames: Frames, console: Console, announced: Collection[str], 
     elif first != answer.word:
         console.print(_LINE_BREAK.sub(" ", f"{first}."), style="bold", soft_wrap=True)
     for column, text in texts.items():
-        title = column.title(with_environment=many, with_version=False)
-        console.print(_LINE_BREAK.sub(" ", f"{title}: {text}."), style="bold", soft_wrap=True)
+        line = f"{frames.title(column, with_version=False)}: {text}."
+        console.print(_LINE_BREAK.sub(" ", line), style="bold", soft_wrap=True)
     for line in in_common_lines(frames):
         console.print(f"{_LINE_BREAK.sub(' ', line)}.", style="bold", soft_wrap=True)
     if quiet:
@@ -126,7 +133,7 @@ def _lines(frames: Frames, defect: Defect) -> list[str]:
     """Return where a defect shows, and how in the simplest case."""
     from attncheck.reports.machine.outcome import failures_of
 
-    line = _line(defect, many=len(frames.environments) > 1)
+    line = _line(frames, defect)
     if not (defect.row["stage"] and defect.is_shown_by_calls):
         return [line]
     (failure,) = failures_of(frames, pd.DataFrame([defect.row]))
@@ -146,10 +153,9 @@ def how_wrong(failure: Failure, *, of_several: bool) -> str:
     return f"{text}: off by {written_ratio(failure.ratio)} times the error bound"
 
 
-def _line(defect: Defect, *, many: bool) -> str:
+def _line(frames: Frames, defect: Defect) -> str:
     row = defect.row
-    environment = f" ({row['environment']})" if many and row["environment"] else ""
-    where = f" {row['implementation']}{environment}" if row["implementation"] else ""
+    where = f" {frames.named(row['implementation'], row['environment'])}".rstrip()
     dtypes = f" [{', '.join(defect.dtypes)}]" if row["dtype"] else ""
     which = f"{row['case']}{dtypes}"
     if defect.others:
@@ -176,7 +182,6 @@ def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
 
     What was not judged has columns of its own, numbers that were not compared another.
     """
-    many = len(frames.environments) > 1
     cells = cell_table(frames)
     words = {
         column: Counter(counted_as(row[column]) if column in row else "not run" for row in cells.values())
@@ -185,7 +190,7 @@ def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
     shown = sorted({word for counts in words.values() for word in counts}, key=lambda word: (word != "agree", word))
     open_numbers = {column: unverified_on(frames, column) for column in frames.columns}
     lines = [
-        [column.title(with_environment=many), *(str(counts[word]) if counts[word] else "-" for word in shown)]
+        [frames.title(column), *(str(counts[word]) if counts[word] else "-" for word in shown)]
         + ([str(open_numbers[column] or "-")] if any(open_numbers.values()) else [])
         for column, counts in words.items()
     ]
@@ -201,9 +206,6 @@ def counted_as(cells: Mapping[str, Cell]) -> str:
     return Verdict.AGREE.value if agrees else worst_cell(cells).word
 
 
-_MAX_LISTED_PROPERTIES = 20
-
-
 def print_properties(
     rows: Sequence[Row], again: Mapping[str, Sequence[str]], console: Console | None = None, *, quiet: bool
 ) -> None:
@@ -213,13 +215,9 @@ def print_properties(
         console.print(sentence_of(rows), style="bold", soft_wrap=True)
         console.print(_terminal_table(property_table(rows)))
     failing = failing_first(rows)
-    for row in failing[:_MAX_LISTED_PROPERTIES]:
-        line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.message}"
-        console.print(line, style="red", soft_wrap=True)
-        if again_line := command_for(row, again):
-            console.print(f"  {again_line}", soft_wrap=True)
-    if len(failing) > _MAX_LISTED_PROPERTIES:
-        console.print(f"and {len(failing) - _MAX_LISTED_PROPERTIES} more", soft_wrap=True)
+    _print_broken(console, [(row, command_for(row, again)) for row in failing])
+    if len(failing) > _MAX_PROPERTIES:
+        console.print(f"and {len(failing) - _MAX_PROPERTIES} more", soft_wrap=True)
     if not quiet:
         for line in _not_run(rows):
             console.print(line, soft_wrap=True)
@@ -232,8 +230,8 @@ def _not_run(rows: Sequence[Row]) -> list[str]:
     lines = list(
         dict.fromkeys(f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in left)
     )
-    more = [f"and {len(lines) - _MAX_LISTED_PROPERTIES} more"] if len(lines) > _MAX_LISTED_PROPERTIES else []
-    return [*lines[:_MAX_LISTED_PROPERTIES], *more]
+    more = [f"and {len(lines) - _MAX_PROPERTIES} more"] if len(lines) > _MAX_PROPERTIES else []
+    return [*lines[:_MAX_PROPERTIES], *more]
 
 
 def _terminal_table(table: PropertyTable) -> Table:

@@ -139,10 +139,9 @@ def case_details(
     by_case: dict[str, list[Mapping[str, Any]]] = {}
     for item in records(results[["case", *_SHOWN]].assign(state=marks)):
         by_case.setdefault(item["case"], []).append(item)
-    many = len(frames.environments) > 1
     for case in table:
         if case in detailed:
-            parts = _implementations(frames, case, table[case], by_case[case], anchors, many)
+            parts = _implementations(frames, case, table[case], by_case[case], anchors)
             evidence_of = (printed.get(case, ()), evidence.get(case, ()))
             yield _details(frames.cases[case], table[case], anchors, parts, evidence_of)
 
@@ -200,7 +199,6 @@ def _implementations(
     row: CellRow,
     rows: Sequence[Mapping[str, Any]],
     anchors: Anchors,
-    many: bool,
 ) -> tuple[tuple[str, ...], tuple[ImplementationRows, ...]]:
     """Return the stages that anybody has, in order, and every implementation's rows."""
     stages = tuple(sorted({item["stage"] for item in rows if item["stage"]}, key=stage_order))
@@ -210,7 +208,7 @@ def _implementations(
     return stages, tuple(
         ImplementationRows(
             anchors.cell(case, column),
-            column.title(with_environment=many),
+            frames.title(column),
             tuple(_dtype_row(dtype, cell, found.get(_key(column, dtype), {}), stages) for dtype, cell in cells.items()),
         )
         for column in frames.columns
@@ -411,10 +409,9 @@ class DrawnLengths:
 
 def drawn_lengths(frames: Frames) -> tuple[DrawnLengths, ...]:
     """Return a map for every implementation that fails."""
-    many = len(frames.environments) > 1
     return tuple(
         DrawnLengths(
-            title=found.column.title(with_environment=many, with_version=False),
+            title=frames.title(found.column, with_version=False),
             explained=found.explained,
             words=f"{found.failing.sum():,} of {counted(int(found.cases.sum()), 'case')} fail",
             grid=found.grid_words(),

@@ -142,7 +142,7 @@ def make_evidence(
         rows_of_cell = rows.get((case, dtype, column.environment, column.implementation), [])
         cell = table[case][column][dtype]
         item = Evidence(
-            title=column.title(with_environment=len(frames.environments) > 1),
+            title=frames.title(column),
             dtype=dtype,
             state=cell.state.value,
             symbol=SYMBOLS[cell.state],

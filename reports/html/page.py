@@ -211,7 +211,6 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     occurring = {cell.state for row in whole_table.values() for cells in row.values() for cell in cells.values()}
     states = (state for state in State if state in occurring or state in _ALWAYS_SHOWN)
     shown = tuple(sorted(states, key=lambda state: _FIRST.index(state) if state in _FIRST else len(_FIRST)))
-    many = len(frames.environments) > 1
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     return Page(
@@ -220,13 +219,13 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         symbol=symbol,
         notes=frames.notes,
         states=tuple((state.value, SYMBOLS[state], state.value) for state in shown),
-        counts=tuple(_counts(column, whole_table, many, shown) for column in frames.columns),
+        counts=tuple(_counts(frames, column, whole_table, shown) for column in frames.columns),
         defects=_defect_cards(frames, found, _links(frames, anchors, linked), budget.listed),
         defects_left_out=len(every) - len(found),
         in_common=tuple(in_common_lines(frames)),
         lengths=_lengths(frames, wrong),
-        columns=tuple(_column(column, many) for column in columns),
-        many_environments=many,
+        columns=tuple(_column(frames, column) for column in columns),
+        many_environments=frames.has_several_environments,
         files=files,
         cases=len(table),
         unsupported=_unsupported(frames),
@@ -342,12 +341,12 @@ def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]
     return sorted(frames.columns, key=lambda column: -failing_in[column])
 
 
-def _counts(column: Column, table: Mapping[str, CellRow], many: bool, shown: Iterable[State]) -> ColumnCounts:
+def _counts(frames: Frames, column: Column, table: Mapping[str, CellRow], shown: Iterable[State]) -> ColumnCounts:
     """Count evaluations, that is cases in dtypes, by state."""
     states = Counter(cell.state for row in table.values() for cell in row.get(column, {}).values())
     total = states.total()
     return ColumnCounts(
-        column.title(with_environment=many),
+        frames.title(column),
         total,
         tuple(
             (state.value, SYMBOLS[state], state.value, states[state], f"{100 * states[state] / max(total, 1):.2f}")
@@ -389,10 +388,9 @@ def _defect_card(
     row = defect.row
     implementation, verdict = str(row["implementation"]), str(row["verdict"])
     is_known = defect.is_shown_by_calls
-    many = len(frames.environments) > 1
     return DefectCard(
         state=_STATE_OF.get(verdict, State.FAILING).value,
-        implementation=f"{implementation} ({row['environment']})" if many and implementation else implementation,
+        implementation=frames.named(implementation, row["environment"]),
         defect=defect,
         message=message,
         described=described(frames.cases[row["case"]]) if implementation else "",
@@ -414,20 +412,19 @@ def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Callable
 
 
 def _unsupported(frames: Frames) -> tuple[Unsupported, ...]:
-    many = len(frames.environments) > 1
     return tuple(
-        Unsupported(each.column.title(with_environment=many, with_version=False), each)
+        Unsupported(frames.title(each.column, with_version=False), each)
         for each in coverage(frames)
         if each.lacks.cases or each.lacks.not_offered
     )
 
 
-def _column(column: Column, many: bool) -> HtmlColumn:
+def _column(frames: Frames, column: Column) -> HtmlColumn:
     return HtmlColumn(
-        title=column.title(with_environment=many),
+        title=frames.title(column),
         implementation=column.implementation,
         version=column.version,
-        environment=column.environment if many else "",
+        environment=column.environment if frames.has_several_environments else "",
         framework=column.implementation.partition(".")[0],
     )
 
@@ -465,12 +462,11 @@ def pair_table(frames: Frames, anchors: Anchors) -> PairTable | None:
     pairs = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if pairs.empty:
         return None
-    many = len(frames.environments) > 1
     cells = _cells(pairs, anchors)
     compared = {key[:2] for key in cells} | {key[2:] for key in cells}
     columns = [column for column in frames.columns if (column.environment, column.implementation) in compared]
     keys = [(column.environment, column.implementation) for column in columns]
-    titles = [column.title(with_environment=many) for column in columns]
+    titles = [frames.title(column) for column in columns]
     rows = [
         (title, tuple(cells.get((*one, *other)) or cells.get((*other, *one)) for other in keys))
         for title, one in zip(titles, keys, strict=True)
