@@ -1,18 +1,39 @@
-"""The tests of ``--attncheck``: one per case and dtype of each implementation, which belong to no file."""
+"""The tests of attncheck in a session of pytest's: which there are, how one judges, and what was judged in the end.
+
+The tests of ``--attncheck`` are one per case and dtype of each implementation, and belong to no file. All tests of an
+implementation share a worker, so that its framework is loaded once. Where a test fails behind others, a fresh process
+tells whether it takes their calls.
+
+A skipped test is easily overlooked: a kernel of which every test is skipped would leave a suite green. The session
+fails where an implementation was judged in no case, or in fewer than ``--attncheck-min-judged`` says. Of a session in
+which tests were deselected (``-k``, ``--last-failed``) nothing is required.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from _pytest.outcomes import Failed, Skipped
+
+    # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
+    from attncheck.execution.call import Limits
+    from attncheck.execution.implementations import Implementation
+    from attncheck.execution.runner import GroupRunner
+    from attncheck.explain import Call, Explanation
     from attncheck.options import RunOptions
-    from attncheck.pytest_judge import ImplementationJudge
     from attncheck.reading.case import Case
+    from attncheck.reading.expected_failures import ExpectedFailure
     from attncheck.reading.selection import Selection
+    from attncheck.reports.coverage import Coverage
+    from attncheck.results.coverage import Minimum
+
 
 NODE = "attncheck"
 """What the ids of these tests begin with."""
@@ -91,3 +112,232 @@ def select_cases(options: RunOptions) -> Selection:
 def cases_in_dtypes(selection: Selection, dtypes: Sequence[str]) -> Iterator[tuple[Case, str]]:
     """Yield every case in each of its dtypes, or in those of them that are asked for."""
     return ((case, dtype) for case in selection.cases for dtype in case.dtypes if not dtypes or dtype in dtypes)
+
+
+_TIME_LIMIT = 60.0
+"""Seconds that a case may take."""
+_MAX_REPEATED = 5
+"""Failures of an implementation that are looked at in a fresh process, too: each starts its framework anew."""
+_REPEATED: Counter[str] = Counter()
+
+
+@dataclass(frozen=True)
+class ImplementationJudge:
+    """One implementation with its worker, which serves all tests of a session."""
+
+    implementation: Implementation
+    selection: Selection
+    expected_failures: tuple[ExpectedFailure, ...]
+
+    @classmethod
+    def of(cls, implementation: Implementation, selection: Selection) -> ImplementationJudge:
+        """Read what is known of it, once for all tests. Raises ``CaseError`` where a list cannot be used."""
+        from attncheck.config import expected_failures_of
+
+        return cls(implementation, selection, expected_failures_of([implementation.entry.name]))
+
+    def check(self, case: Case, dtype: str) -> None:
+        """Fail the test of a case that fails, with what ``attncheck explain`` tells of it.
+
+        Skips what is unsupported, or has no exact answer: nothing passes that was not judged.
+        """
+        from attncheck.explain import explain_case
+
+        worker = _worker_of(self.implementation, dtype)
+        explanation = explain_case(case, self.implementation, dtype, _limits(), worker.runner, self.expected_failures)
+        before = worker.add((case, dtype), explanation.failure)
+        if explanation.failure.startswith("unsupported"):
+            raise NotJudged(explanation.failure, explanation.lacks)
+        if explanation.judgements and all(item.verdict == "unverified" for item in explanation.judgements):
+            raise NotJudged(f"unverified: {explanation.outside or 'there is no exact answer to hold it against'}")
+        failing = explanation.failing_stages
+        if failing and all(stage in explanation.expected_failures for stage in failing):
+            pytest.xfail(next(iter(explanation.expected_failures.values())))
+        if failing and explanation.failure:
+            raise StoppedError(self._story(explanation, before), pytrace=False)
+        if failing:
+            pytest.fail(self._story(explanation, before), pytrace=False)
+
+    def _story(self, seen: Explanation, before: Sequence[Call]) -> str:
+        """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
+        from attncheck.commands import command, words_again, words_of
+        from attncheck.execution.call import Limits
+        from attncheck.explain import RepeatedExplanation, explain_as_met, met_now
+        from attncheck.reading.case import case_record
+        from attncheck.reports.explanation import repeated_explanation_text
+
+        explained, lines = RepeatedExplanation(seen), []
+        if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
+            lines.append(
+                f"Earlier tests had called the kernel in this process; the first {_MAX_REPEATED} failures were rerun "
+                "in a fresh one."
+            )
+        elif before:
+            _REPEATED[self.implementation.name] += 1
+            found = explain_as_met(seen.case, self.implementation, seen.dtype, _limits(), met_now(seen, before))
+            explained = found if found.repeated else explained
+        standard = Limits(case_seconds=_TIME_LIMIT)
+        again = words_of(self.implementation.name, words_again([self.implementation], standard, None))
+        if again and explained.repeated is None:  # the command starts a fresh process, and knows of no other
+            lines.append(command("explain", case_record(seen.case, {}), again, seen.dtype))
+        return "\n".join([repeated_explanation_text(explained, self.selection.tags), *lines])
+
+
+def _limits() -> Limits:
+    """Every test is tried: when to stop is pytest's to say (``--maxfail``)."""
+    from attncheck.execution.call import Limits
+
+    return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
+
+
+@dataclass
+class _Worker:
+    """The worker of an implementation and some dtypes, which stays for the tests that follow, and what it was asked."""
+
+    runner: GroupRunner[Any]
+    asked: list[Call]
+
+    def add(self, call: Call, failure: str) -> list[Call]:
+        """Remember a call and return those before it; one that ended the process is the last of its own."""
+        from attncheck.results.last_failed import killed_the_worker
+
+        before = self.asked
+        self.asked = [] if killed_the_worker(failure) else [*before, call]
+        return before
+
+
+_WORKERS: dict[str, _Worker] = {}
+
+
+def _worker_of(implementation: Implementation, dtype: str) -> _Worker:
+    """Return the worker of an implementation and dtype. Skips what is not declared."""
+    import tempfile
+    from pathlib import Path
+
+    from attncheck.execution.runner import GroupRunner, group_by_process
+
+    groups = group_by_process(implementation, list(implementation.declared.classes))
+    group = next((each for each in groups if dtype in each.dtypes), None)
+    if group is None:
+        raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
+    if group.name not in _WORKERS:
+        _WORKERS[group.name] = _Worker(GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck"))), [])
+    return _WORKERS[group.name]
+
+
+def close_workers() -> None:
+    """End the workers of a session."""
+    for worker in _WORKERS.values():
+        worker.runner.close()
+    _WORKERS.clear()
+    _REPEATED.clear()
+
+
+if not TYPE_CHECKING:
+    Failed, Skipped = pytest.fail.Exception, pytest.skip.Exception  # as pytest publishes them
+
+_JUDGED, _STOPPED, _UNVERIFIED, _UNSUPPORTED = _OUTCOMES = ("judged", "stopped", "unverified", "unsupported")
+"""What became of a case, from what counts before the rest: dtypes of a case may differ."""
+
+
+class NotJudged(Skipped):
+    """A test that is skipped because there is nothing to judge; ``lacks`` says what the implementation would need."""
+
+    def __init__(self, message: str, lacks: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.lacks = tuple(lacks)
+
+
+class StoppedError(Failed):
+    """A test that fails because the implementation raised, crashed or ran out of time."""
+
+
+@dataclass(eq=False)
+class Judged:
+    """A plugin for a session with tests of attncheck: it hears every report, from workers of pytest-xdist too."""
+
+    minimum: Minimum | None = None
+    found: dict[str, dict[str, tuple[str, str, str]]] = field(default_factory=dict)
+    """By implementation and case: what became of it, what it lacks, and what was said."""
+    deselected: int = 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Write down what a test of attncheck is of, and what became of it."""
+        report = yield
+        marker = item.get_closest_marker("attncheck")
+        implementation = marker.kwargs.get("implementation") if marker is not None else None
+        case = getattr(item, "case", None) or getattr(getattr(item, "callspec", None), "params", {}).get("case")
+        if implementation and case is not None and report.when == "call":
+            error = call.excinfo.value if call.excinfo is not None else None
+            report.attncheck = [implementation, case.id, *_outcome(error)]  # type: ignore[attr-defined]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember of every case the outcome that says most."""
+        recorded: list[str] | None = getattr(report, "attncheck", None)
+        if recorded is None:
+            return
+        implementation, case, outcome, lacks, message = recorded
+        cases = self.found.setdefault(implementation, {})
+        known = cases.get(case)
+        if known is None or _rank(outcome, lacks) < _rank(*known[:2]):
+            cases[case] = (outcome, lacks, message)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Count what somebody left out on purpose."""
+        self.deselected += len(items)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail a session that would be green although too little was judged."""
+        if session.exitstatus == pytest.ExitCode.OK and self._short():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what was judged of what was asked, a line per implementation."""
+        if not self.found:
+            return
+        terminalreporter.section("attncheck")
+        for name, each in self._coverage().items():
+            terminalreporter.line(f"{name}: {each.words}")
+        for line in self._short():
+            terminalreporter.line(f"too little was judged: {line}", red=True)
+
+    def _short(self) -> list[str]:
+        from attncheck.results.coverage import Asked, shortfalls
+
+        found = {} if self.deselected else self._coverage()
+        asked = {name: Asked(each.asked, (name,), self.minimum) for name, each in found.items()}
+        absent = {name: each.lacks.not_offered for name, each in found.items()}
+        return [line for name, each in found.items() for line in shortfalls({name: each.judged}, asked[name], absent)]
+
+    def _coverage(self) -> dict[str, Coverage]:
+        from attncheck.reports.coverage import Coverage, Lacks
+        from attncheck.reports.frames import Column
+
+        covered = {}
+        for name, cases in self.found.items():
+            count = {outcome: sum(each[0] == outcome for each in cases.values()) for outcome in _OUTCOMES}
+            lacks = Lacks.of([each[1:] for each in cases.values() if each[0] == _UNSUPPORTED])
+            column = Column("", name, "")
+            covered[name] = Coverage(column, len(cases), count[_JUDGED], lacks, count[_UNVERIFIED], count[_STOPPED])
+        return covered
+
+
+def _outcome(error: BaseException | None) -> tuple[str, str, str]:
+    """Return what became of a test, what the implementation lacks, and what it said."""
+    if isinstance(error, NotJudged):
+        message = str(error.msg)
+        outcome = _UNSUPPORTED if message.startswith(_UNSUPPORTED) else _UNVERIFIED
+        return outcome, ", ".join(error.lacks), message.removeprefix(f"{outcome}: ")
+    return (_STOPPED if isinstance(error, StoppedError) else _JUDGED), "", ""
+
+
+def _rank(outcome: str, lacks: str) -> tuple[int, bool]:
+    """Sort key: what counts first. That a dtype is lacking says least."""
+    from attncheck.spec import DTYPES
+
+    return _OUTCOMES.index(outcome), lacks in DTYPES

@@ -20,9 +20,15 @@ import pytest
 
 from attncheck.errors import AttncheckError
 from attncheck.options import ConformanceKeywords, RunOptions, options_of, read_options, with_keywords
-from attncheck.pytest_items import NODE, cases_in_dtypes, items_of, select_cases
-from attncheck.pytest_judge import ImplementationJudge, close_workers
-from attncheck.pytest_summary import Judged
+from attncheck.pytest_items import (
+    NODE,
+    ImplementationJudge,
+    Judged,
+    cases_in_dtypes,
+    close_workers,
+    items_of,
+    select_cases,
+)
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.

@@ -191,9 +191,10 @@ def run_cases(
             on_plan(_words_of(cases, chosen, standard, count))
     watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
     groups = _groups(chosen, plan.dtypes)
-    judge = Judge(
-        chosen.implementations, settings.keep_all_arrays, _expected_failures(chosen, settings), settings.store
-    )
+    known = settings.expected_failures
+    if known is None:
+        known = bundled_expected_failures([item.entry.name for item in chosen.implementations])
+    judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store)
     with _means(groups, judge, settings, described) as means:
         summary = _run(
             plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress, watch=watch
@@ -326,13 +327,6 @@ def _means(
 
     with dask_executor(settings.cluster, groups, judge, settings.limits) as cluster:
         yield cluster
-
-
-def _expected_failures(chosen: ImplementationSelection, settings: Settings) -> tuple[ExpectedFailure, ...]:
-    """Return the expected failures: those given, else those bundled for the backends."""
-    if settings.expected_failures is not None:
-        return settings.expected_failures
-    return bundled_expected_failures([implementation.entry.name for implementation in chosen.implementations])
 
 
 def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Diagnostic]) -> dict[str, Any]:

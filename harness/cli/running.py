@@ -83,11 +83,11 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
             begun = True
     _load(_NEEDED)
     if begun:
-        _load_what_shows(options)
+        _load_what_shows(report=options.report)
 
 
-def _load_what_shows(options: RunOptions) -> None:
-    _load((*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if options.report else ())))
+def _load_what_shows(*, report: bool) -> None:
+    _load((*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if report else ())))
 
 
 def _load(names: Iterable[str]) -> None:
@@ -110,7 +110,8 @@ def _run(
     own = (options.backends or None, options.implementations, options.framework)
     chosen = select_implementations(*own, options.worker_limits, described, options.signature)
     chosen = chosen.with_standard(options.standard)
-    with request.times.of("reading cases"), _said_after_a_moment(request, "reading the bundled cases"):
+    is_long = not (options.cases or options.quiet or request.is_announced)
+    with request.times.of("reading cases"), _said_after_a_moment("reading the bundled cases", visible=is_long):
         selection = selected(options, store)
     if selection.faults and not selection.cases:  # the last results stay as they are
         raise CaseError(list(selection.faults))
@@ -120,7 +121,8 @@ def _run(
         command=["attncheck", *_without_cluster(sys.argv[1:])],
         times=request.times,
     )
-    Thread(target=_load_what_shows, args=(options,)).start()  # while the first worker imports its framework
+    # while the first worker imports its framework
+    Thread(target=_load_what_shows, kwargs={"report": options.report}).start()
     try:
         with show_progress(visible=not options.quiet) as progress:
             summary = run_cases(
@@ -158,11 +160,11 @@ def _run(
 
 
 @contextmanager
-def _said_after_a_moment(request: RunRequest, words: str) -> Iterator[None]:
+def _said_after_a_moment(words: str, *, visible: bool) -> Iterator[None]:
     """Say what is going on, where that takes longer than people wait without wondering."""
     said = Timer(_MOMENT, typer.echo, [f"attncheck: {words}"], {"err": True})
     said.daemon = True
-    if not (request.options.cases or request.options.quiet or request.is_announced):
+    if visible:
         said.start()
     try:
         yield
@@ -198,12 +200,17 @@ def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: S
     """Print what people may want to know before a run, and return the cases that run."""
     from attncheck.config import tiles_of
     from attncheck.reading.tiles import left_out
+    from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
 
     options = request.options
     print_faults(selection)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
-    narrowed = narrow(selection, options, [item.name for item in chosen.implementations])
+    names, narrowed = [item.name for item in chosen.implementations], Narrowed(selection.cases, None, "")
+    if options.failed:
+        narrowed = failed_alone(selection.cases, options.dtypes, names, options.output, resume=options.resume)
+    elif options.failed_first:
+        narrowed = failed_first(selection.cases, options.dtypes, names, options.output)
     if narrowed.only is not None and not narrowed.only:
         raise NothingFailed(narrowed.note)
     if not (options.quiet or request.is_announced):
@@ -217,17 +224,6 @@ def _without_cluster(arguments: list[str]) -> list[str]:
     kept = [each for each in arguments if not each.startswith("--cluster=")]
     index = kept.index("--cluster") if "--cluster" in kept else len(kept)
     return [*kept[:index], *kept[index + 2 :]]
-
-
-def narrow(selection: Selection, options: RunOptions, names: list[str]) -> Narrowed:
-    """Return the cases that run: all that are selected, or what failed last time alone or before the rest."""
-    from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
-
-    if options.failed:
-        return failed_alone(selection.cases, options.dtypes, names, options.output, resume=options.resume)
-    if options.failed_first:
-        return failed_first(selection.cases, options.dtypes, names, options.output)
-    return Narrowed(selection.cases, None, "")
 
 
 @app.command(
