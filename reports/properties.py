@@ -37,7 +37,7 @@ def exit_code_of(rows: Sequence[Row]) -> ExitCode:
 
 
 def sentence_of(rows: Sequence[Row]) -> str:
-    """Say in a line what properties come to."""
+    """Sum up in a line what properties come to."""
     asked = [row for row in rows if row.verdict != PropertyOutcome.UNSUPPORTED]
     names = {row.property_name for row in asked}
     failing = [row for row in asked if row.fails_run]
@@ -53,7 +53,7 @@ def sentence_of(rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True)
 class PropertyCell:
-    """What a property comes to on one implementation: the worst of all that was asked, and how many were how.
+    """The outcome of a property on one implementation: the worst of all variants, and how many had each outcome.
 
     ``word`` is the outcome; ``state`` says whether it fails, is expected to, holds, or was not judged.
     """

@@ -29,7 +29,7 @@ from attncheck.wording import expected
 if TYPE_CHECKING:
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
-    from attncheck.properties.run import Question
+    from attncheck.properties.run import PropertyQuestion
     from attncheck.protocol_rules import Rule
     from attncheck.reports.machine.other_documents import ProtocolDocument
     from attncheck.results.format import Row
@@ -286,7 +286,7 @@ def properties(
     """
     from attncheck.commands import words_again
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
+    from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
     from attncheck.reports.properties import exit_code_of
 
     limits = allowed.limits()
@@ -300,7 +300,7 @@ def properties(
     if not questions:
         raise UsageError("no case asks for these properties in these dtypes")
     complete = not (cases or asking.names or asking.dtypes)
-    rows = ask_all(chosen.implementations, questions, asking, expected_failures, complete=complete)
+    rows = ask_properties(chosen.implementations, questions, asking, expected_failures, complete=complete)
     if output is not None:
         from attncheck.reports.write import write_property_table
         from attncheck.results.writer import write_property_rows
@@ -327,7 +327,7 @@ def properties(
 
 def _print(
     rows: Sequence[Row],
-    questions: Sequence[Question],
+    questions: Sequence[PropertyQuestion],
     again: dict[str, list[str]],
     *,
     explain: bool,

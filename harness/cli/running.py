@@ -176,7 +176,7 @@ def _with_properties(
     options: RunOptions, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
 ) -> RunSummary:
     """Ask properties of what was chosen, write what was found beside the run's rows, and count it in its exit code."""
-    from attncheck.properties.run import Asking, ask_all, questions_of, select_property_cases
+    from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
     from attncheck.reports.properties import exit_code_of
     from attncheck.results.writer import note_exit_code, write_property_rows
 
@@ -185,7 +185,7 @@ def _with_properties(
     selection = select_property_cases((), lists, asking.store)
     print_faults(selection)
     questions = questions_of(selection.cases, asking)
-    rows = ask_all(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
+    rows = ask_properties(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
     write_property_rows(options.output, rows)
     codes = {summary.exit_code, exit_code_of(rows)} | ({ExitCode.BAD_INPUT} if selection.faults else set())
     worst = next(code for code in (*_BY_SEVERITY, summary.exit_code) if code in codes)

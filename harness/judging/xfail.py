@@ -20,7 +20,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, stage_position
-from attncheck.verdicts import HARMLESS, Verdict
+from attncheck.verdicts import Verdict
 
 
 def blank_row(case: Case, dtype: str) -> Row:
@@ -137,7 +137,7 @@ class ExpectedFailureRecord:
     def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Return the rows of one case in one dtype, those that are expected marked and explained."""
         marked = [self._marked(row) for row in rows]
-        if not any(map(_fails, marked)):
+        if not any(row.fails_run for row in marked):
             return tuple(marked)
         stages = expected_stages(marked)
         return tuple(
@@ -179,7 +179,7 @@ class ExpectedFailureRecord:
                 found = found or (expected if expected.entry.verdict in (Verdict.CRASH, Verdict.TIMEOUT) else None)
                 continue
             self.tried.add(number)
-            if _fails(row) and expected.explains(row.stage, row.verdict, row.empty_rows):
+            if row.fails_run and expected.explains(row.stage, row.verdict, row.empty_rows):
                 self.happened.add(number)  # at whatever size
                 if expected.excuses(row.stage, row.verdict, _ratio(row), row.empty_rows):
                     found = found or expected
@@ -205,7 +205,7 @@ class ExpectedFailureRecord:
 
     def _explained(self, row: Row) -> Row:
         """Say of a row that fails where a failure is expected that its error is larger than the entry allows."""
-        if row.comparison == "pair" or not _fails(row):
+        if row.comparison == "pair" or not row.fails_run:
             return row
         key = (row.implementation, row.case, row.dtype, row.stage, row.verdict)
         beyond = beyond_expected(self.expected_failures, *key, ratio=_ratio(row))
@@ -237,7 +237,7 @@ def expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStage]:
 
 def inherited(row: Row, members: Iterable[ExpectedStage]) -> Row:
     """Mark a pair or number that differs because a member is expected to fail, at this stage or an earlier one."""
-    if not _fails(row) or row.comparison == "stage":
+    if not row.fails_run or row.comparison == "stage":
         return row
     for expected in members:
         if stage_position(expected.stage) <= stage_position(row.stage):
@@ -250,10 +250,6 @@ def _ratio(row: Row) -> float:
     if row.difference is not None and row.allowed and row.comparison != "stage":
         return row.difference / row.allowed
     return largest_ratio(row.ratio, row.introduced_ratio)
-
-
-def _fails(row: Row) -> bool:
-    return not row.xfail and row.verdict not in HARMLESS
 
 
 def _xfail(row: Row, reason: str, thread: str | None) -> Row:

@@ -21,9 +21,9 @@ from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.sessions import Session, Step
 from attncheck.properties.problem import (
     AnyVariant,
-    Call,
     Change,
     Combine,
+    FurtherCall,
     Pair,
     SessionVariant,
     StoredProblem,
@@ -62,9 +62,11 @@ def batch_invariant(problem: StoredProblem) -> Sequence[AnyVariant]:
     stages = stages_along(problem, "B")
     if not stages:
         raise UnfitError("no result has an axis of the batch")
-    alone = tuple(Call(f"batch entry {entry} alone", problem.along({"B": taken([entry])})) for entry in range(entries))
+    alone = tuple(
+        FurtherCall(f"batch entry {entry} alone", problem.along({"B": taken([entry])})) for entry in range(entries)
+    )
     order = np.roll(np.arange(entries), 1)
-    rolled = Call("the entries in another order", problem.along({"B": taken(order)}))
+    rolled = FurtherCall("the entries in another order", problem.along({"B": taken(order)}))
     return (
         Variant("each batch entry alone", alone, partial(_joined, problem, "B"), stages=stages),
         Variant("another place in the batch", (rolled,), _back(problem, {"B": order}), stages=stages),
@@ -109,7 +111,7 @@ def heads_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     of_queries = np.array([group * several + each for group in of_keys for each in reversed(range(several))])
     orders = {"H": of_queries, "Hkv": of_keys}
     changes: dict[str, Change] = {letter: taken(order) for letter, order in orders.items()}
-    call = Call("the heads in another order", problem.along(changes))
+    call = FurtherCall("the heads in another order", problem.along(changes))
     return (Variant("the heads in another order", (call,), _back(problem, orders)),)
 
 
@@ -129,7 +131,7 @@ def keys_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     return tuple(
         Variant(
             what,
-            (Call(what, problem.along({"Lk": taken(order), "T": taken(order)})),),
+            (FurtherCall(what, problem.along({"Lk": taken(order), "T": taken(order)})),),
             _back(problem, {"Lk": order, "T": order}),
         )
         for what, order in orders.items()
@@ -165,11 +167,11 @@ def _padded_keys(problem: StoredProblem) -> Iterator[Variant]:
         given = np.broadcast_to(mask, (*mask.shape[:-1], keys))
         added = np.zeros((*mask.shape[:-1], _ADDED), np.bool_)
         masked = longer.replaced({"mask": np.concatenate([given, added], axis=-1) & allowed})
-        yield Variant("keys added with a mask", (Call("with keys that are masked", masked),))
+        yield Variant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
     if "key_lengths" in problem.specs:
         lengths = problem.inputs.get("key_lengths", np.full(problem.lengths["B"], keys, np.int64))
         cut = longer.replaced({"key_lengths": lengths})
-        yield Variant("keys added with lengths", (Call("with keys beyond the lengths", cut),))
+        yield Variant("keys added with lengths", (FurtherCall("with keys beyond the lengths", cut),))
 
 
 def _with_copies(array: Array, axis: int) -> Array:
@@ -187,7 +189,7 @@ def _padded_queries(problem: StoredProblem) -> Iterator[Variant]:
     queries = problem.lengths.get("Lq", 0)
     if queries < 1 or "query" not in problem.inputs:
         return
-    call = Call("with queries added", problem.along({"Lq": _with_copies}))
+    call = FurtherCall("with queries added", problem.along({"Lq": _with_copies}))
     (stage,) = problem.results
     axes = problem.axes_of_stage(stage)
     axis = axes.index("Lq") - len(axes)
@@ -225,7 +227,7 @@ def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
         (array,) = results
         return np.concatenate(np.split(array, batch, axis=-2), axis=0)
 
-    return (Variant("packed into one sequence", (Call("packed into one sequence", one),), apart),)
+    return (Variant("packed into one sequence", (FurtherCall("packed into one sequence", one),), apart),)
 
 
 def _side_by_side(array: Array) -> Array:
@@ -242,7 +244,7 @@ def _taken_apart(problem: StoredProblem) -> Sequence[AnyVariant]:
         inputs = {"query": problem.inputs["query"][:, :, rows]}
         inputs |= {name: problem.inputs[name][:, :, first : first + used] for name in ("key", "value")}
         inputs |= {name: problem.inputs[name] for name in ("sinks",) if name in problem.inputs}
-        calls.append(Call(f"sequence {number} alone", _aligned(problem, inputs)))
+        calls.append(FurtherCall(f"sequence {number} alone", _aligned(problem, inputs)))
     return (Variant("each sequence alone", tuple(calls), joined_along(problem, "Lq")),)
 
 
@@ -292,7 +294,7 @@ def _causal_tokens(problem: StoredProblem) -> int:
 
 def _in_chunks(problem: StoredProblem, cuts: NDArray[np.intp], what: str) -> Variant:
     calls = [
-        Call(f"queries {first} to {last - 1} behind {first} keys", _chunk(problem, int(first), int(last)))
+        FurtherCall(f"queries {first} to {last - 1} behind {first} keys", _chunk(problem, int(first), int(last)))
         for first, last in pairwise(cuts)
     ]
     return Variant(what, tuple(calls), joined_along(problem, "Lq"))
@@ -331,9 +333,9 @@ def merged_parts(problem: StoredProblem) -> Sequence[AnyVariant]:
     return found
 
 
-def _keys_alone(problem: StoredProblem, own: NDArray[np.intp]) -> Call:
+def _keys_alone(problem: StoredProblem, own: NDArray[np.intp]) -> FurtherCall:
     change: Change = taken(own)
-    return Call(f"keys {own[0]} to {own[-1]}", problem.along({"Lk": change, "T": change}))
+    return FurtherCall(f"keys {own[0]} to {own[-1]}", problem.along({"Lk": change, "T": change}))
 
 
 _EXPONENTS = (3, -3)
@@ -357,7 +359,7 @@ def values_scaled(problem: StoredProblem) -> Sequence[AnyVariant]:
         if not all(np.array_equal(_times(each, 1 / factor), problem.inputs[name]) for name, each in scaled.items()):
             continue  # a value would be beyond the range of the dtype, or tiny
         what = f"values times 2^{exponent}"
-        found.append(Variant(what, (Call(what, problem.replaced(scaled)),), factor=1 / factor))
+        found.append(Variant(what, (FurtherCall(what, problem.replaced(scaled)),), factor=1 / factor))
     if not found:
         raise UnfitError(f"no power of two leaves all values in the range of {problem.dtype}")
     return found
@@ -382,7 +384,7 @@ def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
         shifted = rounded_once(exact, problem.dtype)
         if not np.array_equal(shifted.astype(np.float64), exact):
             raise UnfitError(f"the bias with a number added is no number of {problem.dtype}")
-        call = Call(f"scores shifted {what}", problem.replaced({"bias": shifted}))
+        call = FurtherCall(f"scores shifted {what}", problem.replaced({"bias": shifted}))
         found.append(Variant(f"scores shifted {what}", (call,)))
     return found
 
@@ -411,7 +413,7 @@ def _poison(problem: StoredProblem, kind: str) -> Sequence[AnyVariant]:
 
 def _poisoned_pages(problem: StoredProblem, kind: str) -> Variant:
     inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
-    call = Call("with unused slots of pages poisoned", problem.replaced({**inputs}), problem)
+    call = FurtherCall("with unused slots of pages poisoned", problem.replaced({**inputs}), problem)
     return Variant("unused slots of pages", (call,), nan_may_spread=kind == "nan")
 
 
@@ -457,7 +459,7 @@ def _with_poison(
             array[np.broadcast_to(own[:, np.newaxis, :, np.newaxis], array.shape)] = value
             inputs[name] = array
     rows = _rows_without(allowed, places)[..., np.newaxis]
-    call = Call(f"with {what}", problem.replaced(inputs), problem)
+    call = FurtherCall(f"with {what}", problem.replaced(inputs), problem)
     return Variant(what, (call,), compared={"output": rows}, nan_may_spread=bool(np.isnan(value)))
 
 
@@ -491,7 +493,7 @@ def _can_lie(problem: StoredProblem, name: str, kind: str) -> bool:
 
 def _laid_out(problem: StoredProblem, names: Sequence[str], kind: str, what: str) -> Variant:
     changed = replace(problem, memory_layout=dict.fromkeys(names, kind))
-    return Variant(f"{what} {kind}", (Call(f"{what} {kind} in memory", changed, problem),))
+    return Variant(f"{what} {kind}", (FurtherCall(f"{what} {kind} in memory", changed, problem),))
 
 
 def repeated(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -503,14 +505,14 @@ def repeated(problem: StoredProblem) -> Sequence[AnyVariant]:
 
 def fresh_process(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Make the call in a process that has done nothing else."""
-    call = Call("in a fresh process", problem)
+    call = FurtherCall("in a fresh process", problem)
     return (Variant("in a fresh process", (call,), where="fresh process"),)
 
 
 def threads(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Make the call in processes with more threads than one."""
     return tuple(
-        Variant(f"{number} threads", (Call(f"with {number} threads", problem),), where="threads", threads=number)
+        Variant(f"{number} threads", (FurtherCall(f"with {number} threads", problem),), where="threads", threads=number)
         for number in _THREADS
     )
 

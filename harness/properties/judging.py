@@ -34,7 +34,7 @@ from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import written_element
+from attncheck.wording import stored_index, written_element
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]
@@ -43,15 +43,15 @@ Results = dict[str, Array]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What came of one way to ask a property, and the element that shows it."""
+class VariantResult:
+    """The outcome of one variant of a property, and the element that shows it: in the columns of ``Row``."""
 
-    outcome: PropertyOutcome
+    verdict: PropertyOutcome
     message: str = ""
     stage: str = ""
-    index: tuple[int, ...] | None = None
-    first: float | None = None
-    second: float | None = None
+    index: str = ""
+    value: float | None = None
+    reference: float | None = None
     exact: float | None = None
     first_bound: float | None = None
     second_bound: float | None = None
@@ -76,7 +76,7 @@ class Truths:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """What one side gave, the exact answer, how far from it each element may be, and where it is not."""
+    """The result of one side, the exact answer, how far from it each element may be, and where it is further."""
 
     what: str
     given: Array
@@ -87,7 +87,7 @@ class Side:
 
     @property
     def error(self) -> Real:
-        """How far each element is from the exact answer."""
+        """The distance of each element from the exact answer."""
         with np.errstate(invalid="ignore"):
             error: Real = np.abs(self.given.astype(np.float64) - self.exact)
         return np.where(np.isnan(error), np.inf, error)
@@ -122,7 +122,7 @@ def judge_variant(
     others: Sequence[Results],
     rounding_model: str,
     truths: Truths,
-) -> Finding:
+) -> VariantResult:
     """Judge one way to ask a property: the most severe of what its stages come to."""
     if variant.is_merged:
         return judge_merged(variant, problem, first, others, rounding_model, truths)
@@ -138,7 +138,7 @@ def judge_variant(
         compared, may_spread = variant.compared.get(stage), variant.nan_may_spread
         judged = judge_arrays(stage, first[stage], combined, variant.what, sides, compared, nan_may_spread=may_spread)
         found.append(judged)
-    return max(found, key=lambda each: each.outcome.severity)
+    return max(found, key=lambda each: each.verdict.severity)
 
 
 def _combined_side(variant: Variant, stage: str, arrays: Sequence[Array], rounding_model: str, truths: Truths) -> Side:
@@ -178,16 +178,16 @@ def judge_arrays(
     compared: Flags | None = None,
     *,
     nan_may_spread: bool = False,
-) -> Finding:
+) -> VariantResult:
     """Hold two results of one shape against each other, where they are ``compared``; ``sides`` are made if need be."""
     if first.shape != second.shape or first.dtype != second.dtype:
         message = f"{stage} is {first.dtype} {show(first.shape)}, and {second.dtype} {show(second.shape)}: {what}"
-        return Finding(PropertyOutcome.BROKEN, message, stage)
+        return VariantResult(PropertyOutcome.BROKEN, message, stage)
     chosen = np.broadcast_to(True if compared is None else compared, first.shape)
     differs = chosen & (bits(first) != bits(second)) & ~(_is_nan(first) & _is_nan(second))
     differing, elements = int(differs.sum()), int(chosen.sum())
     if not differing:
-        return Finding(PropertyOutcome.BITWISE, f"all {elements} elements: {what}", stage, elements=elements)
+        return VariantResult(PropertyOutcome.BITWISE, f"all {elements} elements: {what}", stage, elements=elements)
     one, other = (each.mapped(np.asarray) for each in sides())
     judged = _judged(stage, one, other, differs, chosen, nan_may_spread=nan_may_spread)
     return replace(judged, differing=differing, elements=elements)
@@ -200,7 +200,9 @@ def _is_nan(array: Array) -> Flags:
     return found
 
 
-def _judged(stage: str, one: Side, other: Side, differs: Flags, chosen: Flags, *, nan_may_spread: bool) -> Finding:
+def _judged(
+    stage: str, one: Side, other: Side, differs: Flags, chosen: Flags, *, nan_may_spread: bool
+) -> VariantResult:
     """Judge two sides some bits of which differ; where ``nan_may_spread``, NaN on the other alone is a convention."""
     if (apart := _exact_answers_apart(one, other, chosen)) is not None:
         return replace(_named(stage, one, other, apart, PropertyOutcome.NOT_JUDGED), message=_OTHER_ANSWER)
@@ -247,8 +249,8 @@ def _worst(one: Side, other: Side, among: Flags) -> tuple[int, ...]:
     return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(np.where(among, ratios, -1))), ratios.shape))
 
 
-def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: PropertyOutcome) -> Finding:
-    """Say what stands in an element on both sides, and what may."""
+def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: PropertyOutcome) -> VariantResult:
+    """Name an element with what stands there on both sides, and what may."""
     first, second = float(one.given[index]), float(other.given[index])
     bounds = float(one.allowed[index]), float(other.allowed[index])
     exact = float(one.exact[index])
@@ -262,7 +264,7 @@ def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: 
     else:
         message += f"; exactly {exact:.9g}, where {bounds[0] + bounds[1]:.3g} is allowed for both together"
         message += _blame(one, other, index) if outcome is PropertyOutcome.BROKEN else ""
-    return Finding(outcome, message, stage, index, first, second, exact, *bounds)
+    return VariantResult(outcome, message, stage, stored_index(index), first, second, exact, *bounds)
 
 
 def _blame(one: Side, other: Side, index: tuple[int, ...]) -> str:
@@ -272,7 +274,7 @@ def _blame(one: Side, other: Side, index: tuple[int, ...]) -> str:
 
 def judge_equal(
     problem: StoredProblem, first: Results, second: Results, what: str, rounding_model: str, truths: Truths
-) -> Finding:
+) -> VariantResult:
     """Judge two results of one problem, which have the same exact answer: the most severe of its stages."""
     found = []
     for stage in problem.results:
@@ -285,7 +287,7 @@ def judge_equal(
             )
 
         found.append(judge_arrays(stage, first[stage], second[stage], what, sides))
-    return max(found, key=lambda each: each.outcome.severity)
+    return max(found, key=lambda each: each.verdict.severity)
 
 
 _STATISTIC = "log_sum_exp"
@@ -298,12 +300,12 @@ def judge_merged(
     others: Sequence[Results],
     rounding_model: str,
     truths: Truths,
-) -> Finding:
+) -> VariantResult:
     """Judge parts of the keys, each with its output and its log_sum_exp, against the output of all keys."""
     if any(_STATISTIC not in each for each in others):
-        return Finding(PropertyOutcome.UNSUPPORTED, f"returns no {_STATISTIC} to merge by")
+        return VariantResult(PropertyOutcome.UNSUPPORTED, f"returns no {_STATISTIC} to merge by")
     if any(np.isnan(each[_STATISTIC].astype(np.float64)).any() for each in others):
-        return Finding(PropertyOutcome.BROKEN, f"a {_STATISTIC} of a part is NaN", _STATISTIC)
+        return VariantResult(PropertyOutcome.BROKEN, f"a {_STATISTIC} of a part is NaN", _STATISTIC)
     outputs = np.stack([each["output"].astype(np.float64) for each in others])
     statistics = np.stack([each[_STATISTIC].astype(np.float64) for each in others])
     merged = _merged(outputs, statistics)

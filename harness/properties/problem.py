@@ -158,7 +158,7 @@ def only_one(stage: str, results: Sequence[Array]) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class FurtherCall:
     """One further call; ``truth`` is the problem whose exact answer it has to give, by default its own."""
 
     what: str
@@ -182,7 +182,7 @@ class Variant:
     """
 
     what: str
-    calls: tuple[Call, ...]
+    calls: tuple[FurtherCall, ...]
     combine: Combine = only_one
     factor: float = 1.0
     compared: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)

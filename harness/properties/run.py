@@ -1,12 +1,9 @@
-"""Properties asked of implementations: calls in workers, judged as they come back.
-
-Properties as commands ask them: which cases, of which implementations, and what was expected to fail.
-"""
+"""Properties asked of implementations: which cases ask for them, the calls in workers, and the rows that come back."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +16,7 @@ from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.properties.calls import VARIANTS_OF
-from attncheck.properties.judging import Finding, Results, Truths, judge_equal, judge_variant
+from attncheck.properties.judging import Results, Truths, VariantResult, judge_equal, judge_variant
 from attncheck.properties.problem import AnyVariant, Pair, SessionVariant, StoredProblem, UnfitError, Variant
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -35,7 +32,7 @@ _WITH_NEGATIVE_STRIDES = "numpy"
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class PropertyQuestion:
     """A property asked of a case in a dtype: the first call, and the ways in which further ones are made."""
 
     name: str
@@ -47,7 +44,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Asking:
-    """What is asked: properties by name and dtypes, all where none are named; and with what limits."""
+    """The properties by name and the dtypes that are asked for, all where none are named, and the limits of workers."""
 
     names: Collection[str] = ()
     dtypes: Collection[str] = ()
@@ -55,7 +52,7 @@ class Asking:
     store: Store = NO_STORE
 
 
-def questions_of(cases: Sequence[Case], asking: Asking) -> list[Question]:
+def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion]:
     """Return every property that the cases ask for, by dtype. Raises ``CaseError`` for those that do not fit."""
     faults: list[Diagnostic] = []
     found = []
@@ -69,7 +66,7 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[Question]:
                 if asking.names and name not in asking.names:
                     continue
                 try:
-                    found.append(Question(name, case, dtype, problem, VARIANTS_OF[name](problem)))
+                    found.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
                 except UnfitError as error:
                     faults.append(
                         Diagnostic(case.file, f"{name}: {error} ({dtype})", case.line, case.name, "properties")
@@ -80,30 +77,22 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[Question]:
 
 
 def ask_implementations(
-    implementations: Sequence[Implementation],
-    questions: Sequence[Question],
-    asking: Asking,
-    on_row: Callable[[Row], None] = lambda row: None,
+    implementations: Sequence[Implementation], questions: Sequence[PropertyQuestion], asking: Asking
 ) -> list[Row]:
-    """Ask every property of every implementation, in worker processes; ``on_row`` hears each row as it is made."""
+    """Ask every property of every implementation, in worker processes."""
     truths = Truths(asking.store)
-    rows = []
-    for implementation in implementations:
-        for row in _ask(implementation, questions, asking.limits, truths):
-            rows.append(row)
-            on_row(row)
-    return rows
+    return [row for each in implementations for row in _ask(each, questions, asking.limits, truths)]
 
 
 def _ask(
-    implementation: Implementation, questions: Sequence[Question], limits: Limits, truths: Truths
+    implementation: Implementation, questions: Sequence[PropertyQuestion], limits: Limits, truths: Truths
 ) -> Iterator[Row]:
     for dtype in dict.fromkeys(question.dtype for question in questions):
         own = [question for question in questions if question.dtype == dtype]
         model = implementation.rounding_model(dtype)
         if model is None:
             yield from (
-                _row(implementation, each, "", Finding(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}"))
+                _row(implementation, each, "", VariantResult(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}"))
                 for each in own
             )
             continue
@@ -114,28 +103,16 @@ def _ask(
                     yield _row(implementation, question, variant.what, judge.finding(variant))
 
 
-def _row(implementation: Implementation, question: Question, variant: str, finding: Finding) -> Row:
+def _row(implementation: Implementation, question: PropertyQuestion, variant: str, finding: VariantResult) -> Row:
     claims: Mapping[str, str] = getattr(implementation.entry, "properties", {})
+    place = (question.case.id, question.case.operation, question.dtype, implementation.name)
     row = Row(
-        question.case.id,
-        question.case.operation,
-        question.dtype,
-        implementation.name,
-        "property",
-        finding.stage,
-        finding.outcome.value,
+        *place,
+        comparison="property",
         property_name=question.name,
         variant=variant,
         claim=claims.get(question.name, ""),
-        index="" if finding.index is None else stored_index(finding.index),
-        value=finding.first,
-        reference=finding.second,
-        exact=finding.exact,
-        first_bound=finding.first_bound,
-        second_bound=finding.second_bound,
-        differing=finding.differing,
-        elements=finding.elements,
-        message=finding.message,
+        **vars(finding),
     )
     if row.fails and row.verdict != PropertyOutcome.BROKEN:
         return replace(row, message=f"claimed to be {row.claim}, and is {row.verdict}: {row.message}")
@@ -184,19 +161,19 @@ class Workers:
 class _VariantJudge:
     """One question of one implementation; its first call is made once, for all variants."""
 
-    def __init__(self, question: Question, workers: Workers, model: str, truths: Truths) -> None:
+    def __init__(self, question: PropertyQuestion, workers: Workers, model: str, truths: Truths) -> None:
         self._question, self._workers, self._model, self._truths = question, workers, model, truths
         self._first: dict[tuple[str, ...], Outcome] = {}
         self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
 
-    def finding(self, variant: AnyVariant) -> Finding:
+    def finding(self, variant: AnyVariant) -> VariantResult:
         """Make the calls of a variant, and judge what comes back."""
         try:
             return self._of_session(variant) if isinstance(variant, SessionVariant) else self._of_calls(variant)
         except _NoResult as reason:
             return reason.finding
 
-    def _of_calls(self, variant: Variant) -> Finding:
+    def _of_calls(self, variant: Variant) -> VariantResult:
         if (missing := self._cannot(variant)) is not None:
             return missing
         question = self._question
@@ -216,24 +193,24 @@ class _VariantJudge:
                 runner.close()
         return judge_variant(variant, question.problem, first, others, self._model, self._truths)
 
-    def _cannot(self, variant: Variant) -> Finding | None:
-        """Say what the framework has not: negative strides."""
+    def _cannot(self, variant: Variant) -> VariantResult | None:
+        """Return that the framework has no negative strides, where a call needs them."""
         framework = self._workers.implementation.entry.framework
         kinds = {kind for call in variant.calls for kind in call.problem.memory_layout.values()}
         if "reversed" in kinds and framework != _WITH_NEGATIVE_STRIDES:
-            return Finding(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
+            return VariantResult(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
         return None
 
-    def _of_session(self, variant: SessionVariant) -> Finding:
+    def _of_session(self, variant: SessionVariant) -> VariantResult:
         answer = self._workers.usual.evaluate_session(variant.session)
         if isinstance(answer, Failure):
             raise _NoResult(answer, variant.what)
         found = list(self._of_memory(variant, answer)) if variant.problem is not None else []
         found += [self._of_pair(pair, answer) for pair in variant.pairs]
-        return max(found, key=lambda each: each.outcome.severity)
+        return max(found, key=lambda each: each.verdict.severity)
 
-    def _of_memory(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[Finding]:
-        """Say what a call did to its inputs, and what became of its output."""
+    def _of_memory(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[VariantResult]:
+        """Judge what a call did to its inputs, and what became of its output."""
         result = answer[0]
         is_of_inputs = self._question.name == "inputs_unchanged"
         changed = result.changed if is_of_inputs else result.altered
@@ -243,12 +220,14 @@ class _VariantJudge:
             at = written_element(each.index, each.name)
             when = "after the call" if is_of_inputs else "after the next call"
             message = f"{at} is {each.after:.9g} {when}, and was {each.before:.9g}"
-            yield Finding(PropertyOutcome.BROKEN, message, each.name, each.index, each.before, each.after)
+            yield VariantResult(
+                PropertyOutcome.BROKEN, message, each.name, stored_index(each.index), each.before, each.after
+            )
         for stage, name in () if is_of_inputs else result.shared:
-            yield Finding(PropertyOutcome.BROKEN, f"{stage} is memory of the input {name}", stage)
-        yield Finding(PropertyOutcome.BITWISE, f"as before: {variant.what}")
+            yield VariantResult(PropertyOutcome.BROKEN, f"{stage} is memory of the input {name}", stage)
+        yield VariantResult(PropertyOutcome.BITWISE, f"as before: {variant.what}")
 
-    def _of_pair(self, pair: Pair, answer: Sequence[StepResult]) -> Finding:
+    def _of_pair(self, pair: Pair, answer: Sequence[StepResult]) -> VariantResult:
         stages = pair.problem.results
         second = _results(answer[pair.other].outcome, stages, pair.what)
         if pair.one is None:
@@ -274,7 +253,7 @@ class _NoResult(Exception):
     def __init__(self, outcome: Outcome, what: str) -> None:
         assert isinstance(outcome, Failure), "a call that gave a result is judged"
         kind = PropertyOutcome.UNSUPPORTED if outcome.verdict == "unsupported" else PropertyOutcome.FAILED
-        self.finding = Finding(kind, f"{outcome.verdict}: {outcome.message} ({what})")
+        self.finding = VariantResult(kind, f"{outcome.verdict}: {outcome.message} ({what})")
         super().__init__(self.finding.message)
 
 
@@ -297,12 +276,11 @@ def select_property_cases(patterns: Sequence[str], lists: Sequence[Path] = (), s
     return select_cases(named, expected_failures=(*config.expected_failure_lists, *lists), store=store, properties=True)
 
 
-def ask_all(
+def ask_properties(
     implementations: Sequence[Implementation],
-    questions: Sequence[Question],
+    questions: Sequence[PropertyQuestion],
     asking: Asking,
     lists: Sequence[Path] = (),
-    on_row: Callable[[Row], None] = lambda row: None,
     *,
     complete: bool = False,
 ) -> list[Row]:
@@ -313,8 +291,8 @@ def ask_all(
     """
     backends = [item.entry.name for item in implementations]
     expected = [each for each in expected_failures_of(backends, lists) if each.entry.property is not None]
-    rows = ask_implementations(implementations, questions, asking, lambda row: on_row(marked(row, expected)))
-    return [*(marked(row, expected) for row in rows), *(_no_longer(rows, expected) if complete else ())]
+    rows = [marked(row, expected) for row in ask_implementations(implementations, questions, asking)]
+    return [*rows, *(_no_longer(rows, expected) if complete else ())]
 
 
 def marked(row: Row, expected: Iterable[ExpectedFailure]) -> Row:
@@ -343,8 +321,8 @@ def _no_longer(rows: Sequence[Row], expected: Sequence[ExpectedFailure]) -> list
 _JUDGED = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.NAN, PropertyOutcome.BROKEN)
 
 
-def described_call(question: Question) -> str:
-    """Say in a line what the first call of a question is."""
+def described_call(question: PropertyQuestion) -> str:
+    """Describe the first call of a question in a line."""
     shapes = [f"{name} {'x'.join(map(str, array.shape))}" for name, array in question.problem.inputs.items()]
     options: Mapping[str, object] = question.problem.options
     given = [f"{name}={value}" for name, value in options.items()]

@@ -1,4 +1,4 @@
-"""How much of what was asked for was judged, and whether that is enough.
+"""The share of the requested cases that was judged, and the minimum that it has to reach.
 
 A case counts as judged on an implementation where, in any dtype, a stage of it was compared with the exact answer, or a
 number is wrong. One that is unsupported, raised, or has no exact answer does not: nothing is green that was not judged.
@@ -35,7 +35,7 @@ class Minimum:
         return cls(float(found[1] or found[2]), found[2] is not None)
 
     def is_reached(self, judged: int, asked: int) -> bool:
-        """Whether so many of the cases that were asked for are enough."""
+        """Return true if so many of the cases that were asked for are enough."""
         return 100 * judged >= self.number * asked if self.is_share else judged >= self.number
 
     def __str__(self) -> str:
@@ -43,12 +43,12 @@ class Minimum:
 
 
 PICKED = ("cases", "tags", "dtypes", "match", "failed")
-"""What the cases of a run may be narrowed by: paths and globs, tags, dtypes, an expression, what failed last time."""
+"""The ways to narrow the cases of a run: paths and globs, tags, dtypes, an expression, the failures of last time."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """How a run ended that was to stop after some failing cases.
+    """The end of a run that was to stop after some failing cases.
 
     ``not_run`` counts the cases of which nothing was judged any more, ``in_part`` those that ran in some of their
     dtypes alone.
@@ -59,7 +59,7 @@ class Stop:
     in_part: int = 0
 
     def of(self, cases: int) -> str:
-        """Say so, of a run of so many cases."""
+        """Describe the stop, of a run of so many cases."""
         in_part = f", and {self.in_part:,} not in all of its dtypes" if self.in_part else ""
         verb = "was" if self.not_run == 1 else "were"
         return (
@@ -70,7 +70,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run was asked for: how many cases, which implementations by name, and how many it has to judge at least.
+    """The request of a run: how many cases, which implementations by name, and how many it has to judge at least.
 
     ``picked`` says what the cases were narrowed by, of ``PICKED``. ``stopped`` is there where not all of them were run.
     """
@@ -96,24 +96,24 @@ class Asked:
 
 
 def is_judged(row: Row) -> bool:
-    """Whether a row says that its case was judged. A number that holds says less: it may be equal by chance."""
+    """Return true if a row says that its case was judged. A number that holds says less: it may be equal by chance."""
     if row.comparison == "stage":
         return bool(row.stage) and row.verdict != Verdict.UNVERIFIED
     return row.comparison != "pair" and row.verdict not in (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
 def lacks_function(lacks: str) -> bool:
-    """Whether what a case lacks is the function of its operation, as ``LackingError.of_function`` says it."""
+    """Return true if what a case lacks is the function of its operation, as ``LackingError.of_function`` says it."""
     return lacks.endswith("()")
 
 
 def is_not_offered(row: Row) -> bool:
-    """Whether a row says that the implementation has no function for the operation of its case."""
+    """Return true if a row says that the implementation has no function for the operation of its case."""
     return row.verdict == Verdict.UNSUPPORTED and lacks_function(row.lacks or "")
 
 
 def shortfalls(judged: Mapping[str, int], asked: Asked, not_offered: Mapping[str, int]) -> list[str]:
-    """Say where less was judged than was asked for; ``judged`` counts the cases of each implementation.
+    """Describe where less was judged than was asked for; ``judged`` counts the cases of each implementation.
 
     An implementation that was asked for by name has to be judged in a case, and so has the run as a whole. The minimum,
     where there is one, is that of every implementation, of the cases of operations that it offers: ``not_offered``

@@ -1,4 +1,4 @@
-"""What a results directory holds: its files, the columns of its rows and arrays.
+"""The format of a results directory: its files, and the columns of its rows and arrays.
 
 environment.json      what ran where: versions, platform, threads, command, what was left out
 rows/part-*.parquet   one row per comparison, each part renamed into place when it is whole
@@ -31,7 +31,7 @@ REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 PROPERTY_PART = "rows/properties.parquet"
 PROPERTIES_TABLE = "properties.csv"
-"""What `attncheck properties --output` writes for people, beside the rows."""
+"""Written by `attncheck properties --output` for people, beside the rows."""
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact", "property"]
 
 ARRAY_SCHEMA = pa.schema(
@@ -202,14 +202,14 @@ class Row:
 
     @property
     def fails(self) -> bool:
-        """Whether it fails, expected or not: a property also where it is less than is claimed."""
+        """True if it fails, expected or not; a property fails also where it is less than is claimed."""
         if self.comparison == "property":
             return self.verdict not in MEETS_CLAIM[self.claim]
         return self.verdict not in HARMLESS
 
     @property
     def fails_run(self) -> bool:
-        """Whether it fails a run."""
+        """True if it fails a run."""
         return self.fails and not self.xfail
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,11 +241,11 @@ def columns_of(frame: str, *first: str) -> tuple[str, ...]:
 
 
 CHANGED_BY_DIAGNOSIS = ("verdict", "message", "begins_at", "empty_rows", "diagnosis", "evidence")
-"""What a failing row is written again with when it is known what the implementation does instead."""
+"""Columns of a failing row that are written again when it is known what the implementation does instead."""
 
 
 def disagrees(rows: Iterable[Row]) -> bool:
-    """Whether any of the rows is one that does not agree."""
+    """Return true if any of the rows does not agree."""
     return any(row.fails for row in rows)
 
 

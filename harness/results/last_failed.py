@@ -1,12 +1,9 @@
-"""What failed last time: kept beside the results, and brought up to date by every run in the same folder.
+"""The failures of the last run in a folder: recorded as a run judges, run again alone or first, and looked up by case.
 
 An evaluation (a case, in a dtype, on an implementation) that a run judges is replaced by what became of it; one that
 the run does not come to stays as it was. So runs of a part of the cases, and runs that are stopped, narrow down to what
-still fails.
-
-A run narrowed to what failed last time, or begun with it (``--failed``, ``--failed-first``).
-
-What the results of a check say of one case: how to reach it, what was found, and the calls that came before it.
+still fails. ``--failed`` and ``--failed-first`` begin with that; ``explain`` asks what a check found of one case, and
+which calls came before it.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from attncheck.reading.case import Case
 from attncheck.reading.kept_cases import PackedCases
 from attncheck.reading.selection import address
 from attncheck.results.coverage import Stop
-from attncheck.results.format import FORMAT, Row
+from attncheck.results.format import Row
 from attncheck.results.parts import read_rows
-from attncheck.results.reader import read_environment
+from attncheck.results.reader import check_format, read_environment
 from attncheck.results.records import CaseRecords, FailedFile, check_record, read_cases, read_json
 from attncheck.verdicts import Verdict
 from attncheck.wording import listed
@@ -49,7 +46,7 @@ class FailedEvaluation:
 
     @property
     def key(self) -> Evaluation:
-        """What was evaluated."""
+        """The case, dtype and implementation."""
         return self.case, self.dtype, self.implementation
 
     def __str__(self) -> str:
@@ -77,13 +74,13 @@ def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
 
 
 def fails(row: Row) -> bool:
-    """Whether a row says that its case fails: not as expected, and not for a record that no longer holds alone."""
+    """Return true if a row says that its case fails: not as expected, nor only for a record that no longer holds."""
     return row.fails_run and row.verdict != Verdict.XPASS
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What a folder says of what failed: the evaluations, and what the run in it was narrowed to, if it was."""
+    """The failed evaluations of a folder, and the cases that the run in it was narrowed to, if it was."""
 
     evaluations: frozenset[Evaluation] = frozenset()
     selected: frozenset[CaseInDtype] | None = None
@@ -99,8 +96,7 @@ def read_failed(directory: Path) -> Failed | None:
     if not directory.is_dir() or (content := read_json(path)) is None:
         return None
     check_record(content, FailedFile, path)
-    if content["format"] != FORMAT:
-        raise ResultsError(f"{path} has results format {content['format']}; this version of attncheck reads {FORMAT}")
+    check_format(content["format"], path)
     selected = content.get("selected")
     return Failed(
         frozenset((case, dtype, name) for case, dtype, name in content["failed"]),
@@ -110,7 +106,7 @@ def read_failed(directory: Path) -> Failed | None:
 
 @dataclass
 class FailedRecord:
-    """What failed before a run, brought up to date as the run judges; ``note`` takes the rows of whole evaluations."""
+    """The failures before a run, brought up to date as the run judges; ``note`` takes the rows of whole evaluations."""
 
     earlier: set[Evaluation] = field(default_factory=set)
     now: set[Evaluation] = field(default_factory=set)
@@ -150,7 +146,7 @@ class RunWatch:
     failing: set[str] = field(default_factory=set)
     """The cases that failed, of those that are judged in this run."""
     judged: set[CaseInDtype] = field(default_factory=set)
-    """What this run judged; kept where it may be stopped."""
+    """The cases that this run judged, by dtype; kept where it may be stopped."""
 
     def see(self, rows: Sequence[Row]) -> bool:
         """Look at the rows of a case in a dtype; return whether the run is to stop."""
@@ -300,18 +296,18 @@ def read_checked(directory: Path, *, needed: bool) -> Checked | None:
 
 
 def killed_the_worker(message: str) -> bool:
-    """Whether what became of a call ended the process that it was in: the next call had another."""
+    """Return true if a call ended the process that it was in, so that the next call had another."""
     return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
 
 
 def what_became(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say what a check found wrong in a call, given the rows of its stages, at the one where it begins."""
+    """Describe what a check found wrong in a call, given the rows of its stages, at the one where it begins."""
     failing = [row for row in rows if Verdict(row["verdict"]).exit_code]
     first = next((row for row in failing if row["stage"] == row["begins_at"]), failing[0] if failing else None)
     return "" if first is None else what_was_found(first["verdict"], first["stage"], first["message"])
 
 
 def what_was_found(verdict: str, stage: str, message: str) -> str:
-    """Say in a few words what is wrong."""
+    """Describe in a few words what is wrong."""
     where = f" at {stage}" if stage else ""
     return f"{verdict}{where}{f': {message}' if message else ''}"

@@ -218,7 +218,7 @@ class ArrayParts:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What cannot be read, a line for every part."""
+        """The parts that cannot be read, and why, a line each."""
         return self._index[1]
 
     def units(self) -> list[tuple[str, str]]:
@@ -281,7 +281,7 @@ def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
 
 
 def _begins(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Say of each row whether it has another text than the one before."""
+    """Mark the rows that have another text than the one before."""
     codes = pc.dictionary_encode(column.cast(pa.string())).combine_chunks().indices.fill_null(-1).to_numpy()
     return np.asarray(np.diff(codes, prepend=-2) != 0)
 

@@ -50,12 +50,12 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run came to its end and everything that it wrote could be read."""
+        """True if the run came to its end and everything that it wrote could be read."""
         return self.summary is not None and self.stopped is None and not self.notes
 
     @property
     def stopped(self) -> Stop | None:
-        """How the run was stopped after some failing cases; None where it was not."""
+        """The stop of the run after some failing cases; None where it was not stopped."""
         found = (self.summary or {}).get("stopped")
         return None if found is None else Stop(found["failing"], found["not_run"], found.get("in_part", 0))
 
@@ -91,7 +91,7 @@ def read_environment(directory: Path) -> dict[str, Any]:
     environment = read_json(directory / "environment.json")
     if environment is None:
         raise ResultsError(f"{directory} is not a results directory: it has no environment.json")
-    _check_format(environment.get("format"), directory)
+    check_format(environment.get("format"), directory)
     check_record(environment, EnvironmentRecord, directory / "environment.json")
     return environment
 
@@ -109,12 +109,12 @@ def _read_properties(directory: Path) -> tuple[Sequence[Row], tuple[str, ...]]:
         return (), (str(error),)
 
 
-def _check_format(found: object, directory: Path) -> None:
+def check_format(found: object, path: Path) -> None:
     """Raise ``ResultsError`` for results of another version of the format, and say what to do."""
     if found == FORMAT and not isinstance(found, bool):
         return
     named = ascii(found)[:60]  # whatever stands there, on one line
-    message = f"{directory} has results format {named}; this version of attncheck reads {FORMAT}"
+    message = f"{path} has results format {named}; this version of attncheck reads {FORMAT}"
     if isinstance(found, int) and found > FORMAT:
         raise ResultsError(f"{message}: a newer attncheck wrote it; update this one")
     raise ResultsError(f"{message}: an older attncheck wrote it; run it again, or read it with that version")

@@ -52,7 +52,7 @@ class _Asked(_Record):
 
 
 class EnvironmentRecord(_Record):
-    """What ran where: environment.json."""
+    """The environment of a run, its versions and what was asked for: environment.json."""
 
     label: str
     command: str
@@ -85,14 +85,14 @@ class _Stopped(_Record):
 
 
 class SummaryRecord(_Record):
-    """How a run ended: summary.json."""
+    """The outcome of a run: summary.json."""
 
     exit_code: Whole
     stopped: _Stopped | None = None
 
 
 class FailedFile(_Record):
-    """What failed last time: failed.json."""
+    """The failures of the last run: failed.json."""
 
     format: Whole
     failed: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
@@ -205,7 +205,7 @@ def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> 
 
 
 def fault_in(content: object, model: type[_Record]) -> str:
-    """Say what is wrong first; empty where nothing is."""
+    """Describe the first thing that is wrong; empty where nothing is."""
     try:
         model.model_validate(content)
     except ValidationError as error:
@@ -359,7 +359,7 @@ def _unnamed(identity: str) -> dict[str, Any]:
 
 
 _COMPUTED = ("operation", "options", "inputs", "storage", "memory_layout", "merged")
-"""What a case's numbers follow from. Its title, tags, notes and line may change, and dtypes be added."""
+"""The fields that a case's numbers follow from. Its title, tags, notes and line may change, and dtypes be added."""
 _EXPECTED = ("expected", "dtypes")
 
 Cases = Mapping[str, Mapping[str, Any]]
@@ -382,7 +382,7 @@ def differing_cases(cases: Mapping[str, Cases]) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any], *, expectations: bool = False) -> list[str]:
-    """Say what of a case differs, a line each; ``expectations`` adds its dtypes and what is expected of it."""
+    """Describe what of a case differs, a line each; ``expectations`` adds its dtypes and expected numbers."""
     names = (*_COMPUTED, *_EXPECTED) if expectations else _COMPUTED
     return [
         f"{name} {_show(before.get(name))} became {_show(after.get(name))}"
@@ -392,7 +392,7 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any], *, expectations
 
 
 def first_differing_input(inputs: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
-    """Say which input is not the same in all runs, given by label; empty where every bit is."""
+    """Name the input that is not the same in all runs, given by label; empty where every bit is."""
     labels = list(inputs)
     for label in labels[1:]:
         one, other = inputs[labels[0]], inputs[label]

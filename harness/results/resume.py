@@ -1,6 +1,6 @@
-"""What an interrupted run left in a results directory, for a run that goes on with it.
+"""Rows on disk taken up again: by a run that goes on where one was interrupted, and by diagnosis.
 
-A run's failing rows, written again when it is known what the implementations do instead.
+Failing rows are written again when it is known what the implementations do instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class ResumeState:
-    """What was judged, as it lies in the parts on disk.
+    """The rows that an earlier run judged, as they lie in the parts on disk.
 
     ``names`` are its label and command, and when it started, which stay; ``backends`` is what its workers said of
     themselves. ``is_empty`` where there was no earlier run.
@@ -106,7 +106,7 @@ def _require_same_cases(directory: Path, cases: Records) -> None:
 
 
 def _is_text(path: Path, pieces: Iterable[str]) -> bool:
-    """Whether a regular file holds exactly these pieces; one that cannot be read does not."""
+    """Return true if a regular file holds exactly these pieces; one that cannot be read does not."""
     with suppress(OSError):
         if path.is_file():
             with path.open(encoding="utf-8", errors="replace") as file:

@@ -38,7 +38,7 @@ class ResultsWriter:
 
     ROWS_PER_PART = 50_000
     SECONDS_PER_PART = 10.0
-    """What was judged longer ago is on disk, whatever ends the run."""
+    """Rows that were judged longer ago are on disk, whatever ends the run."""
     ARRAY_BYTES_PER_PART = 64 * 2**20
 
     def __init__(self, directory: Path, *, resume: bool = False) -> None:
@@ -158,7 +158,7 @@ def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
 
 
 def is_unbegun(directory: Path) -> bool:
-    """Whether a folder is empty, or a run was killed there before it said what it is: nothing in it can be lost."""
+    """Return true if nothing in a folder can be lost: it is empty, or a run was killed there at once."""
     entries = [path for path in directory.iterdir() if not path.name.endswith(".partial")]
     if any(path.name not in _FOLDERS or not path.is_dir() for path in entries):
         return False
@@ -166,7 +166,7 @@ def is_unbegun(directory: Path) -> bool:
 
 
 def _holds_results(directory: Path) -> bool:
-    """Whether an earlier run wrote this directory; other tools, too, call a file environment.json."""
+    """Return true if an earlier run wrote this directory; other tools, too, call a file environment.json."""
     try:
         environment = read_json(directory / "environment.json")
     except ResultsError:

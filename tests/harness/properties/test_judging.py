@@ -56,7 +56,7 @@ def test_what_two_results_come_to(
     first: Real, second: Real, exact: Real, is_open: tuple[Any, Any], outcome: str
 ) -> None:
     found = judge_arrays("output", first, second, "again", sides(first, second, exact, is_open))
-    assert found.outcome == outcome
+    assert found.verdict == outcome
 
 
 def test_calls_without_one_exact_answer_are_not_held_against_each_other() -> None:
@@ -64,24 +64,24 @@ def test_calls_without_one_exact_answer_are_not_held_against_each_other() -> Non
         (one, _), (_, other) = sides(ONE, TWO, ONE, (NO, NO))(), sides(ONE, TWO, TWO, (NO, NO))()
         return one, other
 
-    assert judge_arrays("output", ONE, TWO, "again", apart).outcome is PropertyOutcome.NOT_JUDGED
+    assert judge_arrays("output", ONE, TWO, "again", apart).verdict is PropertyOutcome.NOT_JUDGED
 
 
 def test_equal_bits_need_no_exact_answer_and_another_form_is_broken() -> None:
     array = np.array([1.0, -0.0, np.nan])
     found = judge_arrays("output", array, array.copy(), "again", refused)
-    assert (found.outcome, found.differing, found.elements) == (PropertyOutcome.BITWISE, 0, 3)
+    assert (found.verdict, found.differing, found.elements) == (PropertyOutcome.BITWISE, 0, 3)
     found = judge_arrays("output", array, array[::-1].copy(), "again", refused, np.array([False, True, False]))
-    assert (found.outcome, found.elements) == (PropertyOutcome.BITWISE, 1)  # nothing is said of the rest
+    assert (found.verdict, found.elements) == (PropertyOutcome.BITWISE, 1)  # nothing is said of the rest
     for second in (np.ones((3, 2)), np.ones((2, 3), np.float32)):
-        assert judge_arrays("output", np.ones((2, 3)), second, "again", refused).outcome is PropertyOutcome.BROKEN
+        assert judge_arrays("output", np.ones((2, 3)), second, "again", refused).verdict is PropertyOutcome.BROKEN
 
 
 def test_the_element_is_named_with_its_numbers_and_whoever_is_wrong() -> None:
     exact, no = np.ones(2), np.zeros(2, bool)
     first, second = np.array([1.0, 1 + 4e-7]), np.array([1.0, 1 - 3e-7])
     found = judge_arrays("output", first, second, "again", sides(first, second, exact, (no, no)))
-    assert (found.index, found.first, found.second, found.exact) == ((1,), first[1], second[1], 1.0)
+    assert (found.index, found.value, found.reference, found.exact) == ("1", first[1], second[1], 1.0)
     assert (found.first_bound, found.second_bound, found.differing) == (ALLOWED, ALLOWED, 1)
     for pair, blamed in (((exact, exact + 0.1), "the further"), ((exact + 0.1, exact), "the first call")):
         found = judge_arrays("output", *pair, "again", sides(*pair, exact, (no, no)))

@@ -11,7 +11,7 @@ from attncheck.backends import numpy_backend
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.properties.judging import Truths, _combined_side, judge_merged, side_of
 from attncheck.properties.problem import SessionVariant, StoredProblem, Variant
-from attncheck.properties.run import Asking, Question, questions_of
+from attncheck.properties.run import Asking, PropertyQuestion, questions_of
 from attncheck.reading.selection import select_cases
 from attncheck.spec.properties import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
@@ -19,7 +19,7 @@ from attncheck.verdicts import PropertyOutcome
 TRUTHS = Truths()
 
 
-def questions() -> list[Question]:
+def questions() -> list[PropertyQuestion]:
     """Return what the bundled cases ask in float32, in which NumPy computes as it is."""
     selection = select_cases(["properties"], properties=True)
     assert not selection.faults
@@ -29,7 +29,7 @@ def questions() -> list[Question]:
 QUESTIONS = questions()
 
 
-def variants() -> Iterator[tuple[str, Question, Variant]]:
+def variants() -> Iterator[tuple[str, PropertyQuestion, Variant]]:
     for question in QUESTIONS:
         for variant in question.variants:
             if isinstance(variant, Variant) and variant.where == "here":
@@ -53,13 +53,13 @@ def test_further_calls_have_the_first_calls_exact_answer(name: str) -> None:
     assert offenders == []
 
 
-def is_same(question: Question, variant: Variant) -> bool:
+def is_same(question: PropertyQuestion, variant: Variant) -> bool:
     problem, stages = question.problem, variant.stages or question.problem.results
     first = computed(problem, stages)
     if variant.is_merged:
         parts = [computed(call.problem, stages) for call in variant.calls]
         found = judge_merged(variant, problem, first, parts, "native", TRUTHS)
-        return found.outcome in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS)
+        return found.verdict in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS)
     for stage in stages:
         arrays = [computed(call.problem, (stage,))[stage] for call in variant.calls]
         one = side_of("first", TRUTHS.of(problem), stage, first[stage], "native")

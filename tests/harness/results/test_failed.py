@@ -106,6 +106,13 @@ DAMAGED = [
 ]
 
 
+def test_failures_of_the_former_format_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / FAILED_FILE).write_text(json.dumps({"format": FORMAT - 1, "failed": []}))
+    words = rf"has results format {FORMAT - 1}; .* reads {FORMAT}: an older attncheck wrote it; run it again"
+    with pytest.raises(ResultsError, match=words):
+        read_failed(tmp_path)
+
+
 def test_a_damaged_file_or_a_folder_in_its_place_is_one_error_that_names_it(tmp_path: Path) -> None:
     for text in DAMAGED:
         (tmp_path / FAILED_FILE).write_bytes(text.encode("utf-8", "surrogatepass"))
