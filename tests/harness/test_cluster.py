@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import wait_until
 
 from attncheck.backends import BackendEntry
 from attncheck.errors import ClusterError, ExitCode, UsageError
@@ -83,10 +83,7 @@ class Processes:
             self.workers.append(self._start("worker", self.address, *options))
         for _ in range(len(self.workers) - count):
             self.kill(self.workers.pop())
-        deadline = time.monotonic() + 60
-        while not len(self._answering()) == len(self.client.scheduler_info()["workers"]) == count:
-            assert time.monotonic() < deadline, "waited in vain for workers"
-            time.sleep(0.05)
+        wait_until(lambda: len(self._answering()) == len(self.client.scheduler_info()["workers"]) == count)
 
     def _answering(self) -> Mapping[str, int]:
         answers: Mapping[str, int] = self.client.run(os.getpid, on_error="ignore")
@@ -289,9 +286,15 @@ def test_what_was_interrupted_on_a_cluster_goes_on_here(
     assert_same_report(here[1], modules["folder"] / "cut")
 
 
-def test_what_no_worker_offers_is_named_before_anything_runs(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any]
+def test_what_no_worker_offers_or_has_in_another_version_is_named_before_anything_runs(
+    run: Callable[..., Any],
+    processes: Processes,
+    modules: dict[str, Any],
+    honest: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from attncheck.executors.dask import tasks
+
     processes.have(1)
     entry = BackendEntry("first", "attncheck.backends.numpy_backend", ("numpy",), resources={"GPU": 1})
     with pytest.raises(UsageError) as told:
@@ -301,14 +304,6 @@ def test_what_no_worker_offers_is_named_before_anything_runs(
     assert f": {RESOURCES}; start one with: dask worker {processes.address} --nthreads 1 " in message
     assert message.endswith("--resources 'first=1 GPU=1'")
     assert not (modules["folder"] / "offers").exists()
-
-
-def test_another_version_on_a_worker_is_refused(
-    run: Callable[..., Any], processes: Processes, honest: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from attncheck.executors.dask import tasks
-
-    processes.have(1)
     there = tasks._version("numpy")
     monkeypatch.setattr(tasks, "_version", lambda name, found=tasks._version: "0.1" if name == "numpy" else found(name))
     with pytest.raises(UsageError, match=f"has other versions than this machine: numpy: {there} there, 0.1 here; ins"):
@@ -368,23 +363,17 @@ def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: P
         check_versions(job, 0)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", ""])
-def test_an_address_where_nothing_answers_is_refused_in_one_line(
-    run: Callable[..., Any],
-    honest: Any,
-    address: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_without_a_scheduler_or_dask_a_run_is_refused_in_one_line(
+    run: Callable[..., Any], honest: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from attncheck.executors.dask import connection
 
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.5)
-    with pytest.raises(UsageError, match=r"no Dask scheduler answers at .*expected the address that"):
-        run("out", honest, address)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "CONNECT_SECONDS", 0.5)
+        for address in ("tcp://127.0.0.1:1", "nonsense", ""):
+            with pytest.raises(UsageError, match=r"no Dask scheduler answers at .*expected the address that"):
+                run("out", honest, address)
     assert capfd.readouterr().err == ""
-
-
-def test_without_dask_the_extra_is_named(run: Callable[..., Any], honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()  # what earlier tests left of Dask imports from it when it goes
     for name in [name for name in sys.modules if name.startswith("attncheck.executors.dask")]:
         monkeypatch.delitem(sys.modules, name)

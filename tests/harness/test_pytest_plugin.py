@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -40,14 +42,20 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(project: Path, run_pytest: Run) -> Run:
-    """Run pytest, and the kernel, in this process and in the project."""
+def run_here(run_pytest: Run) -> Run:
+    """Run pytest, and the kernel, in this process."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         with own_code_here():
-            return run_pytest("-p", "no:cacheprovider", *arguments)
+            return run_pytest(*arguments)
 
     return run
+
+
+@pytest.fixture
+def run(project: Path, run_here: Run) -> Run:
+    """Do so in the project, and keep nothing of it."""
+    return partial(run_here, "-p", "no:cacheprovider")
 
 
 def test_the_option_gives_a_test_per_case_and_dtype_without_a_test_file(project: Path, run: Run) -> None:
@@ -82,30 +90,16 @@ def test_one_line_in_a_test_file_is_enough(project: Path, run: Run) -> None:
     assert f"test_kernel.py::test_attention[{PLAIN}-float32] PASSED" in done.stdout
 
 
-def test_tags_and_dtypes_select(project: Path, run: Run) -> None:
-    words = ("--attncheck-tag", "causal", "--attncheck-dtype", "float32", "--collect-only")
-    done = run("--attncheck", "right_kernel:attention", "--attncheck-cases", "attention", *words)
-    collected = [line for line in done.stdout.splitlines() if "right_kernel.attention[" in line]
-    assert collected
-    assert all(line.rstrip().endswith("float32]") for line in collected)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--attncheck", "gone.py:attention", "--attncheck-cases", PLAIN), "no file gone.py"),
-        (("--attncheck", "right_kernel:other", "--attncheck-cases", PLAIN), "has no other"),
-        (
-            ("--attncheck", "right_kernel:attention", "--attncheck-cases", "nothing/*"),
-            "neither a file or folder nor a glob",
-        ),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(run: Run, arguments: tuple[str, ...], message: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 4
-    assert message in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+def test_what_cannot_be_used_is_one_line(run: Run) -> None:
+    for target, cases, message in (
+        ("gone.py:attention", PLAIN, "no file gone.py"),
+        ("right_kernel:other", PLAIN, "has no other"),
+        ("right_kernel:attention", "nothing/*", "neither a file or folder nor a glob"),
+    ):
+        done = run("--attncheck", target, "--attncheck-cases", cases)
+        assert done.returncode == 4
+        assert message in done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_suite_that_asks_for_nothing_loads_nothing_heavy(project: Path) -> None:
@@ -150,3 +144,110 @@ def test_a_session_in_which_nothing_was_judged_is_not_green(project: Path, run: 
     assert "too little was judged: no implementation was judged in the only case" in done.stdout
     # Of what somebody left out on purpose nothing is required.
     assert run("-k", "float32").returncode == 0
+
+
+# Ids: last failures, those that are pasted, keywords, several processes.
+# Each pytest release has read them in its own way: tox -e py311-pytest84,py311-pytest90,py311-pytestlatest
+
+KERNEL = """
+import numpy as np
+
+def attention(query, key, value):
+    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+    scores = scores * query.dtype.type(1.5 if query.shape[2] == 3 else 1.0)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+"""
+"""Wrong where there are three queries."""
+CASES = """
+title: Three small cases
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float32]}
+arrays: {words: {draw: randn, shape: [3, 4]}}
+cases:
+  - name: Two queries
+    inputs: {query: {draw: randn, shape: [2, 4]}, key: words, value: words}
+  - name: Three queries
+    inputs: {query: {draw: randn, shape: [3, 4]}, key: words, value: words}
+  - name: Four queries
+    inputs: {query: {draw: randn, shape: [4, 4]}, key: words, value: words}
+"""
+FOLDER = "my [own] cases"
+TEST = f"""
+from kernel import attention
+from attncheck.pytest_plugin import conformance
+
+test_attention = conformance(attention, cases=[{FOLDER!r}])
+"""
+OPTIONS = ["--attncheck", "kernel.py:attention", "--attncheck-cases", FOLDER]
+ONE_ID = f"attncheck::kernel.attention[{FOLDER}/a/three-queries-float32]"
+
+
+@pytest.fixture
+def three_cases(tmp_path: Path) -> Path:
+    """A kernel that fails one of three cases, in a folder whose name has brackets and spaces."""
+    (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "a.yaml").write_text(CASES, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(params=["option", "file"])
+def asked(request: pytest.FixtureRequest, three_cases: Path, run_here: Run) -> Callable[..., list[str]]:
+    """Run pytest with arguments, by ``--attncheck`` or by a test file, and return its lines."""
+    by_file = request.param == "file"
+    if by_file:
+        (three_cases / "test_kernel.py").write_text(TEST, encoding="utf-8")
+
+    def ask(*arguments: str) -> list[str]:
+        return run_here(*([] if by_file else OPTIONS), *arguments).stdout.splitlines()
+
+    return ask
+
+
+def failed_ids(lines: list[str]) -> list[str]:
+    return [line.removeprefix("FAILED ").partition(" - ")[0] for line in lines if line.startswith("FAILED ")]
+
+
+def test_last_failures_and_keywords_select_and_a_pasted_id_runs_its_test(asked: Callable[..., list[str]]) -> None:
+    all_lines = asked()
+    assert all_lines[-1].startswith("1 failed, 2 passed")
+    (failed,) = failed_ids(all_lines)
+    again = asked("--last-failed")
+    assert failed_ids(again) == [failed]
+    assert "passed" not in again[-1]
+    assert asked("--failed-first")[0].startswith("F..")
+    assert asked("-k", "three")[-1].startswith("1 failed, 2 deselected")
+    assert asked(failed)[-1].startswith("1 failed in")
+
+
+def test_an_id_without_a_case_runs_all_of_an_implementation_and_others_are_not_collected(
+    three_cases: Path, run_here: Run
+) -> None:
+    (three_cases / "test_other.py").write_text("def test_other():\n    pass\n", encoding="utf-8")
+    passed = run_here(*OPTIONS, "attncheck::kernel.attention").stdout.splitlines()[-1]
+    assert passed.startswith("1 failed, 2 passed")
+    both = run_here(*OPTIONS, "test_other.py", ONE_ID).stdout.splitlines()[-1]
+    assert both.startswith("1 failed, 1 passed")
+
+
+def test_several_processes_have_the_same_ids(three_cases: Path, run_here: Run) -> None:
+    """Those of the option, and of a test file beside it."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    (three_cases / "test_kernel.py").write_text(TEST, encoding="utf-8")
+    lines = run_here(*OPTIONS, "-n", "2").stdout.splitlines()
+    assert lines[-1].startswith("2 failed, 4 passed")
+    failed = failed_ids(lines)
+    assert {each.partition("::")[0] for each in failed} == {"attncheck", "test_kernel.py"}
+
+
+@pytest.mark.usefixtures("three_cases")
+def test_an_id_that_names_no_test_or_lacks_its_option_is_one_line(run_here: Run) -> None:
+    done = run_here(*OPTIONS, "attncheck::kernel.attention[gone-float32]")
+    assert done.returncode == 4
+    assert "not found: attncheck::kernel.attention[gone-float32]; the ids of 3 tests begin with" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    done = run_here(ONE_ID)
+    assert done.returncode == 4
+    assert f"pytest --attncheck FILE.py:function {shlex.quote(ONE_ID)}" in done.stderr

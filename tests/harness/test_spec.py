@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends.contract import AXES, Backend
 from attncheck.execution.operations import call_of
-from attncheck.execution.signatures import FUNCTIONS, INPUTS, expected_signature
+from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.judging.conventions import conventions_of
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.lowering import Problem
@@ -39,11 +39,9 @@ from attncheck.spec import (
     computed_stages,
     inputs_of,
     query_axis,
-    result_stages,
 )
 
 KINDS = [(name, score) for name in OPERATIONS for score in (SCORE_SPECS if name == "scoring" else [None])]
-
 
 EVERYTHING: dict[str, Any] = {"is_causal": True, "window": (1, 0), "softcap": 2.0}
 
@@ -57,31 +55,18 @@ def keywords_of(operation: str, score: str | None) -> frozenset[str]:
     )
 
 
-@pytest.mark.parametrize(("operation", "score"), KINDS)
-def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_others(
-    operation: str, score: str | None
-) -> None:
-    function, _ = call_of(operation, {} if score is None else {"score": score})
-    parameters = dict(list(inspect.signature(getattr(Backend, function)).parameters.items())[1:])
-    inputs = {name: spec for name, spec in inputs_of(operation, score).items() if not spec.for_reading}
-    assert set(parameters) == {*inputs, *keywords_of(operation, score)}
-    for name, spec in inputs.items():
-        assert parameters[name].default is (inspect.Parameter.empty if spec.required else None), name
-    assert all(inputs[name].required for name in INPUTS[function])
-
-
-def test_every_function_that_computes_is_an_operations_or_a_scores() -> None:
+def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_others() -> None:
+    for operation, score in KINDS:
+        function, _ = call_of(operation, {} if score is None else {"score": score})
+        parameters = dict(list(inspect.signature(getattr(Backend, function)).parameters.items())[1:])
+        inputs = {name: spec for name, spec in inputs_of(operation, score).items() if not spec.for_reading}
+        assert set(parameters) == {*inputs, *keywords_of(operation, score)}
+        for name, spec in inputs.items():
+            assert parameters[name].default is (inspect.Parameter.empty if spec.required else None), name
+        assert all(inputs[name].required for name in INPUTS[function])
     others = {"prepare", "describe", "from_numpy", "to_numpy"}
     public = {name for name in vars(Backend) if not name.startswith("_")}
     assert set(FUNCTIONS) == public - others
-
-
-def test_the_expected_signature_is_the_contracts() -> None:
-    assert expected_signature("attention") == (
-        "attention(query, key, value, *, mask=None, bias=None, sinks=None, rotary_cos=None, rotary_sin=None, "
-        "rotary_interleaved=False, is_causal=False, scale=None, softcap=None, window=None, key_lengths=None, "
-        "past_key=None, past_value=None, query_offsets=None, mask_fill=None, empty_rows='zero')"
-    )
 
 
 def test_axes_are_named_by_letters_that_are_declared() -> None:
@@ -103,52 +88,35 @@ def test_a_gradient_has_the_axes_of_its_input() -> None:
     assert all(STAGE_SPECS[f"grad_{name}"].axes == spec.axes for name, spec in inputs.items() if spec.differentiable)
 
 
-@pytest.mark.parametrize(
-    ("stage", "axis"),
-    [("query", -2), ("key", None), ("value", None), ("masked", -2), ("log_sum_exp", -1), ("output", -2), ("mine", -2)],
-)
-def test_the_axis_of_queries_is_counted_from_the_end(stage: str, axis: int | None) -> None:
-    assert query_axis(stage) == axis
+def test_the_axis_of_queries_is_counted_from_the_end() -> None:
+    axes = {"query": -2, "key": None, "value": None, "masked": -2, "log_sum_exp": -1, "output": -2, "mine": -2}
+    assert {stage: query_axis(stage) for stage in axes} == axes
 
 
-@pytest.mark.parametrize("stage", ASKED_BY)
-def test_a_stage_is_computed_only_where_something_asks_for_it(stage: str) -> None:
-    own = next(each for each in OPERATIONS.values() if stage in each.stages)
-    required = [name for name, spec in own.inputs.items() if spec.required]
-    assert stage not in computed_stages(own.name, {}, required)
-    for name in ASKED_BY[stage]:
-        options = {name: EVERYTHING[name]} if name in EVERYTHING else {}
-        assert stage in computed_stages(own.name, options, [*required, name])
-
-
-def test_what_a_result_needs_is_the_last_stage_but_for_gradients_and_softmax() -> None:
-    inputs = OPERATIONS["attention_gradients"].inputs
-    assert result_stages("attention_gradients", {}, inputs) == GRADIENTS
-    assert result_stages("softmax", {}, ["scores"]) == ("weights",)
-    assert result_stages("attention", {}, ["query", "key", "value"]) == ("output",)
-    assert result_stages("scoring", {"softcap": 2.0}, ["query", "key"]) == ("capped",)
+def test_a_stage_is_computed_only_where_something_asks_for_it() -> None:
+    for stage, asking in ASKED_BY.items():
+        own = next(each for each in OPERATIONS.values() if stage in each.stages)
+        required = [name for name, spec in own.inputs.items() if spec.required]
+        assert stage not in computed_stages(own.name, {}, required)
+        for name in asking:
+            options = {name: EVERYTHING[name]} if name in EVERYTHING else {}
+            assert stage in computed_stages(own.name, options, [*required, name])
 
 
 # Options.
-def test_options_hold_what_is_given_alone() -> None:
+def test_options_hold_what_is_given_alone_and_are_frozen() -> None:
     options = Options(scale=0.5, is_causal=False, window=(None, 2))
     assert dict(options) == {"scale": 0.5, "is_causal": False, "window": (None, 2)} == options
     assert (options.scale, options.softcap, options.get("softcap"), len(options)) == (0.5, None, None, 3)
     assert "softcap" not in options
     assert {**options, "scale": 1.0} == {"scale": 1.0, "is_causal": False, "window": (None, 2)}
-
-
-@pytest.mark.parametrize("name", ["softcap", "scael", "__class__"])
-def test_what_is_not_given_or_no_option_is_no_key(name: str) -> None:
-    with pytest.raises(KeyError):
-        Options(scale=1.0)[name]
-
-
-def test_options_are_frozen_and_know_their_names() -> None:
+    for name in ("softcap", "scael", "__class__"):
+        with pytest.raises(KeyError):
+            options[name]
     with pytest.raises(TypeError):
         Options(scael=2.0)  # type: ignore[call-arg]
     with pytest.raises(FrozenInstanceError):
-        Options().scale = 1.0  # type: ignore[misc]
+        options.scale = 1.0  # type: ignore[misc]
 
 
 def test_every_option_is_described_and_belongs_to_an_operation() -> None:
@@ -184,7 +152,6 @@ def test_whatever_may_be_ignored_is_offered_as_ignored(name: str) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-
 
 MAY_NAME_STAGES = (
     "backends/",  # implementations return their stages by name, each in its framework's own idiom
@@ -226,36 +193,26 @@ def found() -> dict[str, list[tuple[int, list[str]]]]:
 def test_lists_of_stages_follow_from_the_specification() -> None:
     own = {name: lines for name, lines in found().items() if name not in LEFT}
     assert own == {}, "use attncheck.spec: LOGITS, ON_SCORES, PROJECTIONS, GRADIENTS, stages_of(part), computed_stages"
-
-
-def test_what_is_left_only_becomes_less() -> None:
     counts = Counter({name: len(lines) for name, lines in found().items()})
-    assert {name: counts[name] for name, most in LEFT.items() if counts[name] > most} == {}
+    assert {name: counts[name] for name, most in LEFT.items() if counts[name] > most} == {}, "it only becomes less"
 
 
-@pytest.mark.parametrize(
-    ("source", "names"),
-    [
+def test_a_literal_is_found() -> None:
+    for source, names in (
         ("x = ('query', 'key', 'value')", [["key", "query", "value"]]),
         ("x = {'scores': 1, 'bias': 'masked', 'weights': 2}", [["masked", "scores", "weights"]]),
         ("x = frozenset({'biased', *more, 'masked', f(), 'capped'})", [["biased", "capped", "masked"]]),
         ("x = ['query', 'key', 'bias']", []),
         ("x = ('query', 'query', 'query')", []),
-    ],
-    ids=["tuple", "keys and values", "within a call", "two stages", "one stage three times"],
-)
-def test_a_literal_is_found(source: str, names: list[list[str]]) -> None:
-    assert [each for _, each in literals(source)] == names
+    ):
+        assert [each for _, each in literals(source)] == names
 
 
 Array = NDArray[np.float64]
 
-
 ROWS = (1, 2, 3, 4)
 
-
 SINGLE_QUERY = (2, 2, 1, 3)
-
 
 VALUE = (2, 2, 3, 2)
 
@@ -263,11 +220,6 @@ VALUE = (2, 2, 3, 2)
 def _whole(shape: tuple[int, ...], low: int, high: int) -> st.SearchStrategy[Array]:
     """Whole numbers: products and sums of them are exact, so that a bound must hold without any slack."""
     return arrays(np.int64, shape, elements=st.integers(low, high)).map(lambda array: array.astype(np.float64))
-
-
-def test_the_row_maxima_are_those_that_the_base_r_vignette_prints() -> None:
-    scores = np.array([[6, 4, 10, 5], [4, 6, 10, 6], [10, 10, 20, 11], [3, 1, 4, 2]], dtype=np.float64)
-    np.testing.assert_array_equal(QUANTITIES["row_maxima"].compute(scores, {}), [[10], [10], [20], [4]])
 
 
 @given(stage=_whole(ROWS, -50, 50), moved=_whole(ROWS, -5, 5), slack=_whole(ROWS, 0, 3))
@@ -330,24 +282,13 @@ def test_a_mask_is_read_from_what_is_minus_infinity() -> None:
     np.testing.assert_array_equal(radius, [[0, 0, np.inf, 0]])
 
 
-@pytest.mark.parametrize(
-    ("name", "stage_shape"),
-    [*((name, ROWS) for name in QUANTITIES if name != "applied_values"), ("applied_values", SINGLE_QUERY)],
-)
-def test_the_declared_shape_is_the_computed_one(name: str, stage_shape: tuple[int, ...]) -> None:
-    quantity = QUANTITIES[name]
+def test_the_declared_shape_is_the_computed_one() -> None:
     inputs, radii = {"value": np.ones(VALUE)}, {"value": np.zeros(VALUE)}
-    declared = quantity.shape(stage_shape, {"value": VALUE})
-    assert quantity.compute(np.ones(stage_shape), inputs).shape == declared
-    assert quantity.radius(np.zeros(stage_shape), np.ones(stage_shape), inputs, radii).shape == declared
-
-
-def test_applied_values_are_for_a_single_query_only() -> None:
+    for name, quantity in QUANTITIES.items():
+        shape = SINGLE_QUERY if name == "applied_values" else ROWS
+        declared = quantity.shape(shape, {"value": VALUE})
+        assert quantity.compute(np.ones(shape), inputs).shape == declared
+        assert quantity.radius(np.zeros(shape), np.ones(shape), inputs, radii).shape == declared
+        assert (quantity.name, bool(quantity.meaning), quantity.needs in (None, "value")) == (name, True, True)
     with pytest.raises(ValueError, match="needs a single query, got 2"):
         QUANTITIES["applied_values"].shape((1, 1, 2, 3), {"value": (1, 1, 3, 4)})
-
-
-def test_a_quantity_is_found_by_its_own_name_and_says_what_it_means() -> None:
-    assert {name: quantity.name for name, quantity in QUANTITIES.items()} == {name: name for name in QUANTITIES}
-    assert all(quantity.meaning for quantity in QUANTITIES.values())
-    assert {quantity.needs for quantity in QUANTITIES.values()} <= {None, "value"}

@@ -67,11 +67,9 @@ def test_whatever_is_asked_for_none_is_chosen_that_adds_nothing_at_first(corpus:
 
 
 def test_units_that_have_the_same_are_tried_once(corpus: Plan) -> None:
-    case = next(
-        number for number, each in enumerate(corpus.cases) if len(each.dtypes) > 1 and each.id not in recorded_units()
-    )
-    dtype = corpus.cases[case].dtypes[0]
-    assert standard_units(corpus.cases, [(case, dtype)] * 3) == [0]
+    recorded = recorded_units()
+    case = next(number for number, each in enumerate(corpus.cases) if each.id not in recorded)
+    assert standard_units(corpus.cases, [(case, corpus.cases[case].dtypes[0])] * 3) == [0]
 
 
 def test_documents_are_planned_first_where_that_is_asked_for(corpus: Plan) -> None:
@@ -151,10 +149,8 @@ def test_an_expected_failure_is_outdated_only_where_nothing_was_left_out(
     assert int(summary.exit_code) == code
 
 
-@pytest.mark.parametrize("command", ["check", "run"])
-@pytest.mark.parametrize("given", [False, True])
 def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
-    command: str, given: bool, invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Settings] = []
 
@@ -163,9 +159,11 @@ def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
         raise UsageError("seen")
 
     monkeypatch.setattr(running, "run_cases", note)
-    code, _, err = invoke(command, "softmax/*", "--backend", "numpy", *(["--all-cases"] if given else []))
-    assert (code, "seen" in err) == (int(ExitCode.BAD_INPUT), True)
-    assert [each.all_cases for each in seen] == [given]
+    for command in ("check", "run"):
+        for words in ([], ["--all-cases"]):
+            code, _, err = invoke(command, "softmax/*", "--backend", "numpy", *words)
+            assert (code, "seen" in err) == (int(ExitCode.BAD_INPUT), True)
+    assert [each.all_cases for each in seen] == [False, True, False, True]
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -184,15 +182,10 @@ def test_any_implementation_can_be_asked_for_the_standard_cases(
     assert code == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+def test_the_standard_set_of_what_does_not_run_is_refused(invoke: Callable[..., tuple[int, str, str]]) -> None:
+    for words, says in (
         (["--standard", "torch.*"], "torch.*: no implementation of this run is called so; it has numpy.eager"),
         (["--standard", "numpy", "--all-cases"], "leaves no case out, --standard runs some alone: give one"),
-    ],
-)
-def test_the_standard_set_of_what_does_not_run_is_refused(
-    given: list[str], says: str, invoke: Callable[..., tuple[int, str, str]]
-) -> None:
-    code, _, err = invoke("check", "softmax/*", "--backend", "numpy", *given)
-    assert (code, says in err) == (int(ExitCode.BAD_INPUT), True)
+    ):
+        code, _, err = invoke("check", "softmax/*", "--backend", "numpy", *words)
+        assert (code, says in err) == (int(ExitCode.BAD_INPUT), True)

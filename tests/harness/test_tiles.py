@@ -103,15 +103,10 @@ def test_cases_of_a_tile_are_listed(invoke: Invoke) -> None:
     assert (code, "tile-64" in only, "tile-48" in only) == (0, False, True)
 
 
-@pytest.mark.parametrize("command", [["check"], ["run"], ["list", "cases"]])
-def test_what_is_no_tile_is_told_in_a_line(invoke: Invoke, command: list[str]) -> None:
-    code, _, err = invoke(*command, "--tile", "1")
-    assert code == 2
+def test_what_is_no_tile_is_told_in_a_line_and_what_is_left_out_of_a_large_one_is_said(invoke: Invoke) -> None:
     line = "expected a whole number from 2 to 4096, got '1'; every length is a whole number of tiles of one"
-    assert err == f"attncheck: --tile: {line}\n"
-
-
-def test_what_is_left_out_of_a_large_tile_is_said(invoke: Invoke) -> None:
+    for command in (["check"], ["list", "cases"]):
+        assert invoke(*command, "--tile", "1")[::2] == (2, f"attncheck: --tile: {line}\n")
     asked = ["check", "small.yaml", "--backend", "numpy", "--tag", "cache", "--tile", "512", "--no-report"]
     code, _, err = invoke(*asked)
     assert code == 0

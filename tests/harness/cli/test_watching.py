@@ -14,6 +14,7 @@ from time import monotonic, sleep
 
 import psutil
 import pytest
+from processes import wait_until
 
 from attncheck.cli.watching import MAX_LISTED, Changes, Failing, WatchedFiles, changed, failing_evaluations, remembered
 from attncheck.results.format import Row
@@ -106,9 +107,13 @@ def test_a_file_that_is_renamed_away_and_written_anew_is_waited_for(kernel: Path
     assert now[kernel] is not None
 
 
-def test_a_file_of_the_same_size_in_the_place_of_another_is_a_change(kernel: Path) -> None:
+def test_a_file_of_the_same_size_in_the_place_of_another_is_a_change_and_what_is_as_before_is_none(
+    kernel: Path,
+) -> None:
     files = WatchedFiles([kernel])
-    before, status = files.states(), kernel.stat()
+    before, status, away = files.states(), kernel.stat(), kernel.with_suffix(".old")
+    with pytest.raises(AssertionError, match="never noticed"):
+        files.wait(before, steps(lambda: kernel.rename(away), lambda: away.rename(kernel)))
     new = kernel.with_suffix(".new")
     new.write_bytes(kernel.read_bytes())
     os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -116,15 +121,7 @@ def test_a_file_of_the_same_size_in_the_place_of_another_is_a_change(kernel: Pat
     assert found == [kernel]
 
 
-def test_what_is_as_it_was_before_is_no_change(kernel: Path) -> None:
-    files = WatchedFiles([kernel])
-    before, away = files.states(), kernel.with_suffix(".old")
-    with pytest.raises(AssertionError, match="never noticed"):
-        files.wait(before, steps(lambda: kernel.rename(away), lambda: away.rename(kernel)))
-
-
 BIG = Failing("numeric", "scores", 312000.0)
-
 
 SMALL = Failing("numeric", "weights", 3.0)
 
@@ -140,6 +137,8 @@ def test_a_failure_says_where_it_begins_and_how_large_it_is() -> None:
     assert str(failing_evaluations([begun])[key("a")]) == "numeric at scores, 3.1e+05 times its bound"
     infinite = Row(**{**vars(row), "verdict": "nonfinite", "ratio": float("inf")})
     assert str(failing_evaluations([infinite])[key("a")]) == "nonfinite at output"
+    pair = Row("file/a", "attention", "float32", "one.a", "pair", "output", "numeric", other="two.a")
+    assert set(failing_evaluations([pair])) == {key("a", name="one.a"), key("a", name="two.a")}
 
 
 def test_what_could_not_be_run_says_why_whatever_its_addresses_are() -> None:
@@ -150,11 +149,6 @@ def test_what_could_not_be_run_says_why_whatever_its_addresses_are() -> None:
     found = [failing_evaluations([row])["file/a", "float32", "m.a"] for row in rows]
     assert found[0] == found[1]
     assert str(found[0]) == "error: ValueError: <f at 0x...>"
-
-
-def test_pairs_that_differ_blame_both() -> None:
-    row = Row("file/a", "attention", "float32", "one.a", "pair", "output", "numeric", other="two.a")
-    assert set(failing_evaluations([row])) == {key("a", name="one.a"), key("a", name="two.a")}
 
 
 def test_each_kind_of_change_is_counted_and_listed_with_its_dtypes_together() -> None:
@@ -172,32 +166,24 @@ def test_each_kind_of_change_is_counted_and_listed_with_its_dtypes_together() ->
     assert set(remembered(before, now, {*now, key("e")})) == {*now, key("e")}
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "headline"),
-    [
+def test_the_headline_says_whether_anything_changed_and_whether_anything_fails() -> None:
+    situations: tuple[tuple[dict[Evaluation, Failing], dict[Evaluation, Failing], str], ...] = (
         ({}, {}, "nothing changed, nothing fails"),
         ({key("a"): BIG}, {key("a"): BIG}, "nothing changed, 1 failing as before"),
         ({key("a"): BIG}, {}, "1 newly passing, nothing fails"),
         ({key("a"): BIG}, {key("a"): Failing("numeric", "scores", 312400.0)}, "nothing changed, 1 failing as before"),
         ({key("a"): BIG}, {key("a"): Failing("shape", "scores")}, "1 failing otherwise"),
-    ],
-)
-def test_the_headline_says_whether_anything_changed_and_whether_anything_fails(
-    before: dict[Evaluation, Failing], now: dict[Evaluation, Failing], headline: str
-) -> None:
-    changes = Changes.between(before, now, now)
-    assert changes.headline == headline
-    assert changes.is_empty is not bool(list(changes.lines()))
-
-
-def test_of_many_the_first_are_listed_and_the_others_counted() -> None:
-    lines = list(Changes.between({}, {key(f"{number:03}"): BIG for number in range(MAX_LISTED + 5)}, ()).lines())
-    assert len(lines) == MAX_LISTED + 1
-    assert lines[-1] == "newly failing: and 5 more"
+    )
+    for before, now, headline in situations:
+        changes = Changes.between(before, now, now)
+        assert changes.headline == headline
+        assert changes.is_empty is not bool(list(changes.lines()))
+    many = {key(f"{number:03}"): BIG for number in range(MAX_LISTED + 5)}
+    lines = list(Changes.between({}, many, ()).lines())
+    assert (len(lines), lines[-1]) == (MAX_LISTED + 1, "newly failing: and 5 more")
 
 
 SECONDS = 180
-
 
 CASES = """\
 title: Five lengths
@@ -213,7 +199,6 @@ cases:
       value: {draw: randn, shape: [{each: keys}, 4]}
 """
 
-
 KERNEL = """\
 import numpy as np
 from wrong import WRONG
@@ -223,7 +208,6 @@ def attention(query, key, value):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ value * query.dtype.type(WRONG.get(key.shape[-2], 1))
 """
-
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -338,10 +322,7 @@ def test_what_failed_runs_first_and_each_run_writes_its_report(watching: Start) 
     printed = seen.save("kernel.py", KERNEL.replace("    scores", f"{note}    scores", 1))
     seen.until("1 failing as before", after=printed)
     assert (seen.folder / "order").read_text() == "41235"
-    deadline = monotonic() + SECONDS
-    while not report.is_file() or "is wrong in 1 of the 5 cases" not in report.read_text():
-        assert monotonic() < deadline
-        sleep(0.05)
+    wait_until(lambda: report.is_file() and "is wrong in 1 of the 5 cases" in report.read_text(), SECONDS)
     assert seen.end() == 1
 
 
@@ -350,10 +331,7 @@ def test_ctrl_c_in_a_run_ends_it_and_all_that_it_started(watching: Start) -> Non
     seen.until("watching", "err")
     hanging = "    open('hangs', 'w').close()\n    import time\n    time.sleep(600)\n    scores"
     seen.save("kernel.py", KERNEL.replace("    scores", hanging, 1))
-    deadline = monotonic() + SECONDS
-    while not (seen.folder / "hangs").exists():
-        assert monotonic() < deadline
-        sleep(0.05)
+    wait_until((seen.folder / "hangs").exists, SECONDS)
     workers = psutil.Process(seen.process.pid).children(recursive=True)
     assert workers
     assert seen.end() == 0
