@@ -122,21 +122,6 @@ def right(honest: tuple[BackendEntry, BackendEntry]) -> BackendEntry:
 
 
 @pytest.mark.usefixtures("cases")
-def test_another_convention_fails_a_run_and_is_named(
-    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
-) -> None:
-    summary, run = run_below(tmp_path, [right, lower], expected_failures=())
-    frames = frames_of(run)
-    assert summary.exit_code is ExitCode.DISAGREE
-    assert bad(frames.results) == [("small/small/causal", "output", "semantic", False)]
-    report = render_markdown(frames)
-    assert "causality is aligned bottom-right" in report.partition("## What is wrong")[2].partition("## Verdicts")[0]
-    assert "## Expected failures" not in report
-    (cell,) = [cells for case, cells in verdict_table(frames).items() if case.endswith("causal")]
-    assert list(cell.values()) == ["agree", "**semantic** at masked"]
-
-
-@pytest.mark.usefixtures("cases")
 def test_a_recorded_one_fails_no_run_and_is_told_with_its_reason(
     tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
 ) -> None:

@@ -188,20 +188,6 @@ def test_what_failed_is_run_again_until_nothing_fails(
     assert ran(out) == [5], "the results are those of the last run"
 
 
-def test_a_stopped_run_of_what_failed_goes_on_with_the_rest_of_that(
-    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
-) -> None:
-    kernel(2, 3, 5, 6)
-    invoke(*QUICK)
-    kernel(3, 6)
-    invoke(*QUICK, "--failed", "-x")
-    assert ran(tmp_path / "results" / "latest") == [2, 3]
-    invoke(*QUICK, "--failed", "--resume")
-    assert ran(tmp_path / "results" / "latest") == [2, 3, 5, 6]
-    invoke(*QUICK, "--failed")
-    assert ran(tmp_path / "results" / "latest") == [3, 6]
-
-
 def test_what_failed_can_come_first(kernel: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     kernel(6)
     invoke(*QUICK)
@@ -215,21 +201,6 @@ def test_what_failed_can_come_first(kernel: Callable[..., None], invoke: Invoke,
     code, out, err = invoke(*QUICK, "--failed-first", "--failed")
     assert (code, out) == (2, "")
     assert err.startswith("attncheck: --failed runs what failed last time alone, --failed-first before the rest")
-
-
-def test_damaged_earlier_results_are_said_and_replaced(
-    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
-) -> None:
-    kernel(4)
-    invoke(*QUICK)
-    path = tmp_path / "results" / "latest" / "failed.json"
-    path.write_text('{"format": 9, "failed": [[]]}')
-    code, text, err = invoke(*QUICK, "--failed")
-    assert code == 1
-    assert err.startswith("attncheck: what failed last time is not known: results/latest/failed.json is not what ")
-    assert err.endswith(": every selected case runs\n")
-    assert "Judged 7 of 7 cases." in text
-    assert json.loads(path.read_text())["failed"] == [["keys/some-keys-keys-4", "float64", "kernel.attention"]]
 
 
 def test_a_selection_by_shape_is_said_in_the_report_and_lists_cases(

@@ -189,37 +189,23 @@ def test_what_is_no_minimum_is_told_before_anything_runs(invoke: Invoke) -> None
     assert err.startswith("attncheck: --min-judged: expected a number of cases, such as 20, or a share, such as 80%;")
 
 
-def test_a_misprint_is_told_once_and_nobody_is_blamed(told: Told) -> None:
-    code, lines = told("", MISPRINT)
-    assert code == 1
+def test_a_misprint_is_told_once_and_a_number_without_an_exact_answer_is_unverified(told: Told) -> None:
+    code, lines = told("", MISPRINT, "--no-report")
     first = "numpy agrees with the exact answer. 1 of 4 printed numbers does not hold. Judged 1 of 1 case."
-    assert lines[0] == first
+    assert (code, lines[0]) == (1, first)
     (line,) = [line for line in lines if line.startswith("misprint: ")]
     assert line.endswith(": A[1] is printed as 0.2698, should be 0.2689")
     assert "Of 4 printed numbers 3 hold and 1 does not hold." in lines
-    page = Path("out/report/report.html").read_text()
-    assert '<section id="answer" class="answer misprint"' in page
-    assert page.count('<li class="misprint">') == 1
-    assert '<li class="failing">' not in page
-    assert '<td class="n misprint">0.2698</td><td class="n">0.2689414213699951</td>' in page
-    assert '<span class="failing" style=' not in page  # no red bar
-
-
-def test_a_number_without_an_exact_answer_is_unverified_everywhere(told: Told) -> None:
     code, lines = told("", NO_ANSWER)
     first = "numpy agrees with the exact answer. 1 of 6 printed numbers is unverified. Judged 1 of 1 case."
     assert (code, lines[0]) == (0, first)
     assert "Of 6 printed numbers 5 hold and 1 is unverified: there is no exact answer to compare with." in lines
-    assert any(line.split()[-2:] == ["unverified", "numbers"] for line in lines if line.startswith("implementation"))
     report = Path("out/report")
     page = report.joinpath("report.html").read_text()
     assert 'class="answer agree"' not in page
     assert " unverified</span></h5>" in page
     assert "✓</span> holds</span></h5>" not in page
     assert "unverified" in report.joinpath("report.md").read_text().partition("## Documents at a glance")[2]
-    suite = ElementTree.parse(report / "junit.xml").getroot().find("testsuite[@name='printed numbers']")
-    assert suite is not None
-    assert suite.attrib["skipped"] == "1"
 
 
 def test_a_project_says_how_much_has_to_be_judged_where_nothing_is_picked(

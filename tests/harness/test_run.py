@@ -12,12 +12,12 @@ import pytest
 
 from attncheck import plan
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import EXACT, FORMAT, INPUTS
-from attncheck.results.reader import Run, read_run
+from attncheck.results.reader import Run
 from attncheck.run import RunSummary, Settings, run_cases
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -65,20 +65,6 @@ def test_the_environment_says_what_ran_and_how_it_was_asked_for(honest: Entries,
     assert {"attncheck", "numpy"} <= environment["versions"].keys()
     assert environment["backends"]["first.eager-float64"]["version"] == environment["versions"]["numpy"]
     assert environment["threads_per_worker"] == 1
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_a_bad_case_file_gives_2_and_everything_else_runs(
-    case_folder: Path, make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
-) -> None:
-    (case_folder / "bad.yaml").write_text("title: A bad file\ncases: []\n")
-    summary, run = run_small([*honest, make_backend("wrong", WRONG)])
-    assert summary.exit_code == ExitCode.BAD_INPUT
-    assert len(run.environment["faults"]) >= 1
-    assert all(fault.startswith("small/bad.yaml") for fault in run.environment["faults"])
-    assert set(run.rows["case"].str.split("/").str[1]) == {"small"}
-    assert run.rows["case"].nunique() == 4
-    assert {row.implementation for row in summary.failures if row.comparison == "stage"} == {"wrong.eager"}
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -144,29 +130,6 @@ def test_progress_counts_every_evaluation_once(case_folder: Path, honest: Entrie
     assert heard == [(done, 16) for done in range(17)]
 
 
-def test_what_was_judged_before_an_interruption_is_on_disk(case_folder: Path, honest: Entries, tmp_path: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
-        if done == 13:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_cases(
-            select_cases(["small"], base=tmp_path).cases,
-            ImplementationSelection(tuple(map(Implementation, honest))),
-            Settings(tmp_path / "out"),
-            on_progress=interrupt,
-        )
-    run = read_run(tmp_path / "out")
-    assert run.summary is None
-    # Of 8 units, 13 answers of 16 complete at least 5; what is there is whole.
-    units = run.rows[run.rows["comparison"] == "stage"].groupby(["case", "dtype"]).size()
-    assert 5 <= len(units) <= 6
-    assert set(units) == {4}
-    assert len(run.cases) == 4
-    assert not list((tmp_path / "out").rglob("*.partial"))
-    assert set(run.environment["backends"]) == {"first.eager-float32-float64", "second.eager-float32-float64"}
-
-
 def test_a_fault_of_our_own_ends_the_run_instead_of_hanging_it(
     honest: Entries, run_small: RunSmall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,18 +139,6 @@ def test_a_fault_of_our_own_ends_the_run_instead_of_hanging_it(
     monkeypatch.setattr(plan, "make_exact_inputs", broken)
     with pytest.raises(ZeroDivisionError, match="in the harness"):
         run_small(honest)
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
-    case_folder: Path, honest: Entries, tmp_path: Path
-) -> None:
-    with pytest.raises(OutputError, match="is not empty and holds no earlier results"):
-        run_cases(
-            select_cases(["small"], base=tmp_path).cases,
-            ImplementationSelection(tuple(map(Implementation, honest))),
-            Settings(case_folder),
-        )
-    assert [path.name for path in case_folder.iterdir()] == ["small.yaml"]
 
 
 def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, run_small: RunSmall) -> None:

@@ -76,24 +76,6 @@ def test_a_fault_at_the_tile_is_found_and_shown_again_by_its_id(invoke: Invoke, 
     assert (code, "(tile 6, under by over)" in out) == (0, True)
 
 
-def test_another_tile_is_another_run(invoke: Invoke) -> None:
-    asked = ["check", "small.yaml", "--backend", "numpy", "--dtype", "float32", "--output", "out", "--no-report"]
-    assert invoke(*asked, "--tile", "5")[0] == 0
-    assert invoke(*asked, "--tile", "5", "--resume")[0] == 0
-    code, _, err = invoke(*asked, "--tile", "6", "--resume")
-    assert code == 2
-    assert "cannot be resumed: the case kernel_shapes/tiles/" in err
-
-
-def test_two_results_are_compared_by_the_cases_that_both_have(invoke: Invoke) -> None:
-    asked = ["run", "small.yaml", "--backend", "numpy", "--dtype", "float32", "--quiet"]
-    assert invoke(*asked, "--tile", "5", "--output", "five")[0] == 0
-    assert invoke(*asked, "--tile", "5,6", "--output", "both", "--label", "other")[0] == 0
-    code, out, _ = invoke("report", "five", "both", "--output", "merged")
-    assert code == 0, out
-    assert invoke("diff", "five", "five")[0] == 0
-
-
 def test_cases_of_a_tile_are_listed(invoke: Invoke) -> None:
     code, out, _ = invoke("list", "cases", "small.yaml", "--tile", "48", "--tile", "6,7")
     assert code == 0
@@ -146,12 +128,3 @@ def test_pytest_takes_tiles_and_the_id_of_a_tiles_case(
     assert (done.returncode, "1 failed" in done.stdout) == (1, True), done.stdout
     refused = run("--attncheck-tile", "1")
     assert "--attncheck-tile: expected a whole number from 2 to 4096" in refused.stderr
-
-
-def test_nothing_is_worked_out_for_a_dtype_that_nobody_computes_in(invoke: Invoke, project: Path) -> None:
-    text = SMALL.replace("dtypes: [float32]", "dtypes: [float32, bfloat16]")
-    (project / "small.yaml").write_text(text)
-    asked = ["small.yaml", "--backend", "numpy", "--keep-arrays", "all", "--no-report"]
-    code, out, _ = invoke("check", *asked)
-    assert code == 0
-    assert "bfloat16 not tested on numpy.eager, which does not declare it" in out

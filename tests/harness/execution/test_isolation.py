@@ -24,17 +24,13 @@ from processes import has_ended, wait_until
 
 from attncheck.backends import BackendEntry, numpy_backend
 from attncheck.errors import ExitCode, OutputError
-from attncheck.execution import runner
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import MAX_EQUAL_ENDS, EqualEnds, GroupRunner, group_by_process, run_in_turn
+from attncheck.execution.runner import GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
-from attncheck.judging.xfail import ExpectedFailureRecord
-from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.results.format import Row
-from attncheck.results.reader import Run, read_run
+from attncheck.results.reader import Run
 from attncheck.run import RunSummary
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
@@ -420,126 +416,6 @@ def test_a_log_that_cannot_be_written_or_a_full_disk_is_no_fault_of_the_implemen
         runner.evaluate(softmax_of(BIT))
 
 
-# What ends its process in every call is not asked for ever
-
-
-CRASH, TIMEOUT = Failure("crash", "died"), Failure("timeout", "not done after 2 s")
-UNSUPPORTED, ERROR, DONE = Failure("unsupported", "takes no mask"), Failure("error", "raised"), Computed({})
-PICKY = """
-import os
-from attncheck.backends.numpy_backend import attention as right
-
-def attention(query, key, value, *, scale=None):
-    if scale is None:
-        os._exit(9)
-    return right(query, key, value, scale=scale)
-"""
-CASES = """\
-title: Seven
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 5}, dtypes: [float64]}
-arrays: {some: {draw: randn, shape: [3, 4]}}
-cases:
-"""
-
-
-def untried(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
-    counted = EqualEnds(keep_going)
-    for outcome in outcomes:
-        assert counted.instead() is None
-        counted.note(outcome, outcome.message if isinstance(outcome, Failure) else "")
-    found = counted.instead()
-    if found is not None:
-        assert found.verdict == "untried"
-        told = "the 10 evaluations before ended alike (crash: died); --keep-going tries all"
-        assert told in found.message
-    return found is not None
-
-
-def test_ten_equal_ends_in_a_row_are_enough() -> None:
-    assert MAX_EQUAL_ENDS == 10
-    assert [untried([CRASH] * count) for count in (9, 10)] == [False, True]
-    for other in (DONE, ERROR, TIMEOUT):  # anything else begins the count anew
-        assert [untried([*[CRASH] * 9, other, *[CRASH] * count]) for count in (9, 10)] == [False, True]
-    unsupported = [*[CRASH] * 5, UNSUPPORTED, UNSUPPORTED]  # says nothing either way
-    assert [untried([*unsupported, *[CRASH] * count]) for count in (4, 5)] == [False, True]
-    assert not untried([Failure("crash", f"died with exit code {number}") for number in range(30)])
-    assert not untried([CRASH] * 50, keep_going=True)
-
-
-@pytest.fixture
-def check_picky(
-    tmp_path: Path, invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, list[str]]]:
-    """Check cases a to g, of which those have a scale that are named, on what dies without; three ends are enough."""
-    monkeypatch.setattr(runner, "MAX_EQUAL_ENDS", 3)
-    (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
-
-    def check(scaled: str, *words: str) -> tuple[int, str, list[str]]:
-        case = "  - name: Case {}\n    inputs: {{query: some, key: some, value: some}}\n"
-        scale = "    options: {scale: 0.3}\n"
-        lines = [case.format(name) + scale * (name in scaled) for name in "abcdefg"]
-        (tmp_path / "own.yaml").write_text(CASES + "".join(lines), encoding="utf-8")
-        command = ("check", "own.yaml", "-i", "picky.py:attention,numpy", "--output", "out", "--no-report")
-        code, out, _ = invoke(*command, *words)
-        rows = read_run(tmp_path / "out").rows
-        rows = rows[(rows["comparison"] == "stage") & rows["stage"].isin(["", "output"])].sort_values("case")
-        assert not rows.duplicated(["case", "implementation"]).any()
-        assert list(rows[rows["implementation"] == "numpy.eager"]["verdict"]) == ["agree"] * 7
-        return code, out, list(rows[rows["implementation"] == "picky.attention"]["verdict"])
-
-    return check
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_the_rest_is_untried_and_is_tried_when_the_run_goes_on(
-    check_picky: Callable[..., tuple[int, str, list[str]]],
-) -> None:
-    stopped = ["crash"] * 3 + ["untried"] * 4
-    code, out, verdicts = check_picky("")
-    assert (code, verdicts) == (ExitCode.NOT_RUN, stopped)
-    wrong = [line for line in out.splitlines() if line.startswith(("crash", "untried"))]
-    beginnings = [
-        "crash: 3 cases [float64], the first own/case-a, picky.attention: the worker process died",
-        "untried: 4 cases [float64], the first own/case-d, picky.attention: not tried: the 3 eval",
-    ]
-    assert [line[: len(start)] for line, start in zip(wrong, beginnings, strict=True)] == beginnings
-    assert check_picky("", "--resume")[::2] == (ExitCode.NOT_RUN, stopped)
-    assert check_picky("", "--resume", "--keep-going")[::2] == (ExitCode.NOT_RUN, ["crash"] * 7)
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_one_that_answers_in_between_is_tried_to_the_end(
-    check_picky: Callable[..., tuple[int, str, list[str]]],
-) -> None:
-    verdicts = check_picky("ceg")[2]
-    assert verdicts == ["crash", "crash", "agree", "crash", "agree", "crash", "agree"]
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_an_end_that_is_known_excuses_what_is_untried_for_it(
-    tmp_path: Path, check_picky: Callable[..., tuple[int, str, list[str]]]
-) -> None:
-    entry = "- {implementation: picky.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it}\n"
-    (tmp_path / "known.yaml").write_text(entry, encoding="utf-8")
-    code, out, verdicts = check_picky("a", "--expected-failures", "known.yaml")  # a is judged: otherwise nothing is
-    assert code == ExitCode.AGREE, out
-    assert verdicts == ["agree"] + ["crash"] * 3 + ["untried"] * 3
-
-
-def test_an_entry_of_which_nothing_was_tried_is_neither_stale_nor_seen(
-    tmp_path: Path, make_row: Callable[..., Row]
-) -> None:
-    text = "- {implementation: numpy.*, cases: ['*'], verdict: numeric, decided: numeric, reason: it is a bit off}\n"
-    (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
-    record = ExpectedFailureRecord(load_expected_failures([tmp_path / "known.yaml"]))
-    (row,) = record.mark([make_row(verdict="untried", stage="", message="not tried")])
-    assert not row.xfail
-    assert not record.happened
-    assert record.xpass_rows() == []
-
-
 # Every kind of fault, for real
 
 
@@ -559,7 +435,6 @@ LEFT_OUT = {"abort", "terminated", "one endless line on stdout", "memory bit by 
 KINDS = [kind for kind in FAULTY.KINDS if kind not in LEFT_OUT]
 SPAWNED = ["every file closed", "other files in their places"]
 """What ends a worker by what it does to files, of which a forked one has others."""
-
 
 SECONDS = 1.0
 MAX_PRINTED = 2**22
@@ -609,9 +484,12 @@ def outcomes(
         return [kind for kind in KINDS if FAULTY.KINDS[kind].verdict in verdicts and kind not in SPAWNED]
 
     # Those that end their worker take one each. What others leave behind is found by a spawned worker's variables.
-    with workers_forked(), ThreadPoolExecutor(2) as threads:
-        slow = threads.submit(run, kinds_with("timeout"), SECONDS)
-        found = run(kinds_with("crash"), 60.0) | slow.result()
+    timeouts = kinds_with("timeout")
+    with workers_forked(), ThreadPoolExecutor(3) as threads:
+        slow = [threads.submit(run, kinds, SECONDS) for kinds in (timeouts[::2], timeouts[1::2])]
+        found = run(kinds_with("crash"), 60.0)
+        for each in slow:
+            found |= each.result()
     return found | run([*SPAWNED, *kinds_with("error", "agree")], 60.0)
 
 

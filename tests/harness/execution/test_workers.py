@@ -1,4 +1,4 @@
-"""Worker processes: called, handed over, shared by the modes of a framework, and with several calls in one."""
+"""Worker processes: called, handed over, shared by the modes of a framework, and given up where all of them end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from processes import has_ended, wait_until
 
-from attncheck.backends import BACKENDS, BackendEntry, Mode, numpy_backend
+from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.errors import ExitCode
 from attncheck.execution import runner as module
 from attncheck.execution.call import (
     CallCancelled,
@@ -37,13 +36,22 @@ from attncheck.execution.describing import DescribedWorkers, Question
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
-from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
-from attncheck.execution.sessions import Session, Step, run_session
-from attncheck.execution.user_call import own_backend
+from attncheck.execution.runner import (
+    MAX_EQUAL_ENDS,
+    EqualEnds,
+    Group,
+    GroupRunner,
+    group_by_process,
+    group_runners,
+)
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, Task
+from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.plan import Plan
+from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
+from attncheck.results.format import Row
+from attncheck.results.reader import read_run
 from attncheck.store import VARIABLE, cache_folder
 
 RunnersOf = Callable[..., list[list[GroupRunner[str]]]]
@@ -401,93 +409,6 @@ def test_a_bundled_framework_makes_room_earlier_than_what_may_hold_a_model(
     assert (len(set(pids(runner, tmp_path))) == 1) == same
 
 
-Array = NDArray[Any]
-
-SHAPE = (2, 3, 9, 8)
-
-NUMBERS = np.random.default_rng(0)
-
-CALL = Task(
-    "attention",
-    {},
-    {name: NUMBERS.standard_normal(SHAPE).astype(np.float32) for name in ("query", "key", "value")},
-    stages=("output",),
-)
-
-
-def mean(query: Array, key: Array, value: Array) -> Array:
-    return np.broadcast_to(value.mean(-2, keepdims=True), query.shape).copy()
-
-
-def run(function: Callable[..., Any], *steps: Step) -> Any:
-    return run_session(own_backend(function, "attention", BACKENDS["numpy"]), Session(steps))
-
-
-def test_steps_are_done_in_order_and_each_as_often_as_it_says() -> None:
-    calls = []
-
-    def counted(query: Array, key: Array, value: Array) -> Array:
-        calls.append(len(calls))
-        return np.full(query.shape, len(calls), query.dtype)
-
-    first, silent, last = run(counted, Step(CALL), Step(CALL, times=5, returns=False), Step(CALL))
-    assert len(calls) == 7
-    assert [first.outcome.stages["output"].flat[0], last.outcome.stages["output"].flat[0]] == [1, 7]
-    assert isinstance(silent.outcome, Computed)
-    assert silent.outcome.stages == {}
-
-
-def test_an_input_that_is_written_is_found_and_spoils_no_other_call() -> None:
-    def writing(query: Array, key: Array, value: Array) -> Array:
-        value[0, 1, 2, 3] = 7
-        return mean(query, key, value)
-
-    first, second = run(writing, Step(CALL), Step(CALL))
-    for result in (first, second):
-        (changed,) = result.changed
-        assert (changed.name, changed.index, changed.after) == ("value", (0, 1, 2, 3), 7)
-        assert changed.before == float(CALL.inputs["value"][0, 1, 2, 3])
-        assert isinstance(result.outcome, Failure)
-
-
-def test_a_result_that_a_later_call_changes_or_that_is_memory_of_an_input_is_found() -> None:
-    kept: list[Array] = []
-    seen: list[int] = []
-
-    def reusing(query: Array, key: Array, value: Array) -> Array:
-        out = kept[0] if kept else np.empty_like(query)
-        kept[:] = [out]
-        out[...] = mean(query, key, value) + len(seen)
-        seen.append(1)
-        return out
-
-    first, _ = run(reusing, Step(CALL, stays=True), Step(CALL))
-    (altered,) = first.altered
-    assert altered.name == "output"
-    assert altered.after == pytest.approx(altered.before + 1)
-    seen.clear()
-    kept.clear()
-    (alone,) = run(reusing, Step(CALL, stays=True))
-    assert (alone.altered, alone.shared) == ((), ())
-    (result,) = run(lambda query, key, value: value[..., ::1], Step(CALL))
-    assert result.shared == (("output", "value"),)
-
-
-def test_memory_that_a_call_gets_was_full_of_nan_where_that_is_asked() -> None:
-    def careless(query: Array, key: Array, value: Array) -> Array:
-        return np.empty_like(query)
-
-    plain, poisoned = run(careless, Step(CALL), Step(CALL, nan_memory=True))
-    assert not np.isnan(plain.outcome.stages["output"]).all()
-    assert np.isnan(poisoned.outcome.stages["output"]).mean() > 0.5
-
-
-def test_a_backend_of_the_table_is_asked_alike() -> None:
-    first, second = run_session(numpy_backend, Session((Step(CALL, stays=True), Step(CALL, nan_memory=True))))
-    assert first.changed == first.altered == first.shared == ()
-    np.testing.assert_array_equal(first.outcome.stages["output"], second.outcome.stages["output"])
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for entry in BACKENDS.values():
@@ -548,3 +469,123 @@ def test_what_one_worker_compiled_the_next_one_reads_and_computes_the_same(folde
         results.append((entries, {stage: array.tobytes() for stage, array in outcome.stages.items()}))
     assert len(results[0][0]) > 5
     assert results[0] == results[1]
+
+
+# What ends its process in every call is not asked for ever
+
+
+CRASH, TIMEOUT = Failure("crash", "died"), Failure("timeout", "not done after 2 s")
+UNSUPPORTED, ERROR, DONE = Failure("unsupported", "takes no mask"), Failure("error", "raised"), Computed({})
+PICKY = """
+import os
+from attncheck.backends.numpy_backend import attention as right
+
+def attention(query, key, value, *, scale=None):
+    if scale is None:
+        os._exit(9)
+    return right(query, key, value, scale=scale)
+"""
+CASES = """\
+title: Seven
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 5}, dtypes: [float64]}
+arrays: {some: {draw: randn, shape: [3, 4]}}
+cases:
+"""
+
+
+def untried(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
+    counted = EqualEnds(keep_going)
+    for outcome in outcomes:
+        assert counted.instead() is None
+        counted.note(outcome, outcome.message if isinstance(outcome, Failure) else "")
+    found = counted.instead()
+    if found is not None:
+        assert found.verdict == "untried"
+        told = "the 10 evaluations before ended alike (crash: died); --keep-going tries all"
+        assert told in found.message
+    return found is not None
+
+
+def test_ten_equal_ends_in_a_row_are_enough() -> None:
+    assert MAX_EQUAL_ENDS == 10
+    assert [untried([CRASH] * count) for count in (9, 10)] == [False, True]
+    for other in (DONE, ERROR, TIMEOUT):  # anything else begins the count anew
+        assert [untried([*[CRASH] * 9, other, *[CRASH] * count]) for count in (9, 10)] == [False, True]
+    unsupported = [*[CRASH] * 5, UNSUPPORTED, UNSUPPORTED]  # says nothing either way
+    assert [untried([*unsupported, *[CRASH] * count]) for count in (4, 5)] == [False, True]
+    assert not untried([Failure("crash", f"died with exit code {number}") for number in range(30)])
+    assert not untried([CRASH] * 50, keep_going=True)
+
+
+@pytest.fixture
+def check_picky(
+    tmp_path: Path, invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, list[str]]]:
+    """Check cases a to g, of which those have a scale that are named, on what dies without; three ends are enough."""
+    monkeypatch.setattr(module, "MAX_EQUAL_ENDS", 3)
+    (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
+
+    def check(scaled: str, *words: str) -> tuple[int, str, list[str]]:
+        case = "  - name: Case {}\n    inputs: {{query: some, key: some, value: some}}\n"
+        scale = "    options: {scale: 0.3}\n"
+        lines = [case.format(name) + scale * (name in scaled) for name in "abcdefg"]
+        (tmp_path / "own.yaml").write_text(CASES + "".join(lines), encoding="utf-8")
+        command = ("check", "own.yaml", "-i", "picky.py:attention,numpy", "--output", "out", "--no-report")
+        code, out, _ = invoke(*command, *words)
+        rows = read_run(tmp_path / "out").rows
+        rows = rows[(rows["comparison"] == "stage") & rows["stage"].isin(["", "output"])].sort_values("case")
+        assert not rows.duplicated(["case", "implementation"]).any()
+        assert list(rows[rows["implementation"] == "numpy.eager"]["verdict"]) == ["agree"] * 7
+        return code, out, list(rows[rows["implementation"] == "picky.attention"]["verdict"])
+
+    return check
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_the_rest_is_untried_and_is_tried_when_the_run_goes_on(
+    check_picky: Callable[..., tuple[int, str, list[str]]],
+) -> None:
+    stopped = ["crash"] * 3 + ["untried"] * 4
+    code, out, verdicts = check_picky("")
+    assert (code, verdicts) == (ExitCode.NOT_RUN, stopped)
+    wrong = [line for line in out.splitlines() if line.startswith(("crash", "untried"))]
+    beginnings = [
+        "crash: 3 cases [float64], the first own/case-a, picky.attention: the worker process died",
+        "untried: 4 cases [float64], the first own/case-d, picky.attention: not tried: the 3 eval",
+    ]
+    assert [line[: len(start)] for line, start in zip(wrong, beginnings, strict=True)] == beginnings
+    assert check_picky("", "--resume")[::2] == (ExitCode.NOT_RUN, stopped)
+    assert check_picky("", "--resume", "--keep-going")[::2] == (ExitCode.NOT_RUN, ["crash"] * 7)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_one_that_answers_in_between_is_tried_to_the_end(
+    check_picky: Callable[..., tuple[int, str, list[str]]],
+) -> None:
+    verdicts = check_picky("ceg")[2]
+    assert verdicts == ["crash", "crash", "agree", "crash", "agree", "crash", "agree"]
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_an_end_that_is_known_excuses_what_is_untried_for_it(
+    tmp_path: Path, check_picky: Callable[..., tuple[int, str, list[str]]]
+) -> None:
+    entry = "- {implementation: picky.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it}\n"
+    (tmp_path / "known.yaml").write_text(entry, encoding="utf-8")
+    code, out, verdicts = check_picky("a", "--expected-failures", "known.yaml")  # a is judged: otherwise nothing is
+    assert code == ExitCode.AGREE, out
+    assert verdicts == ["agree"] + ["crash"] * 3 + ["untried"] * 3
+
+
+def test_an_entry_of_which_nothing_was_tried_is_neither_stale_nor_seen(
+    tmp_path: Path, make_row: Callable[..., Row]
+) -> None:
+    text = "- {implementation: numpy.*, cases: ['*'], verdict: numeric, decided: numeric, reason: it is a bit off}\n"
+    (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
+    record = ExpectedFailureRecord(load_expected_failures([tmp_path / "known.yaml"]))
+    (row,) = record.mark([make_row(verdict="untried", stage="", message="not tried")])
+    assert not row.xfail
+    assert not record.happened
+    assert record.xpass_rows() == []

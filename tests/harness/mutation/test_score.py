@@ -237,12 +237,6 @@ def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: l
     assert frames.score == 0
 
 
-def test_a_case_that_draws_nothing_counts_in_every_seed(cases: list[Case]) -> None:
-    frames = run_mutants(cases[1:], (0, 1, 2), subjects=subjects("explicit_scale_ignored"))
-    assert frames.subjects["caught_in"].tolist() == [3]
-    assert set(frames.evaluations["seed"]) == {0}
-
-
 def test_the_same_seed_draws_the_same_and_another_one_something_else(cases: list[Case]) -> None:
     first, again, other = (make_exact_inputs(redrawn(cases[0], seed))["query"].array for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
