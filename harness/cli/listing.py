@@ -251,7 +251,7 @@ def schema(
     if tags and results:
         raise UsageError("--tags and --results are two schemas: give one")
     if results:
-        from attncheck.reports.machine.schema import results_schema
+        from attncheck.reports.machine.other_documents import results_schema
 
         typer.echo(results_schema(), nl=False)
         return

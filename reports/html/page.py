@@ -32,8 +32,6 @@ from attncheck.reports.coverage import Coverage, coverage
 from attncheck.reports.defects import (
     EXPECTED_FAILURES_NOTE,
     Defect,
-    EmptyRows,
-    ExpectedFailureGroup,
     address_of,
     commands_again,
     count_following,
@@ -72,8 +70,9 @@ from attncheck.reports.html.contents import (
     urgent_first,
     within,
 )
-from attncheck.reports.html.details import CaseDetails, FileRows, case_details, verdict_matrix
-from attncheck.reports.summary import Summary, exit_code_of, findings, make_summary
+from attncheck.reports.html.details import case_details, verdict_matrix
+from attncheck.reports.properties import OUTCOMES_NOTE, asked_rows, broken_properties, property_table
+from attncheck.reports.summary import exit_code_of, findings, make_summary
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
@@ -82,7 +81,6 @@ if TYPE_CHECKING:
 
     from attncheck.reports.html.details import DrawnLengths
     from attncheck.reports.html.evidence import DrawnDocument, Evidence
-    from attncheck.reports.properties import BrokenProperty, PropertyTable
 
 
 _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
@@ -140,62 +138,8 @@ class HtmlColumn:
     framework: str
 
 
-@dataclass(frozen=True)
-class Page:
-    """Everything that the templates show."""
-
-    answer: Summary
-    tone: str
-    symbol: str
-    notes: tuple[str, ...]
-    states: tuple[tuple[str, str, str], ...]
-    counts: tuple[ColumnCounts, ...]
-    defects: tuple[DefectCard, ...]
-    defects_left_out: int
-    in_common: tuple[str, ...]
-    """What the failing cases have in common and the passing ones have not."""
-    lengths: tuple[DrawnLengths, ...]
-    """Where in (Lq, Lk) each implementation fails."""
-    columns: tuple[HtmlColumn, ...]
-    many_environments: bool
-    files: tuple[FileRows, ...]
-    cases: int
-    unsupported: tuple[Unsupported, ...]
-    dtypes: tuple[str, ...]
-    tags: tuple[str, ...]
-    words: tuple[str, ...]
-    probes: Mapping[str, Mapping[str, str]]
-    """What each tag probes, and the bug that it is meant to catch."""
-    details: tuple[CaseDetails, ...]
-    details_left_out: int
-    evidence_left_out: int
-    has_maps: bool
-    documents: tuple[DrawnDocument, ...]
-    documents_late: bool
-    """Whether they are so many that a computation is laid out only when it comes into view."""
-    pairs: PairTable | None
-    expected_failures: tuple[ExpectedFailureGroup, ...]
-    following: int
-    empty_rows: EmptyRows | None
-    expected_failures_note: str
-    environments: tuple[str, ...]
-    incomplete: tuple[str, ...]
-    stopped: frozenset[str]
-    """Those of the incomplete that were asked to stop."""
-    facts: list[tuple[str, list[str]]]
-    linked: frozenset[str]
-    """Cases that have an anchor on the page."""
-    case_anchor: Callable[[str], str]
-    address_of: Callable[[str], str] = address_of
-    properties: PropertyTable | None = None
-    """What was asked of properties; None where nothing was."""
-    properties_note: str = ""
-    broken: tuple[BrokenProperty, ...] = ()
-    broken_left_out: int = 0
-
-
-def make_page(frames: Frames, budget: Budget) -> Page:
-    """Work out every section."""
+def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
+    """Return everything that the templates show, by the name that they call it by."""
     whole_table = cell_table(frames)
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     anchors = make_anchors(sorted(table), frames.columns)
@@ -213,45 +157,53 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     shown = tuple(sorted(states, key=lambda state: _FIRST.index(state) if state in _FIRST else len(_FIRST)))
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
-    return Page(
-        answer=make_summary(frames),
-        tone=tone,
-        symbol=symbol,
-        notes=frames.notes,
-        states=tuple((state.value, SYMBOLS[state], state.value) for state in shown),
-        counts=tuple(_counts(frames, column, whole_table, shown) for column in frames.columns),
-        defects=_defect_cards(frames, found, _links(frames, anchors, linked), budget.listed),
-        defects_left_out=len(every) - len(found),
-        in_common=tuple(in_common_lines(frames)),
-        lengths=_lengths(frames, wrong),
-        columns=tuple(_column(frames, column) for column in columns),
-        many_environments=frames.has_several_environments,
-        files=files,
-        cases=len(table),
-        unsupported=_unsupported(frames),
-        dtypes=tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
-        tags=tags,
-        words=tuple(sorted(words)),
-        probes=_probes(frames, tags),
-        details=tuple(case_details(frames, table, anchors, detailed, evidence)),
-        details_left_out=len(table) - len(detailed),
-        evidence_left_out=evidence_left_out,
-        has_maps=any(item.maps for items in evidence.values() for item in items),
-        documents=(documents := _documents(frames, anchors, budget)),
-        documents_late=sum(document.shown for document in documents) > budget.computations,
-        pairs=pair_table(frames, anchors),
-        expected_failures=tuple(expected_failure_groups(frames)),
-        following=count_following(frames),
-        empty_rows=empty_rows(frames),
-        expected_failures_note=EXPECTED_FAILURES_NOTE,
-        environments=tuple(frames.environments["environment"]),
-        incomplete=tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
-        stopped=frozenset(label for label, asked in frames.asked.items() if asked.stopped),
-        facts=environment_facts(frames),
+    documents = _documents(frames, anchors, budget)
+    return {
+        "answer": make_summary(frames),
+        "tone": tone,
+        "symbol": symbol,
+        "notes": frames.notes,
+        "states": tuple((state.value, SYMBOLS[state], state.value) for state in shown),
+        "counts": tuple(_counts(frames, column, whole_table, shown) for column in frames.columns),
+        "defects": _defect_cards(frames, found, _links(frames, anchors, linked), budget.listed),
+        "defects_left_out": len(every) - len(found),
+        # what the failing cases have in common and the passing ones have not
+        "in_common": tuple(in_common_lines(frames)),
+        # where in (Lq, Lk) each implementation fails
+        "lengths": _lengths(frames, wrong),
+        "columns": tuple(_column(frames, column) for column in columns),
+        "many_environments": frames.has_several_environments,
+        "files": files,
+        "cases": len(table),
+        "unsupported": _unsupported(frames),
+        "dtypes": tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
+        "tags": tags,
+        "words": tuple(sorted(words)),
+        # what each tag probes, and the bug that it is meant to catch
+        "probes": _probes(frames, tags),
+        "details": tuple(case_details(frames, table, anchors, detailed, evidence)),
+        "details_left_out": len(table) - len(detailed),
+        "evidence_left_out": evidence_left_out,
+        "has_maps": any(item.maps for items in evidence.values() for item in items),
+        "documents": documents,
+        # whether they are so many that a computation is laid out only when it comes into view
+        "documents_late": sum(document.shown for document in documents) > budget.computations,
+        "pairs": pair_table(frames, anchors),
+        "expected_failures": tuple(expected_failure_groups(frames)),
+        "following": count_following(frames),
+        "empty_rows": empty_rows(frames),
+        "expected_failures_note": EXPECTED_FAILURES_NOTE,
+        "environments": tuple(frames.environments["environment"]),
+        "incomplete": tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
+        # those of the incomplete that were asked to stop
+        "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
+        "facts": environment_facts(frames),
         **_properties(frames, budget),
-        linked=linked,
-        case_anchor=anchors.case,
-    )
+        # cases that have an anchor on the page
+        "linked": linked,
+        "case_anchor": anchors.case,
+        "address_of": address_of,
+    }
 
 
 def _evidence(
@@ -283,14 +235,10 @@ def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnD
 
 
 def _properties(frames: Frames, budget: Budget) -> dict[str, Any]:
-    """Return the page's fields of properties."""
-    if not frames.properties:
-        return {}
-    from attncheck.reports.properties import OUTCOMES_NOTE, asked_rows, broken_properties, property_table
-
-    broken = broken_properties(frames)
+    """Return what was asked of properties; the table is None where nothing was."""
+    broken = broken_properties(frames) if frames.properties else ()
     return {
-        "properties": property_table(asked_rows(frames)),
+        "properties": property_table(asked_rows(frames)) if frames.properties else None,
         "properties_note": OUTCOMES_NOTE,
         "broken": broken[: budget.wrong],
         "broken_left_out": max(0, len(broken) - budget.wrong),
@@ -540,7 +488,7 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
         environment()
         .get_template("page.html")
         .stream(
-            page=make_page(frames, budget or budget_of(len(frames.columns))),
+            page=page_sections(frames, budget or budget_of(len(frames.columns))),
             script=Markup(script),
             style=Markup(style),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),

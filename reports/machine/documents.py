@@ -1,9 +1,9 @@
 """Documents that commands print with ``--json``, and how they are written.
 
 A document is one JSON object. All of them begin with the fields of ``Document``; ``DOCUMENTS`` says which further ones
-a command has. The JSON Schema and the reference derive from them: a field's docstring is its description in the schema
-and in docs/reference/json.md. Raise ``SCHEMA`` when a field is removed, renamed or means something else; a new one
-leaves it as it is. Numbers that JSON has not are texts, and every text can be encoded.
+a command has. A field is annotated with its type and its description: the JSON Schema and docs/reference/json.md derive
+from that. Raise ``SCHEMA`` when a field is removed, renamed or means something else; a new one leaves it as it is.
+Numbers that JSON has not are texts, and every text can be encoded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from attncheck.errors import AttncheckError, CaseError, ExitCode
 
@@ -40,288 +40,205 @@ class Record:
 class Header(Record):
     """What printed a document."""
 
-    version: str
-    """The version of attncheck."""
-    schema: int
-    """The version of this schema. It changes when a field is removed, renamed or means something else."""
-    command: str
-    """The command, such as check or vectors verify."""
+    version: Annotated[str, "The version of attncheck."]
+    schema: Annotated[
+        int, "The version of this schema. It changes when a field is removed, renamed or means something else."
+    ]
+    command: Annotated[str, "The command, such as check or vectors verify."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(Record):
     """One case that fails on one implementation in one dtype. It has the same fields in every document."""
 
-    implementation: str
-    """The implementation; empty where a document prints wrong numbers, whoever computes them."""
-    environment: str
-    """The label of the run; empty outside of runs."""
-    case: str
-    """The case's id, or the path of its file."""
-    file: str
-    """The file of the case, as reports write it."""
-    line: int | None
-    """The line of the case in that file."""
-    dtype: str
-    """The dtype of its inputs; empty where every dtype shows it."""
-    verdict: str
-    """One word of docs/reference/verdicts.md."""
-    stage: str
-    """The first stage that is wrong; empty where nothing came back."""
-    element_stage: str | None
-    """The stage of the element: the first wrong one, or the first after it that the implementation returns."""
-    element: Sequence[int] | None
-    """The index of the element that is worst; null where none is named."""
-    computed: float | None
-    """What the implementation gave there."""
-    exact: float | None
-    """What is right there: the exact answer, or the exact step from the implementation's own previous stage."""
-    error: float | None
-    """The absolute difference of the two."""
-    bound: float | None
-    """The largest error that the implementation's roundings can make there."""
-    ratio: float | None
-    """The largest error of the stage over its bound; more than 1 proves an error."""
-    against: str | None
-    """What computed is compared with: exact, or step."""
-    diagnosis: str | None
-    """The convention or mistake that gives these numbers: a name of docs/diagnoses.md."""
-    message: str
-    """What is wrong, in words."""
-    shape: str
-    """The lengths of the case's axes, such as B=1 H=4 Lq=3 Lk=5 D=8."""
-    tags: Sequence[str]
-    """What the case probes: names of `attncheck list tags`."""
-    rows: int
-    """How many comparisons of this case fail."""
-    next: Sequence[str]
-    """Commands for a shell that say more of this failure; run them in the folder of the check."""
+    implementation: Annotated[
+        str, "The implementation; empty where a document prints wrong numbers, whoever computes them."
+    ]
+    environment: Annotated[str, "The label of the run; empty outside of runs."]
+    case: Annotated[str, "The case's id, or the path of its file."]
+    file: Annotated[str, "The file of the case, as reports write it."]
+    line: Annotated[int | None, "The line of the case in that file."]
+    dtype: Annotated[str, "The dtype of its inputs; empty where every dtype shows it."]
+    verdict: Annotated[str, "One word of docs/reference/verdicts.md."]
+    stage: Annotated[str, "The first stage that is wrong; empty where nothing came back."]
+    element_stage: Annotated[
+        str | None,
+        "The stage of the element: the first wrong one, or the first after it that the implementation returns.",
+    ]
+    element: Annotated[Sequence[int] | None, "The index of the element that is worst; null where none is named."]
+    computed: Annotated[float | None, "What the implementation gave there."]
+    exact: Annotated[
+        float | None,
+        "What is right there: the exact answer, or the exact step from the implementation's own previous stage.",
+    ]
+    error: Annotated[float | None, "The absolute difference of the two."]
+    bound: Annotated[float | None, "The largest error that the implementation's roundings can make there."]
+    ratio: Annotated[float | None, "The largest error of the stage over its bound; more than 1 proves an error."]
+    against: Annotated[str | None, "What computed is compared with: exact, or step."]
+    diagnosis: Annotated[str | None, "The convention or mistake that gives these numbers: a name of docs/diagnoses.md."]
+    message: Annotated[str, "What is wrong, in words."]
+    shape: Annotated[str, "The lengths of the case's axes, such as B=1 H=4 Lq=3 Lk=5 D=8."]
+    tags: Annotated[Sequence[str], "What the case probes: names of `attncheck list tags`."]
+    rows: Annotated[int, "How many comparisons of this case fail."]
+    next: Annotated[
+        Sequence[str], "Commands for a shell that say more of this failure; run them in the folder of the check."
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Record):
     """What every document has."""
 
-    attncheck: Header
-    """What printed this."""
-    exit_code: int
-    """The exit code of the command: 0 agrees, 1 disagrees, 2 wrong input, 3 not run or too little judged."""
-    answer: str
-    """The outcome in one line."""
-    failures: Sequence[Failure] = ()
-    """What fails, the simplest case first; expected failures are none."""
-    next: Sequence[str] = ()
-    """The commands to run next; empty where nothing is left to do."""
-    notes: Sequence[str] = ()
-    """What could not be used or run, a line each."""
+    attncheck: Annotated[Header, "What printed this."]
+    exit_code: Annotated[
+        int, "The exit code of the command: 0 agrees, 1 disagrees, 2 wrong input, 3 not run or too little judged."
+    ]
+    answer: Annotated[str, "The outcome in one line."]
+    failures: Annotated[Sequence[Failure], "What fails, the simplest case first; expected failures are none."] = ()
+    next: Annotated[Sequence[str], "The commands to run next; empty where nothing is left to do."] = ()
+    notes: Annotated[Sequence[str], "What could not be used or run, a line each."] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault(Record):
     """One thing that is wrong with one case file."""
 
-    file: str
-    """The file."""
-    line: int | None
-    """The line in it."""
-    case: str | None
-    """The case's name."""
-    field: str | None
-    """The field of the case."""
-    message: str
-    """What is wrong, and what was expected."""
+    file: Annotated[str, "The file."]
+    line: Annotated[int | None, "The line in it."]
+    case: Annotated[str | None, "The case's name."]
+    field: Annotated[str | None, "The field of the case."]
+    message: Annotated[str, "What is wrong, and what was expected."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorRecord(Record):
     """Why a command could not do what it was asked for."""
 
-    kind: str
-    """The kind of the error, such as UsageError or CaseError."""
-    message: str
-    """What was wrong, what was expected, and what to do."""
-    faults: Sequence[Fault]
-    """What is wrong with case files, where that is why."""
+    kind: Annotated[str, "The kind of the error, such as UsageError or CaseError."]
+    message: Annotated[str, "What was wrong, what was expected, and what to do."]
+    faults: Annotated[Sequence[Fault], "What is wrong with case files, where that is why."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorDocument(Document):
     """What any command prints that ends before it has an outcome."""
 
-    error: ErrorRecord
-    """Why there is no outcome. No other document has this field."""
+    error: Annotated[ErrorRecord, "Why there is no outcome. No other document has this field."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageRecord(Record):
     """How many of the cases that were asked one implementation was judged in, and what became of the others."""
 
-    asked: int
-    """How many cases were asked."""
-    judged: int
-    """In how many it was judged."""
-    unsupported: int
-    """How many are unsupported, of operations that it offers."""
-    lacks: Mapping[str, int]
-    """What these need, each lack with how many cases have it; a case may have several."""
-    not_offered: int
-    """How many are of operations that it does not offer."""
-    covered: int
-    """How many were not asked, because the standard cases cover them."""
-    unverified: int
-    """How many have no exact answer."""
-    stopped: int
-    """How many raised, crashed or ran out of time."""
-    not_run: int
-    """How many have no result."""
-    padded: int
-    """How many were padded, as the implementation requires."""
+    asked: Annotated[int, "How many cases were asked."]
+    judged: Annotated[int, "In how many it was judged."]
+    unsupported: Annotated[int, "How many are unsupported, of operations that it offers."]
+    lacks: Annotated[
+        Mapping[str, int], "What these need, each lack with how many cases have it; a case may have several."
+    ]
+    not_offered: Annotated[int, "How many are of operations that it does not offer."]
+    covered: Annotated[int, "How many were not asked, because the standard cases cover them."]
+    unverified: Annotated[int, "How many have no exact answer."]
+    stopped: Annotated[int, "How many raised, crashed or ran out of time."]
+    not_run: Annotated[int, "How many have no result."]
+    padded: Annotated[int, "How many were padded, as the implementation requires."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InCommon(Record):
     """What the failing cases of an implementation have in common."""
 
-    environment: str
-    """The label of the run."""
-    implementation: str
-    """The implementation."""
-    text: str
-    """It in words."""
-    where: str
-    """What they have in common."""
-    failing: int
-    """How many fail that have it."""
-    of: int
-    """How many have it."""
-    passing_elsewhere: int
-    """How many pass that have it not."""
-    counted: str
-    """What is counted: cases, or evaluations."""
+    environment: Annotated[str, "The label of the run."]
+    implementation: Annotated[str, "The implementation."]
+    text: Annotated[str, "It in words."]
+    where: Annotated[str, "What they have in common."]
+    failing: Annotated[int, "How many fail that have it."]
+    of: Annotated[int, "How many have it."]
+    passing_elsewhere: Annotated[int, "How many pass that have it not."]
+    counted: Annotated[str, "What is counted: cases, or evaluations."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefectRecord(Record):
     """One thing that is wrong, in however many cases and dtypes it shows."""
 
-    environment: str
-    """The label of the run; empty where a document prints wrong numbers."""
-    implementation: str
-    """The implementation; empty where a document prints wrong numbers."""
-    verdict: str
-    """One word of docs/reference/verdicts.md: that of the simplest case."""
-    stage: str
-    """The first stage that is wrong in the simplest case; empty where nothing came back."""
-    diagnosis: str | None
-    """The convention or mistake that gives these numbers: a name of docs/diagnoses.md."""
-    text: str
-    """What is wrong, in a sentence; without a diagnosis, what happened in the simplest case."""
-    cases: Sequence[str]
-    """The ids of the cases that show it, the simplest first."""
-    dtypes: Sequence[str]
-    """The dtypes that show it."""
-    evaluations: int
-    """How many evaluations show it: failures of one case in one dtype."""
+    environment: Annotated[str, "The label of the run; empty where a document prints wrong numbers."]
+    implementation: Annotated[str, "The implementation; empty where a document prints wrong numbers."]
+    verdict: Annotated[str, "One word of docs/reference/verdicts.md: that of the simplest case."]
+    stage: Annotated[str, "The first stage that is wrong in the simplest case; empty where nothing came back."]
+    diagnosis: Annotated[str | None, "The convention or mistake that gives these numbers: a name of docs/diagnoses.md."]
+    text: Annotated[str, "What is wrong, in a sentence; without a diagnosis, what happened in the simplest case."]
+    cases: Annotated[Sequence[str], "The ids of the cases that show it, the simplest first."]
+    dtypes: Annotated[Sequence[str], "The dtypes that show it."]
+    evaluations: Annotated[int, "How many evaluations show it: failures of one case in one dtype."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped(Record):
     """What a run that was ended early has left."""
 
-    failing: int
-    """After how many failing cases it ended."""
-    not_run: int
-    """How many cases did not run."""
-    in_part: int
-    """How many cases ran in only some of their dtypes."""
+    failing: Annotated[int, "After how many failing cases it ended."]
+    not_run: Annotated[int, "How many cases did not run."]
+    in_part: Annotated[int, "How many cases ran in only some of their dtypes."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PropertyRecord(Record):
     """One way in which a property was asked of an implementation."""
 
-    implementation: str
-    """The implementation."""
-    property_name: str
-    """The property's name."""
-    case: str
-    """The case's id."""
-    dtype: str
-    """The dtype of the inputs."""
-    variant: str
-    """Which further calls were made."""
-    outcome: str
-    """bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass."""
-    claim: str
-    """What the implementation claims of the property; empty where it claims nothing."""
-    xfail: bool
-    """Whether a failure is expected."""
-    stage: str
-    """The stage of the element that is named."""
-    index: str
-    """The element that is named."""
-    first: float | None
-    """What the first call gave there."""
-    second: float | None
-    """What the further calls gave there."""
-    exact: float | None
-    """The exact answer there."""
-    first_bound: float | None
-    """How far the first may be from it."""
-    second_bound: float | None
-    """How far the second may be from it."""
-    differing: int
-    """In how many elements some bits differ."""
-    elements: int
-    """How many elements were compared."""
-    message: str
-    """What happened, in a sentence."""
-    fails: bool
-    """Whether it fails the run."""
-    next: Sequence[str]
-    """The command that asks again and explains."""
+    implementation: Annotated[str, "The implementation."]
+    property_name: Annotated[str, "The property's name."]
+    case: Annotated[str, "The case's id."]
+    dtype: Annotated[str, "The dtype of the inputs."]
+    variant: Annotated[str, "Which further calls were made."]
+    outcome: Annotated[str, "bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass."]
+    claim: Annotated[str, "What the implementation claims of the property; empty where it claims nothing."]
+    xfail: Annotated[bool, "Whether a failure is expected."]
+    stage: Annotated[str, "The stage of the element that is named."]
+    index: Annotated[str, "The element that is named."]
+    first: Annotated[float | None, "What the first call gave there."]
+    second: Annotated[float | None, "What the further calls gave there."]
+    exact: Annotated[float | None, "The exact answer there."]
+    first_bound: Annotated[float | None, "How far the first may be from it."]
+    second_bound: Annotated[float | None, "How far the second may be from it."]
+    differing: Annotated[int, "In how many elements some bits differ."]
+    elements: Annotated[int, "How many elements were compared."]
+    message: Annotated[str, "What happened, in a sentence."]
+    fails: Annotated[bool, "Whether it fails the run."]
+    next: Annotated[Sequence[str], "The command that asks again and explains."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Document):
     """What cases came to: check, report and vectors verify."""
 
-    judged: str
-    """How much was judged of what was asked."""
-    coverage: Mapping[str, CoverageRecord]
-    """By implementation, with its version and the label of its run: how much was judged."""
-    too_few_judged: Sequence[str]
-    """Where less was judged than was required."""
-    numbers: Mapping[str, int]
-    """How many printed numbers there are of each kind."""
-    defects: Sequence[DefectRecord]
-    """What is wrong, once each; failures has every case and dtype of it."""
-    sentences: Sequence[str]
-    """What the answer rests on, in sentences."""
-    stopped: Mapping[str, Stopped]
-    """By label: runs that were ended early."""
-    in_common: Sequence[InCommon]
-    """What failing cases have in common."""
-    verdicts: Mapping[str, Mapping[str, str]]
-    """By case and implementation: the worst verdict, in words."""
-    properties: Mapping[str, Mapping[str, str]]
-    """By property and implementation: what it comes to; empty where properties were not asked."""
-    broken_properties: Sequence[PropertyRecord]
-    """Properties that do not hold."""
-    report: str | None
-    """The report as Markdown; null where none was written."""
-    html: str | None
-    """The report's first page."""
-    results: str | None
-    """The folder of the results; null of a report of several."""
+    judged: Annotated[str, "How much was judged of what was asked."]
+    coverage: Annotated[
+        Mapping[str, CoverageRecord],
+        "By implementation, with its version and the label of its run: how much was judged.",
+    ]
+    too_few_judged: Annotated[Sequence[str], "Where less was judged than was required."]
+    numbers: Annotated[Mapping[str, int], "How many printed numbers there are of each kind."]
+    defects: Annotated[Sequence[DefectRecord], "What is wrong, once each; failures has every case and dtype of it."]
+    sentences: Annotated[Sequence[str], "What the answer rests on, in sentences."]
+    stopped: Annotated[Mapping[str, Stopped], "By label: runs that were ended early."]
+    in_common: Annotated[Sequence[InCommon], "What failing cases have in common."]
+    verdicts: Annotated[Mapping[str, Mapping[str, str]], "By case and implementation: the worst verdict, in words."]
+    properties: Annotated[
+        Mapping[str, Mapping[str, str]],
+        "By property and implementation: what it comes to; empty where properties were not asked.",
+    ]
+    broken_properties: Annotated[Sequence[PropertyRecord], "Properties that do not hold."]
+    report: Annotated[str | None, "The report as Markdown; null where none was written."]
+    html: Annotated[str | None, "The report's first page."]
+    results: Annotated[str | None, "The folder of the results; null of a report of several."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PropertiesDocument(Document):
     """properties: what holds between two calls."""
 
-    properties: Sequence[PropertyRecord]
-    """A record for each way in which a property was asked."""
+    properties: Annotated[Sequence[PropertyRecord], "A record for each way in which a property was asked."]
 
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")

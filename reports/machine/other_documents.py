@@ -1,296 +1,209 @@
-"""The documents of commands that make no report, and which command has which document."""
+"""The documents of commands that make no report, the document of each command, and the JSON Schema of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from attncheck.reports.machine.documents import Document, Outcome, PropertiesDocument, Record, Row
+from attncheck.reports.machine.documents import (
+    NOT_FINITE,
+    SCHEMA,
+    Document,
+    ErrorDocument,
+    Outcome,
+    PropertiesDocument,
+    Record,
+    Row,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseRecord(Record):
     """A case."""
 
-    id: str
-    """Its id."""
-    name: str
-    """Its name, a sentence."""
-    file: str
-    """Its file."""
-    line: int
-    """Its line there."""
-    operation: str
-    """The operation that it calls."""
-    tags: Sequence[str]
-    """What it probes."""
-    inputs: Mapping[str, Sequence[int]]
-    """The shapes of its inputs."""
-    options: Mapping[str, Any]
-    """Its options, as its file gives them."""
-    dtypes: Sequence[str]
-    """The dtypes that it declares."""
+    id: Annotated[str, "Its id."]
+    name: Annotated[str, "Its name, a sentence."]
+    file: Annotated[str, "Its file."]
+    line: Annotated[int, "Its line there."]
+    operation: Annotated[str, "The operation that it calls."]
+    tags: Annotated[Sequence[str], "What it probes."]
+    inputs: Annotated[Mapping[str, Sequence[int]], "The shapes of its inputs."]
+    options: Annotated[Mapping[str, Any], "Its options, as its file gives them."]
+    dtypes: Annotated[Sequence[str], "The dtypes that it declares."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errors(Record):
     """The errors of a stage."""
 
-    tier: str
-    """within, warning (noisy), statistical or proven (wrong)."""
-    ratio: float
-    """The largest error over its bound."""
-    element: Sequence[int] | None
-    """The element where that is."""
-    largest_z: float
-    """The largest error in units of the error that noise would make."""
-    mean_z: float
-    """The root mean square of the errors in these units."""
-    elements: int
-    """How many elements were measured."""
+    tier: Annotated[str, "within, warning (noisy), statistical or proven (wrong)."]
+    ratio: Annotated[float, "The largest error over its bound."]
+    element: Annotated[Sequence[int] | None, "The element where that is."]
+    largest_z: Annotated[float, "The largest error in units of the error that noise would make."]
+    mean_z: Annotated[float, "The root mean square of the errors in these units."]
+    elements: Annotated[int, "How many elements were measured."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionRecord(Record):
     """How large the error bounds of a stage are beside its numbers."""
 
-    median: float
-    """The bound in units of rounding the number itself, in the median."""
-    largest: float
-    """The largest."""
-    ill: int
-    """How many elements have a bound that is larger than the number."""
-    elements: int
-    """Of how many."""
+    median: Annotated[float, "The bound in units of rounding the number itself, in the median."]
+    largest: Annotated[float, "The largest."]
+    ill: Annotated[int, "How many elements have a bound that is larger than the number."]
+    elements: Annotated[int, "Of how many."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRecord(Record):
     """A stage that an implementation returned."""
 
-    stage: str
-    """Its name."""
-    verdict: str
-    """One word of docs/reference/verdicts.md."""
-    is_noisy: bool
-    """Whether errors are larger than those of known good implementations, and fail nothing."""
-    accumulated: Errors | None
-    """Against the exact answer."""
-    introduced: Errors | None
-    """Against the exact step from the implementation's own previous stage."""
-    element: Sequence[int] | None
-    """The element that is named."""
-    computed: float | None
-    """The number there."""
-    computed_hex: str | None
-    """The same, exactly."""
-    exact: float | None
-    """What is right there, rounded to float64."""
-    exact_hex: str | None
-    """The same, exactly."""
-    error: float | None
-    """The absolute difference of the two."""
-    bound: float | None
-    """The largest error that agrees there."""
-    against: str | None
-    """What computed is compared with: exact, or step."""
-    condition: ConditionRecord | None
-    """How well the inputs determine the stage."""
-    judged_rows: int | None
-    """How many query rows stand for all; null where all were judged."""
-    query_rows: int | None
-    """Of how many."""
-    unjudged: int
-    """Elements without an exact answer."""
-    message: str
-    """What is wrong, in words."""
-    expected_failure: str
-    """Why a failure here is expected; empty where it is not."""
+    stage: Annotated[str, "Its name."]
+    verdict: Annotated[str, "One word of docs/reference/verdicts.md."]
+    is_noisy: Annotated[bool, "Whether errors are larger than those of known good implementations, and fail nothing."]
+    accumulated: Annotated[Errors | None, "Against the exact answer."]
+    introduced: Annotated[Errors | None, "Against the exact step from the implementation's own previous stage."]
+    element: Annotated[Sequence[int] | None, "The element that is named."]
+    computed: Annotated[float | None, "The number there."]
+    computed_hex: Annotated[str | None, "The same, exactly."]
+    exact: Annotated[float | None, "What is right there, rounded to float64."]
+    exact_hex: Annotated[str | None, "The same, exactly."]
+    error: Annotated[float | None, "The absolute difference of the two."]
+    bound: Annotated[float | None, "The largest error that agrees there."]
+    against: Annotated[str | None, "What computed is compared with: exact, or step."]
+    condition: Annotated[ConditionRecord | None, "How well the inputs determine the stage."]
+    judged_rows: Annotated[int | None, "How many query rows stand for all; null where all were judged."]
+    query_rows: Annotated[int | None, "Of how many."]
+    unjudged: Annotated[int, "Elements without an exact answer."]
+    message: Annotated[str, "What is wrong, in words."]
+    expected_failure: Annotated[str, "Why a failure here is expected; empty where it is not."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRecord(Record):
     """A call that was made before."""
 
-    case: str
-    """The case's id."""
-    dtype: str
-    """The dtype."""
+    case: Annotated[str, "The case's id."]
+    dtype: Annotated[str, "The dtype."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedRecord(Record):
     """A failure of a check that a fresh process does not show."""
 
-    found: str
-    """What the check found."""
-    before: int
-    """How many calls came before it in the check."""
-    needed: Sequence[CallRecord] | None
-    """The calls after which it happens again; null where it does not."""
-    are_fewest: bool
-    """Whether each of them is needed."""
-    remark: str
-    """What may have changed since."""
+    found: Annotated[str, "What the check found."]
+    before: Annotated[int, "How many calls came before it in the check."]
+    needed: Annotated[Sequence[CallRecord] | None, "The calls after which it happens again; null where it does not."]
+    are_fewest: Annotated[bool, "Whether each of them is needed."]
+    remark: Annotated[str, "What may have changed since."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplanationDocument(Document):
     """explain: one case on one implementation, stage by stage."""
 
-    implementation: str
-    """The implementation."""
-    case: CaseRecord
-    """The case."""
-    dtype: str
-    """The dtype of the inputs."""
-    rounding_model: str
-    """By which roundings it was judged."""
-    verdict: str
-    """The verdict of the first stage that is wrong, or of the call; agree where nothing is."""
-    begins_at: str
-    """The first stage that is wrong; empty where none is."""
-    stages: Sequence[StageRecord]
-    """Every stage that came back, in the order of computation."""
-    failure: str
-    """Why no stages came back."""
-    outside: str
-    """Why there is no exact answer."""
-    expected_failures: Mapping[str, str]
-    """By stage: why its failure is expected."""
-    padded: str
-    """What the call was padded with."""
-    lacks: Sequence[str]
-    """What the implementation would need to support the case."""
-    repeated: RepeatedRecord | None
-    """What became of a failure that a fresh process does not show."""
+    implementation: Annotated[str, "The implementation."]
+    case: Annotated[CaseRecord, "The case."]
+    dtype: Annotated[str, "The dtype of the inputs."]
+    rounding_model: Annotated[str, "By which roundings it was judged."]
+    verdict: Annotated[str, "The verdict of the first stage that is wrong, or of the call; agree where nothing is."]
+    begins_at: Annotated[str, "The first stage that is wrong; empty where none is."]
+    stages: Annotated[Sequence[StageRecord], "Every stage that came back, in the order of computation."]
+    failure: Annotated[str, "Why no stages came back."]
+    outside: Annotated[str, "Why there is no exact answer."]
+    expected_failures: Annotated[Mapping[str, str], "By stage: why its failure is expected."]
+    padded: Annotated[str, "What the call was padded with."]
+    lacks: Annotated[Sequence[str], "What the implementation would need to support the case."]
+    repeated: Annotated[RepeatedRecord | None, "What became of a failure that a fresh process does not show."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayRecord(Record):
     """An input or an exact stage."""
 
-    name: str
-    """Its name."""
-    shape: Sequence[int]
-    """Its shape."""
-    values: Any
-    """Its numbers as nested lists, row by row; null where there are more than 4,096."""
+    name: Annotated[str, "Its name."]
+    shape: Annotated[Sequence[int], "Its shape."]
+    values: Annotated[Any, "Its numbers as nested lists, row by row; null where there are more than 4,096."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberRecord(Record):
     """A number that a document prints, beside the exact one."""
 
-    stage: str
-    """The stage that it is of."""
-    called: str
-    """The document's own name for it."""
-    basis: str
-    """printed, known or exact."""
-    element: str
-    """The element."""
-    printed: str
-    """The number as it is printed."""
-    exact: float | None
-    """The exact one."""
-    difference: float | None
-    """How far off it is."""
-    outcome: str
-    """holds, does not hold, erratum or not compared."""
+    stage: Annotated[str, "The stage that it is of."]
+    called: Annotated[str, "The document's own name for it."]
+    basis: Annotated[str, "printed, known or exact."]
+    element: Annotated[str, "The element."]
+    printed: Annotated[str, "The number as it is printed."]
+    exact: Annotated[float | None, "The exact one."]
+    difference: Annotated[float | None, "How far off it is."]
+    outcome: Annotated[str, "holds, does not hold, erratum or not compared."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseDocument(Document):
     """show: a case with its inputs, its exact stages, and its printed numbers."""
 
-    case: CaseRecord
-    """The case."""
-    source: Mapping[str, Any]
-    """Where it is from."""
-    remarks: Sequence[str]
-    """What the case and its source say besides."""
-    dtype: str
-    """The dtype of the inputs."""
-    inputs: Sequence[ArrayRecord]
-    """Its inputs, as stored in that dtype."""
-    stages: Sequence[ArrayRecord]
-    """Its exact stages, rounded to float64; NaN in query rows that were not evaluated."""
-    numbers: Sequence[NumberRecord]
-    """Its printed numbers."""
-    outside: str
-    """Why there is no exact answer, of all or of some elements."""
-    sampled: str
-    """How many query rows stand for all."""
-    saved: Sequence[str]
-    """The images that were written."""
+    case: Annotated[CaseRecord, "The case."]
+    source: Annotated[Mapping[str, Any], "Where it is from."]
+    remarks: Annotated[Sequence[str], "What the case and its source say besides."]
+    dtype: Annotated[str, "The dtype of the inputs."]
+    inputs: Annotated[Sequence[ArrayRecord], "Its inputs, as stored in that dtype."]
+    stages: Annotated[
+        Sequence[ArrayRecord], "Its exact stages, rounded to float64; NaN in query rows that were not evaluated."
+    ]
+    numbers: Annotated[Sequence[NumberRecord], "Its printed numbers."]
+    outside: Annotated[str, "Why there is no exact answer, of all or of some elements."]
+    sampled: Annotated[str, "How many query rows stand for all."]
+    saved: Annotated[Sequence[str], "The images that were written."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptDocument(Document):
     """repro: a script that reproduces one case."""
 
-    implementation: str
-    """The implementation."""
-    case: CaseRecord
-    """The case, or what it was reduced to."""
-    dtype: str
-    """The dtype of the inputs."""
-    script: str
-    """The script."""
-    command: str
-    """The command that runs it: it ends with 1 where it finds an error, with 0 where it finds none."""
-    tries: int
-    """In how many tries the case was reduced; 0 where it was not."""
+    implementation: Annotated[str, "The implementation."]
+    case: Annotated[CaseRecord, "The case, or what it was reduced to."]
+    dtype: Annotated[str, "The dtype of the inputs."]
+    script: Annotated[str, "The script."]
+    command: Annotated[
+        str, "The command that runs it: it ends with 1 where it finds an error, with 0 where it finds none."
+    ]
+    tries: Annotated[int, "In how many tries the case was reduced; 0 where it was not."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionDocument(Document):
     """reduce: the smallest case that fails alike."""
 
-    implementation: str
-    """The implementation."""
-    case: str
-    """The id of the case that was reduced."""
-    dtype: str
-    """The dtype of the inputs."""
-    file: str | None
-    """The file of the reduced case; null where nothing fails."""
-    before: str
-    """The shapes and options of the case."""
-    reduced: str
-    """Those of the reduced one."""
-    tries: int
-    """How many smaller cases were tried."""
-    is_smallest: bool
-    """Whether nothing smaller fails alike."""
+    implementation: Annotated[str, "The implementation."]
+    case: Annotated[str, "The id of the case that was reduced."]
+    dtype: Annotated[str, "The dtype of the inputs."]
+    file: Annotated[str | None, "The file of the reduced case; null where nothing fails."]
+    before: Annotated[str, "The shapes and options of the case."]
+    reduced: Annotated[str, "Those of the reduced one."]
+    tries: Annotated[int, "How many smaller cases were tried."]
+    is_smallest: Annotated[bool, "Whether nothing smaller fails alike."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceRecord(Record):
     """What changed between two results. The columns of its rows are those of the files of `attncheck diff --output`."""
 
-    before: str
-    """The first results."""
-    after: str
-    """The second."""
-    compared: int
-    """Evaluations that both have."""
-    only: Sequence[int]
-    """Evaluations that only the first has, and only the second."""
-    sentences: Sequence[str]
-    """What changed, the worst first."""
-    verdicts: Sequence[Row]
-    """Verdicts that changed; change is worse, better or other."""
-    errors: Sequence[Row]
-    """Errors that grew or shrank by more than rounding explains."""
-    expected_failures: Sequence[Row]
-    """How often failures happened that are expected, where that changed."""
-    cases: Sequence[Row]
-    """Cases that only one of the two has, or that are not the same."""
-    environments: Sequence[Row]
-    """Versions, processors and settings that differ."""
+    before: Annotated[str, "The first results."]
+    after: Annotated[str, "The second."]
+    compared: Annotated[int, "Evaluations that both have."]
+    only: Annotated[Sequence[int], "Evaluations that only the first has, and only the second."]
+    sentences: Annotated[Sequence[str], "What changed, the worst first."]
+    verdicts: Annotated[Sequence[Row], "Verdicts that changed; change is worse, better or other."]
+    errors: Annotated[Sequence[Row], "Errors that grew or shrank by more than rounding explains."]
+    expected_failures: Annotated[Sequence[Row], "How often failures happened that are expected, where that changed."]
+    cases: Annotated[Sequence[Row], "Cases that only one of the two has, or that are not the same."]
+    environments: Annotated[Sequence[Row], "Versions, processors and settings that differ."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,224 +215,151 @@ class DifferenceDocument(DifferenceRecord, Document):
 class ReleaseRecord(Record):
     """What a release came to."""
 
-    release: str
-    """Its version."""
-    right: int
-    """Evaluations that agree."""
-    failing: int
-    """Evaluations that fail."""
-    unsupported: int
-    """Evaluations that it does not support."""
-    worse: int | None
-    """Verdicts that got worse with it; null of the first."""
-    better: int | None
-    """Verdicts that got better."""
-    other: int | None
-    """Verdicts that changed otherwise."""
+    release: Annotated[str, "Its version."]
+    right: Annotated[int, "Evaluations that agree."]
+    failing: Annotated[int, "Evaluations that fail."]
+    unsupported: Annotated[int, "Evaluations that it does not support."]
+    worse: Annotated[int | None, "Verdicts that got worse with it; null of the first."]
+    better: Annotated[int | None, "Verdicts that got better."]
+    other: Annotated[int | None, "Verdicts that changed otherwise."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionDocument(Document):
     """bisect: what several releases gave."""
 
-    distribution: str
-    """What was released."""
-    releases: Sequence[ReleaseRecord]
-    """What each release came to, the oldest first."""
-    steps: Sequence[DifferenceRecord]
-    """What changed from each to the next."""
-    missed: Mapping[str, str]
-    """Releases that could not be run, and why."""
+    distribution: Annotated[str, "What was released."]
+    releases: Annotated[Sequence[ReleaseRecord], "What each release came to, the oldest first."]
+    steps: Annotated[Sequence[DifferenceRecord], "What changed from each to the next."]
+    missed: Annotated[Mapping[str, str], "Releases that could not be run, and why."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning(Record):
     """What an implementation means by one question."""
 
-    convention: str
-    """The question."""
-    asks: str
-    """It in words."""
-    kind: str
-    """measured, open (none of the meanings, or several), unsupported or failed."""
-    means: str
-    """What it means; what came back, or why nothing did, where it is none."""
-    cases_mean: str
-    """What attncheck's cases mean."""
-    departs: bool
-    """Whether that is something else."""
-    declared: str
-    """What the implementation declares."""
-    contradicts: bool
-    """Whether it declares otherwise."""
-    declaration: str
-    """The value of empty_rows to declare; empty where nothing has to be declared."""
-    is_exact: bool
-    """Whether what came back is within the error bounds of what it means."""
+    convention: Annotated[str, "The question."]
+    asks: Annotated[str, "It in words."]
+    kind: Annotated[str, "measured, open (none of the meanings, or several), unsupported or failed."]
+    means: Annotated[str, "What it means; what came back, or why nothing did, where it is none."]
+    cases_mean: Annotated[str, "What attncheck's cases mean."]
+    departs: Annotated[bool, "Whether that is something else."]
+    declared: Annotated[str, "What the implementation declares."]
+    contradicts: Annotated[bool, "Whether it declares otherwise."]
+    declaration: Annotated[str, "The value of empty_rows to declare; empty where nothing has to be declared."]
+    is_exact: Annotated[bool, "Whether what came back is within the error bounds of what it means."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConventionsDocument(Document):
     """conventions: what implementations mean."""
 
-    implementations: Mapping[str, Sequence[Meaning]]
-    """By implementation: an answer to each question."""
+    implementations: Annotated[Mapping[str, Sequence[Meaning]], "By implementation: an answer to each question."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindingRecord(Record):
     """What a search keeps of a failure, besides its record among the failures, which are in the same order."""
 
-    title: str
-    """It in a line."""
-    verdict: str
-    """One word of docs/reference/verdicts.md."""
-    stage: str
-    """The first stage that is wrong; empty where nothing came back."""
-    operation: str
-    """The operation."""
-    asked: Sequence[str]
-    """The options and inputs that it takes."""
-    lengths: Mapping[str, int]
-    """The lengths of its axes."""
-    shapes: Mapping[str, Sequence[int]]
-    """The shapes of its inputs."""
-    problem: int
-    """The number of what was drawn."""
-    tries: int
-    """In how many tries it was reduced."""
-    is_smallest: bool
-    """Whether nothing smaller fails alike."""
-    element: str
-    """Where it is worst, in words."""
-    file: str
-    """Its case file, in the folder."""
-    script: str
-    """Its script, in the folder."""
-    has_nonfinite: bool
-    """Whether it takes NaN or infinity."""
-    needs_calls: int
-    """How many other calls came before, where a fresh process does not show it."""
-    times: int
-    """How many problems failed alike."""
+    title: Annotated[str, "It in a line."]
+    verdict: Annotated[str, "One word of docs/reference/verdicts.md."]
+    stage: Annotated[str, "The first stage that is wrong; empty where nothing came back."]
+    operation: Annotated[str, "The operation."]
+    asked: Annotated[Sequence[str], "The options and inputs that it takes."]
+    lengths: Annotated[Mapping[str, int], "The lengths of its axes."]
+    shapes: Annotated[Mapping[str, Sequence[int]], "The shapes of its inputs."]
+    problem: Annotated[int, "The number of what was drawn."]
+    tries: Annotated[int, "In how many tries it was reduced."]
+    is_smallest: Annotated[bool, "Whether nothing smaller fails alike."]
+    element: Annotated[str, "Where it is worst, in words."]
+    file: Annotated[str, "Its case file, in the folder."]
+    script: Annotated[str, "Its script, in the folder."]
+    has_nonfinite: Annotated[bool, "Whether it takes NaN or infinity."]
+    needs_calls: Annotated[int, "How many other calls came before, where a fresh process does not show it."]
+    times: Annotated[int, "How many problems failed alike."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchDocument(Document):
     """search: what breaks an implementation."""
 
-    implementation: str
-    """The implementation."""
-    seed: int
-    """What the problems were drawn from."""
-    problems: int
-    """How many were asked."""
-    unsupported: int
-    """How many of them are unsupported."""
-    interrupted: bool
-    """Whether the search was ended by hand."""
-    seconds: float
-    """How long it took."""
-    folder: str
-    """The folder of what was found."""
-    findings: Sequence[FindingRecord]
-    """What was found."""
-    known: Mapping[str, int]
-    """Expected failures, by their reasons, with how many problems showed them."""
-    no_longer_failing: Sequence[str]
-    """Files of earlier findings that pass now."""
+    implementation: Annotated[str, "The implementation."]
+    seed: Annotated[int, "What the problems were drawn from."]
+    problems: Annotated[int, "How many were asked."]
+    unsupported: Annotated[int, "How many of them are unsupported."]
+    interrupted: Annotated[bool, "Whether the search was ended by hand."]
+    seconds: Annotated[float, "How long it took."]
+    folder: Annotated[str, "The folder of what was found."]
+    findings: Annotated[Sequence[FindingRecord], "What was found."]
+    known: Annotated[Mapping[str, int], "Expected failures, by their reasons, with how many problems showed them."]
+    no_longer_failing: Annotated[Sequence[str], "Files of earlier findings that pass now."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MutantsDocument(Document):
     """mutants: what catches which fault of the catalogue."""
 
-    score: float
-    """The share of faults that are caught in every dtype and seed; NaN of none."""
-    naming: Mapping[str, int]
-    """How many faults are named rightly, wrongly and not."""
-    survivors: Sequence[Row]
-    """Faults that some seed does not catch."""
-    caught_once: Sequence[Row]
-    """Faults that only one case catches."""
-    flagged: Sequence[Row]
-    """Right variants that are flagged."""
-    subjects: Sequence[Row]
-    """Every fault and right variant, by dtype."""
-    catches: Sequence[Row]
-    """Which case catches which fault."""
-    rules: Sequence[Row]
-    """The same under other rules."""
+    score: Annotated[float, "The share of faults that are caught in every dtype and seed; NaN of none."]
+    naming: Annotated[Mapping[str, int], "How many faults are named rightly, wrongly and not."]
+    survivors: Annotated[Sequence[Row], "Faults that some seed does not catch."]
+    caught_once: Annotated[Sequence[Row], "Faults that only one case catches."]
+    flagged: Annotated[Sequence[Row], "Right variants that are flagged."]
+    subjects: Annotated[Sequence[Row], "Every fault and right variant, by dtype."]
+    catches: Annotated[Sequence[Row], "Which case catches which fault."]
+    rules: Annotated[Sequence[Row], "The same under other rules."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleRecord(Record):
     """A rule of the protocol."""
 
-    rule: str
-    """It in words."""
-    outcome: str
-    """ok, broken or not tried."""
-    message: str
-    """What is malformed, or why it was not tried."""
+    rule: Annotated[str, "It in words."]
+    outcome: Annotated[str, "ok, broken or not tried."]
+    message: Annotated[str, "What is malformed, or why it was not tried."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolDocument(Document):
     """protocol: whether a program speaks the protocol."""
 
-    program: str
-    """The program."""
-    rules: Sequence[RuleRecord]
-    """Every rule that was tried."""
+    program: Annotated[str, "The program."]
+    rules: Annotated[Sequence[RuleRecord], "Every rule that was tried."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListDocument(Document):
     """list: what can be chosen."""
 
-    listed: str
-    """cases, backends, implementations or tags."""
-    items: Sequence[Mapping[str, str | Sequence[str]]]
-    """A record of each."""
+    listed: Annotated[str, "cases, backends, implementations or tags."]
+    items: Annotated[Sequence[Mapping[str, str | Sequence[str]]], "A record of each."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportDocument(Document):
     """vectors export: cases as files for other languages."""
 
-    folder: str
-    """The folder of the vectors."""
-    written: int
-    """How many cases were written, each in each dtype."""
-    left_out: Mapping[str, int]
-    """By reason: how many were not."""
+    folder: Annotated[str, "The folder of the vectors."]
+    written: Annotated[int, "How many cases were written, each in each dtype."]
+    left_out: Annotated[Mapping[str, int], "By reason: how many were not."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestDataDocument(Document):
     """export and import: cases as test data of others, and back."""
 
-    folder: str
-    """The folder that was written."""
-    written: int
-    """How many tests, or cases, were written."""
-    left_out: Mapping[str, Sequence[str]]
-    """By reason: the cases, or tests, that were not."""
+    folder: Annotated[str, "The folder that was written."]
+    written: Annotated[int, "How many tests, or cases, were written."]
+    left_out: Annotated[Mapping[str, Sequence[str]], "By reason: the cases, or tests, that were not."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDocument(Document):
     """publish and survey: what a repository keeps of its results."""
 
-    path: str
-    """What was written, or compared with the run with --check."""
-    checked: bool
-    """Whether it was compared with the run, and nothing written."""
-    compared: int
-    """How many verdicts, or implementations, the run has."""
-    differences: Sequence[str]
-    """Where the run differs, a line each."""
+    path: Annotated[str, "What was written, or compared with the run with --check."]
+    checked: Annotated[bool, "Whether it was compared with the run, and nothing written."]
+    compared: Annotated[int, "How many verdicts, or implementations, the run has."]
+    differences: Annotated[Sequence[str], "Where the run differs, a line each."]
 
 
 DOCUMENTS: Mapping[str, type[Document]] = {
@@ -545,3 +385,133 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "list": ListDocument,
 }
 """By command: what it prints with --json."""
+
+
+ERROR = "error"
+"""The name of the document of a command without an outcome."""
+_NUMBER = {"anyOf": [{"type": "number"}, {"enum": list(NOT_FINITE)}]}
+_REFERENCE = "#/$defs/"
+
+
+def results_schema() -> str:
+    """Return the JSON Schema of all documents."""
+    from pydantic import TypeAdapter
+
+    definitions: dict[str, Any] = {}
+    for kind in (*dict.fromkeys(DOCUMENTS.values()), ErrorDocument):
+        schema = TypeAdapter(kind).json_schema()
+        definitions |= schema.pop("$defs", {})
+        definitions[kind.__name__] = schema
+    described = {name: _described(name, each) for name, each in sorted(definitions.items())}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"What attncheck prints with --json, version {SCHEMA}",
+        "oneOf": [
+            *(_of_command(*each) for each in DOCUMENTS.items()),
+            {"$ref": f"{_REFERENCE}{ErrorDocument.__name__}"},
+        ],
+        "$defs": {**described, "Number": _NUMBER},
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _of_command(command: str, kind: type[Document]) -> dict[str, Any]:
+    header = {"properties": {"command": {"const": command}}}
+    return {"title": command, "properties": {"attncheck": header}, "$ref": f"{_REFERENCE}{kind.__name__}"}
+
+
+def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Give every field its description; all of them are there, and numbers may be texts."""
+    descriptions = descriptions_of(_records()[name])
+    properties = {
+        field: {"description": descriptions[field], **_without_titles(each)}
+        for field, each in schema["properties"].items()
+    }
+    if name == "Header":
+        properties["schema"] = {"description": descriptions["schema"], "const": SCHEMA}
+    found = {"description": summary_of(_records()[name]), "properties": properties, "required": list(properties)}
+    return {**schema, **found}
+
+
+def _without_titles(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_titles(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _without_titles(each) for key, each in schema.items() if key not in ("title", "default")}
+    return {"$ref": f"{_REFERENCE}Number"} if found == {"type": "number"} else found
+
+
+@cache
+def _records() -> Mapping[str, type[Record]]:
+    """Return every record by its name."""
+    return {each.__name__: each for each in _below(Record)}
+
+
+def _below(kind: type[Record]) -> Iterator[type[Record]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _below(each)
+
+
+def descriptions_of(kind: type[Record]) -> Mapping[str, str]:
+    """Return what each field of a record means."""
+    return {name: get_args(each)[1] for name, each in _fields(kind).items()}
+
+
+def _fields(kind: type[Record]) -> Mapping[str, Any]:
+    """Return the annotation of each field: its type, and its meaning."""
+    annotations = get_type_hints(kind, include_extras=True)
+    return {each.name: annotations[each.name] for each in fields(kind)}
+
+
+def summary_of(kind: type[Record]) -> str:
+    """Return the first paragraph of a record's docstring."""
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def reference() -> str:
+    """Return the fields of every document and record as Markdown."""
+    kinds: dict[type[Document], list[str]] = {}
+    for command, kind in DOCUMENTS.items():
+        kinds.setdefault(kind, []).append(command)
+    inside = [each for each in _records().values() if not issubclass(each, Document) and each is not Record]
+    sections = [_section("Every document", Document, Document)]
+    sections += [_section(", ".join(names), kind, Document) for kind, names in kinds.items()]
+    sections += [_section(ERROR, ErrorDocument, Document)]
+    sections += [_section(each.__name__, each, None) for each in inside]
+    return "\n".join(sections)
+
+
+def _section(title: str, kind: type[Record], base: type[Record] | None) -> str:
+    known = _fields(base) if base is not None and base is not kind else {}
+    own = {name: get_args(each) for name, each in _fields(kind).items() if name not in known}
+    rows = [f"| `{name}` | {_type_text(of)} | {meaning} |" for name, (of, meaning) in own.items()]
+    table = "\n".join(["| field | is | meaning |", "| --- | --- | --- |", *rows])
+    return f"### {title}\n\n{summary_of(kind)}\n\n{table}\n"
+
+
+_WORDS: Mapping[Any, str] = {
+    Mapping[str, str | Sequence[str]]: "object",
+    Mapping[str, Any]: "object",
+    Row: "object",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Any: "nested lists, or null",
+}
+
+
+def _type_text(kind: Any) -> str:
+    """Write a type as people say it: list of texts, number or null."""
+    if kind in _WORDS:
+        return _WORDS[kind]
+    arguments = get_args(kind)
+    if NoneType in arguments:
+        return f"{_type_text(arguments[0])}, or null"
+    if get_origin(kind) is Sequence:
+        return f"list of {_type_text(arguments[0])}"
+    if get_origin(kind) is Mapping:
+        return f"object by name of {_type_text(arguments[1])}"
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"

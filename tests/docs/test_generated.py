@@ -27,8 +27,7 @@ from attncheck.properties.calls import VARIANTS_OF
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
-from attncheck.reports.machine.other_documents import DOCUMENTS
-from attncheck.reports.machine.schema import reference, results_schema
+from attncheck.reports.machine.other_documents import DOCUMENTS, reference, results_schema
 from attncheck.spec.properties import PROPERTIES
 
 SCHEMA = DOCS / "reference" / "results.schema.json"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.reports.machine.other_documents import DOCUMENTS
-from attncheck.reports.machine.schema import results_schema
+from attncheck.reports.machine.other_documents import DOCUMENTS, results_schema
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
