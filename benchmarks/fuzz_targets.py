@@ -28,7 +28,6 @@ from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
-from attncheck.reading.lowering import Problem
 from attncheck.reading.model import TagEntry
 from attncheck.reading.selection import select_cases
 from attncheck.reports.build_frames import make_frames
@@ -113,8 +112,7 @@ def _use(case: Case, tags: dict[str, TagEntry]) -> None:
     for dtype in case.dtypes:
         arrays = convert_inputs(case, made, dtype).arrays
         case.problem(arrays).called()
-        operation, laid_out = case.problem(arrays).lowered()
-        posed = Problem(operation, laid_out.options, laid_out.inputs).canonical()
+        posed = case.problem(arrays).lowered().canonical()
         if "mask" in posed.inputs and (scores := case.stage_shapes.get("masked")):
             assert np.broadcast_shapes(posed.inputs["mask"].shape, scores) == scores
 

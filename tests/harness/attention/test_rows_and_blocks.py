@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent))
-from problems import Problem
+from problems import LK, LQ, NAMES, H, Problem, draw
 
 from attncheck.attention import bounds, oracle, sampling
 from attncheck.attention.enclosure import Enclosure
@@ -278,56 +278,20 @@ def test_a_case_whose_numbers_are_known_is_judged_whole(
         assert sum(row.comparison == "known" for row in found.rows) == (150 if is_whole else 0)
 
 
-def test_more_rows_than_are_taken_at_a_time() -> None:
-    inputs = {name: np.random.RandomState(1).randn(1, 2, length, 6) for name, length in (("query", 150), ("key", 7))}
-    inputs |= {"value": inputs["key"][..., :2], "mask": np.random.RandomState(2).rand(1, 1, 150, 7) < 0.5}
-    whole = exact_stages("attention", {"is_causal": True}, inputs)
-    for row in (0, 63, 64, 149):
-        for stage, one in exact_stages("attention", {"is_causal": True}, inputs, query_rows=[row]).items():
-            np.testing.assert_array_equal(one.high, rows_of_stage(stage, whole[stage].high, np.array([row])))
-    assert exact_stages("attention", {}, inputs, ["output"], query_rows=[])["output"].shape == (1, 2, 0, 2)
-
-
 # Keys in blocks.
 
 RESULTS = ("log_sum_exp", "output")
-B, H, LQ, LK, D, DV = 2, 4, 9, 13, 6, 5
-
-
-def drawn(seed: int, dtype: str = "float64", kv_heads: int = H) -> Arrays:
-    random = np.random.RandomState(seed)
-    shapes = {"query": (B, H, LQ, D), "key": (B, kv_heads, LK, D), "value": (B, kv_heads, LK, DV)}
-    return {name: random.randn(*shape).astype(dtype) for name, shape in shapes.items()}
-
-
-MASK = np.random.RandomState(5).rand(B, 1, LQ, LK) < 0.6
-MASK[1, 0, 4] = False
-BIAS = np.random.RandomState(9).randn(1, H, LQ, LK)
-BIAS[:, 1, 2, 3:] = BIAS[:, 2, 5] = -np.inf
-PAST = {"past_key": np.full((B, H, 4, D), 0.3), "past_value": np.ones((B, H, 4, DV))}
-TABLES = {f"rotary_{part}": np.random.RandomState(3).randn(LK, 2) for part in ("cos", "sin")}
-PROBLEMS: dict[str, tuple[Options, Arrays]] = {
-    "scale": ({"scale": -0.7}, drawn(2)),
-    "causal": ({"is_causal": True}, drawn(3)),
-    "bottom-right": ({"is_causal": True, "alignment": "bottom_right"}, drawn(4)),
-    "mask": ({}, drawn(5) | {"mask": MASK}),
-    "mask and causality": ({"is_causal": True}, drawn(6) | {"mask": MASK}),
-    "one mask for all queries": ({}, drawn(7) | {"mask": np.arange(LK).reshape(1, 1, 1, -1) % 5 > 1}),
-    "one column of a bias": ({}, drawn(8) | {"bias": BIAS[..., :1]}),
-    "bias, mask, softcap": ({"softcap": 1.5, "is_causal": True}, drawn(10) | {"mask": MASK, "bias": BIAS}),
-    "window": ({"window": (4, 1)}, drawn(11)),
-    "key lengths": ({}, drawn(12) | {"key_lengths": np.array([13, 5])}),
-    "even rows": ({"empty_rows": "uniform"}, drawn(14) | {"key_lengths": np.array([0, 5])}),
-    "mask of queries": ({}, drawn(15) | {"query_mask": np.arange(B * LQ).reshape(B, LQ) % 3 > 0}),
-    "past": ({"is_causal": True}, drawn(16) | PAST),
-    "rotary": ({"is_causal": True, "rotary_interleaved": True}, drawn(16) | TABLES),
-    "grouped heads": ({"is_causal": True}, drawn(17, kv_heads=2)),
-    "one head of keys": ({}, drawn(18, kv_heads=1)),
-    "large scores": ({"scale": 1e4}, drawn(19)),
-    "huge scores": ({"scale": 1e12}, drawn(20)),
-    "float32": ({"is_causal": True}, drawn(21, "float32")),
-    "float16": ({}, drawn(22, "float16")),
+BLOCKED: dict[str, tuple[str, Options, str]] = {
+    **{name: (name, {}, "float64") for name in NAMES if draw(name).operation == "attention"},
+    "large scores": ("attention", {"scale": 1e4}, "float64"),
+    "huge scores": ("attention", {"scale": 1e12}, "float64"),
+    "even rows": ("attention, query mask", {"empty_rows": "uniform"}, "float64"),
+    "float32": ("attention, all", {}, "float32"),
+    "float16": ("attention, past", {}, "float16"),
 }
+"""Problems, what options they have besides, and their dtype."""
+del BLOCKED["sinks"], BLOCKED["fill"]  # which are not blocked
+PLAIN = draw("attention").inputs
 
 
 @pytest.fixture
@@ -335,7 +299,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make several blocks of a few keys, and bound a few rows at a time."""
     monkeypatch.setattr(oracle, "ELEMENTS_AT_A_TIME", 1)
     monkeypatch.setattr(oracle, "_MIN_KEYS", 3)
-    monkeypatch.setattr(bounds, "ELEMENTS_AT_A_TIME", B * H * LK * 2)
+    monkeypatch.setattr(bounds, "ELEMENTS_AT_A_TIME", 2 * H * LK * 2)
     monkeypatch.setattr(oracle, "MIN_ELEMENTS", 0)
 
 
@@ -350,9 +314,11 @@ def results(options: Options, inputs: Arrays) -> Any:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", BLOCKED)
 def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(name: str) -> None:
-    options, inputs = PROBLEMS[name]
+    of, more, dtype = BLOCKED[name]
+    problem = draw(of).stored(dtype)
+    options, inputs = problem.options | more, problem.inputs
     posed = Problem("attention", options, inputs).canonical()
     posed.options.update({each: options[each] for each in ("empty_rows",) if each in options})
     found, whole = results(posed.options, posed.inputs), exact_stages("attention", posed.options, posed.inputs)
@@ -365,7 +331,6 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     for stage, array in found.inner.items():
         np.testing.assert_allclose(array[places], whole[stage].high[places], rtol=2.0**-42, atol=1e-300)
     assert (found.inner["weights"][~places] == whole["weights"].high[~places]).all()
-    dtype = str(inputs["query"].dtype)
     model = "fused" if dtype == "float16" else "native"
     blocked, plain = truth_of(options, inputs, dtype, returned=[*RESULTS]), truth_of(options, inputs, dtype)
     assert blocked.inner
@@ -383,7 +348,7 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_step_that_follows_from_nothing_returned_is_the_accumulated_one() -> None:
-    truth = truth_of(*PROBLEMS["causal"], returned=["output"])
+    truth = truth_of({"is_causal": True}, PLAIN, returned=["output"])
     step = truth.introduced("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
     assert step is not None
     assert step[0] is truth.exact["output"]
@@ -400,18 +365,17 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("multi_head_attention", {}, {"output"}, False),
         ("softmax", {}, {"log_sum_exp"}, False),
     ):
-        assert are_blocked(operation, options, drawn(1), stages) is blocked
+        assert are_blocked(operation, options, dict(PLAIN), stages) is blocked
     for scale in (1e17, 1e300):  # logits that two numbers do not hold are worked out as ever
-        assert exact_results("attention", {"scale": scale}, drawn(1), RESULTS) is None
-        truth = truth_of({"scale": scale}, drawn(1), returned=["output"])
+        assert exact_results("attention", {"scale": scale}, dict(PLAIN), RESULTS) is None
+        truth = truth_of({"scale": scale}, dict(PLAIN), returned=["output"])
         assert not truth.inner
         assert "weights" in truth.exact
-    nan = drawn(1)
-    nan["value"][0, 0, 0, 0] = np.nan
+    nan = PLAIN | {"value": np.where(np.arange(6)[:, np.newaxis] == 2, np.nan, PLAIN["value"])}
     with pytest.raises(OutsideDomain, match="value holds NaN"):
         exact_results("attention", {}, nan, RESULTS)
-    monkeypatch.setattr(oracle, "MIN_ELEMENTS", B * H * LQ * LK)  # small problems keep every stage
-    truth = truth_of({}, drawn(1), returned=["output"])
+    monkeypatch.setattr(oracle, "MIN_ELEMENTS", 2 * H * LQ * LK)  # small problems keep every stage
+    truth = truth_of({}, dict(PLAIN), returned=["output"])
     assert not truth.inner
     assert "weights" in truth.exact
 

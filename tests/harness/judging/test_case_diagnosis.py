@@ -378,14 +378,6 @@ def test_what_was_not_asked_for_a_convention_may_follow_another(
     assert {found.empty_rows for found in judged.judgements if found.verdict.exit_code} == {given}
 
 
-@pytest.mark.parametrize("given", ["uniform", "nan"])
-def test_zeros_are_asked_for_by_saying_nothing(given: str) -> None:
-    for options in ({}, {"empty_rows": "zero"}):
-        judged = diagnosed(options, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=NOT_ASKED)
-        assert set(failing(judged).values()) == {Verdict.SEMANTIC}
-        assert judged.excused == frozenset()
-
-
 @pytest.mark.parametrize("is_declared", [False, True])
 @pytest.mark.parametrize("given", ["zero", "nan"])
 def test_what_was_asked_for_a_convention_and_gives_another_fails_whatever_it_declares(
@@ -406,13 +398,6 @@ def test_a_convention_that_is_recorded_is_told_and_left_to_the_record() -> None:
     assert failing(judged) == dict.fromkeys(("weights", "output"), Verdict.SEMANTIC)
     assert {found.empty_rows for found in judged.judgements if found.verdict.exit_code} == {"nan"}
     assert judged.excused == frozenset()
-
-
-def test_what_is_declared_comes_with_its_reason_and_source() -> None:
-    own = OwnEmptyRows("nan", reason="so that it shows", source="example/attention#3")
-    judged = diagnosed({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
-    assert judged.excused == {"weights", "output"}
-    assert (judged.reason, judged.source) == ("so that it shows", "example/attention#3")
 
 
 # What is not recognised.
@@ -445,13 +430,6 @@ def test_a_stage_that_no_reading_explains_leaves_all_unexplained() -> None:
     judged = diagnosed(CAUSAL, PLAIN, two_wrongs)
     assert judged.diagnosis is None
     assert Verdict.SEMANTIC not in failing(judged).values()
-
-
-def test_a_stage_before_the_option_is_not_its_fault() -> None:
-    judged = diagnosed(
-        CAUSAL, PLAIN, lambda inputs: attend(**LOWER)(inputs) | {"raw_scores": 2 * attend()(inputs)["raw_scores"]}
-    )
-    assert (judged.diagnosis, judged.begins_at) == (None, "raw_scores")
 
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,18 +358,6 @@ def test_a_misprint_that_float32_would_explain_says_so_and_how_to_declare_it(hol
     assert "would explain" not in held_in(hold, "0.731068598", "").message
 
 
-def test_inputs_are_what_the_precision_of_the_document_stores(load_text: LoadText, compute: Compute) -> None:
-    text = softmax_case("{stage: weights, printed: . .}", "[[0.1, 0], [0, 0]]")
-    text = text.replace("printed: . .", 'printed: "0.52497919 .\\n . ."').replace(
-        "inputs:", "computed_in: float32\n    inputs:"
-    )
-    (case,) = load_text(text)
-    for dtype, moved in (("float32", 0.0), ("float64", abs(float(np.float32(0.1)) - 0.1))):
-        (row,) = of_numpy(case, dtype, compute)
-        assert row.verdict == Verdict.AGREE
-        assert row.propagated == pytest.approx(moved / 4, rel=0.01)
-
-
 # Digits that are less than rounded.
 
 

@@ -193,24 +193,6 @@ def test_what_needs_no_work_is_remembered_without_any(
     assert unit.remembered(replace(judge, keep_all_arrays=True)) is None
 
 
-def test_what_was_looked_for_is_not_looked_for_again(
-    units: list[Unit], numpy_eager: Implementation, tmp_path: Path
-) -> None:
-    store = Store(tmp_path)
-    judge = Judge((numpy_eager,), store=store)
-    for unit in units:
-        missed = unit.remembered(judge)
-        store.counts.clear()
-        found = unit.judged(judge, missed)
-        assert store.counts["kept"] == store.counts["missing"] + 1  # the rows, which were not looked for
-        store.counts.clear()
-        kept = unit.remembered(judge)
-        assert store.counts == {"found": 1}
-        assert kept is not None
-        assert unit.judged(judge, kept).rows == found.rows
-        assert store.counts["missing"] == 0
-
-
 @pytest.mark.parametrize("verdict", ["unsupported", "error", "timeout"])
 def test_of_failures_alone_nothing_is_worked_out_unless_arrays_are_kept(
     verdict: str, units: list[Unit], numpy_eager: Implementation

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.attention.enclosure import Enclosure
-from attncheck.attention.oracle import PrecisionExhausted, exact_from
+from attncheck.attention.oracle import PrecisionExhausted
 from attncheck.judging import truth as module
 from attncheck.judging.judge import judge_pairs
 from attncheck.judging.judge_implementation import judge_and_diagnose
@@ -91,24 +91,6 @@ def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(mo
     monkeypatch.setattr(module, "exact_stages", pytest.fail)
     truth = find_truth(*problem, supports_statistics=True, returned=())
     assert (truth.exact, truth.bounds("native")) == ({}, {})
-
-
-def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.RandomState(3)
-    inputs = {name: random.randn(1, 1, 4, 3) for name in ("query", "key", "value")}
-    truth, asked = find_truth(Problem("attention", {}, inputs), "float64", supports_statistics=True), []
-
-    def counted(*arguments: Any) -> Any:
-        asked.append(*arguments[-1])
-        return exact_from(*arguments)
-
-    monkeypatch.setattr("attncheck.judging.truth.exact_from", counted)
-    weights = truth.exact["weights"].high
-    own = (weights, weights.copy(), np.nextafter(weights, 1))
-    found = [truth.introduced("output", {"weights": each}, "native") for each in own]
-    assert asked == ["output", "output"]
-    exact = [each[0].high.tobytes() for each in found if each is not None]
-    assert exact[0] == exact[1] != exact[2]
 
 
 # The range of a dtype.

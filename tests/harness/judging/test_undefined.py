@@ -271,33 +271,6 @@ HEADS: Arrays = {
     "mask": np.ones((2, 2, 3, 5), dtype=bool),
 }
 HEADS["mask"][1, 0, 2] = False
-LAYER = Problem("multi_head_attention", {"heads": 2}, HEADS | {"output_weight": NORMAL((4, 6))})
-
-
-def of_heads(convention: str, inputs: Arrays) -> Arrays:
-    """Compute multi-head attention by NumPy, whose empty row follows a convention."""
-    stages = dict(reference.multi_head_attention(**inputs, heads=2))
-    fill = {"zero": 0.0, "uniform": 1 / 5, "nan": np.nan}[convention]
-    stages["weights"] = np.where(inputs["mask"].any(axis=-1, keepdims=True), stages["weights"], fill)
-    stages["context"] = stages["weights"] @ stages["value"]
-    merged = stages["context"].swapaxes(1, 2).reshape(2, 3, 4)
-    stages["output"] = merged @ inputs["output_weight"] if "output_weight" in inputs else merged
-    return stages
-
-
-@pytest.mark.parametrize("inputs", [HEADS, LAYER.inputs], ids=["heads", "projected"])
-@pytest.mark.parametrize("convention", ["zero", "uniform", "nan"])
-def test_an_empty_row_of_one_head_reaches_the_output_of_its_query(convention: str, inputs: Arrays) -> None:
-    stages, problem = of_heads(convention, inputs), Problem("multi_head_attention", LAYER.options, inputs)
-    truth = Problem(problem.operation, {"heads": 2, "empty_rows": convention}, inputs).truth()
-    for stage in ("weights", "context", "output"):
-        np.testing.assert_allclose(truth.exact[stage].high, stages[stage], rtol=1e-13, atol=1e-13)
-    assert failing(judged(problem, stages, empty_rows=convention)) == {}
-    if convention == "nan":
-        width = stages["output"].shape[-1]
-        reached = np.zeros((2, 3, width), dtype=bool)
-        reached[1, 2, : 6 if "output_weight" in inputs else 2] = True
-        np.testing.assert_array_equal(np.isnan(truth.exact["output"].high), reached)
 
 
 @pytest.fixture

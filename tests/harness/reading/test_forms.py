@@ -229,67 +229,6 @@ source: {kind: derivation, title: Made for this test}
 operation: multi_head_attention
 defaults: {random: {generator: numpy-legacy, seed: 1}}
 """
-LINEAR = (
-    LINEAR_HEAD
-    + """\
-arrays: {packed: {ascending: [0, 1], shape: [16, 6]}}
-cases:
-  - name: The case at hand
-    options: {heads: 4, kv_heads: 2, projections: linear}
-    inputs:
-      query: {draw: randn, shape: [3, 6]}
-      key: {draw: randn, shape: [5, 6]}
-      value: {draw: randn, shape: [5, 6]}
-      in_proj_weight: packed
-      in_proj_bias: {draw: randn, shape: [16]}
-      output_weight: {ascending: [0, 1], shape: [7, 8]}
-"""
-)
-
-
-def _arrays(load_text: Load, text: str) -> dict[str, np.ndarray]:
-    [case] = load_text(text)
-    return {name: exact.array for name, exact in make_exact_inputs(case).items()}
-
-
-def test_a_packed_projection_is_cut_by_heads_and_turned(load_text: Load) -> None:
-    arrays = _arrays(load_text, LINEAR)
-    packed = np.arange(16.0 * 6).reshape(16, 6)
-    for name, rows in (("query", slice(0, 8)), ("key", slice(8, 12)), ("value", slice(12, 16))):
-        np.testing.assert_array_equal(arrays[f"{name}_weight"], packed[rows].T)
-    np.testing.assert_array_equal(arrays["output_weight"], np.arange(56.0).reshape(7, 8).T)
-    assert [arrays[f"{name}_bias"].shape for name in ("query", "key", "value")] == [(8,), (4,), (4,)]
-
-
-def test_no_implementation_hears_of_the_layout(load_text: Load) -> None:
-    [case] = load_text(LINEAR)
-    inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
-    for form in (Problem.called, Problem.canonical):
-        posed = form(case.problem(inputs))
-        assert posed.options == {"heads": 4, "kv_heads": 2}
-        assert "in_proj_weight" not in posed.inputs
-
-
-def test_what_is_drawn_in_place_is_drawn_once_and_first(load_text: Load) -> None:
-    arrays = _arrays(load_text, LINEAR)
-    random = np.random.RandomState(1)
-    bias = random.randn(16)
-    np.testing.assert_array_equal(np.concatenate([arrays[f"{name}_bias"] for name in ("query", "key", "value")]), bias)
-    np.testing.assert_array_equal(arrays["query"], random.randn(1, 3, 6))
-
-
-def test_weights_that_are_not_packed_are_turned(load_text: Load) -> None:
-    weights = {
-        "query_weight": "{ascending: [0, 1], shape: [8, 6]}",
-        "key_weight": "{ascending: [0, 1], shape: [6, 4], transpose: true}",  # which says that the file has (in, out)
-        "value_weight": "{ascending: [0, 1], shape: [2, 2, 6]}",
-    }
-    separate = "\n      ".join(f"{name}: {array}" for name, array in weights.items())
-    arrays = _arrays(load_text, LINEAR.replace("in_proj_weight: packed", separate))
-    np.testing.assert_array_equal(arrays["query_weight"], np.arange(48.0).reshape(8, 6).T)
-    np.testing.assert_array_equal(arrays["key_weight"], np.arange(24.0).reshape(6, 4))
-    per_head = np.arange(24.0).reshape(2, 2, 6)
-    np.testing.assert_array_equal(arrays["value_weight"], np.concatenate([each.T for each in per_head], axis=1))
 
 
 PRINTED = """\

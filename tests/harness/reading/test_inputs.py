@@ -118,28 +118,6 @@ def test_half_a_unit_of_a_printed_number_goes_through_what_is_made_of_it(load_te
     np.testing.assert_allclose(joined.radius[0, 0], [[0.5, 0.5, 0.05, 0.05]])
 
 
-def test_draws_follow_the_order_of_the_file_arrays_before_inputs(load_text: Load) -> None:
-    [case] = load_text(
-        SOFTMAX.replace("softmax", "attention").replace(
-            "cases:", "arrays:\n  first: {draw: rand, shape: [2, 3]}\n  unused: {draw: randn, shape: [5]}\ncases:"
-        )
-        + "    random: {generator: numpy-legacy, seed: 9}\n"
-        + "    arrays: {second: {draw: randint, low: -2, high: 7, shape: [4, 3]}}\n"
-        + "    inputs:\n"
-        + "      value: {draw: runif, low: 1, high: 2, shape: [4, 2]}\n"
-        + "      key: second\n"
-        + "      query: first\n"
-    )
-    state = np.random.RandomState(9)
-    query = state.rand(2, 3)
-    state.randn(5)
-    key = state.randint(-2, 7, size=(4, 3), dtype=np.int64)
-    value = state.uniform(1, 2, size=(4, 2))
-    made = make_exact_inputs(case)
-    for name, wanted in {"query": query, "key": key, "value": value}.items():
-        np.testing.assert_array_equal(made[name].array[0, 0], wanted)
-
-
 def test_parts_are_drawn_in_the_order_in_which_they_are_listed(load_text: Load) -> None:
     made = _made(
         load_text,

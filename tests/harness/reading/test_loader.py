@@ -167,20 +167,6 @@ def test_a_case_holds_what_the_file_says(load_text: Load) -> None:
     assert case.expected[2].numbers is None
 
 
-def test_expected_numbers_are_laid_out_as_the_stage_is(load_text: Load) -> None:
-    text = _case(
-        "inputs:\n  query: {identity: 2}\n  key: {constant: 1, shape: [3, 2]}\n  value: {constant: 1, shape: [3, 1]}\n"
-        'expect:\n  - {stage: weights, transpose: true, printed: "1 2\\n3 4\\n5 6"}\n'
-        "  - {stage: output, printed: '7 8'}\n"
-    )
-    [case] = load_text(text)
-    weights, output = (expected.numbers for expected in case.expected)
-    assert weights is not None
-    assert weights.value.tolist() == [[[[1, 3, 5], [2, 4, 6]]]]
-    assert output is not None
-    assert output.value.tolist() == [[[[7], [8]]]]
-
-
 def test_tags_are_read_with_what_they_probe(tmp_path: Path) -> None:
     (tmp_path / "tags.yaml").write_text("tags:\n  far-apart: {probes: large scores, defect: exp overflows}\n")
     tags = load_tags(tmp_path, "tags.yaml")

@@ -12,10 +12,8 @@ from attncheck.reading.shapes import (
     ShapeFault,
     bind_axes,
     fitted_shape,
-    optional_gradients,
     repeated_axes,
     show,
-    stage_shapes,
 )
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
@@ -121,52 +119,6 @@ def test_an_input_is_fitted_to_the_axes_of_its_operation(
     axes: tuple[str, ...], shape: tuple[int, ...], fitted: tuple[int, ...]
 ) -> None:
     assert fitted_shape(InputSpec(axes), shape) == fitted
-
-
-@given(lengths=lengths_of_letters)
-def test_the_stages_of_attention_have_the_shapes_that_numpy_computes(lengths: dict[str, int]) -> None:
-    shapes = _full_shapes("attention", None, lengths)
-    group = lengths["H"] // lengths["Hkv"]
-    key = np.concatenate([np.zeros(shapes["past_key"]), np.zeros(shapes["key"])], axis=-2).repeat(group, axis=1)
-    value = np.concatenate([np.zeros(shapes["past_value"]), np.zeros(shapes["value"])], axis=-2).repeat(group, axis=1)
-    scores = np.zeros(shapes["query"]) @ np.swapaxes(key, -1, -2)
-    output = scores @ value
-    stages = stage_shapes("attention", bind_axes(OPERATIONS["attention"].inputs, shapes, None))
-    assert stages["raw_scores"] == stages["masked"] == stages["weights"] == scores.shape
-    assert stages["log_sum_exp"] == scores.sum(axis=-1).shape
-    assert stages["output"] == output.shape
-
-
-@pytest.mark.parametrize("projected", [True, False])
-@given(lengths=lengths_of_letters)
-def test_multi_head_attention_ends_in_the_width_of_its_output_projection(
-    projected: bool, lengths: dict[str, int]
-) -> None:
-    shapes = _full_shapes("multi_head_attention", None, lengths)
-    if not projected:
-        del shapes["output_weight"], shapes["output_bias"]
-    specs = OPERATIONS["multi_head_attention"].inputs
-    stages = stage_shapes("multi_head_attention", bind_axes(specs, shapes, lengths["H"], lengths["Hkv"]))
-    width = lengths["Eo"] if projected else lengths["H"] * lengths["Dv"]
-    assert stages["output"] == (lengths["B"], lengths["Lq"], width)
-    assert stages["context"] == (lengths["B"], lengths["H"], lengths["Lq"], lengths["Dv"])
-    assert stages["query"] == (lengths["B"], lengths["H"], lengths["Lq"], lengths["D"])
-    assert stages["key"] == (lengths["B"], lengths["Hkv"], lengths["Lk"], lengths["D"])
-    assert stages["value"] == (lengths["B"], lengths["Hkv"], lengths["Lk"], lengths["Dv"])
-
-
-@settings(max_examples=150)
-@given(of=st.sampled_from(KINDS), lengths=lengths_of_letters)
-def test_every_stage_that_an_operation_may_return_has_a_shape(
-    of: tuple[str, str | None], lengths: dict[str, int]
-) -> None:
-    operation, kind = of
-    shapes = _full_shapes(operation, kind, lengths)
-    bound = bind_axes(inputs_of(operation, kind), shapes, *_heads(operation, lengths))
-    # The gradient of what may be left out has the shape of that, where it is given.
-    assert set(OPERATIONS[operation].stages) - optional_gradients(operation).keys() <= set(
-        stage_shapes(operation, bound)
-    )
 
 
 @pytest.mark.parametrize(

@@ -261,30 +261,6 @@ def test_what_the_fast_reader_reads_the_slow_one_reads_alike(
     assert pair is None or pair[0] == pair[1]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a: 1\r\nb: 2\n",
-        "a:\t1\n",
-        "a: \x85\n",
-        "\ufeffa: 1\n",
-        "%YAML 1.2\n---\na: 1\n",
-        "a: &x:y 1\nb: *x:y\n",
-        "a: ['b':1]\n",
-        "a:\nb: 2\n",  # nothing stands on no line
-        "a: !!int 1\n",
-        "a: 1\n---\nb: 2\n",
-        "a: *x\n",
-        "a: [\n",
-        "",
-        f"a: {'[' * (MAX_DEPTH + 2)}{']' * (MAX_DEPTH + 2)}\n",
-        f"a: [{'1, ' * MAX_NODES}]\n",
-    ],
-)
-def test_what_two_readers_could_read_in_two_ways_or_refuse_is_left_to_the_slow_one(text: str) -> None:
-    assert compose_fast(text, MAX_NODES, MAX_DEPTH) is None
-
-
 def test_without_libyaml_everything_is_read_by_the_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compose_fast("a: 1\n", MAX_NODES, MAX_DEPTH) is not None
     monkeypatch.delattr("yaml.CSafeLoader")
