@@ -1,4 +1,4 @@
-"""What a backend module offers, stated once."""
+"""The functions that a backend module offers, stated once."""
 
 from __future__ import annotations
 

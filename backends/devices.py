@@ -1,4 +1,4 @@
-"""Where an implementation computes: the same module, with its tensors on an accelerator.
+"""Devices: the same module, with its tensors on an accelerator.
 
 A ``Mode`` with a ``device`` is loaded as usual and wrapped here. What goes in is put on the device and stays there;
 what comes out is fetched once it is judged. Before a call, torch's free memory there is filled with NaN: a kernel that

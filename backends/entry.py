@@ -1,4 +1,4 @@
-"""What the table of frameworks says of each: its modules, its modes, and what they need and declare."""
+"""The entries of the table of frameworks: its modules, its modes, and what they need and declare."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PADDED_BY = frozenset({"key_lengths", "mask", "scale"})
 
 @dataclass(frozen=True)
 class DeclaredConvention:
-    """What a mode gives on purpose where the mathematics leaves it open.
+    """A result that a mode gives on purpose where the mathematics leaves it open.
 
     ``reason`` says why, ``source`` where its authors document it: owner/name#number, or a URL. What nobody documents as
     intended is an expected failure (``expected_failures/``), however regularly it happens.
@@ -149,7 +149,7 @@ class BackendEntry:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the framework can be imported; it is not imported to find out."""
+        """Return whether the framework can be imported; it is not imported to find out."""
         spec = find_spec((self.imported or self.packages[0]).partition(".")[0])
         if spec is not None and "." in self.imported:
             spec = PathFinder.find_spec(self.imported, spec.submodule_search_locations)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 
 from attncheck.backends import jax_backend
-from attncheck.backends.absorbed import absorbed
+from attncheck.backends.composed import make_absorbed
 from attncheck.backends.contract import Stages
 from attncheck.backends.jax_backend import describe, from_numpy, prepare, to_numpy
 from attncheck.backends.jax_programs import kept
@@ -99,5 +99,5 @@ OUTPUT = SimpleNamespace(
 )
 ABSORBED = SimpleNamespace(
     **_SHARED,
-    latent_attention=compiled(absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT)),
+    latent_attention=compiled(make_absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT)),
 )

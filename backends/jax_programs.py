@@ -34,7 +34,7 @@ FOLDER = "ATTNCHECK_JAX_PROGRAMS"
 MOST = 2**29
 """Bytes that the folder may take. What was not used for the longest time goes first."""
 seconds_compiled = 0.0
-"""How long this process has compiled so far."""
+"""The seconds that this process has compiled so far."""
 _VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "PJRT_NPROC")
 
 
@@ -77,7 +77,7 @@ def kept(function: Callable[..., Result], static: Collection[str]) -> Callable[.
 
 
 def _written(function: Callable[..., Any]) -> list[tuple[str, int]]:
-    """Say where a function is written, and where what it wraps: a decorated function has the name of the bare one."""
+    """Return where a function is written, and where what it wraps: decorated functions have the bare one's name."""
     found = []
     while function is not None:
         found.append((function.__globals__["__name__"], function.__code__.co_firstlineno))
@@ -167,12 +167,12 @@ def _origin() -> str:
 
 def sources() -> list[Path]:
     """Return the files of this package that a program of JAX may follow from: its own modules, the contract, and
-    absorbed projections.
+    what is composed of others.
 
     No other backend is among them: whoever works on one need not wait until JAX has compiled everything anew.
     """
     here = Path(__file__).parent
-    return [*sorted(here.glob("jax_*.py")), here / "absorbed.py", here / "contract.py"]
+    return [*sorted(here.glob("jax_*.py")), here / "composed.py", here / "contract.py"]
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:

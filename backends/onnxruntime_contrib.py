@@ -167,7 +167,7 @@ def _padding_mask(mask: Array | None, key_lengths: Array | None, batch: int, len
 
 @dataclass(frozen=True)
 class _Step:
-    """What one call adds: the node's attributes, its inputs besides query, key and value, and the cache of all keys.
+    """One call's node: attributes, inputs besides query, key and value, and the cache of all keys.
 
     ``starts`` (B,) says at which key of the cache the queries stand; without a cache the keys are all there are.
     """
@@ -180,7 +180,7 @@ class _Step:
 
     @property
     def is_causal(self) -> bool:
-        """Whether queries may attend to what is before them alone."""
+        """Return whether queries may attend to what is before them alone."""
         return "causal" not in self.attributes
 
 
@@ -268,7 +268,7 @@ def _attributes(
 def _starts(
     batch: int, lengths: tuple[int, int], past: int, query_offsets: Array | None, is_causal: bool
 ) -> Array | None:
-    """Say at which key the queries stand; None for the first prompt, of as many queries as keys."""
+    """Return at which key the queries stand; None for the first prompt, of as many queries as keys."""
     queries, keys = lengths
     if query_offsets is None and past == 0 and queries == keys:
         return None

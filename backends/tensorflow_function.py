@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend as eager
-from attncheck.backends.absorbed import absorbed
+from attncheck.backends.composed import make_absorbed
 from attncheck.backends.contract import Stages
 
 _OPERATIONS: tuple[Callable[..., Stages], ...] = (
@@ -77,5 +77,5 @@ def _compiled_output(*, jit_compile: bool) -> SimpleNamespace:
 GRAPH, GRAPH_OUTPUT = _compiled(jit_compile=False), _compiled_output(jit_compile=False)
 XLA, XLA_OUTPUT = _compiled(jit_compile=True), _compiled_output(jit_compile=True)
 ABSORBED = _backend(
-    eager.describe, latent_attention=absorbed(eager.attention, tf.concat, partial(tf.matmul, transpose_b=True))
+    eager.describe, latent_attention=make_absorbed(eager.attention, tf.concat, partial(tf.matmul, transpose_b=True))
 )

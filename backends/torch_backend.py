@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from attncheck.backends.contract import EmptyRows, LseBase, Norm, NormOver, Stages, Window
+from attncheck.backends import composed
+from attncheck.backends.contract import EmptyRows, LseBase, Norm, Stages, Window
 from attncheck.backends.torch_common import differentiate, may_attend, seen_from_the_end
 
 
@@ -216,100 +217,6 @@ def attention(
     return stages
 
 
-def general_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    *,
-    score_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
-) -> Stages:
-    """Attend with a bilinear score."""
-    masks: dict[str, Any] = {
-        "mask": mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "window": window,
-        "key_lengths": key_lengths,
-        "mask_fill": mask_fill,
-    }
-    scores = general_scores(query, key, weight, score_bias=score_bias)
-    return _attend(scores, value, masks, empty_rows)
-
-
-def additive_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    score_vector: Tensor,
-    *,
-    score_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
-) -> Stages:
-    """Attend with an additive score."""
-    masks: dict[str, Any] = {
-        "mask": mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "window": window,
-        "key_lengths": key_lengths,
-        "mask_fill": mask_fill,
-    }
-    scores = additive_scores(query, key, query_weight, key_weight, score_vector, score_bias=score_bias)
-    return _attend(scores, value, masks, empty_rows)
-
-
-def cosine_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float | None = None,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
-) -> Stages:
-    """Attend with the cosine as score."""
-    masks: dict[str, Any] = {
-        "mask": mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "window": window,
-        "key_lengths": key_lengths,
-        "mask_fill": mask_fill,
-    }
-    scores = cosine_scores(query, key, scale=scale)
-    return _attend(scores, value, masks, empty_rows)
-
-
-def _attend(stages: Stages, value: Tensor, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
-    """Mask scores, normalise and average the values."""
-    stages |= mask_scores(stages["scores"], **masks)
-    *_, logits = stages.values()  # the last stage that was asked for
-    stages |= softmax(logits, empty_rows=empty_rows)
-    stages["output"] = stages["weights"] @ value
-    return stages
-
-
 def attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -452,45 +359,6 @@ def quantized_attention(
     return attention(query, key, value, **options)
 
 
-def normalized_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    norm: Norm = "rms",
-    norm_over: NormOver = "head",
-    epsilon: float = 1e-6,
-    norm_after_rotation: bool = False,
-    query_norm_weight: Tensor | None = None,
-    key_norm_weight: Tensor | None = None,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-) -> Stages:
-    """Normalise queries and keys, rotate them, and attend; or rotate them first."""
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal, "scale": scale}
-    options |= {"softcap": softcap, "window": window, "key_lengths": key_lengths}
-    tables: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-    tables["rotary_interleaved"] = rotary_interleaved
-    stages: Stages = {}
-    if norm_after_rotation and rotary_cos is not None and rotary_sin is not None:
-        stages["rotated_query"] = query = _rotate(query, rotary_cos, rotary_sin, rotary_interleaved)
-        stages["rotated_key"] = key = _rotate(key, rotary_cos, rotary_sin, rotary_interleaved)
-        tables = {}
-    is_full = norm_over == "full"
-    stages["normalized_query"] = _normalize(query, query_norm_weight, norm, epsilon, is_full)
-    stages["normalized_key"] = _normalize(key, key_norm_weight, norm, epsilon, is_full)
-    return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options, **tables)
-
-
 def latent_attention(
     query: Tensor,
     latent: Tensor,
@@ -516,62 +384,6 @@ def latent_attention(
         query = torch.cat((query, query_rotary), dim=-1)
         key = torch.cat((key, key_rotary.unsqueeze(1).expand(-1, key.size(1), -1, -1)), dim=-1)
     return attention(query, key, value, **options)
-
-
-def multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    value_weight: Tensor,
-    output_weight: Tensor | None = None,
-    query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    value_bias: Tensor | None = None,
-    output_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
-) -> Stages:
-    """Project, attend in every head, merge the heads and project once more."""
-    if output_weight is None and output_bias is not None:
-        raise ValueError("output_bias needs output_weight")
-    kv_heads = heads if kv_heads is None else kv_heads
-    stages: Stages = {
-        "query": _split_heads(_project(query, query_weight, query_bias), heads),
-        "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
-        "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
-    }
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-    masks |= {
-        "past_key": past_key,
-        "past_value": past_value,
-        "window": window,
-        "key_lengths": key_lengths,
-        "empty_rows": empty_rows,
-    }
-    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
-    masks["mask_fill"] = mask_fill
-    stages |= attention(**stages, **masks, scale=scale)
-    stages["context"] = stages.pop("output")
-    merged = _merge_heads(stages["context"])
-    stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
-    return stages
 
 
 def merge_states(outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:
@@ -623,3 +435,11 @@ def _split_heads(inputs: Tensor, heads: int) -> Tensor:
 
 def _merge_heads(context: Tensor) -> Tensor:
     return context.transpose(1, 2).flatten(-2)  # (B, H, L, D) -> (B, L, H*D)
+
+
+_attend = composed.make_attend(mask_scores, softmax)
+general_attention = composed.make_general_attention(general_scores, _attend)
+additive_attention = composed.make_additive_attention(additive_scores, _attend)
+cosine_attention = composed.make_cosine_attention(cosine_scores, _attend)
+normalized_attention = composed.make_normalized_attention(attention, _normalize, _rotate)
+multi_head_attention = composed.make_multi_head_attention(attention, _project, _split_heads, _merge_heads)

@@ -1,4 +1,4 @@
-"""What torch's modes share: what may be attended to as one boolean tensor, and gradients by autograd."""
+"""Shared code of torch's modes: all masks as one boolean tensor, and gradients by autograd."""
 
 from __future__ import annotations
 

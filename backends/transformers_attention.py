@@ -52,7 +52,7 @@ class Pattern:
 
     @property
     def is_causal(self) -> bool:
-        """Whether a model that has this mask is a decoder."""
+        """Return whether a model that has this mask is a decoder."""
         return self.name in ("causal", "sliding", "chunked")
 
     def config(self, implementation: str) -> Any:
@@ -127,7 +127,7 @@ def _with_blocks(mask: Tensor, keys: Tensor) -> Pattern | None:
 
 @dataclass
 class Layer:
-    """What a layer of a model is given: a mask, and keys and values with those of its cache."""
+    """The inputs of a layer of a model: a mask, and keys and values with those of its cache."""
 
     pattern: Pattern
     implementation: str
@@ -185,7 +185,7 @@ def _own(mask: Tensor, past: int) -> Any:
 
 
 class _Module(torch.nn.Module):  # type: ignore[misc]
-    """What the functions read of the layer that calls them."""
+    """The attributes that functions read of the layer that calls them."""
 
     def __init__(self, query: Tensor, key: Tensor, is_causal: bool, sinks: Tensor | None) -> None:
         super().__init__()

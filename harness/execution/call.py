@@ -226,7 +226,7 @@ def memory_of(pid: int) -> int:
 Answer = TypeVar("Answer")
 
 START_SECONDS = 300.0
-"""How long a framework may take to start."""
+"""The seconds that a framework may take to start."""
 _LOOK_AGAIN_SECONDS = 0.2
 _NO_WAY_BACK = 113
 """Exit code of a worker whose answer has no way back to the caller."""
@@ -304,7 +304,7 @@ class RemoteError(Exception):
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came of a call; ``raised`` says what it raised instead of returning."""
+    """The answer to a call; ``raised`` says what it raised instead of returning."""
 
     number: int
     value: Any = None
@@ -319,7 +319,7 @@ class WorkerProcess:
         self._ending = Lock()
         self._calls = 0
         self.answered = 0.0
-        """When the last answer came, by ``perf_counter``."""
+        """The time of the last answer, by ``perf_counter``."""
         try:
             self._process = spawn(_serve, theirs)
         finally:
@@ -336,7 +336,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Return whether the process has not ended."""
         return self._process.exitcode is None
 
     def call(
@@ -407,7 +407,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class _Received:
-    """What came over the pipe, or why nothing did."""
+    """A message from the pipe, or the error that came instead."""
 
     answer: Any = None
     error: BaseException | None = None

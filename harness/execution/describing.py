@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from attncheck.execution.implementations import UserImplementation
 
 Declared = dict[str, Any] | str
-"""What a target declares (``user_call.declarations``), or why it cannot be used."""
+"""The declarations of a target (``user_call.declarations``), or why it cannot be used."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is loaded, and how the process is prepared for it.
+    """A target to load, and the preparation of the process for it.
 
     What is not known before a target says it, such as its framework where no option does, is not prepared.
     """

@@ -141,7 +141,7 @@ class Imports:
 
 
 class InstalledPackages:
-    """Which distributions have a top-level package, as ``importlib.metadata.packages_distributions`` says of all.
+    """The distributions that have a top-level package, as ``importlib.metadata.packages_distributions`` says of all.
 
     That takes apart the lists of files of everything that is installed; here only lines are in which a name stands.
     """
@@ -276,7 +276,7 @@ def _is_file(module: ModuleType | None) -> bool:
 
 
 def _is_namespace(package: str) -> bool:
-    """Whether many distributions may share a package, of which nobody knows which one is meant."""
+    """Return whether many distributions may share a package, of which nobody knows which one is meant."""
     module = sys.modules.get(package)
     return module is not None and not _is_file(module) and hasattr(module, "__path__")
 

@@ -83,7 +83,7 @@ class Family:
 
     @property
     def says_causal(self) -> str:
-        """What makes a call causal, as a call has it."""
+        """Return what makes a call causal, as a call has it."""
         return f"{self.causal}=True" if self.causal else f'{self.mask}="{self.causal_mask}"'
 
 

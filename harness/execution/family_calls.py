@@ -33,7 +33,7 @@ from attncheck.wording import listed
 
 @dataclass(frozen=True)
 class Reach:
-    """Whom queries may attend to: keys from ``left`` before to ``right`` behind their own, counted from the end.
+    """Window edges for a library call: keys from ``left`` before to ``right`` behind their own, counted from the end.
 
     The last query stands at the last key. None is no edge. ``mask``, if there is one, forbids further keys.
     """
@@ -44,7 +44,7 @@ class Reach:
 
     @property
     def has_edges(self) -> bool:
-        """Whether anything is forbidden by an edge."""
+        """Return whether anything is forbidden by an edge."""
         return self.left is not None or self.right is not None
 
     def allowed(self, queries: int, keys: int) -> NDArray[np.bool_] | None:
@@ -207,7 +207,7 @@ class _OwnFunction:
         return next((each for each in names if each in self.names), "")
 
     def has(self, name: str) -> bool:
-        """Whether there is such a word, and the function has it."""
+        """Return whether there is such a word, and the function has it."""
         return bool(name) and name in self.names
 
     def as_contract(self, name: str, call: Callable[..., Stages]) -> Callable[..., Stages]:
@@ -324,7 +324,7 @@ class _OwnFunction:
         return words
 
     def _edges_from_the_end(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Say causality and a window that count from a sequence's end, as the contract's of sequences and pages do."""
+        """Return causality and a window that count from a sequence's end, as those of sequences and pages do."""
         left, right = given.get("window") or (None, None)
         reach = Reach(left, least(right, 0 if given.get("is_causal") else None))
         words = self._said(reach, 0)
@@ -333,7 +333,7 @@ class _OwnFunction:
         return words
 
     def _reached(self, query: Array, key: Array, past: int, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Say whom queries may attend to, and the bias."""
+        """Return the call's window edges, mask and bias."""
         family, (queries, keys) = self.family, (query.shape[-2], key.shape[-2])
         apart = {"key_lengths": family.key_lengths, "bias": family.bias}
         words = {word: given[name] for name, word in apart.items() if name in given and self.has(word)}
@@ -349,7 +349,7 @@ class _OwnFunction:
         return words | self._masked(reach, bias, query, key)
 
     def _said_in_words(self, reach: Reach, queries: int, keys: int) -> dict[str, Any] | None:
-        """Say whom queries may attend to without a mask; None where that cannot be, or a mask says it as well.
+        """Return the arguments for window edges without a mask; None where that cannot be, or a mask says it as well.
 
         A case's mask is said by words only where there is no other way to ask for what the words mean: causality that
         counts from the end is a mask to the contract.
@@ -363,7 +363,7 @@ class _OwnFunction:
         return None if edges is None else self._said(edges, beyond)
 
     def _said(self, reach: Reach, beyond: int) -> dict[str, Any] | None:
-        """Say edges in words that the function has, ``beyond`` further to the right; None where it has none."""
+        """Return edges by parameters that the function has, ``beyond`` further to the right; None where it has none."""
         family = self.family
         left = None if reach.left is None else reach.left - beyond
         right = None if reach.right is None else reach.right + beyond
@@ -384,7 +384,7 @@ class _OwnFunction:
         return None
 
     def _masked(self, reach: Reach, bias: Array | None, query: Array, key: Array) -> dict[str, Any]:
-        """Say it all as a mask: boolean where nothing is added and that is taken, else as numbers that are added."""
+        """Return window edges, mask and bias as one mask: boolean if possible, else numbers that are added."""
         family, shape = self.family, (*query.shape[:2], query.shape[-2], key.shape[-2])
         allowed = reach.allowed(*shape[-2:])
         if allowed is None and bias is None:

@@ -1,4 +1,4 @@
-"""Which implementations a command means: of the table, of an entry point, or a file or module of the user's own."""
+"""The implementations that a command means: of the table, of an entry point, or a file or module of the user's own."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def user_implementation(
 
 
 def _is_importable(name: str) -> bool:
-    """Whether a fresh process with this path would find a module; its being loaded here says nothing of that."""
+    """Return whether a fresh process with this path would find a module; its being loaded here says nothing of that."""
     root = name.partition(".")[0]
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return any(finder.find_spec(root, None) is not None for finder in finders)

@@ -54,17 +54,17 @@ class Implementation:
 
     @cached_property
     def declared(self) -> Mode:
-        """What the mode declares of itself."""
+        """Return what the mode declares of itself."""
         return self.entry.mode_named(self.mode)
 
     @property
     def standard_only(self) -> bool:
-        """Whether it is asked, unless all cases are asked for, for the standard ones alone."""
+        """Return whether it is asked, unless all cases are asked for, for the standard ones alone."""
         return self.in_part or self.declared.standard_only
 
     @property
     def is_padded(self) -> bool:
-        """Whether calls may have to be changed before it can be asked, and it may be that none can be."""
+        """Return whether calls may have to be changed before it can be asked, and it may be that none can be."""
         is_own = self.entry is not EVERYTHING.get(self.entry.name)
         return is_own or self.declared.folds_sequences or bool(self.declared.requires)
 
@@ -82,7 +82,7 @@ class Implementation:
         return self.entry.requires_of(self.mode, function)
 
     def has(self, function: str) -> bool:
-        """Whether it has a function of the contract for what another one of its own can be asked instead."""
+        """Return whether it has a function of the contract for what another one of its own can be asked instead."""
         return self.entry.has(self.mode, function)
 
     @property
@@ -97,7 +97,7 @@ class Implementation:
 
     @property
     def needs(self) -> dict[str, float]:
-        """What a worker of a cluster must offer to run it, by Dask's names for resources, and how much of each."""
+        """Return what a worker of a cluster must offer to run it, by Dask's names of resources, with amounts."""
         device = {"GPU": 1.0} if self.declared.device else {}
         return {self.entry.framework: 1.0, **device, **self.entry.resources}
 
@@ -122,7 +122,7 @@ class ImplementationSelection:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """What whoever wrote an implementation may want to know of how it is called, a line each."""
+        """Return what whoever wrote an implementation may want to know of how it is called, a line each."""
         return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
 
     def with_standard(self, patterns: Sequence[str]) -> ImplementationSelection:
@@ -195,7 +195,7 @@ def _default_of(pattern: str, table: Mapping[str, BackendEntry]) -> str:
 
 
 def _means(pattern: str, item: Implementation) -> bool:
-    """Whether a glob means an implementation: one on a device only where it names devices."""
+    """Return whether a glob means an implementation: one on a device only where it names devices."""
     return ("@" in pattern or not item.declared.device) and (pattern == ALL or fnmatchcase(item.name, pattern))
 
 
@@ -246,7 +246,7 @@ class UserImplementation(BackendEntry):
 
     @property
     def is_installed(self) -> bool:
-        """Whether the framework that it asks for is there."""
+        """Return whether the framework that it asks for is there."""
         return BACKENDS[self.framework].is_installed
 
     @property

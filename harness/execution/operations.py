@@ -29,7 +29,7 @@ class LackingError(NotImplementedError):
 
     @classmethod
     def of_function(cls, name: str) -> LackingError:
-        """Say that there is no function of the contract of this name."""
+        """Return the error of a function of the contract that is not there."""
         return cls(f"has no {name}", (f"{name}()",))
 
 
@@ -54,7 +54,7 @@ def run_operation(
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a function can be called with: the ``names`` of its parameters, or any, where it ``takes_all``."""
+    """The keywords that a function takes: the ``names`` of its parameters, or any, where it ``takes_all``."""
 
     names: frozenset[str]
     takes_all: bool = False
@@ -184,7 +184,7 @@ _SHAPE = "has shape"
 
 @dataclass(frozen=True)
 class KeptElements:
-    """What is kept of a stage that comes back in a ``shape``: some ``positions`` of some axes, and all of the others.
+    """The elements kept of a stage of this ``shape``: some ``positions`` of some axes, and all of the others.
 
     What is dropped along the axes ``zeros`` is 0: columns of zeros, weights of masked keys, and gradients of both.
     """
@@ -209,12 +209,12 @@ def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
 
 
 def is_of_shape(fault: str) -> bool:
-    """Whether what is wrong is a shape."""
+    """Return whether what is wrong is a shape."""
     return fault.startswith(_SHAPE)
 
 
 def _not_zero(array: Array, kept: KeptElements) -> str:
-    """Say where an array is not 0 although what was added makes it so; empty where it is. NaN fills a row by right."""
+    """Return where an array is not 0 although padding makes it so; empty where it is. NaN fills a row by right."""
     added = np.zeros(array.shape, dtype=np.bool_)
     for axis in kept.zeros:
         added |= ~_flags(array.shape, axis, kept.positions[axis])

@@ -228,7 +228,7 @@ def _kept(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengths, longe
 
 
 def _in_words(lengths: Lengths, longer: Lengths) -> str:
-    """Say what was added, and to which axes."""
+    """Return what was added, and to which axes."""
     kinds = (("zero columns", _WIDTHS), ("queries", ("Lq",)), ("masked keys", ("T",)))
     return ", ".join(
         f"{what} ({', '.join(f'{each} {lengths[each]} to {longer[each]}' for each in letters if each in longer)})"

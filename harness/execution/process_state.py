@@ -44,7 +44,7 @@ _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What a process is like before an evaluation: where it prints, its threads, and how to make the rest as it was."""
+    """The state of a process before an evaluation: where it prints, its threads, and how to make the rest as it was."""
 
     _outlets: tuple[object, ...]
     _threads: frozenset[int]
@@ -67,7 +67,7 @@ class ProcessState:
         return _outlets() == self._outlets and not (sys.stdout.closed or sys.stderr.closed)
 
     def has_more_threads(self) -> bool:
-        """Whether there are threads now that were not there."""
+        """Return whether there are threads now that were not there."""
         return any(thread.ident not in self._threads for thread in threading.enumerate())
 
 
@@ -77,7 +77,7 @@ _MAPPINGS, _MAX_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_c
 
 
 def has_many_mappings(held: int) -> bool:
-    """Whether a process that holds so many bytes has more than half of the memory mappings that Linux lets it have.
+    """Return whether a process that holds so many bytes has over half of the memory mappings that Linux allows it.
 
     A compiler maps memory for each program, and keeps them all: at the limit it cannot compile the next, and crashes.
     """
@@ -294,7 +294,7 @@ def _first_outside_the_library(frame: FrameType | None) -> str:
 
 
 def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> bool:
-    """Whether a thread has, or could have, something to do; ``frames`` are what all threads are running."""
+    """Return whether a thread has, or could have, something to do; ``frames`` are what all threads are running."""
     frame = frames.get(thread.ident or 0)
     if frame is None:
         return not isinstance(thread, threading._DummyThread)
@@ -302,7 +302,7 @@ def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> b
 
 
 def _is_idle_in_a_pool(frame: FrameType | None) -> bool:
-    """Whether a thread waits in a pool: what it had to do is done, and nothing else is asked."""
+    """Return whether a thread waits in a pool: what it had to do is done, and nothing else is asked."""
     while frame is not None and frame.f_code not in _IDLE:
         frame = frame.f_back
     if frame is None:
@@ -315,7 +315,7 @@ def _is_idle_in_a_pool(frame: FrameType | None) -> bool:
 
 
 def _came_back(heard: int) -> bool:
-    """Whether a child says so; one that runs another program, or has ended, closes the pipe and is not waited for."""
+    """Return whether a child says so; one that runs another program, or has ended, closes the pipe."""
     return bool(select.select([heard], [], [], _WAIT)[0]) and bool(os.read(heard, 1))
 
 

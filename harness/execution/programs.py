@@ -46,7 +46,7 @@ WIRE: Mapping[str, np.dtype[Any]] = {
     "int32": np.dtype("<i4"),
     "bool": np.dtype("?"),
 }
-"""What an element is; a bool is one byte, 0 or 1."""
+"""The types of elements; a bool is one byte, 0 or 1."""
 
 
 class ProtocolError(Exception):
@@ -55,7 +55,7 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True)
 class Description:
-    """What a program says of itself.
+    """The description that a program gives of itself.
 
     ``functions`` are those of the contract that it has, each with the keywords that it takes. ``name`` and ``version``
     are what reports say of it. All else is what a function in Python declares as its attributes.
@@ -285,7 +285,7 @@ class Program:
                 self._process.kill()
 
     def how_it_ended(self) -> str:
-        """Say how it ended, once it has."""
+        """Return how it ended, once it has."""
         code = 0 if self._process is None else self._process.wait()
         return f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
 
@@ -360,7 +360,7 @@ class ProgramFunctions:
 
     @property
     def __name__(self) -> str:
-        """What it is called in messages."""
+        """Return what it is called in messages."""
         return Path(self.program.words[0]).name
 
 

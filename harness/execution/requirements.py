@@ -1,4 +1,4 @@
-"""What a restricted function requires of the shapes that it is given, as it declares it.
+"""The requirements on shapes that a restricted function declares.
 
     attention.requires = {"width_multiple": 8, "value_width": "equal", "max_width": 256}
 
@@ -139,7 +139,7 @@ def require_exact(task: Task, longer: Mapping[str, int], padded: Task | None = N
 
 
 def sees_added_keys(padded: Task, lengths: Mapping[str, int]) -> bool:
-    """Whether any query of the case may attend to a key that was added."""
+    """Return whether any query of the case may attend to a key that was added."""
     return any(
         bool(allowed[..., rows < lengths["Lq"], lengths["T"] :].any()) for rows, allowed, _ in _attendance(padded)
     )

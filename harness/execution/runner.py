@@ -64,7 +64,7 @@ _ENDS = ("crash", "timeout")
 
 @dataclass
 class EqualEnds:
-    """How often in a row a worker has ended in the same way."""
+    """The number of times in a row that a worker has ended in the same way."""
 
     keep_going: bool = False
     _verdict: str = ""
@@ -108,7 +108,7 @@ class Log:
         self._begun = 0
 
     def begin(self) -> None:
-        """What is printed from now on belongs to another evaluation than what was printed before."""
+        """Begin an evaluation: what is printed from now on belongs to it."""
         if self._size() > self._most:
             self._shorten()
         self._begun = self._size()
@@ -186,7 +186,7 @@ _LEFT_OUT = Failure("unsupported", f"left out: it runs the standard cases; {ALL_
 _BUNDLED_MEMORY = 7 * 2**28
 """Bytes, above which a worker of a bundled framework is replaced: three of them fit into 6 GiB beside the harness."""
 _AMOUNT = re.compile(r" [0-9.]+ (?=[GM]iB)")
-"""What a worker took too much of, which is another number every time."""
+"""The amount that a worker took too much of, which is another number every time."""
 
 
 @dataclass(frozen=True)
@@ -202,18 +202,18 @@ class Group:
         return f"{self.implementation.name}-{'-'.join(self.dtypes)}"
 
     def is_asked_for(self, dtype: str, *, in_standard: bool) -> bool:
-        """Whether it serves a dtype, and others do not stand for the case that is meant."""
+        """Return whether it serves a dtype, and others do not stand for the case that is meant."""
         return dtype in self.dtypes and (in_standard or not self.implementation.standard_only)
 
     @property
     def is_bundled(self) -> bool:
-        """Whether the table of backends has it, so that all that it holds are a framework and what that compiled."""
+        """Return whether the table of backends has it, so that it holds a framework and what that compiled."""
         entry = self.implementation.entry
         return entry is EVERYTHING.get(entry.name)
 
     @property
     def process(self) -> tuple[str, ...]:
-        """What groups have in common that one process can serve."""
+        """Return what groups have in common that one process can serve."""
         entry = self.implementation.entry
         if not self.is_bundled or self.implementation.declared.own_process:
             return (self.name,)
@@ -455,7 +455,7 @@ class GroupRunner(Generic[Key]):
         return Failure(failure.verdict, f"{failure.message}{self._log.last_words()}")
 
     def _excess(self) -> str:
-        """Say what the worker has too much of; empty where it has not."""
+        """Return what the worker has too much of; empty where it has not."""
         if self.is_stopped:
             return "the run ends"
         held = memory_of(self._slot.process.pid) if self._slot.process is not None else 0

@@ -56,7 +56,7 @@ class Session:
 
     @property
     def calls(self) -> int:
-        """How many calls it makes."""
+        """Return how many calls it makes."""
         return sum(step.times for step in self.steps)
 
 
@@ -72,7 +72,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came of a step: its outcome, inputs that the call changed, and what became of its result.
+    """The result of a step: its outcome, inputs that the call changed, and what became of its result.
 
     ``altered`` are stages that differ when all steps are done. ``shared`` are inputs that a stage has memory of.
     """
@@ -132,7 +132,7 @@ def _behind(before: Callable[[], None], function: Callable[..., Any]) -> Callabl
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a call returned, and its numbers as they were when it returned."""
+    """The tensors that a call returned, and their numbers as they were then."""
 
     tensors: Mapping[str, Any]
     before: Mapping[str, Array]
@@ -148,7 +148,7 @@ def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
 
 @dataclass(frozen=True)
 class SessionEvaluated:
-    """What came of each step of a session, how many bytes the worker holds after it, and whether it is fit for more."""
+    """Results of a session's steps, how many bytes the worker holds after it, and whether it is fit for more."""
 
     results: tuple[StepResult, ...]
     held: int
@@ -251,7 +251,7 @@ def bits(array: Array) -> Array:
 
 
 def _by_name(backend: Backend, stages: Mapping[str, Array], returned: Sequence[Any]) -> dict[str, Any]:
-    """Say which of the tensors that came back each stage is, by its numbers."""
+    """Return which of the tensors that came back each stage is, by its numbers."""
     found: dict[str, Any] = {}
     for name, array in stages.items():
         for tensor in returned:

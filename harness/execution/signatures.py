@@ -1,4 +1,4 @@
-"""Whether somebody's own function can be called as the contract says, and an adapter where it cannot.
+"""The fit of a user's function to the contract's signatures, and an adapter where it does not fit.
 
 Its query, key and value come by position, so their names do not matter unless they say another order. Every keyword is
 optional: what is not there is unsupported. What it requires beyond the contract nobody can give, and it is refused.
@@ -23,7 +23,7 @@ from attncheck.wording import listed
 
 
 def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
-    """Say in several lines why a target is refused, and what to do; of functions beside attention, only why."""
+    """Return in several lines why a target is refused, and what to do; of functions beside attention, only why."""
     lines = [clean(str(error)), f"What does not fit: {clean('; '.join(error.misfits))}."]
     called = target.attribute or error.name
     if error.name != "attention":
@@ -91,16 +91,16 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 @dataclass(frozen=True)
 class FunctionName:
-    """Where a function is, for an adapter: the words that name it, and what has to be imported before, if anything."""
+    """The name of a function for an adapter: the words that name it, and what has to be imported, if anything."""
 
     called: str
     imported: str = ""
     is_taken: bool = False
-    """Whether the name ``attention`` is another's there."""
+    """True where the name ``attention`` is another's."""
 
     @property
     def adapter(self) -> str:
-        """What the adapter is called there."""
+        """Return what the adapter is called there."""
         return "attention_for_attncheck" if self.is_taken else "attention"
 
 
@@ -125,7 +125,7 @@ def required_keywords(name: str, function: Callable[..., Any]) -> dict[str, Any]
 
 
 def misfits(name: str, function: Callable[..., Any]) -> list[str]:
-    """Say why a function can never be called as the contract says; empty where it can, or where only calling tells."""
+    """Return why a function can never be called as the contract says; empty where it can, or only calling tells."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -145,7 +145,7 @@ def misfits(name: str, function: Callable[..., Any]) -> list[str]:
 
 
 def hints(name: str, function: Callable[..., Any]) -> list[str]:
-    """Say of optional parameters that the contract has not what becomes of them, and which of it they look like."""
+    """Return what becomes of optional parameters that the contract has not, and which of its own they look like."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -251,5 +251,5 @@ def _looks_like(name: str) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name can stand in code, also behind dots."""
+    """Return whether a name can stand in code, also behind dots."""
     return all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split("."))

@@ -49,7 +49,7 @@ from attncheck.spec.properties import CLAIMS, PROPERTIES
 from attncheck.wording import expected, listed
 
 _OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if name != "scoring"}
-"""What is no scoring function."""
+"""The operations that are no scoring functions."""
 _ABOUT_SHAPES = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
 )
@@ -250,7 +250,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _says_so_itself(error: NotImplementedError, function: Callable[..., Any]) -> bool:
-    """Whether a function says what it does not support; what something that it calls has not made is a fault."""
+    """Return whether a function says what it does not support; what something that it calls has not made is a fault."""
     code = getattr(innermost(function), "__code__", None)
     if isinstance(error, LackingError) or isinstance(function, ProgramFunction) or code is None:
         return True
@@ -259,7 +259,7 @@ def _says_so_itself(error: NotImplementedError, function: Callable[..., Any]) ->
 
 
 def _is_about_shapes(error: Exception) -> bool:
-    """Whether an error reads as if a function took some widths or lengths alone; an assertion is read in its source."""
+    """Return whether an error reads as if a function took some shapes alone; an assertion is read in its source."""
     words = _words_of(error)
     if isinstance(error, AssertionError):
         words += " ".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
@@ -275,7 +275,7 @@ def _words_of(error: Exception) -> str:
 
 
 def _is_about_arrays(error: Exception) -> bool:
-    """Whether an error is one of those that another framework's code raises when it is given NumPy's arrays."""
+    """Return whether an error is one of those that another framework's code raises when it is given NumPy's arrays."""
     return any(words in _words_of(error) for words in ("numpy", "ndarray", "axes don't match array"))
 
 

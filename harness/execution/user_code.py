@@ -34,12 +34,12 @@ class Origin:
 
     @property
     def package(self) -> str:
-        """What reports call it before the dot; what was written nowhere in particular is somebody's ``own``."""
+        """Return what reports call it before the dot; what was written nowhere in particular is somebody's ``own``."""
         return name_of(self.module) if self.module else "own"
 
 
 def origin_of(target: Any) -> Origin:
-    """Say where a callable comes from: its module, and its name there, which a decorator or an alias may have given."""
+    """Return where a callable comes from: its module, and its name there, perhaps by a decorator or an alias."""
     written = innermost(target)
     name = str(getattr(written, "__name__", type(written).__name__))
     module = getattr(written, "__module__", None)
@@ -73,7 +73,7 @@ class UnfitError(LoadError):
 
 
 def advice_on_framework(name: str, function: str, *, is_given: bool = False) -> str:
-    """Say how a function is declared to take a framework's arrays, or where it ``is_given`` them, NumPy's."""
+    """Return how a function is declared to take a framework's arrays, or where it ``is_given`` them, NumPy's."""
     if is_given:
         return f"it imports {name} alone and is given {name}'s arrays; --framework numpy gives it NumPy's"
     return (
@@ -84,7 +84,7 @@ def advice_on_framework(name: str, function: str, *, is_given: bool = False) -> 
 
 @dataclass(frozen=True)
 class Target:
-    """Where an implementation is: ``path`` of a file or a module's name, and what in it (empty: the module itself).
+    """The place of an implementation: ``path`` of a file or a module's name, and what in it (empty: the module itself).
 
     ``pickled`` is a callable that was handed over as an object instead. ``signature`` names the family of functions
     that it is called like (``families.py``), where that was given. ``program`` are the words of a command that is the
@@ -121,7 +121,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What the module is called in reports."""
+        """Return what the module is called in reports."""
         return re.sub(r"\W", "_", Path(self.module).stem) if self.program else name_of(self.module)
 
 

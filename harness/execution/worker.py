@@ -97,7 +97,7 @@ Outcome = Computed | Failure
 
 
 class AdvisedError(Exception):
-    """What an implementation raised, and what its author may do about it."""
+    """An error that an implementation raised, with advice to its author."""
 
     def __init__(self, error: Exception, advice: str) -> None:
         super().__init__(advice)
@@ -105,7 +105,7 @@ class AdvisedError(Exception):
 
 
 _backends: dict[str, Backend] = {}
-"""What this process has started, by the names of implementations."""
+"""The backends that this process has started, by the names of implementations."""
 _log = ""
 
 
@@ -145,7 +145,7 @@ def limit_threads(threads: int) -> None:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What came of an evaluation, how many bytes the worker holds after it, and whether it is fit for another.
+    """The result of an evaluation, how many bytes the worker holds after it, and whether it is fit for another.
 
     It was ``compiled`` for so many seconds first, where that is known.
     """

@@ -1,1 +1,1 @@
-"""How a plan is computed: on this machine, or on a cluster."""
+"""Executors compute a plan: on this machine, or on a cluster."""

@@ -24,7 +24,7 @@ _MAX_BYTES = 1 << 28
 
 @dataclass
 class ResultRecorder:
-    """What a run has come to so far, written down as it comes."""
+    """The results of a run so far, written down as they come."""
 
     writer: ResultsWriter
     expected_failures: ExpectedFailureRecord
@@ -40,7 +40,7 @@ class ResultRecorder:
     undiagnosed: dict[Evaluation, Computed] = field(default_factory=dict)
     """Returned stages of failing evaluations that are not diagnosed yet."""
     is_stopped: bool = False
-    """Whether an executor is to leave the rest of its plan."""
+    """True where an executor is to leave the rest of its plan."""
     _bytes: int = 0
 
     def add(self, found: UnitResult) -> None:
@@ -91,7 +91,7 @@ class Executor(Protocol):
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
-        """What the frameworks say of themselves, by group."""
+        """Return what the frameworks say of themselves, by group."""
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute and judge every unit of a plan, or until the recorder ``is_stopped``.

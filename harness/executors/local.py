@@ -183,7 +183,7 @@ class LocalExecutor:
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
-        """What the frameworks say of themselves, by group."""
+        """Return what the frameworks say of themselves, by group."""
         return {runner.group.name: runner.description for each in self._runners for runner in each}
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
@@ -365,7 +365,7 @@ class _Judgements:
         future.add_done_callback(self._done.put)
 
     def _is_quick(self, remembered: Remembered | None) -> bool:
-        """Whether only arrays are missing, the exact ones of which the store has too, and no process is there yet."""
+        """Return whether only arrays are missing, the store has their exact ones, and no process is there yet."""
         if remembered is None or remembered.rows is None or self._processes is not None:
             return False
         self._quick += 1
@@ -412,7 +412,7 @@ def _asked(plan: Plan, together: _Together) -> list[Unit]:
 
 
 def _is_quick(together: _Together) -> bool:
-    """Whether none of these compiles each case separately."""
+    """Return whether none of these compiles each case separately."""
     return not any(runner.group.implementation.standard_only for runner in together)
 
 
@@ -445,14 +445,14 @@ class SharedWork:
 
     @property
     def is_long(self) -> bool:
-        """Whether the rest takes so long, at the speed so far, that another worker pays."""
+        """Return whether the rest takes so long, at the speed so far, that another worker pays."""
         with self._lock:
             done, left = self._next - CHUNK, len(self._units) - self._next
             return done > 0 and left > CHUNK and (perf_counter() - self._begun) / done * left > MIN_SECONDS_LEFT
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left."""
+        """Return whether nothing is left."""
         with self._lock:
             return self._next >= len(self._units)
 
@@ -463,7 +463,7 @@ MAX_HELD = 2**28
 
 @dataclass(frozen=True)
 class _Filed:
-    """Where in the file an outcome is."""
+    """The place of an outcome in the file."""
 
     offset: int
     length: int
@@ -540,7 +540,7 @@ class PrioritySemaphore:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether anybody waits for a place."""
+        """Return whether anybody waits for a place."""
         with self._changed:
             return bool(self._waiting)
 

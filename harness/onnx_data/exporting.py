@@ -160,7 +160,7 @@ def _units_apart(own: Array, stored: NDArray[np.float64]) -> float:
 
 
 def lines_of(exported: Exported) -> Iterator[str]:
-    """Say what was written and what was not."""
+    """Yield lines on what was written and what was not."""
     yield f"{len(exported.tests):,} tests: a case in a dtype each"
     if exported.alike or exported.others:
         yield f"outputs that cases take from files: {exported.alike:,} are the exact answer, rounded once, bit for bit"
@@ -185,7 +185,7 @@ _OPSET, _WITH_LENGTHS = 23, 24
 
 @dataclass(frozen=True)
 class _Rules:
-    """Who attends to whom: ``mask`` and lengths as the operator takes them, and its attributes."""
+    """The rules of who attends to whom: ``mask`` and lengths as the operator takes them, and its attributes."""
 
     attributes: Mapping[str, int]
     mask: Array | None
@@ -285,7 +285,7 @@ def _keys(arrays: Mapping[str, Array]) -> int:
 
 
 def _are_known(case: Case, arrays: Mapping[str, Array], counts_positions: bool) -> bool:
-    """Whether the operator itself has these lengths, and queries where they stand."""
+    """Return whether the operator itself has these lengths, and queries where they stand."""
     lengths, past = arrays.get("key_lengths"), arrays.get("past_key")
     if lengths is None:
         return not counts_positions or _begin(case, arrays, 0 if past is None else past.shape[2], from_end=False)
@@ -293,13 +293,13 @@ def _are_known(case: Case, arrays: Mapping[str, Array], counts_positions: bool) 
 
 
 def _begin(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
-    """Whether the first query of each batch entry stands at a position, or as many queries before it."""
+    """Return whether the first query of each batch entry stands at a position, or as many queries before it."""
     own = arrays.get("query_offsets", np.array(query_offset(case.options, arrays)))
     return bool((own == np.asarray(at) - (arrays["query"].shape[2] if from_end else 0)).all())
 
 
 def _is_causality_of(mask: Array | None, arrays: Mapping[str, Array]) -> bool:
-    """Whether a mask says what is_causal says with lengths: the last query stands at the last key that is used."""
+    """Return whether a mask says what is_causal says with lengths: the last query is at the last used key."""
     if mask is None:
         return False
     queries, keys, lengths = arrays["query"].shape[2], arrays["key"].shape[2], arrays["key_lengths"]

@@ -217,7 +217,7 @@ _IN_NUMPY_FILES = frozenset({"float64", "float32", "float16", "bool", "int64"})
 
 @dataclass
 class Entry:
-    """What of a case is known so far; ``notes`` say what of the test the case does not say.
+    """A case as far as it is known; ``notes`` say what of the test the case does not say.
 
     ``inputs`` and ``expected`` stages are described with arrays by their names; ``beside`` are these arrays.
     """
@@ -261,14 +261,14 @@ class Entry:
         return {key: value for key, value in fields.items() if value not in (None, {}, [])}
 
     def _is_nonfinite(self) -> bool:
-        """Whether NaN or infinity stands where a case has to say that it is meant."""
+        """Return whether NaN or infinity stands where a case has to say that it is meant."""
         names = {source["name"] for name, source in self.inputs.items() if "name" in source and name != "bias"}
         numbers = (self.beside[name] for name in names)
         return any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in numbers)
 
 
 def _placed(source: Any, place: dict[str, str]) -> Any:
-    """Say of every array beside the case in which file it lies."""
+    """Enter the file of every array beside the case."""
     if isinstance(source, list):
         return [_placed(each, place) for each in source]
     if not isinstance(source, dict):
@@ -303,7 +303,7 @@ def shape_in_file(case: Case, name: str) -> Shape | None:
 
 
 def is_turned(case: Case, name: str) -> bool:
-    """Whether an input lies in a file with its last two axes swapped."""
+    """Return whether an input lies in a file with its last two axes swapped."""
     source = _source(case, name)
     return isinstance(source, StoredArray) and source.transpose
 

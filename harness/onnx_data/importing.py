@@ -247,7 +247,7 @@ def import_tests(folder: Path, output: Path) -> Imported:
 
 @dataclass
 class _Importing:
-    """What an import has come to: the entries of each file, and the paths that were ``written``."""
+    """The result of an import: the entries of each file, and the paths that were ``written``."""
 
     output: Path
     found: Imported = field(default_factory=Imported)
@@ -331,7 +331,7 @@ def _file(operation: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def lines_of(imported: Imported) -> Iterator[str]:
-    """Say what was read and what was not."""
+    """Yield lines on what was read and what was not."""
     for path, count in imported.files.items():
         yield f"{count:,} cases: {path}"
     for note, names in imported.notes.items():

@@ -132,7 +132,7 @@ class StoredNumbers(Strict):
 
     @property
     def contents(self) -> Contents | None:
-        """What the file held when the case was read; None before."""
+        """Return what the file held when the case was read; None before."""
         return self._contents
 
     def pin(self, contents: Contents) -> None:

@@ -157,7 +157,7 @@ def _inside(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tupl
 
 
 def _is_changed(source: kinds.Array, named: Named) -> bool:
-    """Whether the numbers differ from those that the file spells out."""
+    """Return whether the numbers differ from those that the file spells out."""
     own = source.times is not None or source.plus is not None or isinstance(source, kinds.Sum | kinds.Product)
     return own or any(_is_changed(part, named) for _, part in _inside(source, named, ()))
 
@@ -263,7 +263,7 @@ class Arrays:
 
 @dataclass
 class _Making:
-    """What arrays are made of, and how many numbers have been made so far."""
+    """The sources of arrays, and how many numbers have been made so far."""
 
     shapes: Mapping[str, Shape]
     random: model.Random | None
@@ -489,7 +489,7 @@ def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, 
 
 
 def is_too_large(shape: Shape) -> bool:
-    """Whether an array has too many elements; none of them, along some axis, is no leave to grow along the others."""
+    """Return whether an array has too many elements; an axis of length 0 is no leave to grow along others."""
     return math.prod(max(1, length) for length in shape) > MAX_ELEMENTS
 
 

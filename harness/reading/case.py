@@ -29,7 +29,7 @@ NOT_JUDGED = frozenset(
 
 @dataclass(frozen=True)
 class Expected:
-    """What a case says of one stage, or of one quantity derived from a stage.
+    """The expectation of a case for one stage, or for one quantity derived from a stage.
 
     ``shape`` is the stage's own, or the quantity's. ``numbers`` has the same, and
     is None where the document computes something and prints no number. ``digits``
@@ -52,7 +52,7 @@ class Expected:
 
     @property
     def layout(self) -> DocumentLayout:
-        """How its numbers are laid out where they are printed."""
+        """Return how its numbers are laid out where they are printed."""
         return DocumentLayout(self.shape, self.transpose)
 
 
@@ -99,7 +99,7 @@ class Case:
 
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:
-        """What the operation expects of each input."""
+        """Return what the operation expects of each input."""
         return inputs_of(self.operation, self.options.score)
 
     def layout_of(self, stage: str, shape: Shape | None = None) -> DocumentLayout | None:
@@ -110,7 +110,7 @@ class Case:
 
     @property
     def is_document(self) -> bool:
-        """Whether the case is transcribed from a published document."""
+        """Return whether the case is transcribed from a published document."""
         return self.source.kind == "document"
 
     def problem(self, inputs: Mapping[str, NDArray[Any]]) -> Problem:
@@ -119,7 +119,7 @@ class Case:
 
     @cached_property
     def digest(self) -> str:
-        """What stands for all of the case that a verdict follows from; kept with it wherever it is kept."""
+        """Return what stands for all of the case that a verdict follows from; kept with it wherever it is kept."""
         return digest_of({each.name: getattr(self, each.name) for each in fields(self) if each.name not in NOT_JUDGED})
 
 

@@ -194,7 +194,7 @@ def projected_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) 
 
 
 def heads_note(given: Shape, fitted: Shape) -> str:
-    """Say how the shape in the file became another one: its heads were split, or those of a projection merged."""
+    """Return how the shape in the file became another one: its heads were split, or those of a projection merged."""
     if len(fitted) == 4 and given != fitted[4 - len(given) :]:
         return f"; heads are split: {show(given)} in the file is {fitted[1]} heads of width {fitted[3]}"
     if len(given) == 3 and len(fitted) == 2:
@@ -275,7 +275,7 @@ def support_statistics(
 
 
 def _is_continuous(source: kinds.Array, named: Named) -> bool:
-    """Whether an array is drawn from a continuous distribution, and at most multiplied, moved or thinned out."""
+    """Return whether an array is drawn from a continuous distribution, and at most multiplied, moved or thinned out."""
     repeated = source.rows is not None and len(set(source.rows)) < len(source.rows)
     if repeated or source.times == 0 or source.plus:
         return False
@@ -285,7 +285,7 @@ def _is_continuous(source: kinds.Array, named: Named) -> bool:
 
 
 def _is_block(source: kinds.Array, named: Named) -> bool:
-    """Whether a bias is a mask: 0 where a key may be attended, minus infinity where it may not."""
+    """Return whether a bias is a mask: 0 where a key may be attended, minus infinity where it may not."""
     if isinstance(source, kinds.Drawn | kinds.Identity | kinds.Lowest | Alibi | kinds.RelativeBuckets):
         return False
     if source.times is not None or source.plus is not None:
@@ -358,7 +358,7 @@ def _alone(error: CaseFileError) -> CaseFileError:
 
 
 def linear_note(name: str, given: Shape, options: Mapping[str, Any]) -> str:
-    """Say which shape a weight has in the file, where messages have the other one."""
+    """Return which shape a weight has in the file, where messages have the other one."""
     if options.get("projections") != LINEAR or name not in _WEIGHTS or len(given) < 2:
         return ""
     return f"; projections are linear: {show((*given[:-2], given[-1], given[-2]))} in the file is (out, in)"
@@ -426,7 +426,7 @@ MAX_LOOKED_AT = 2**17
 
 @dataclass
 class Budget:
-    """What reading a file may cost, whatever its cases refer to."""
+    """The cost that reading a file may have, whatever its cases refer to."""
 
     left: int = field(default_factory=lambda: MAX_LOOKED_AT)
 
@@ -443,7 +443,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class CaseLocation:
-    """What a case is called, and where it stands."""
+    """The name of a case, and its place."""
 
     id: str
     file: str

@@ -127,7 +127,7 @@ def diagnostic_at(path: FieldPath, message: str, file: str, document: YamlDocume
 
 
 def _is_noise(detail: ErrorDetails) -> bool:
-    """Whether a complaint is about the alternative that the writer did not mean: an input is an array or a name."""
+    """Return whether a complaint is about the alternative that was not meant: an input is an array or a name."""
     alternative = str(detail["loc"][-1]) if detail["loc"] else ""
     if isinstance(detail["input"], str):
         return detail["type"] == "array_kind" and alternative.startswith(_KIND_LABEL)

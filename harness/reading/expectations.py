@@ -1,4 +1,4 @@
-"""What a case file says of the result, checked and laid out in the stages' own shapes."""
+"""The expectations of a case file, checked and laid out in the stages' own shapes."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _fit_numbers(
 
 
 def _misfit(given: Shape, wanted: Shape, axes: Sequence[str]) -> str:
-    """Say which shape was expected; of several heads, that each has its own rows."""
+    """Return which shape was expected; of several heads, that each has its own rows."""
     message = f"expected numbers of shape {show(wanted)}"
     if len(axes) < 2 or axes[1] not in ("H", "Hkv") or wanted[1] == 1:
         return f"{message}, got {show(given)}"

@@ -98,7 +98,7 @@ class ExpectedFailure:
 
     @property
     def is_of_other_processors(self) -> bool:
-        """Whether it speaks of processors that this machine is known not to have."""
+        """Return whether it speaks of processors that this machine is known not to have."""
         flags, processor = processor_flags(), self.entry.processor
         if processor is None or flags is None:
             return False
@@ -106,25 +106,25 @@ class ExpectedFailure:
 
     @property
     def must_happen(self) -> bool:
-        """Whether it is outdated where it does not happen: not where the system does not say what processors can."""
+        """Return whether it is outdated where it does not happen: not where nobody says what processors can."""
         return self.entry.processor is None or processor_flags() is not None
 
     def concerns(self, implementation: str, case: str, dtype: str) -> bool:
-        """Whether it speaks of an implementation's own call in a case and dtype, on this machine."""
+        """Return whether it speaks of an implementation's own call in a case and dtype, on this machine."""
         is_of_a_call = self.entry.property is None and not self.is_of_other_processors
         return is_of_a_call and self.names(implementation, case, dtype)
 
     def concerns_property(self, name: str, implementation: str, case: str, dtype: str) -> bool:
-        """Whether it speaks of a property of an implementation in a case and dtype, on this machine."""
+        """Return whether it speaks of a property of an implementation in a case and dtype, on this machine."""
         is_of_it = self.entry.property == name and not self.is_of_other_processors
         return is_of_it and self.names(implementation, case, dtype)
 
     def is_about(self, implementation: str) -> bool:
-        """Whether it speaks of an implementation in any case."""
+        """Return whether it speaks of an implementation in any case."""
         return fnmatchcase(implementation, self.entry.implementation)
 
     def names(self, implementation: str, case: str, dtype: str) -> bool:
-        """Whether it speaks of an implementation in a case and dtype, on whatever machine."""
+        """Return whether it speaks of an implementation in a case and dtype, on whatever machine."""
         entry = self.entry
         return (
             self.is_about(implementation)
@@ -133,7 +133,7 @@ class ExpectedFailure:
         )
 
     def explains(self, stage: str, verdict: str, empty_rows: str | None = None) -> bool:
-        """Whether it names a verdict on a stage; a whole evaluation that failed has the stage ''.
+        """Return whether it names a verdict on a stage; a whole evaluation that failed has the stage ''.
 
         ``empty_rows`` is what rows without a key give, where that is all that differs.
         """
@@ -143,7 +143,7 @@ class ExpectedFailure:
         return verdict == entry.verdict and (entry.stages is None or not stage or stage in entry.stages)
 
     def excuses(self, stage: str, verdict: str, ratio: float = math.inf, empty_rows: str | None = None) -> bool:
-        """Whether it explains a verdict, and the error is no larger than it says.
+        """Return whether it explains a verdict, and the error is no larger than it says.
 
         ``ratio`` is the error over what rounding allows. One below 1 is an error that statistics alone find too large:
         whatever excuses errors that are proved to be wrong excuses that too.

@@ -42,7 +42,7 @@ def as_written(name: str) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """Which case of the file one is made of, and where the values stand that its names have."""
+    """The case of the file that one is made of, and the places of the values that its names have."""
 
     number: int
     values: Mapping[str, FieldPath]
@@ -50,7 +50,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class _Followed:
-    """How far a path leads: in the cases as written out, in the file, and perhaps on into a value of ``for_each``."""
+    """The end of a path: in the cases as written out, in the file, and perhaps on into a value of ``for_each``."""
 
     found: FieldPath
     path: FieldPath
@@ -141,7 +141,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is varied at once: a single name, or the names of a list of rows."""
+    """The names that vary together: a single name, or the names of a list of rows."""
 
     path: FieldPath
     choices: tuple[Choice, ...]
@@ -326,7 +326,7 @@ class _Writing:
         self.used: set[str] = set()
         self.faults: list[CaseFileError] = []
         self.is_full = False
-        """Whether a limit was passed; what comes behind it is not looked at."""
+        """True once a limit was passed; what comes behind it is not looked at."""
         self._repeated = self._made = 0
 
     def add(self, number: int, entry: Any) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 DEFAULT_EIGHT_BITS = next(iter(EIGHT_BITS))
-"""What keys and values of 8 bits are stored in, where a case does not say."""
+"""The format of keys and values of 8 bits, where a case does not say."""
 _LOWEST = np.float64(-largest_number("float64"))
 """Stands for the lowest number of a dtype until it is known which: no narrower one has this number itself."""
 

@@ -433,7 +433,7 @@ def _used_slots(inputs: Inputs) -> Array:
 
 
 def _by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
-    """Say who may attend to whom by position, and take the options that say so out."""
+    """Return who may attend to whom by position, and take the options that state it out."""
     allowed = np.ones(np.broadcast_shapes(queries.shape, keys.shape), np.bool_)
     if options.pop("is_causal", False):
         allowed &= keys <= queries
@@ -452,4 +452,4 @@ _LAID_OUT_BY: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _LaidOut
     "normalized_attention": _normalized,
     "latent_attention": _latent,
 }
-"""How each operation that lowers to another is laid out."""
+"""The layout of each operation that is lowered to another."""

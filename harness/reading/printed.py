@@ -288,7 +288,7 @@ MAX_NUMBERS = 30_000
 
 @dataclass(frozen=True)
 class Rounding:
-    """How the numbers were rounded when they were printed; by default each as many decimals as it shows."""
+    """The rounding of numbers that are printed; by default each has as many decimals as it shows."""
 
     exact: bool = False
     decimals: int | None = None
@@ -314,7 +314,7 @@ class PrintedArray:
 
     @property
     def radius(self) -> NDArray[np.float64]:
-        """How far the number that was printed may lie from what stands there."""
+        """Return how far the number that was printed may lie from what stands there."""
         return 2 * self.half_unit if self.truncated else self.half_unit
 
     def open_towards(self, other: NDArray[Any]) -> NDArray[np.float64]:
@@ -401,7 +401,7 @@ def _cells(source: object) -> Cells:
 
 
 def _position(index: tuple[int, ...]) -> str:
-    """Say where a number stands: "row 2, number 1: "."""
+    """Return where a number stands: "row 2, number 1: "."""
     words = [f"{word} {number + 1}" for word, number in zip(_AXES, reversed(index), strict=False)]
     return f"{', '.join(reversed(words))}: " if words else ""
 

@@ -520,7 +520,7 @@ def _name_the_kinds(schema: Schema) -> None:
 
 
 def _refine_arrays(definitions: dict[str, Any]) -> None:
-    """Say of fields of which pydantic knows only that they hold something what the loader wants there."""
+    """Refine fields of which pydantic knows only that they hold something."""
     definitions["Values"]["properties"]["values"] |= refer("Numbers")
     definitions["Tree"]["properties"]["tree"] |= refer("Parents")
     for owner, field in _COUNTS:

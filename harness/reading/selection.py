@@ -64,7 +64,7 @@ _CONNECTIVES = ("and", "or", "not")
 
 @dataclass(frozen=True)
 class _Subject:
-    """What an expression is compared with: the texts of a case in small letters, and the lengths of its axes."""
+    """The texts of a case in small letters, and the lengths of its axes, with which an expression is compared."""
 
     texts: tuple[str, ...]
     lengths: Mapping[str, int]
@@ -81,7 +81,7 @@ class Expression:
     _test: _Test
 
     def matches(self, case: Case) -> bool:
-        """Whether it selects a case."""
+        """Return whether it selects a case."""
         texts = (case.id, case.name, *case.tags)
         lengths = axis_lengths(case.operation, case.options, case.input_shapes)
         return self._test(_Subject(tuple(text.lower() for text in texts), lengths))
@@ -225,7 +225,7 @@ class _Reader:
         return self._fault(f"expected {what}, got {self._token.shown}", self._token.column)
 
     def _fault(self, message: str, column: int) -> UsageError:
-        """Say what is wrong, and point at it, where the text can be shown on a line."""
+        """Return what is wrong, and point at it, where the text can be shown on a line."""
         pointed = f"\n  {self._text}\n  {' ' * column}^" if self._text.isprintable() else f" (column {column + 1})"
         return UsageError(f"{self._where}: {message}{pointed}")
 
@@ -267,7 +267,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What all files share: tags that are defined so far, what is wrong so far, and what was read before."""
+    """The state that all files share: tags that are defined so far, what is wrong so far, and what was read before."""
 
     tags: dict[str, TagEntry]
     faults: list[Diagnostic]
@@ -418,7 +418,7 @@ def names_near(pattern: str, store: Store | None = None) -> str:
 
 
 def _is_kernel(pattern: str, path: Path) -> bool:
-    """Whether a pattern names a module or a function of one; __init__.py is what the shell spreads a * over."""
+    """Return whether a pattern names a module or a function of one; __init__.py is what the shell spreads a * over."""
     file, _, function = pattern.partition(".py:")
     return bool(function and exists(path.with_name(f"{Path(file).name}.py"))) or (
         path.suffix == ".py" and path.name != "__init__.py" and exists(path)
@@ -426,7 +426,7 @@ def _is_kernel(pattern: str, path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder; what no file can be called, because it is too long, is none."""
+    """Return whether there is such a file or folder; what no file can be called, because it is too long, is none."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -434,7 +434,7 @@ def exists(path: Path) -> bool:
 
 
 def _may_hold(id_prefix: str, glob: str) -> bool:
-    """Whether the ids of a file's cases, which begin with its own, may begin as a glob does."""
+    """Return whether the ids of a file's cases, which begin with its own, may begin as a glob does."""
     literal, begins = _WILD.split(glob, maxsplit=1)[0], f"{id_prefix}/"
     return begins.startswith(literal) or literal.startswith(begins)
 

@@ -69,7 +69,7 @@ def load_tile(path: Path, display_name: str, known_tags: Iterable[str], tile: in
 
 
 def left_out(tiles: Iterable[int]) -> str:
-    """Say what is not judged of large tiles; empty where everything is."""
+    """Return what is not judged of large tiles; empty where everything is."""
     large = [size for size in tiles if size * (2 * size + 1) > MAX_SCORES]
     if not large:
         return ""

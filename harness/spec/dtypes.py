@@ -25,7 +25,7 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     "eager_lse": _SIXTEEN_BITS,
     "eager_cut": ("bfloat16",),
 }
-"""Which roundings an implementation may declare, and in which dtypes; see ``attention.rounding``."""
+"""The rounding models that an implementation may declare, and their dtypes; see ``attention.rounding``."""
 
 
 def statistics_dtype(dtype: str) -> str:
@@ -34,11 +34,11 @@ def statistics_dtype(dtype: str) -> str:
 
 
 DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
-"""What a case means that does not say."""
+"""The convention of a case that does not say."""
 EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}
 """What a query that may attend to no key gives by each convention, for people."""
 
 
 def without_a_key(given: str, expected: str) -> str:
-    """Say what an implementation gives for a query that may attend to no key, and what the case means instead."""
+    """Return what an implementation gives for a query that may attend to no key, and what the case means instead."""
     return f"a query without a key gives {EMPTY_ROWS[given]}; the case expects {expected}"

@@ -15,7 +15,7 @@ SCORES_AXES: Axes = ("B", "H", "Lq", "T")
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What an operation expects of one input.
+    """The requirements of an operation on one input.
 
     ``axes`` are letters of ``AXES``; a case may leave leading axes out, they are then of length 1. ``broadcast`` inputs
     (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
@@ -52,7 +52,7 @@ class InputSpec:
 
     @property
     def is_number(self) -> bool:
-        """Whether the input is rounded to the working dtype, as masks and counts are not."""
+        """Return whether the input is rounded to the working dtype, as masks and counts are not."""
         return not (self.boolean or self.whole)
 
 

@@ -114,27 +114,27 @@ class Operation:
 
     @property
     def is_lowered(self) -> bool:
-        """Whether it becomes another operation before anything of it is judged."""
+        """Return whether it becomes another operation before anything of it is judged."""
         return self.lowers_to is not None
 
     @property
     def has_gradients(self) -> bool:
-        """Whether its stages are gradients: sums over query rows, of which none stands for another."""
+        """Return whether its stages are gradients: sums over query rows, of which none stands for another."""
         return set(self.stages) <= set(GRADIENTS)
 
     @property
     def has_numbers(self) -> bool:
-        """Whether numbers can be expected of it; gradients are compared with the exact answer alone."""
+        """Return whether numbers can be expected of it; gradients are compared with the exact answer alone."""
         return not self.has_gradients and (self.has_radii or not self.is_lowered)
 
     @property
     def has_parts(self) -> bool:
-        """Whether it merges what was computed for parts of the keys: there is no key, and no query."""
+        """Return whether it merges what was computed for parts of the keys: there is no key, and no query."""
         return PART_INPUTS.keys() <= self.inputs.keys()
 
     @property
     def has_projections(self) -> bool:
-        """Whether it projects its inputs: they have no axis of heads, and an option says how many there are."""
+        """Return whether it projects its inputs: they have no axis of heads, and an option says how many there are."""
         return not set(PROJECTIONS).isdisjoint(self.stages)
 
 

@@ -14,7 +14,7 @@ DEFAULT_SCORE: ScoreKind = "scaled_dot"
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """What there is to know of an option besides its value.
+    """The specification of an option.
 
     ``asks_for`` is the stage that is computed only where the option or another that asks for it is given. ``called`` is
     what people call it, where an implementation may ignore it. No implementation is given an option that is

@@ -14,7 +14,7 @@ Needs = Literal["calls", "one process", "fresh process", "threads"]
 """What a property needs: calls alone, calls one after the other in one process, or processes of their own."""
 Claim = Literal["bitwise", "within bounds"]
 CLAIMS: tuple[Claim, ...] = ("bitwise", "within bounds")
-"""What an implementation can claim of a property, from strict to lenient."""
+"""The claims that an implementation can make of a property, from strict to lenient."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _LOGGERS = ("distributed", "tornado", "asyncio")
 _WORKER_COMMAND = "dask worker {address} --nthreads 1 --resources '{resources}'"
 
 Workers = Mapping[str, Mapping[str, Any]]
-"""What the scheduler knows of each worker, by address."""
+"""The scheduler's record of each worker, by address."""
 
 
 class Cluster:
@@ -96,7 +96,7 @@ def lacking(workers: Workers, groups: Sequence[Group]) -> dict[str, float]:
 
 
 def offers(worker: Mapping[str, Any], needs: Mapping[str, float]) -> bool:
-    """Whether a worker has so much of everything."""
+    """Return whether a worker has so much of everything."""
     return all(worker["resources"].get(name, 0) >= amount for name, amount in needs.items())
 
 
@@ -110,7 +110,7 @@ def workers_of(client: Client, address: str) -> Workers:
 
 
 def lost(address: str, why: str) -> ClusterError:
-    """Say that the cluster is gone, and how to go on."""
+    """Return the error of a lost cluster, with how to go on."""
     return ClusterError(
         f"the cluster at {address} is lost: {why}; what was judged is on disk, and the same command with --resume goes "
         "on, with or without --cluster"

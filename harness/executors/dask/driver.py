@@ -60,7 +60,7 @@ class DaskExecutor:
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
-        """What the frameworks say of themselves, by group."""
+        """Return what the frameworks say of themselves, by group."""
         return self._cluster.descriptions
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
@@ -85,7 +85,7 @@ def dask_executor(address: str, groups: Sequence[Group], judge: Judge, limits: L
 
 
 class _Driver:
-    """What is in flight, what is left, and what killed workers."""
+    """The tasks in flight, those that are left, and those that killed workers."""
 
     def __init__(
         self, cluster: Cluster, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]

@@ -1,4 +1,4 @@
-"""What runs on the workers of a cluster: batches of units, evaluated in a framework's own process, and judged.
+"""The tasks on the workers of a cluster: batches of units, evaluated in a framework's own process, and judged.
 
 Only descriptions travel there: the inputs are made where they are used, as a local run makes them.
 
@@ -36,7 +36,7 @@ _RUNS_KEPT = 64
 
 @dataclass(frozen=True)
 class JobContext:
-    """What all tasks of a run share.
+    """The context that all tasks of a run share.
 
     ``runners`` is how many worker processes a machine may have to hold. Without ``limits_memory`` each of them may hold
     what is right for its own machine. ``versions`` has to be the same where each of the ``groups`` runs, and, under -1,
@@ -62,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What one group made of those units of a batch that it serves, in their order."""
+    """The outcomes of one group for those units of a batch that it serves, in their order."""
 
     outcomes: tuple[Outcome, ...]
     description: Mapping[str, str]
@@ -71,7 +71,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Judged:
-    """What was found of every unit of a batch, what the groups' frameworks say of themselves, and how long it took."""
+    """The result of every unit of a batch, the descriptions of the groups' frameworks, and how long it took."""
 
     found: tuple[UnitResult, ...]
     descriptions: Mapping[str, Mapping[str, str]]
@@ -210,7 +210,7 @@ ABSENT = "nothing"
 _ALWAYS = ("attncheck", "distributed", "numpy", "ml_dtypes", "python-flint")
 _CODE = ("attncheck.backends", "attncheck")
 _BESIDE = ("backends", "cases", "reports")
-"""What lies in the folder of an installed `attncheck`, and beside it in a checkout."""
+"""The folders in the folder of an installed `attncheck`, and beside it in a checkout."""
 _PYTHON, _SOURCE = "Python", "attncheck's code"
 
 
@@ -223,7 +223,7 @@ class Asked:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the versions are listed under."""
+        """Return what the versions are listed under."""
         return (_PYTHON, _SOURCE, *self.packages, *self.files)
 
 
@@ -243,7 +243,7 @@ def found_here(asked: Asked) -> dict[str, str]:
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """Say in words what is not as expected."""
+    """Return in words what is not as expected."""
     return [
         f"{name}: {found.get(name, ABSENT)} there, {wanted} here"
         for name, wanted in expected.items()
