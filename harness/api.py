@@ -24,7 +24,7 @@ from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.explain import Met, calls_before, explain_as_met, group_of
+from attncheck.explain import MetFailure, calls_before, explain_again, group_of
 from attncheck.merge import merge_runs
 from attncheck.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
 from attncheck.reading.case import Case
@@ -65,7 +65,7 @@ class CheckResult:
 
     @property
     def agrees(self) -> bool:
-        """Tell whether nothing disagreed, everything ran, and as much was judged as has to be, at least one case."""
+        """True if nothing disagreed, everything ran, and as much was judged as has to be, at least one case."""
         return self.exit_code is ExitCode.AGREE
 
     @property
@@ -102,8 +102,12 @@ class CheckResult:
         known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
         explanations = [
             repeated_explanation_text(
-                explain_as_met(
-                    cases[case], named[name], dtype, self._limits, self._met(cases, case, named[name], dtype)
+                explain_again(
+                    cases[case],
+                    named[name],
+                    dtype,
+                    self._limits,
+                    self._failure_in(cases, case, named[name], dtype),
                 ),
                 self._selection.tags,
             )
@@ -115,14 +119,16 @@ class CheckResult:
             [self.headline, *said, *explanations, *([f"... and {left} more that fail."] if left > 0 else [])]
         )
 
-    def _met(self, cases: Mapping[str, Case], case: str, implementation: Implementation, dtype: str) -> Met | None:
-        """Return how this check met a case that failed in it."""
+    def _failure_in(
+        self, cases: Mapping[str, Case], case: str, implementation: Implementation, dtype: str
+    ) -> MetFailure | None:
+        """Return the failure that this check found in a case, with the calls before it."""
         asked = self._asked(implementation.name)
         if not (found := asked.get((case, dtype), "")):
             return None
         group = group_of(implementation, [each for _, each in asked], dtype)
         evaluations = calls_before(asked, (case, dtype), group.dtypes)
-        return Met(found, lambda: [(cases[identity], each) for identity, each in evaluations])
+        return MetFailure(found, lambda: [(cases[identity], each) for identity, each in evaluations])
 
     def _asked(self, name: str) -> dict[CaseInDtype, str]:
         """Return what became of every call, in the plan's order."""

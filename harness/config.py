@@ -1,4 +1,4 @@
-"""What a project says of itself in ``[tool.attncheck]`` of its pyproject.toml.
+"""The options that a project sets in ``[tool.attncheck]`` of its pyproject.toml.
 
     [tool.attncheck]
     cases = ["conformance/"]                     # own files or folders of cases, besides the bundled ones

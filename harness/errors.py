@@ -1,4 +1,4 @@
-"""What can go wrong, one named exception per kind, each with the exit code that the command line gives it."""
+"""Errors, one named exception per kind, each with the exit code that the command line gives it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """What the command line tells its caller; the first that applies, in the order bad input, disagree, not run."""
+    """Exit codes of the command line; the first that applies, in the order bad input, disagree, not run."""
 
     AGREE = 0
     DISAGREE = 1
@@ -68,7 +68,7 @@ class OutputError(AttncheckError):
 
     @classmethod
     def of(cls, path: Path | str, error: OSError) -> OutputError:
-        """Say what cannot be written, why, and what to do about it."""
+        """Return the error of a path that cannot be written, with the reason and what to do about it."""
         why = os.strerror(error.errno) if error.errno else str(error)
         return cls(f"{path} cannot be written: {why}{_ADVICE.get(error.errno or 0, '')}")
 

@@ -39,12 +39,12 @@ from attncheck.verdicts import Verdict
 _Evaluation = tuple[str, str, str]
 """An implementation, a case and a dtype."""
 NUMBERS = ("element_stage", "element", "computed", "exact", "error", "bound", "ratio", "against", "diagnosis")
-"""What is recorded of the element where a failure is worst."""
+"""Names of the numbers recorded of the element where a failure is worst."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one implementation did with one case in one dtype.
+    """The judged result of one implementation in one case and dtype.
 
     ``failure`` says why there are no stages; ``outside`` why there is no exact answer to hold them against.
     ``expected_failures`` tells, by stage, why what is wrong there was expected.
@@ -60,9 +60,9 @@ class Explanation:
     outside: str = ""
     expected_failures: Mapping[str, str] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
-    """What the implementation would need to support the case, where that is why there are no stages."""
+    """The features that the implementation would need to support the case, where that is why there are no stages."""
     padded: str = ""
-    """What the call was padded with, as the implementation requires; empty where it was made as the case has it."""
+    """The padding of the call, as the implementation requires it; empty where it was made as the case has it."""
     conditioning: Mapping[str, Conditioning] = field(default_factory=dict)
     """By stage, how large the error bounds are beside the numbers."""
     diagnosis: str | None = None
@@ -70,7 +70,7 @@ class Explanation:
 
     @property
     def fails(self) -> bool:
-        """Whether anything is wrong; what is unsupported is not."""
+        """True if anything is wrong; what is unsupported is not."""
         of_stages = any(judgement.verdict.exit_code for judgement in self.judgements)
         return of_stages or bool(self.failure and not self.failure.startswith(Verdict.UNSUPPORTED))
 
@@ -91,7 +91,7 @@ class Explanation:
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        """What ``NUMBERS`` names, of the element where it is worst; None for what there is not."""
+        """The numbers that ``NUMBERS`` names, of the element where it is worst; None for what there is not."""
         found = self.first_failing
         if found is None:
             return dict.fromkeys(NUMBERS)
@@ -198,7 +198,7 @@ def _expected_stages(
 def _with_limit(
     expected_failures: Sequence[ExpectedFailure], judgement: StageJudgement, evaluation: _Evaluation
 ) -> StageJudgement:
-    """Say of a stage where a failure is expected that its error is larger than the entry allows."""
+    """Describe an error that is larger than the entry of its expected failure allows."""
     beyond = beyond_expected(
         expected_failures, *evaluation, judgement.stage, judgement.verdict, ratio=_ratio(judgement)
     )
@@ -230,8 +230,8 @@ Each = TypeVar("Each")
 
 
 @dataclass(frozen=True)
-class Met:
-    """How a check met a case: what it ``found`` wrong, and the calls ``before`` it in the same process, in order.
+class MetFailure:
+    """A failure that a check ``found``, and the calls ``before`` it in the same process, in order.
 
     ``seen`` is the explanation of that very evaluation, where there is one; ``remark`` what may have changed since.
     """
@@ -243,8 +243,8 @@ class Met:
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """What became of a failure that does not show in a fresh process.
+class Repetition:
+    """The outcome of repeating a failure that does not show in a fresh process.
 
     It ``found`` what is said, after as many calls as came ``before``. It happens again after those that are ``needed``;
     None where it did not happen again. ``are_fewest`` says whether each of them is.
@@ -262,7 +262,7 @@ class RepeatedExplanation:
     """An explanation, and what is to be said before it of a failure that a fresh process does not show."""
 
     explanation: Explanation
-    repeated: Repeated | None = None
+    repeated: Repetition | None = None
 
     @property
     def before(self) -> tuple[Call, ...]:
@@ -270,35 +270,35 @@ class RepeatedExplanation:
         return (self.repeated.needed or ()) if self.repeated else ()
 
 
-def explain_as_met(
+def explain_again(
     case: Case,
     implementation: Implementation,
     dtype: str,
     limits: Limits,
-    met: Met | None = None,
+    earlier: MetFailure | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> RepeatedExplanation:
-    """Explain a case in a fresh process, and where it does not fail there although a check says so, as that met it.
+    """Explain a case in a fresh process, and where it does not fail there as in a check, after that check's calls.
 
     ``say`` hears what is done while it takes long.
     """
     fresh = explain_case(case, implementation, dtype, limits)
-    if met is None or fresh.fails:
+    if earlier is None or fresh.fails:
         return RepeatedExplanation(fresh)
-    before = met.before()
-    repeated = Repeated(met.found, len(before), remark=met.remark)
+    before = earlier.before()
+    repeated = Repetition(earlier.found, len(before), remark=earlier.remark)
     tries = _Tries(case, implementation, dtype, limits)
     say(f"in a fresh process it agrees; repeating the {len(before)} calls that the check made before it")
     if not before or not tries.fails_after(before):
-        return RepeatedExplanation(met.seen or fresh, repeated)
+        return RepeatedExplanation(earlier.seen or fresh, repeated)
     say("it fails after them; looking for those that it takes")
     are_fewest = fewest(before, tries.fails_after)
     needed, found = tries.failing[-1]
     return RepeatedExplanation(found, replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
 
 
-def met_in(checked: Checked, case: Case, implementation: Implementation, dtype: str) -> Met | None:
-    """Return how a check met a case; None where its results say of no failure, or of a case that has changed since."""
+def failure_in(checked: Checked, case: Case, implementation: Implementation, dtype: str) -> MetFailure | None:
+    """Return the failure that a check found in a case; None if it found none, or the case has changed since."""
     record = checked.cases.get(case.id)
     if record is None or changed(record, case_record(case, {})):
         return None
@@ -313,18 +313,18 @@ def met_in(checked: Checked, case: Case, implementation: Implementation, dtype: 
         cases = read_called(called) if evaluations else {}
         return [(cases[identity], each) for identity, each in evaluations if identity in cases]
 
-    return Met(found, before, remark=_changed_since(implementation, checked))
+    return MetFailure(found, before, remark=_changed_since(implementation, checked))
 
 
-def met_now(seen: Explanation, before: Sequence[Call]) -> Met:
-    """Return how a check meets a case right now, given what it has just seen and the calls before that."""
+def failure_seen_now(seen: Explanation, before: Sequence[Call]) -> MetFailure:
+    """Return the failure that a check has just ``seen``, after the calls before it."""
     first = next((each for each in seen.judgements if each.verdict.exit_code), None)
     found = seen.failure if first is None else what_was_found(first.verdict, first.stage, first.message)
-    return Met(found, lambda: before, seen)
+    return MetFailure(found, lambda: before, seen)
 
 
 def _changed_since(implementation: Implementation, checked: Checked) -> str:
-    """Say of an own file that it is younger than the results."""
+    """Return a remark on a user's file that is younger than the results."""
     path = Path(implementation.declared.module)
     is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
     return f"{path.name} has changed since" if is_younger else ""
@@ -357,7 +357,7 @@ class _Tries:
     until: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def fails_after(self, calls: Sequence[Call]) -> bool | None:
-        """Whether the case fails after these calls; None where there have been tries enough."""
+        """Return if the case fails after these calls; None where there have been tries enough."""
         if self.failing and (self.left <= 0 or time.monotonic() > self.until):
             return None
         self.left -= 1

@@ -40,7 +40,7 @@ class Merged:
     rows: pd.DataFrame
     runs: tuple[Run, ...]
     notes: tuple[str, ...] = ()
-    """What could not be compared across the runs, and why."""
+    """Comparisons across the runs that could not be made, and why."""
 
     @property
     def cases(self) -> CaseRecords:

@@ -58,9 +58,7 @@ class Flag:
         read: Makes the option of what was given, and of the place where it stands, for messages. Raises ``UsageError``.
         given: The type of what is given on the command line, where it is not the option's own.
         shown: The default as it is given there, where it is not the option's own.
-        separated: Whether commas separate several values there.
         minimum: The smallest number.
-        complete: Completes it in a shell: a name of ``attncheck.cli.completion`` without ``complete_``.
         show_default: As typer has it.
         is_argument: Whether it has no name on the command line.
         pytest: Its metavar and help as an option of pytest's; empty where it is none.
@@ -73,9 +71,7 @@ class Flag:
     read: Callable[[Any, str], Any] | None = None
     given: Any = None
     shown: Any = None
-    separated: bool = False
     minimum: float | None = None
-    complete: str = ""
     show_default: bool | str = True
     is_argument: bool = False
     pytest: tuple[str, str] | tuple[()] = ()
@@ -83,7 +79,7 @@ class Flag:
 
 
 def flag(*names: str, **given: Any) -> Flag:
-    """Return how an option is given, by these names; keywords as in ``Flag``."""
+    """Return a ``Flag`` with these names."""
     return Flag(names, **given)
 
 
@@ -103,7 +99,7 @@ class Option:
 
     @property
     def is_list(self) -> bool:
-        """Whether it may be given several times."""
+        """True for an option that may be given several times."""
         return get_origin(self.type) is tuple
 
     def read(self, given: Any, where: str) -> Any:
@@ -201,8 +197,6 @@ Patterns = Annotated[
         metavar="CASES",
         help="Files or folders of cases, or globs over the bundled cases such as 'documents/*'. Default: all bundled "
         "cases, and those of [tool.attncheck].",
-        show_default=False,
-        complete="cases",
         pytest=("CASES", "files, folders or globs"),
         key="cases",
     ),
@@ -224,8 +218,6 @@ DtypeNames = Annotated[
         metavar="DTYPES",
         help="float64, float32, bfloat16 or float16, comma-separated. Default: all that a case declares.",
         read=_read_dtypes,
-        separated=True,
-        complete="dtypes",
         pytest=("DTYPE", "only this dtype"),
     ),
 ]
@@ -236,8 +228,6 @@ TagNames = Annotated[
         "-t",
         metavar="TAGS",
         help="Select the cases that have one of these tags.",
-        separated=True,
-        complete="tags",
         pytest=("TAG", "only cases with this tag"),
     ),
 ]
@@ -250,8 +240,6 @@ Match = Annotated[
         help="Select the cases that match: words in ids, names and tags, comparisons of axes, and, or, not, "
         "parentheses, as in 'Lk>64 and not causal' or 'Lk%8!=0'.",
         read=_read_match,
-        given=str | None,
-        show_default=False,
     ),
 ]
 Tiles = Annotated[
@@ -262,8 +250,6 @@ Tiles = Annotated[
         help="The tile size of your kernel (2 to 4096), or several as 64,128. Adds cases with lengths of n - 1, n, "
         "n + 1 and 2n + 1 to the selected ones.",
         read=_read_tiles,
-        given=list[str] | None,
-        separated=True,
         pytest=("N", "the kernel's tile: cases at its edges, too"),
         key="tile",
     ),
@@ -296,7 +282,6 @@ MinJudged = Annotated[
         help="Exit with 3 if an implementation was judged in fewer cases, or in a smaller share of them. Default: "
         "min_judged of [tool.attncheck] for a run without a selection; for a report, what its runs were given.",
         read=_read_minimum,
-        given=str | None,
         pytest=(
             "N|N%",
             "fail where an implementation was judged in fewer cases, or in a smaller share of those that ran",
@@ -309,7 +294,7 @@ Quiet = Annotated[bool, flag("--quiet", "-q", help="Print only what is wrong.")]
 
 @dataclass(frozen=True)
 class FunctionOptions:
-    """How a function of a user's is called: with whose arrays, and like which library."""
+    """The calling convention of a user's implementation: whose arrays it takes, and the library it is called like."""
 
     framework: Annotated[
         str | None,
@@ -317,8 +302,6 @@ class FunctionOptions:
             metavar="NAME",
             help="The framework whose arrays your own implementation takes and returns. Default: the one "
             "that its file imports without NumPy, or numpy.",
-            show_default=False,
-            complete="frameworks",
             pytest=("NAME", "whose arrays the implementation takes"),
         ),
     ] = None
@@ -328,8 +311,6 @@ class FunctionOptions:
             metavar="NAME",
             help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, "
             "onnx, keras, hf or bshd. Default: attncheck's own signature.",
-            show_default=False,
-            complete="signatures",
             pytest=("NAME", "the library that the function is called like"),
         ),
     ] = None
@@ -337,7 +318,7 @@ class FunctionOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What an evaluation may take: seconds, GiB of memory, threads."""
+    """Limits of an evaluation: seconds, GiB of memory, threads."""
 
     time_limit: Annotated[
         float, flag(minimum=0.1, metavar="SECONDS", help="Time limit of one evaluation, at least 0.1.")
@@ -363,7 +344,7 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class RecordedOptions:
-    """The options that a run keeps to as they were given, whatever is selected."""
+    """The options that a run needs as they were given, and ``Settings`` has as well."""
 
     output: Annotated[
         Path, flag("--output", "-o", metavar="FOLDER", help="Folder for the results. An earlier run in it is replaced.")
@@ -400,7 +381,6 @@ class RecordedOptions:
             minimum=1,
             metavar="N",
             help="Stop after N failing cases. The report says how many were not run; --resume goes on.",
-            show_default=False,
         ),
     ] = None
     all_cases: Annotated[
@@ -416,7 +396,7 @@ class RecordedOptions:
 
 @dataclass(frozen=True)
 class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
-    """What is run, how, and what becomes of it, as somebody asks for it: ``flag`` says of each how it is given."""
+    """All options of a run, as users give them: what is run, how, and what becomes of the results."""
 
     cases: Patterns = ()
     backends: Annotated[
@@ -426,8 +406,6 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
             "-b",
             metavar="NAMES",
             help="Backends to run, comma-separated. Default: every installed one.",
-            separated=True,
-            complete="backends",
         ),
     ] = ()
     implementations: Annotated[
@@ -440,8 +418,6 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
             help="Implementations to run, comma-separated: names, globs such as 'torch.*', all, or your own as "
             "file.py:function, package.module:function or a program (./attention). Default: every backend in its "
             "default mode, which is jit for JAX and eager for all others.",
-            separated=True,
-            complete="implementations",
         ),
     ] = ()
     expected_failure_lists: ExpectedFailureLists = ()
@@ -480,8 +456,6 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
             metavar="NAMES",
             help="Run only the standard cases on these implementations, too: a backend, a name or a glob. About one "
             "case in four.",
-            separated=True,
-            show_default=False,
         ),
     ] = ()
     properties: Annotated[
@@ -515,17 +489,17 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
 
     @property
     def worker_limits(self) -> Limits:
-        """What a worker may take."""
+        """Limits of the worker processes."""
         return self.limits(compilation_cache=self.compilation_cache, keep_going=self.keep_going)
 
     @property
     def store(self) -> Store:
-        """What is kept of earlier runs; nothing where they are left alone."""
+        """The store of earlier results; one that keeps nothing with ``--no-cache``."""
         return store_of(self.cache, self.cache_size)
 
     @property
     def picked(self) -> dict[str, Sequence[str]]:
-        """What the cases are narrowed by (of ``results.coverage.PICKED``), and by what."""
+        """The options that narrow the cases, by their names in ``results.coverage.PICKED``."""
         return {
             "cases": self.cases,
             "tags": self.tags,

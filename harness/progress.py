@@ -58,7 +58,7 @@ class Pace:
 
     @property
     def is_running(self) -> bool:
-        """Whether evaluations are done, and others left."""
+        """True while some evaluations are done and others left."""
         return self._begun is not None and self.done < self.total
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether a program speaks the protocol: every rule tried, and what is malformed said. Numbers are not judged here."""
+"""Rules of the protocol of programs, each tried on a program. Numbers are not judged here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGE = 2048
 
 @dataclass(frozen=True)
 class Rule:
-    """What was tried, and what is ``wrong``; nothing where it holds, or where it was not tried for the ``reason``."""
+    """A rule that was tried, and what is ``wrong``; nothing where it holds, or was not tried for the ``reason``."""
 
     says: str
     wrong: str = ""
@@ -95,7 +95,7 @@ def _arrays(dtype: str, *, heads: int = 2, queries: int = 3, keys: int = 5, widt
 
 
 def _answered(asked: _Asked, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
-    """Whether the answer to a call of attention is one: an output of the right shape and dtype."""
+    """Check that a call of attention is answered with an output of the right shape and dtype."""
     answer = asked.call("attention", arrays, options)
     if isinstance(answer, Refused):
         return True if answer.kind == "unsupported" else f"it answered an error: {answer.reason}"

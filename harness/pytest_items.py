@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 NODE = "attncheck"
-"""What the ids of these tests begin with."""
+"""The beginning of these tests' ids."""
 
 
 class _CaseCollector(pytest.Collector):
@@ -59,7 +59,7 @@ class CaseItem(pytest.Item):
         self.judge.check(self.case, self.dtype)
 
     def reportinfo(self) -> tuple[str, int, str]:
-        """Say where the case stands."""
+        """Return the file and line of the case."""
         return self.case.file, self.case.line - 1, self.name
 
 
@@ -159,10 +159,10 @@ class ImplementationJudge:
             pytest.fail(self._story(explanation, before), pytrace=False)
 
     def _story(self, seen: Explanation, before: Sequence[Call]) -> str:
-        """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
+        """Describe a failure; for the first few, with the earlier calls that it takes."""
         from attncheck.commands import command, words_again, words_of
         from attncheck.execution.call import Limits
-        from attncheck.explain import RepeatedExplanation, explain_as_met, met_now
+        from attncheck.explain import RepeatedExplanation, explain_again, failure_seen_now
         from attncheck.reading.case import case_record
         from attncheck.reports.explanation import repeated_explanation_text
 
@@ -174,7 +174,7 @@ class ImplementationJudge:
             )
         elif before:
             _REPEATED[self.implementation.name] += 1
-            found = explain_as_met(seen.case, self.implementation, seen.dtype, _limits(), met_now(seen, before))
+            found = explain_again(seen.case, self.implementation, seen.dtype, _limits(), failure_seen_now(seen, before))
             explained = found if found.repeated else explained
         standard = Limits(case_seconds=_TIME_LIMIT)
         again = words_of(self.implementation.name, words_again([self.implementation], standard, None))
@@ -237,7 +237,7 @@ if not TYPE_CHECKING:
     Failed, Skipped = pytest.fail.Exception, pytest.skip.Exception  # as pytest publishes them
 
 _JUDGED, _STOPPED, _UNVERIFIED, _UNSUPPORTED = _OUTCOMES = ("judged", "stopped", "unverified", "unsupported")
-"""What became of a case, from what counts before the rest: dtypes of a case may differ."""
+"""Outcomes of a case, those first that count before the others: dtypes of a case may differ."""
 
 
 class NotJudged(Skipped):
@@ -297,7 +297,7 @@ class Judged:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what was judged of what was asked, a line per implementation."""
+        """Print how many of the cases were judged, a line per implementation."""
         if not self.found:
             return
         terminalreporter.section("attncheck")

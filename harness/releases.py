@@ -40,7 +40,7 @@ class Release:
 
     @property
     def requirements(self) -> list[str]:
-        """What pip is asked for."""
+        """The requirements that pip installs."""
         return [f"{self.distribution}=={self.version}", *self.beside]
 
     @property

@@ -286,7 +286,7 @@ def _standard_only(chosen: ImplementationSelection) -> set[str]:
 
 
 def _words_of(cases: Sequence[Case], chosen: ImplementationSelection, standard: Collection[str], count: int) -> str:
-    """Say who is asked for all cases, and who for the standard ones."""
+    """Describe which implementations are asked for all cases, and which for the standard ones."""
     parts = (
         (False, f"{len(cases):,} of {counted(len(cases), 'case')}"),
         (True, f"the {counted(count, 'standard case')}, which cover the rest"),

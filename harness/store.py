@@ -1,4 +1,4 @@
-"""What never changes, kept for later runs: entries in the user's cache folder, found by what they follow from.
+"""The store of results that never change: entries in the user's cache folder, found by what they follow from.
 
 A store remembers what is true of a problem, never what an implementation answers. Every entry carries a checksum and
 the key that it was written under, so that a damaged or foreign one is no entry. Entries are written beside their place
@@ -139,7 +139,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Key:
-    """What an entry is found by: its kind, and a digest of all that it follows from."""
+    """The key of an entry: its kind, and a digest of everything that it follows from."""
 
     kind: str
     digest: str
@@ -165,7 +165,7 @@ class Store:
 
     @property
     def summary(self) -> str:
-        """What happened so far, in words."""
+        """The hits and misses so far, in words."""
         if self.folder is None:
             return "not used"
         counted = ", ".join(f"{self.counts[what]} {what}" for what in _COUNTED if self.counts[what] or what == "found")
@@ -271,7 +271,7 @@ def user_store(size: int = DEFAULT_SIZE) -> Store:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether nobody else can put entries there."""
+    """Return if nobody else can put entries there."""
     if not hasattr(os, "getuid"):
         return True
     status = folder.stat()

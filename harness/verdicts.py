@@ -41,7 +41,7 @@ class Verdict(StrEnum):
 
     @property
     def exit_code(self) -> ExitCode:
-        """What this verdict makes of a run, when it is not a known one."""
+        """The exit code of a run with this verdict, when it is not an expected failure."""
         return _EXIT_CODES.get(self, ExitCode.DISAGREE)
 
 

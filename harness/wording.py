@@ -40,7 +40,7 @@ def listed_or(names: Iterable[str]) -> str:
 
 
 def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bool = True) -> str:
-    """Say what could be meant by a ``name`` that is not ``known``: what is nearly called that, and what there is.
+    """Suggest names for a ``name`` that is not ``known``: those with similar names, and all that there are.
 
     Where there are many names or one is near, the command that ``lists_all`` takes the place of the list.
     """

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.errors import ExitCode
-from attncheck.explain import Explanation, Repeated, RepeatedExplanation
+from attncheck.explain import Explanation, RepeatedExplanation, Repetition
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Conditioning
@@ -95,7 +95,7 @@ def print_repeated_explanation(
     print_explanation(explained.explanation, tags, console)
 
 
-def _repetition(repeated: Repeated) -> Iterator[str]:
+def _repetition(repeated: Repetition) -> Iterator[str]:
     """Say that a fresh process does not show a failure, and what it takes."""
     since = f" {repeated.remark}." if repeated.remark else ""
     calls = f"the {repeated.before:,} calls" if repeated.before > 1 else "the call"
@@ -119,7 +119,7 @@ def _repetition(repeated: Repeated) -> Iterator[str]:
         yield f"  and {len(repeated.needed or ()) - _MAX_CALLS} more"
 
 
-def _how_many(repeated: Repeated) -> str:
+def _how_many(repeated: Repetition) -> str:
     """Say how many of the calls before it a failure takes."""
     needed, before = len(repeated.needed or ()), repeated.before
     if before == 1:
@@ -286,7 +286,7 @@ def _errors(measured: Measured | None) -> Errors | None:
     return None if measured is None else Errors.from_object(measured, element=measured.index)
 
 
-def _repeated(repeated: Repeated) -> RepeatedRecord:
+def _repeated(repeated: Repetition) -> RepeatedRecord:
     calls = repeated.needed
     needed = None if calls is None else [CallRecord(case=case.id, dtype=dtype) for case, dtype in calls]
     return RepeatedRecord.from_object(repeated, needed=needed)

@@ -194,7 +194,7 @@ _ALLOCATED = 100_000
 
 
 _RUN = ["check", "--no-report", "--keep-arrays", "all"]
-"""What `run` is short for: to judge now, and to report or compare later."""
+"""The words that `run` is short for: to judge now, and to report or compare later."""
 
 
 def main() -> None:
@@ -226,4 +226,4 @@ def _run_for_programs() -> NoReturn:
 
 
 _CommandLineError: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
-"""What typer raises of a command line that it cannot read, wherever it has that from."""
+"""The error that typer raises of a command line that it cannot read, wherever it has that from."""

@@ -1,4 +1,4 @@
-"""What a shell offers for an argument that is being typed: names of cases, implementations, dtypes and tags.
+"""Completions of an argument that is being typed in a shell: names of cases, implementations, dtypes and tags.
 
 A shell asks at every press of a key, so nothing heavy is imported here: neither NumPy nor a reader of YAML. The names
 of the bundled cases are found in the text of their files. A case with ``for_each`` stands for several; what is offered
@@ -97,14 +97,14 @@ def complete_tags(incomplete: str) -> list[str]:
     return _last_of_several(_TAG.findall(text[text.find("\ntags:") :]), incomplete)
 
 
-def complete_frameworks(incomplete: str) -> list[str]:
+def complete_framework(incomplete: str) -> list[str]:
     """Return the frameworks whose arrays a function may take."""
     from attncheck.backends import BACKENDS
 
     return _beginning(BACKENDS, incomplete)
 
 
-def complete_signatures(incomplete: str) -> list[str]:
+def complete_signature(incomplete: str) -> list[str]:
     """Return the libraries that a function may be called like."""
     from attncheck.execution.families import FAMILIES
 

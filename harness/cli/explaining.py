@@ -56,16 +56,16 @@ def explain(
     """
     from attncheck.reports.explanation import print_repeated_explanation
 
-    asked, limits = _asked(case, implementation, dtype, function, results), allowed.limits()
-    explained = _explanation_of(asked, limits)
+    subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
+    explained = _explanation_of(subject, limits)
     code = ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if explained.explanation.failure else code
     if as_json:
         from attncheck.reports.explanation import explanation_document
 
-        print_document(explanation_document(explained, code, _commands(asked, limits, ("repro", "reduce"))))
+        print_document(explanation_document(explained, code, _commands(subject, limits, ("repro", "reduce"))))
     else:
-        print_repeated_explanation(explained, asked.selection.tags)
+        print_repeated_explanation(explained, subject.selection.tags)
     raise typer.Exit(code)
 
 
@@ -110,64 +110,64 @@ def repro(
     """
     from attncheck.commands import joined
 
-    asked, limits = _asked(case, implementation, dtype, function, results), allowed.limits()
-    explained = _explanation_of(asked, limits)
-    explanation, name = explained.explanation, asked.implementation.name
+    subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
+    explained = _explanation_of(subject, limits)
+    explanation, name = explained.explanation, subject.implementation.name
     if explanation.failure.startswith(Verdict.UNSUPPORTED):
         raise UsageError(
-            f"{name}, {asked.case.id} in {asked.dtype}: {explanation.failure}; there is nothing to reproduce"
+            f"{name}, {subject.case.id} in {subject.dtype}: {explanation.failure}; there is nothing to reproduce"
         )
-    path = output or Path(script_name(asked.case.id, name, asked.dtype))
+    path = output or Path(script_name(subject.case.id, name, subject.dtype))
     command, tries = joined(["python", str(path)]), 0
     if reduced and explanation.fails and not explained.before:
-        explained, tries = _reduced(explained, asked, limits)
-    text = _script(explained, asked, command)
+        explained, tries = _reduced(explained, subject, limits)
+    text = _script(explained, subject, command)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError.of(path, error) from None
     if as_json:
-        print_document(_script_document(explained, tries, asked, path, command, limits))
+        print_document(_script_document(explained, tries, subject, path, command, limits))
         return
     typer.echo(f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with")
     typer.echo(f"  {command}")
 
 
 def _script_document(
-    explained: RepeatedExplanation, tries: int, asked: _Asked, path: Path, command: str, limits: Limits
+    explained: RepeatedExplanation, tries: int, subject: _Subject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
     from attncheck.reports.explanation import answer_of, of_case
     from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import ScriptDocument
     from attncheck.reports.machine.outcome import failure_of
 
-    failure = failure_of(explained.explanation, [command, *_commands(asked, limits, ("explain",))])
+    failure = failure_of(explained.explanation, [command, *_commands(subject, limits, ("explain",))])
     return ScriptDocument(
         attncheck=header("repro"),
         exit_code=int(ExitCode.AGREE),
         answer=answer_of(explained.explanation),
         failures=[] if failure is None else [failure],
         next=[command],
-        implementation=asked.implementation.name,
+        implementation=subject.implementation.name,
         case=of_case(explained.explanation.case),
-        dtype=asked.dtype,
+        dtype=subject.dtype,
         script=str(path),
         command=command,
         tries=tries,
     )
 
 
-def _commands(asked: _Asked, limits: Limits, names: Sequence[str]) -> list[str]:
+def _commands(subject: _Subject, limits: Limits, names: Sequence[str]) -> list[str]:
     """Return commands about the same case on the same implementation."""
     from attncheck.commands import command, words_again
     from attncheck.reading.case import case_record
 
-    words = words_again([asked.implementation], limits, None).get(asked.implementation.name)
-    record = case_record(asked.case, {})
-    return [command(name, record, words, asked.dtype) for name in names] if words else []
+    words = words_again([subject.implementation], limits, None).get(subject.implementation.name)
+    record = case_record(subject.case, {})
+    return [command(name, record, words, subject.dtype) for name in names] if words else []
 
 
-def _reduced(explained: RepeatedExplanation, asked: _Asked, limits: Limits) -> tuple[RepeatedExplanation, int]:
+def _reduced(explained: RepeatedExplanation, subject: _Subject, limits: Limits) -> tuple[RepeatedExplanation, int]:
     """Return the explanation of the smallest case that fails alike, and in how many tries it was found.
 
     Where it cannot be reduced, it is that of the case itself.
@@ -178,29 +178,29 @@ def _reduced(explained: RepeatedExplanation, asked: _Asked, limits: Limits) -> t
     from attncheck.searching.search import reduce_case
 
     patient = replace(limits, keep_going=True)
-    reduced = reduce_case(asked.case, asked.implementation, asked.dtype, patient)
+    reduced = reduce_case(subject.case, subject.implementation, subject.dtype, patient)
     if reduced.problem is None or not reduced.tries:
         return explained, 0
     typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)
     named = replace(
-        reduced.explanation.case, name=f"{asked.case.name} (reduced)", file=asked.case.file, line=asked.case.line
+        reduced.explanation.case, name=f"{subject.case.name} (reduced)", file=subject.case.file, line=subject.case.line
     )
     return RepeatedExplanation(replace(reduced.explanation, case=named)), reduced.tries
 
 
-def _script(explained: RepeatedExplanation, asked: _Asked, command: str) -> str:
+def _script(explained: RepeatedExplanation, subject: _Subject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
     from attncheck.reports.explanation import repeated_explanation_text
     from attncheck.repro import compact_script, repro_script
     from attncheck.searching.search import element_of
 
-    explanation, implementation = explained.explanation, asked.implementation
-    case, dtype, judgements = explanation.case, asked.dtype, explanation.judgements
+    explanation, implementation = explained.explanation, subject.implementation
+    case, dtype, judgements = explanation.case, subject.dtype, explanation.judgements
     if not explained.before and explanation.fails:
         story = element_of(explanation)
         if (text := compact_script(case, implementation, dtype, judgements, story, command)) is not None:
             return text
-    story = repeated_explanation_text(explained, asked.selection.tags)
+    story = repeated_explanation_text(explained, subject.selection.tags)
     return repro_script(case, implementation, dtype, judgements, story, command=command, before=explained.before)
 
 
@@ -214,8 +214,8 @@ def script_name(identity: str, implementation: str, dtype: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a command is about, and the results of the check in which it may have failed."""
+class _Subject:
+    """A case, an implementation and a dtype, and the results of the check in which the case may have failed."""
 
     case: Case
     selection: Selection
@@ -224,13 +224,13 @@ class _Asked:
     checked: Checked | None
 
 
-def _asked(
+def _subject_of(
     case: str,
     implementation: str,
     dtype: str | None,
     function: FunctionOptions,
     results: Path | None,
-) -> _Asked:
+) -> _Subject:
     from attncheck.explain import find_implementation
 
     checked = checked_in(results)
@@ -248,25 +248,27 @@ def _asked(
             function.framework or options.get("--framework"), function.signature or options.get("--signature")
         )
     chosen = find_implementation(implementation, function.framework, function.signature)
-    return _Asked(found, selection, chosen, chosen_dtype, checked)
+    return _Subject(found, selection, chosen, chosen_dtype, checked)
 
 
 def _is_implementation(text: str) -> bool:
-    """Whether a text that is no case names an implementation: one of the table, or a file of Python."""
+    """Return if a text that is no case names an implementation: one of the table, or a file of Python."""
     from attncheck.backends import EVERYTHING
 
     return text.partition(".")[0] in EVERYTHING or text.partition(":")[0].endswith(".py")
 
 
-def _explanation_of(asked: _Asked, limits: Limits) -> RepeatedExplanation:
-    from attncheck.explain import explain_as_met, met_in
+def _explanation_of(subject: _Subject, limits: Limits) -> RepeatedExplanation:
+    from attncheck.explain import explain_again, failure_in
 
-    met = met_in(asked.checked, asked.case, asked.implementation, asked.dtype) if asked.checked else None
-    return explain_as_met(
-        asked.case,
-        asked.implementation,
-        asked.dtype,
+    earlier = (
+        failure_in(subject.checked, subject.case, subject.implementation, subject.dtype) if subject.checked else None
+    )
+    return explain_again(
+        subject.case,
+        subject.implementation,
+        subject.dtype,
         limits,
-        met,
+        earlier,
         say=lambda line: typer.echo(f"attncheck: {line}", err=True),
     )

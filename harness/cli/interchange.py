@@ -64,8 +64,8 @@ def export_data(
     store = store_of(cache, 2.0)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
     exported = export_tests(selection.cases, dtypes, folder, store, exact=exact)
-    said = _Said("export", folder, len(exported.tests), exported.left_out, tuple(lines_of(exported)))
-    _say(said, as_json=as_json, quiet=quiet)
+    result = _Result("export", folder, len(exported.tests), exported.left_out, tuple(lines_of(exported)))
+    _print_result(result, as_json=as_json, quiet=quiet)
 
 
 @app.command("import", epilog=examples("attncheck import onnx onnx_tests --output onnx_cases"))
@@ -90,17 +90,20 @@ def import_data(
     from attncheck.onnx_data.importing import import_tests, lines_of
 
     imported = import_tests(folder, output)
+    result = _Result("import", output, sum(imported.files.values()), imported.left_out, tuple(lines_of(imported)))
     if not imported.files:
         if not as_json:
-            _say(_Said("import", output, 0, imported.left_out, tuple(lines_of(imported))), as_json=False, quiet=quiet)
+            _print_result(
+                _Result("import", output, 0, imported.left_out, tuple(lines_of(imported))), as_json=False, quiet=quiet
+            )
         raise OnnxDataError(f"{folder}: none of its tests is a case")
-    said = _Said("import", output, sum(imported.files.values()), imported.left_out, tuple(lines_of(imported)))
-    _say(said, as_json=as_json, quiet=quiet)
+    result = _Result("import", output, sum(imported.files.values()), imported.left_out, tuple(lines_of(imported)))
+    _print_result(result, as_json=as_json, quiet=quiet)
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a command wrote, for people and for machines."""
+class _Result:
+    """The files that a command wrote, and its answer, for people and for machines."""
 
     command: str
     folder: Path
@@ -109,31 +112,31 @@ class _Said:
     lines: Sequence[str]
 
 
-def _say(said: _Said, *, as_json: bool, quiet: bool) -> None:
+def _print_result(result: _Result, *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        print_document(_document(said))
+        print_document(_document(result))
     elif not quiet:
-        for line in said.lines:
+        for line in result.lines:
             typer.echo(line)
 
 
-def _document(said: _Said) -> TestDataDocument:
+def _document(result: _Result) -> TestDataDocument:
     from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import TestDataDocument
 
     return TestDataDocument(
-        attncheck=header(said.command),
+        attncheck=header(result.command),
         exit_code=int(ExitCode.AGREE),
-        answer=said.lines[0],
-        notes=list(said.lines[1:]),
-        folder=str(said.folder),
-        written=said.written,
-        left_out=said.left_out,
+        answer=result.lines[0],
+        notes=list(result.lines[1:]),
+        folder=str(result.folder),
+        written=result.written,
+        left_out=result.left_out,
     )
 
 
 class Action(StrEnum):
-    """What is done with vectors."""
+    """Actions on vectors."""
 
     EXPORT = "export"
     VERIFY = "verify"

@@ -1,4 +1,4 @@
-"""What commands share about one case and about results, and what they print: an answer, JSON, or why there is none."""
+"""The output of commands (an answer, JSON, an error), and how they find one case or read results back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_document(document: Document) -> None:
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, be it right or wrong."""
+    """Return if a command line asks for JSON, be it right or wrong."""
     words = list(arguments)
     return OPTION in (words[: words.index("--")] if "--" in words else words)
 
@@ -101,7 +101,7 @@ def dtype_of(case: Case, wanted: str | None) -> str:
 
 
 def print_faults(selection: Selection) -> None:
-    """Say on stderr what is wrong with case files."""
+    """Print faults of case files on stderr."""
     for fault in selection.faults:
         typer.echo(f"attncheck: {fault}", err=True)
 

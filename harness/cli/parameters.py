@@ -10,7 +10,7 @@ from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ForwardRef
 
 import typer
 
@@ -60,8 +60,8 @@ def _for_typer(option: Option, parameter: inspect.Parameter) -> inspect.Paramete
     settings: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": flag.show_default}
     if flag.minimum is not None:
         settings["min"] = flag.minimum
-    if flag.complete:
-        settings["autocompletion"] = getattr(completion, f"complete_{flag.complete}")
+    if option.type is not bool:
+        settings["autocompletion"] = getattr(completion, f"complete_{option.name}", None)
     made = typer.Argument(**settings) if flag.is_argument else typer.Option(*flag.names, **settings)
     default = option.default if flag.shown is None else flag.shown
     if option.is_list:
@@ -74,25 +74,25 @@ def _for_typer(option: Option, parameter: inspect.Parameter) -> inspect.Paramete
 
 
 def _given(option: Option) -> Any:
-    """Return the type of what is given on the command line."""
+    """Return the type of a value on the command line: of what is not imported yet, a text."""
     if option.flag.given is not None:
         return option.flag.given
-    if not option.is_list:
-        return option.type
-    return list[Path] | None if option.type == tuple[Path, ...] else list[str] | None
+    if option.is_list:
+        return list[Path] | None if option.type == tuple[Path, ...] else list[str] | None
+    return str | None if isinstance(option.type, ForwardRef) else option.type
 
 
 def _read(option: Option, given: Any) -> Any:
-    """Make the option of what was given on the command line."""
+    """Convert a value of the command line, where commas separate several names. Raises ``UsageError``."""
     if given is None or given == option.flag.shown:
         return option.default
-    if option.flag.separated:
-        given = [part for each in given for part in each.split(",") if part]
+    if option.is_list and not option.flag.is_argument:
+        given = [part for each in given for part in (each.split(",") if isinstance(each, str) else [each]) if part]
     return option.read(given, option.flag.names[0] if option.flag.names else f"--{option.name}")
 
 
 class Listed(StrEnum):
-    """What ``attncheck list`` can list."""
+    """Kinds of things that ``attncheck list`` lists."""
 
     CASES = "cases"
     BACKENDS = "backends"

@@ -1,4 +1,4 @@
-"""The command ``check``: what its options select is run, judged, reported and shown.
+"""The command ``check``: runs cases, judges them, and reports and shows the outcome.
 
 ``attncheck run`` is short for it without a report (``app.main``).
 """
@@ -47,7 +47,7 @@ class RunRequest:
 
     options: RunOptions
     is_announced: bool = False
-    """Whether people were told already what they may want to know before a run."""
+    """True if hints on what runs were printed already."""
     times: Times = field(default_factory=Times)
 
 
@@ -161,7 +161,7 @@ def _run(
 
 @contextmanager
 def _said_after_a_moment(words: str, *, visible: bool) -> Iterator[None]:
-    """Say what is going on, where that takes longer than people wait without wondering."""
+    """Print what is being done, once it takes longer than people wait without wondering."""
     said = Timer(_MOMENT, typer.echo, [f"attncheck: {words}"], {"err": True})
     said.daemon = True
     if visible:

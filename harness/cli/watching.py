@@ -204,7 +204,7 @@ def _reason(row: Row | None) -> str:
 
 @dataclass(frozen=True)
 class Changes:
-    """What is otherwise than in the run before; ``unchanged`` evaluations fail as they did, or were not run again."""
+    """Differences from the run before; ``unchanged`` evaluations fail as they did, or were not run again."""
 
     failing: EvaluationStates
     passing: EvaluationStates
@@ -232,7 +232,7 @@ class Changes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything is as before."""
+        """True if everything is as before."""
         return not (self.failing or self.passing or self.changed)
 
     @property

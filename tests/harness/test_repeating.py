@@ -18,7 +18,7 @@ from attncheck import check
 from attncheck.cli import app
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.explain import Call, Met, calls_before, explain_as_met, fewest, find_implementation
+from attncheck.explain import Call, MetFailure, calls_before, explain_again, fewest, find_implementation
 from attncheck.reading.selection import select_cases
 from attncheck.reports.explanation import repeated_explanation_text
 
@@ -40,8 +40,8 @@ def kernel(remembering: Callable[[str], Path]) -> Callable[[str], Implementation
     return lambda needed: find_implementation(f"{remembering(needed)}:attention")
 
 
-def met(before: Sequence[Call]) -> Met:
-    return Met("numeric at output: twice as large", lambda: before)
+def failure(before: Sequence[Call]) -> MetFailure:
+    return MetFailure("numeric at output: twice as large", lambda: before)
 
 
 def queries(calls: Sequence[Call]) -> list[int]:
@@ -105,7 +105,7 @@ def test_what_fails_in_a_fresh_process_is_not_looked_for_elsewhere(calls: list[C
         raise AssertionError("nobody asks")
 
     case = calls[-1][0]
-    told = explain_as_met(case, kernel("set()"), "float32", Limits(), Met("numeric at output", never))
+    told = explain_again(case, kernel("set()"), "float32", Limits(), MetFailure("numeric at output", never))
     assert told.repeated is None
     assert told.explanation.begins_at == "output"
 
@@ -116,7 +116,7 @@ def test_a_failure_that_takes_other_calls_is_repeated_after_those_alone(
 ) -> None:
     case = calls[-1][0]
     heard: list[str] = []
-    told = explain_as_met(case, kernel(str(needed)), "float32", Limits(), met(calls[:-1]), heard.append)
+    told = explain_again(case, kernel(str(needed)), "float32", Limits(), failure(calls[:-1]), heard.append)
     assert told.explanation.begins_at == "output"
     assert queries(told.before) == sorted(needed)
     assert told.repeated is not None
@@ -139,13 +139,13 @@ def test_a_failure_that_does_not_happen_again_is_said_first_and_what_is_seen_fol
         (calls[:-1], "That does not happen again, neither in a fresh process nor after the 8 calls"),
         ([], "It was the first call there, too"),
     ):
-        told = explain_as_met(case, kernel("{99}"), "float32", Limits(), met(before))
+        told = explain_again(case, kernel("{99}"), "float32", Limits(), failure(before))
         assert told.before == ()
         assert not told.explanation.fails
         text = repeated_explanation_text(told, {})
         assert says in text
         assert "Every stage is within its error bound" in text
-    alone = explain_as_met(case, kernel("{3}"), "float32", Limits())
+    alone = explain_again(case, kernel("{3}"), "float32", Limits())
     assert (alone.repeated, alone.explanation.fails) == (None, False), "no check found anything"
 
 
