@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, str] = {
     "version": "version of the implementation's framework",
     "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
     "printed": ROW_COLUMNS["reference_text"].meaning,
-    "outcome": "bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass",
+    "outcome": "one word: bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass",
     "first": "what the first call gave there",
     "second": "what the further calls gave there, mapped back",
     **{name: column.meaning for name, column in ROW_COLUMNS.items() if column.frames},

@@ -37,6 +37,7 @@ import pandas as pd
 
 from attncheck.errors import ExitCode, UsageError
 from attncheck.judging.compare import Tier, noise_limit
+from attncheck.reports.build_frames import COLUMNS
 from attncheck.reports.defects import ExpectedFailureGroup, expected_failure_groups
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, cell_table, failing, records
 from attncheck.reports.summary import what_is_wrong
@@ -323,10 +324,7 @@ def _lengths(shape: str) -> list[int]:
 
 DIFF_COLUMNS: Mapping[str, str] = {
     "environment": "label of the run, of both where they have different ones",
-    "implementation": "backend and mode",
-    "case": "id of the case",
-    "dtype": "working dtype of inputs and results",
-    "stage": "named intermediate, or derived quantity",
+    **{name: COLUMNS[name] for name in ("implementation", "case", "dtype", "stage", "verdict", "reason", "thread")},
     "change": "of verdicts worse, better or other; of errors grew or shrank; else added, removed, changed",
     "before": "verdict, version or value in the first results; empty where there is none",
     "after": "the same in the second",
@@ -341,11 +339,8 @@ DIFF_COLUMNS: Mapping[str, str] = {
     "after_ratio": "the same in the second",
     "before_tier": "within, warning (noisy), statistical or proven (wrong), in the first results",
     "after_tier": "the same in the second",
-    "verdict": "one word: docs/reference/verdicts.md",
     "before_cases": "in how many cases the expected failure happened in the first results",
     "after_cases": "the same in the second",
-    "reason": "why the failure is expected",
-    "thread": "where that is discussed",
     "failing": "evaluations of the case that fail: of a removed case in the first results, else in the second",
     "what": "what of it differs",
 }
