@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from attncheck.cli import app
 from attncheck.errors import OutputError, UsageError
 from attncheck.reading import selection
-from attncheck.reading.case import Case
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import select_cases
 from attncheck.reports.panels import Panel
@@ -34,7 +33,7 @@ def printed(identity: str, dtype: str = "float64", *stages: str, **console: obje
     return text.getvalue()
 
 
-def test_a_case_is_shown_with_its_source_tags_inputs_and_exact_stages() -> None:
+def test_a_case_is_shown_with_its_source_tags_inputs_errata_and_exact_stages() -> None:
     text = printed(VIGNETTE)
     assert text.startswith("Four words attend to each other\n")
     assert "multi_head_attention, query 1x4x3, key 1x4x3" in text
@@ -45,9 +44,6 @@ def test_a_case_is_shown_with_its_source_tags_inputs_and_exact_stages() -> None:
     assert re.search(r"\[0, 2\] +0\.8429010 +0\.8429010423 +4\.2e-08 +holds", text)
     assert "weights, printed: 16 of 16 hold" in text
     assert "\x1b" not in text
-
-
-def test_errata_are_told_beside_the_numbers_that_do_not_hold() -> None:
     text = printed(f"{NOTEBOOK}/the-call-as-the-notebook-writes-it-with-mask-none", "float64", "weights")
     assert "attention (weights), printed: 4 of 16 hold\nErratum: Printed under mask=None" in text
     assert re.search(r"\[0, 0\] +1\. +0\.21036710325 +0\.79 +erratum", text)
@@ -70,62 +66,47 @@ def test_every_dtype_shows_the_exact_answer_for_what_is_stored_in_it() -> None:
     assert all(line.endswith("holds  ") or line.endswith("holds") for lines in exact.values() for line in lines)
 
 
-def test_a_matrix_is_elided_to_what_goes_into_the_width() -> None:
-    text = matrix_text(Panel("x", np.arange(10_000.0).reshape(100, 100)), 60).plain
-    lines = text.splitlines()
+def test_a_matrix_of_any_shape_and_name_is_elided_to_what_goes_into_the_width() -> None:
+    lines = matrix_text(Panel("x", np.arange(10_000.0).reshape(100, 100)), 60).plain.splitlines()
     assert lines[0] == "x, 100 x 100"
     assert len(lines) == 2 + 12
     assert max(map(len, lines)) <= 60
     assert lines[1].split()[-3:] == ["...", "98", "99"]
     assert lines[-1].split()[-1] == "9999"
     assert [line.split()[0] for line in lines[2:]].count("...") == 1
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (0, 3), (3, 0), (1, 5000), (5000, 1)])
-def test_any_shape_can_be_shown(shape: tuple[int, int]) -> None:
-    text = matrix_text(Panel("x", np.full(shape, np.nan)), 80).plain
-    assert text.startswith(f"x, {shape[0]} x {shape[1]}")
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_names_cannot_write_to_the_terminal() -> None:
+    for shape in ((1, 1), (0, 3), (3, 0), (1, 5000), (5000, 1)):
+        text = matrix_text(Panel("x", np.full(shape, np.nan)), 80).plain
+        assert text.startswith(f"x, {shape[0]} x {shape[1]}")
+        assert max(map(len, text.splitlines())) <= 80
+    # Names cannot write to the terminal.
     text = matrix_text(Panel("\x1b]0;owned\x07 [red]x", np.zeros((1, 1))), 80).plain
-    assert "\x1b" not in text
-    assert "\x07" not in text
+    assert not {"\x1b", "\x07"} & set(text)
     assert "[red]x" in text
 
 
-def own_case(tmp_path: Path, text: str) -> Case:
-    """Return the one case of a file."""
+def shown_text(tmp_path: Path, text: str) -> str:
+    """Return what is shown of the one case of a file."""
     header = "title: Own cases\nsource: {kind: derivation, title: Made for the tests}\noperation: softmax\ncases:\n"
     (tmp_path / "own.yaml").write_text(f"{header}  - name: One\n    {text}\n", encoding="utf-8")
     selection = select_cases(["own.yaml"], base=tmp_path)
     assert not selection.faults
-    return selection.cases[0]
+    shown = io.StringIO()
+    console = Console(file=shown, width=200, highlight=False, markup=False)
+    print_case(work_out(selection.cases[0], "float64"), {}, console)
+    return shown.getvalue()
 
 
-def shown_text(case: Case) -> str:
-    text = io.StringIO()
-    print_case(work_out(case, "float64"), {}, Console(file=text, width=200, highlight=False, markup=False))
-    return text.getvalue()
-
-
-def test_elements_without_an_exact_answer_say_why(tmp_path: Path) -> None:
+def test_elements_without_an_exact_answer_say_why_and_sampled_rows_are_told(tmp_path: Path) -> None:
     text = shown_text(
-        own_case(
-            tmp_path,
-            "inputs: {scores: {values: [[0, .inf], [0, 0]]}}\n    allow_nonfinite: true\n"
-            '    expect: [{stage: weights, printed: "nan 55\\n0.5 0.5", exact: true}]',
-        )
+        tmp_path,
+        "inputs: {scores: {values: [[0, .inf], [0, 0]]}}\n    allow_nonfinite: true\n"
+        '    expect: [{stage: weights, printed: "nan 55\\n0.5 0.5", exact: true}]',
     )
     assert "There is no exact answer where nan stands: scores holds NaN or an infinity that no mask explains.\n" in text
     assert "weights, printed: 2 of 4 hold" in text
     words = [line.strip().rpartition("  ")[2] for line in text.splitlines() if line.startswith("[")]
     assert words == ["not compared", "not compared", "holds", "holds"]
-
-
-def test_sampled_rows_are_told_and_what_was_not_judged_is_no_number(tmp_path: Path) -> None:
-    text = shown_text(own_case(tmp_path, "inputs: {scores: {ascending: [0, 0.001], shape: [2100, 128]}}"))
+    text = shown_text(tmp_path, "inputs: {scores: {ascending: [0, 0.001], shape: [2100, 128]}}")
     assert "64 of 2,100 query rows judged; they stand for all." in text
     # Rows 2 to 14 lie beside no edge of a tile, and are not among those drawn at random.
     weights = text.partition("Exact stages:")[2]
@@ -139,13 +120,9 @@ def test_a_case_is_saved_as_an_image_of_the_format_that_the_name_asks_for(tmp_pa
     for suffix, start in (("png", b"\x89PNG"), ("SVG", b"<svg"), ("pdf", b"%PDF")):
         (path,) = save_case(shown, tmp_path / f"first.{suffix}")
         assert path.read_bytes().startswith(start)
-    first = (tmp_path / "first.pdf").read_bytes()
-    save_case(shown, tmp_path / "first.pdf")
-    assert (tmp_path / "first.pdf").read_bytes() == first
-
-
-def test_an_image_that_cannot_be_written_or_named_is_told(tmp_path: Path) -> None:
-    shown = work_out(select_cases([VIGNETTE]).cases[0], "float64", ["output"])
+    first = path.read_bytes()
+    save_case(shown, path)
+    assert path.read_bytes() == first
     with pytest.raises(OutputError, match=r"none.x\.svg cannot be written: No such file or directory"):
         save_case(shown, tmp_path / "none" / "x.svg")
     for name in ("x.gif", "x"):
