@@ -3,7 +3,7 @@
 The axis letters of docstrings stand in ``contract.py``.
 
 To add a framework, write its module (copy ``numpy_backend.py``, keep the names and their order) and add its line here;
-``tests/backends/test_one_place.py`` then says what the files of tox, pip, make and CI lack of it.
+``tests/backends/test_table.py`` then says what the files of tox, pip, make and CI lack of it.
 A native kernel or a compiled mode of a framework is a module of its own with those of the functions that it has, and a
 ``Mode`` in the framework's line. What is no framework but has attention of its own stands in ``libraries.py``.
 """

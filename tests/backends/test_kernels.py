@@ -32,18 +32,6 @@ SERVICES = {"prepare", "describe", "from_numpy", "to_numpy"}
 TORCH, TENSORFLOW, JAX = (BACKENDS[name] for name in ("torch", "tensorflow", "jax"))
 
 
-def marks(name: str) -> list[Any]:
-    entry = EVERYTHING[name]
-    absent = pytest.mark.skipif(not entry.is_installed, reason=f"{entry.packages[0]} is not installed")
-    return [getattr(pytest.mark, name), absent]
-
-
-def needs(name: str) -> Any:
-    """Mark a test that needs a framework or library."""
-    own, absent = marks(name)
-    return lambda test: own(absent(test))
-
-
 def normal(*shape: int) -> NDArray[Any]:
     return RNG.normal(size=shape)
 
@@ -75,7 +63,7 @@ def asked(name: str, operation: str, inputs: Arrays, dtype: str = "float32", **o
         return {stage: backend.to_numpy(tensor) for stage, tensor in stages.items()}
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_each_mode_of_torch_runs_its_kernel() -> None:
     names = []
     for mode in ("sdpa", "sdpa_math", "sdpa_flash"):
@@ -85,14 +73,14 @@ def test_each_mode_of_torch_runs_its_kernel() -> None:
     assert ["FlashAttention" in name for name in names] == [True, False, True]
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_another_mistake_is_not_taken_for_something_unsupported() -> None:
     with pytest.raises(RuntimeError) as raised:
         asked("torch.sdpa", "attention", {**INPUTS, "key": normal(2, 2, 5, 5)})
     assert not isinstance(raised.value, NotImplementedError)
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_no_keys_give_zeros() -> None:
     none = {name: INPUTS[name][:, :, :0] for name in ("key", "value")}
     inputs = {"query": INPUTS["query"], **none, "bias": BIAS[..., :0]}
@@ -104,7 +92,7 @@ def test_no_keys_give_zeros() -> None:
         assert gradients["grad_query"].shape == (2, 4, 3, 6)
 
 
-@needs("torch")
+@pytest.mark.torch
 @pytest.mark.parametrize(("mode", "taken"), [("mha", 0), ("mha_weights", 0), ("mha_fast", 1)])
 def test_only_the_fast_mode_takes_the_fast_path(mode: str, taken: int) -> None:
     import torch
@@ -120,7 +108,7 @@ def test_only_the_fast_mode_takes_the_fast_path(mode: str, taken: int) -> None:
     assert fast.call_count == taken
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_a_module_gives_what_is_declared_or_known_where_a_query_has_no_key(
     given_without_a_key: Callable[[str, str], dict[str, str]],
 ) -> None:
@@ -140,7 +128,7 @@ def test_a_module_gives_what_is_declared_or_known_where_a_query_has_no_key(
         assert given_without_a_key(f"torch.{mode}", "float64") == {"empty_rows": given[mode]}
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_nested_tensors_go_through_one_call_with_a_nested_layout() -> None:
     import torch
     from torch.nn import functional
@@ -157,7 +145,7 @@ def test_nested_tensors_go_through_one_call_with_a_nested_layout() -> None:
     assert seen == [(True, torch.jagged, 3)]
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_keys_behind_those_that_are_used_are_not_read_by_lower_right() -> None:
     inputs = {**PACKED, "key_lengths": np.array([3, 0, 3])}
     spoilt = {**inputs, "key": PACKED["key"].copy()}
@@ -169,7 +157,7 @@ def test_keys_behind_those_that_are_used_are_not_read_by_lower_right() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_a_query_without_a_key_gets_zeros_from_flex_attention() -> None:
     found = asked("torch.flex", "attention", {**INPUTS, "key_lengths": np.array([3, 0])})
     assert (found["output"][1] == 0).all()
@@ -218,7 +206,7 @@ def lengths(queries: int, keys: int, width: int) -> dict[str, Any]:
     return {**arrays, "is_causal": True, "window": (queries // 2, 1), "scale": 0.7, "softcap": 1.5}
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_compiled_stages_are_the_formula_and_one_compilation_too_many_is_an_error_and_not_eager_code(
     compiled: Callable[[str], Any],
 ) -> None:
@@ -232,7 +220,7 @@ def test_compiled_stages_are_the_formula_and_one_compilation_too_many_is_an_erro
         backend.attention(*tensors)
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_gradients_are_compiled_with_every_option_and_once_for_all_lengths(compiled: Callable[[str], Any]) -> None:
     import torch
 
@@ -245,7 +233,7 @@ def test_gradients_are_compiled_with_every_option_and_once_for_all_lengths(compi
     assert counts[0] == counts[1] == counts[2] > 0
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_torch_rewrites_what_reads_as_attention(compiled: Callable[[str], Any]) -> None:
     """Otherwise the mode would be that of the eager code once more."""
     import torch
@@ -258,7 +246,7 @@ def test_torch_rewrites_what_reads_as_attention(compiled: Callable[[str], Any]) 
     assert counters["inductor"]["fuse_attention"] == before + 1
 
 
-@needs("torch")
+@pytest.mark.torch
 def test_every_function_of_torch_compile_is_that_of_eager_code_compiled() -> None:
     eager, backend = TORCH.load(), TORCH.load("compile")
     names = {name for name in vars(Backend) if not name.startswith("_") and hasattr(backend, name)} - SERVICES
@@ -267,7 +255,7 @@ def test_every_function_of_torch_compile_is_that_of_eager_code_compiled() -> Non
         assert getattr(backend, name)._torchdynamo_orig_callable is getattr(eager, name), name
 
 
-@needs("jax")
+@pytest.mark.jax
 def test_every_operation_of_jax_is_one_compiled_program() -> None:
     import jax
 
@@ -280,13 +268,13 @@ def test_every_operation_of_jax_is_one_compiled_program() -> None:
         assert getattr(backend, name).__wrapped__ is getattr(eager, name)
 
 
-@needs("jax")
+@pytest.mark.jax
 def test_the_softmax_of_jaxs_call_is_computed_in_float32_whatever_the_inputs_are(judge_mode: Judge) -> None:
     """See the review of https://github.com/jax-ml/jax/pull/34112."""
     assert judge_mode("jax.dpa_jit", "float64", "attention", INPUTS, {})["output"] == "numeric"
 
 
-@needs("jax")
+@pytest.mark.jax
 def test_widths_that_differ_are_padded_and_what_requires_shapes_takes_what_pads_to_them(tmp_path: Path) -> None:
     runner: GroupRunner[str] = GroupRunner(Group(find_implementation("jax.dpa_jit"), ("float32",)), Limits(), tmp_path)
     try:
@@ -307,7 +295,7 @@ def test_widths_that_differ_are_padded_and_what_requires_shapes_takes_what_pads_
             assert parameters_of(function).accepted(PADDED_BY) == PADDED_BY
 
 
-@needs("jax")
+@pytest.mark.jax
 def test_versions_of_jax_that_return_no_log_sum_exp_return_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
@@ -327,7 +315,7 @@ def test_versions_of_jax_that_return_no_log_sum_exp_return_the_output_alone(monk
     np.testing.assert_allclose(stages["output"], right, rtol=1e-4, atol=1e-5)
 
 
-@needs("tensorflow")
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("mode", ["function", "xla"])
 def test_graphs_have_eager_codes_parameters_and_are_traced_for_new_shapes_alone(mode: str) -> None:
     eager, backend = TENSORFLOW.load(), TENSORFLOW.load(mode)
@@ -344,7 +332,7 @@ def test_graphs_have_eager_codes_parameters_and_are_traced_for_new_shapes_alone(
     assert softmax.experimental_get_tracing_count() == before + 2
 
 
-@needs("tensorflow")
+@pytest.mark.tensorflow
 def test_xla_compiles_and_the_plain_graph_does_not() -> None:
     scores = np.zeros((1, 1, 2, 3), dtype=np.float32)
     xla: Any = TENSORFLOW.load("xla")
@@ -368,7 +356,7 @@ def keras_output(weights: Arrays, **options: Any) -> NDArray[Any]:
     return asked("tensorflow.keras_mha", "multi_head_attention", {**MODELS, **weights}, heads=2, **options)["output"]
 
 
-@needs("tensorflow")
+@pytest.mark.tensorflow
 def test_a_layer_that_is_used_again_takes_the_weights_and_biases_of_its_call() -> None:
     other = {name: weight[::-1, ::-1].copy() for name, weight in WEIGHTS.items()}
     biased = {**WEIGHTS, "key_bias": normal(8), "output_bias": normal(9)}
@@ -377,7 +365,7 @@ def test_a_layer_that_is_used_again_takes_the_weights_and_biases_of_its_call() -
     np.testing.assert_array_equal(keras_output(biased), first)
 
 
-@needs("tensorflow")
+@pytest.mark.tensorflow
 def test_windows_are_refused_by_a_keras_that_has_none_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
     build_layer: Any = import_module(TENSORFLOW.mode_named("keras_mha").module)._build_layer
     import keras
@@ -398,7 +386,7 @@ def test_windows_are_refused_by_a_keras_that_has_none_and_nothing_else_is(monkey
     build_layer.cache_clear()
 
 
-@needs("tensorflow")
+@pytest.mark.tensorflow
 def test_keras_says_which_framework_it_computes_with_and_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with mock.patch.dict(os.environ, TENSORFLOW.environment):
         backend: Any = TENSORFLOW.load("keras_dpa")
@@ -412,7 +400,7 @@ def test_keras_says_which_framework_it_computes_with_and_another_is_refused(monk
         backend.prepare("float32", 1)
 
 
-@needs("keras")
+@pytest.mark.keras
 def test_keras_on_jax_is_right_wherever_it_is_judged() -> None:
     """``attncheck check`` judges it on PyTorch, its default mode."""
     pytest.importorskip("jax")
@@ -437,7 +425,7 @@ CAUSAL: dict[str, tuple[Arrays, dict[str, Any]]] = {
 }
 
 
-@needs("mlx")
+@pytest.mark.mlx
 def test_mlxs_own_causality_is_asked_for_where_the_last_query_stands_at_the_last_key() -> None:
     import mlx.core as mx
 
@@ -456,7 +444,7 @@ def test_mlxs_own_causality_is_asked_for_where_the_last_query_stands_at_the_last
     }
 
 
-@needs("mlx")
+@pytest.mark.mlx
 def test_a_row_without_a_key_is_uniform_under_a_boolean_mask_of_mlx_and_nan_under_one_that_is_added() -> None:
     mask = np.ones((2, 1, 3, 5), dtype=bool)
     mask[1, 0, 2] = False
@@ -466,7 +454,7 @@ def test_a_row_without_a_key_is_uniform_under_a_boolean_mask_of_mlx_and_nan_unde
     assert np.isnan(asked("mlx.sdpa", "attention", {**INPUTS, "mask": mask, "bias": BIAS})["output"][1, :, 2]).all()
 
 
-@needs("mlx")
+@pytest.mark.mlx
 def test_a_scale_that_is_no_float32_is_refused_by_mlx_in_float64() -> None:
     backend: Any = EVERYTHING["mlx"].load("sdpa")
     tensors = {name: backend.from_numpy(array[..., :4]) for name, array in INPUTS.items()}
@@ -475,7 +463,9 @@ def test_a_scale_that_is_no_float32_is_refused_by_mlx_in_float64() -> None:
     assert backend.to_numpy(backend.attention(**tensors)["output"]).dtype == np.float64
 
 
-@pytest.mark.parametrize("library", [pytest.param(name, marks=marks(name)) for name in ("mlx", "paddle")])
+@pytest.mark.parametrize(
+    "library", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mlx", "paddle")]
+)
 def test_arrays_go_over_to_a_library_and_come_back(library: str) -> None:
     backend: Any = EVERYTHING[library].load("sdpa")
     backend.prepare("float32", 1)
@@ -486,7 +476,7 @@ def test_arrays_go_over_to_a_library_and_come_back(library: str) -> None:
         np.testing.assert_array_equal(back, array)
 
 
-@needs("paddle")
+@pytest.mark.paddle
 def test_paddles_own_causality_is_asked_for_where_nothing_else_forbids_a_key() -> None:
     backend: Any = EVERYTHING["paddle"].load("sdpa")
     kernel, handed_over = backend.functional.scaled_dot_product_attention, {}
@@ -499,7 +489,7 @@ def test_paddles_own_causality_is_asked_for_where_nothing_else_forbids_a_key() -
 
 
 def of_onnx(*names: str) -> Any:
-    params = [pytest.param(name, marks=marks(name.partition(".")[0])) for name in names]
+    params = [pytest.param(name, marks=getattr(pytest.mark, name.partition(".")[0])) for name in names]
     return pytest.mark.parametrize("name", params)
 
 
@@ -529,7 +519,7 @@ def test_an_attribute_that_is_no_float32_is_refused_in_float64(name: str) -> Non
     assert backend.attention(**INPUTS, scale=0.75)["output"].dtype == np.float64
 
 
-@needs("onnxruntime")
+@pytest.mark.onnxruntime
 def test_what_a_cache_holds_behind_its_last_key_is_not_read() -> None:
     name = "onnxruntime.group_query_attention"
     longer = {"query": normal(2, 4, 5, 16), "key": normal(2, 2, 7, 16), "value": normal(2, 2, 7, 16)}
@@ -539,7 +529,7 @@ def test_what_a_cache_holds_behind_its_last_key_is_not_read() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@needs("onnxruntime")
+@pytest.mark.onnxruntime
 def test_a_sink_of_minus_infinity_is_none(judge_mode: Judge) -> None:
     inputs = {"query": normal(2, 4, 5, 16), "key": normal(2, 2, 5, 16), "value": normal(2, 2, 5, 16)}
     inputs["sinks"] = np.array([0.5, -1.0, -np.inf, 2.0])
@@ -550,7 +540,7 @@ def test_a_sink_of_minus_infinity_is_none(judge_mode: Judge) -> None:
 ALONE = {**INPUTS, "key": normal(2, 4, 5, 6), "value": normal(2, 4, 5, 7)}
 
 
-@needs("openvino")
+@pytest.mark.openvino
 def test_without_a_hint_the_processor_decides_what_openvino_computes_float32_in(judge_mode: Judge) -> None:
     flags = processor_flags()
     assert flags is not None
@@ -558,7 +548,7 @@ def test_without_a_hint_the_processor_decides_what_openvino_computes_float32_in(
     assert found == {"output": "numeric" if "avx512_bf16" in flags else "agree"}
 
 
-@needs("openvino")
+@pytest.mark.openvino
 def test_a_query_without_a_key_is_nan_and_an_output_stays_as_it_was_when_the_next_call_comes() -> None:
     backend: Any = EVERYTHING["openvino"].load("sdpa")
     backend.prepare("float32", 1)
@@ -574,7 +564,7 @@ def test_a_query_without_a_key_is_nan_and_an_output_stays_as_it_was_when_the_nex
     np.testing.assert_array_equal(first, kept)
 
 
-@needs("pallas")
+@pytest.mark.pallas
 def test_what_lies_behind_the_keys_of_a_sequence_shows_where_it_is_nan(judge_mode: Judge) -> None:
     """A weight of 0 times NaN: backends/expected_failures/pallas.yaml."""
     pages = {
@@ -585,7 +575,7 @@ def test_what_lies_behind_the_keys_of_a_sequence_shows_where_it_is_nan(judge_mod
     assert judge_mode("pallas.gpu_paged", "float32", "paged_attention", pages, {}) == {"output": "nonfinite"}
 
 
-@needs("pallas")
+@pytest.mark.pallas
 def test_packed_sequences_are_segments(judge_mode: Judge) -> None:
     ends = np.array([0, 5, 5, 12])
     inputs = {name: normal(1, 2, 12, 8) for name in ("query", "key", "value")}
@@ -596,7 +586,7 @@ def test_packed_sequences_are_segments(judge_mode: Judge) -> None:
         assert set(found.values()) == {"agree"}, found
 
 
-@needs("pallas")
+@pytest.mark.pallas
 def test_a_window_of_one_query_is_where_its_keys_start_and_end() -> None:
     from attncheck.backends import pallas_gpu_decode
 
@@ -615,7 +605,7 @@ def test_a_window_of_one_query_is_where_its_keys_start_and_end() -> None:
     }
 
 
-@needs("flax")
+@pytest.mark.flax
 def test_flax_has_no_scale() -> None:
     assert "scale" not in EVERYTHING["flax"].load("dpa").attention.__annotations__
 
@@ -624,7 +614,7 @@ PLACES = np.arange(8, 12)[:, np.newaxis], np.arange(12)
 CHUNKS = ((PLACES[1] <= PLACES[0]) & (PLACES[1] // 5 == PLACES[0] // 5))[np.newaxis, np.newaxis]
 
 
-@needs("transformers")
+@pytest.mark.transformers
 def test_flex_attention_of_transformers_is_the_formula_where_nothing_is_compiled(judge_mode: Judge) -> None:
     dynamo: Any = pytest.importorskip("torch._dynamo")
     self_attention = {"query": normal(2, 4, 4, 6), "key": normal(2, 2, 4, 6), "value": normal(2, 2, 4, 7)}
@@ -642,7 +632,7 @@ def test_flex_attention_of_transformers_is_the_formula_where_nothing_is_compiled
             assert judge_mode("transformers.flex", "float32", "attention", inputs, options) == {"output": "agree"}
 
 
-@needs("transformers")
+@pytest.mark.transformers
 def test_positions_that_begin_anew_keep_sequences_apart(judge_mode: Judge) -> None:
     ends = np.array([0, 1, 4, 4, 7])
     inputs = {"query": normal(1, 4, 7, 6), "key": normal(1, 2, 7, 6), "value": normal(1, 2, 7, 7)}
@@ -652,7 +642,7 @@ def test_positions_that_begin_anew_keep_sequences_apart(judge_mode: Judge) -> No
         assert found["output"] == "agree"
 
 
-@needs("transformers")
+@pytest.mark.transformers
 def test_windows_are_counted_and_masks_of_models_are_found_in_numbers() -> None:
     import torch
 
