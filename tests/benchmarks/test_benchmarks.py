@@ -245,30 +245,19 @@ def rows(**changed: Any) -> pd.DataFrame:
     return pd.DataFrame([{**common, "ratio": r, "scores": s, **changed} for r, s in zip(ratios, scores, strict=True)])
 
 
-def test_errors_are_put_together_by_powers_of_two(load: Load) -> None:
+def test_errors_are_put_together_by_powers_of_two_and_drawn_with_words(load: Load, tmp_path: Path) -> None:
     curves = load("soundness_curves")
     (curve,) = curves.curves(curves.measured(rows()), "keys")
     assert (curve.dtype, curve.places) == ("float32", (16.0, 64.0))
     assert curve.middle == pytest.approx((0.2, 0.8))
     assert curve.largest == pytest.approx((0.3, 0.9))
-
-
-def test_what_was_not_judged_or_is_not_known_has_no_place(load: Load) -> None:
-    curves = load("soundness_curves")
+    # What was not judged or is not known has no place, and scores near zero make one.
     for changed in ({"verdict": "numeric"}, {"stage": ""}, {"tier": ""}, {"width": 0}):
         assert curves.curves(curves.measured(rows(**changed)), "width") == []
-
-
-def test_scores_near_zero_make_one_place(load: Load) -> None:
-    (curve,) = load("soundness_curves").curves(
-        load("soundness_curves").measured(rows(largest_score=1e-30)), "largest_score"
-    )
+    (curve,) = curves.curves(curves.measured(rows(largest_score=1e-30)), "largest_score")
     assert curve.places == (2.0**-10,)
-
-
-def test_every_implementation_has_a_picture_that_is_told_in_words(load: Load, tmp_path: Path) -> None:
     both = pd.concat([rows(), rows(implementation="own/kernel.py")])
-    paths = load("soundness_curves").write_plots(both, tmp_path / "plots")
+    paths = curves.write_plots(both, tmp_path / "plots")
     assert [path.name for path in paths] == ["numpy.eager.svg", "own-kernel.py.svg"]
     label = ElementTree.parse(paths[0]).getroot().attrib["aria-label"]
     assert "Over sequence length (keys) in float32, from 0.2 at 16 to 0.8 at 64, at most 0.9." in label

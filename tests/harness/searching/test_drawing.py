@@ -58,18 +58,13 @@ def test_gradients_are_drawn_with_biases_of_many_shapes_and_grouped_heads() -> N
     assert len({tuple(length > 1 for length in problem.inputs["bias"].shape) for problem in biased}) > 4
     assert all(problem.stage_shapes["grad_bias"] == problem.inputs["bias"].shape for problem in biased)
     assert any("grouped" in problem.asked for problem in drawn)
-    assert all(
-        problem.inputs["grad_output"].shape == (*problem.scores[:3], problem.inputs["value"].shape[-1])
-        for problem in drawn
-    )
+    for problem in drawn:
+        assert problem.inputs["grad_output"].shape == (*problem.scores[:3], problem.inputs["value"].shape[-1])
 
 
-def test_shapes_come_from_the_pool() -> None:
+def test_shapes_come_from_the_pool_and_a_quarter_of_attention_has_the_size_of_a_kernel() -> None:
     drawn = [draw_problem(Draw(1, 3, "attention_gradients"), number) for number in range(40)]
     assert len({problem.scores for problem in drawn}) <= 3 + 1  # one of them at a kernel's size
-
-
-def test_a_quarter_of_attention_has_the_size_of_a_kernel() -> None:
     drawn = [draw_problem(Draw(1, 64, "attention"), number) for number in range(200)]
     widths = [problem.inputs["query"].shape[-1] for problem in drawn]
     assert sum(width in (16, 32, 64, 80, 96, 128, 192, 256) for width in widths) >= 0.2 * len(drawn)
@@ -193,16 +188,12 @@ def problem(options: dict[str, object] | None = None, keys: int = 3, dtype: str 
     return ConcreteCase("attention", options or {}, inputs, dtype)
 
 
-def test_features_are_options_inputs_sizes_and_forms() -> None:
+def test_features_are_options_inputs_sizes_and_forms_by_which_lists_can_name_what_is_drawn() -> None:
     found = features_of(problem({"window": (0, None), "scale": -1.0}, keys=17))
     assert {"window zero none", "scale negative", "bias along Lq T", "heads shared", "Lk = 17"} <= found
     assert "another width of values" in found
     assert asked_of(problem({"is_causal": True})) == {"is_causal", "bias", "heads shared"}
-
-
-def test_lists_of_expected_failures_can_name_what_is_drawn() -> None:
-    plain = problem()
-    assert identity_of(plain, "problem-3") == "search/attention/bias-heads-shared/problem-3"
+    assert identity_of(problem(), "problem-3") == "search/attention/bias-heads-shared/problem-3"
     causal = problem({"is_causal": True, "scale": -0.5})
     causal.inputs["query"][0, 0, 0, 0] = np.nan
     named = "search/attention/bias-heads-shared-is-causal-scale-negative-nonfinite/problem-4"
@@ -219,27 +210,18 @@ def test_what_was_asked_is_less_new_and_pairs_count() -> None:
     assert seen.novelty(plain) < before / 2
     seen.add(problem({"window": (1, 1)}, keys=64))
     assert seen.novelty(problem({"softcap": 1.0}, keys=64)) > seen.novelty(problem({"window": (1, 1)}, keys=64))
+    seen.note(plain, is_refused=False)
+    assert Seen.of(seen.record()) == seen  # what is kept comes back
 
 
 def test_what_is_refused_whenever_it_is_asked_is_known() -> None:
-    seen = Seen()
+    seen, other = Seen(), Seen()
     for _ in range(2):
         seen.note(problem({"softcap": 1.0}), is_refused=True, lacks=("softcap",))
+        other.note(problem(), is_refused=True, lacks=("attention()",))
     assert seen.is_likely_refused(problem({"softcap": 3.0, "scale": 1.0}))
     assert not seen.is_likely_refused(problem({"scale": 1.0}))
     seen.note(problem({"softcap": 2.0}), is_refused=False)
     assert not seen.is_likely_refused(problem({"softcap": 3.0}))
-
-
-def test_a_function_that_is_not_there_refuses_an_operation() -> None:
-    seen = Seen()
-    for _ in range(2):
-        seen.note(problem(), is_refused=True, lacks=("attention()",))
-    assert seen.is_likely_refused(problem({"scale": 1.0}))
-
-
-def test_what_is_kept_comes_back() -> None:
-    seen = Seen()
-    seen.add(problem())
-    seen.note(problem(), is_refused=False)
-    assert Seen.of(seen.record()) == seen
+    # A function that is not there refuses an operation.
+    assert other.is_likely_refused(problem({"scale": 1.0}))

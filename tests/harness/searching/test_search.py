@@ -151,20 +151,17 @@ def test_the_same_number_of_problems_of_a_seed_is_the_same_search(run: Run, firs
     assert cases[0] == cases[1]
 
 
-def test_another_implementation_does_not_go_on_in_a_folder(first: tuple[Path, Any]) -> None:
+def test_what_cannot_be_searched_is_said(run: Run, first: tuple[Path, Any]) -> None:
+    write(WRONG)
+    for arguments, said in {
+        ("--operation", "nothing"): "unknown 'nothing'",
+        ("--dtype", "float16"): "declares no 'float16'",
+    }.items():
+        assert said in str(run("--problems", "1", *arguments).exception)
+    # Another implementation does not go on in a folder.
     result = CliRunner().invoke(app, ["search", "numpy", "--problems", "1", "--output", str(first[0] / "found")])
     assert result.exit_code != 0
     assert "holds a search of kernel.attention" in str(result.exception)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["--operation", "nothing"], "unknown 'nothing'"), (["--dtype", "float16"], "declares no 'float16'")],
-)
-def test_what_cannot_be_searched_is_said(run: Run, arguments: list[str], said: str) -> None:
-    write(WRONG)
-    result = run("--problems", "1", *arguments)
-    assert said in str(result.exception)
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -246,7 +243,7 @@ def _needs_a_window_and_grouped_heads(problem: ConcreteCase) -> bool:
         (_needs_a_window_and_grouped_heads, {"window"}, {"query": 2, "key": 1}),
     ],
 )
-def test_nothing_is_left_but_what_it_takes(
+def test_nothing_is_left_but_what_it_takes_and_every_step_is_simpler_than_the_one_before(
     fails: Callable[[ConcreteCase], bool], asked: set[str], most: dict[str, int]
 ) -> None:
     reduced = reduce_problem(drawn({"window": (3, 4), "scale": 0.3}), fails)
@@ -258,21 +255,12 @@ def test_nothing_is_left_but_what_it_takes(
     assert not problem.memory_layout
     assert not problem.supports_statistics
     assert set(np.unique(problem.inputs["query"])) == {0.0}
-
-
-def test_every_step_fails_and_is_simpler_than_the_one_before() -> None:
-    reduced = reduce_problem(drawn({"scale": 0.3}), _needs_a_bias_with_a_negative_number)
-    measures = [measure(each) for each in reduced.steps]
+    measures = [measure(step) for step in reduced.steps]
     assert len(measures) > 5
     assert measures == sorted(measures, reverse=True)
-    assert all(map(_needs_a_bias_with_a_negative_number, reduced.steps))
-
-
-def test_it_ends_after_so_many_tries() -> None:
-    reduced = reduce_problem(drawn(), _needs_seventeen_keys, tries=5)
-    assert reduced.tries == 5
-    assert not reduced.is_smallest
-    assert _needs_seventeen_keys(reduced.problem)
+    assert all(map(fails, reduced.steps))
+    early = reduce_problem(drawn({"window": (3, 4)}), fails, tries=5)
+    assert (early.tries, early.is_smallest, fails(early.problem)) == (5, False, True)
 
 
 @pytest.mark.parametrize(

@@ -163,15 +163,12 @@ def test_arrays_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert not (tmp_path / "vectors.safetensors.partial").exists()
 
 
-def test_a_call_is_recognised_by_its_bits_alone() -> None:
+def test_a_call_is_recognised_by_its_bits_alone_and_a_case_that_has_changed_is_not_judged() -> None:
     query = np.arange(6, dtype=np.float32).reshape(2, 3)
     one = digest_of_call("attention", {"window": (2, None)}, {"query": query})
     assert one == digest_of_call("attention", {"window": [2, None]}, {"query": np.asfortranarray(query)})
     assert one != digest_of_call("attention", {"window": (2, None)}, {"query": query.astype(np.float64)})
     assert one != digest_of_call("attention", {}, {"query": query})
-
-
-def test_a_case_that_has_changed_is_not_judged(folder: Path) -> None:
     recorded = RecordedOutputs.__new__(RecordedOutputs)
     recorded._places = {}
     with pytest.raises(NotImplementedError, match="the case has changed since they were written"):
@@ -200,36 +197,30 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, folder: Path) -> None:
         cli.app(["vectors", "verify", str(folder)], standalone_mode=False)
 
 
-def test_the_reader_in_javascript_finds_its_attention_right(tmp_path: Path) -> None:
-    if shutil.which("node") is None:
-        pytest.skip("there is no node")
-    export(tmp_path, "attention", "combinations", "--dtype", "float32,float64")
-    ran = subprocess.run(["node", READERS / "read.mjs", tmp_path], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("program", "cases", "most"),
+    [("node", ("attention", "combinations"), 20), ("cc", ("softmax", "values"), 5)],
+    ids=["javascript", "c"],
+)
+def test_a_reader_in_another_language_finds_its_numbers_right(
+    tmp_path: Path, program: str, cases: tuple[str, ...], most: int
+) -> None:
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"there is no {program}")
+    command: list[str | Path] = [found, READERS / "read.mjs"]
+    if program == "cc":
+        command = [tmp_path / "read"]
+        subprocess.run([found, "-O2", "-D_GNU_SOURCE", "-o", *command, READERS / "read.c", "-lm"], check=True)
+    export(tmp_path, *cases, "--dtype", "float32,float64")
+    ran = subprocess.run([*command, tmp_path], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert int(ran.stdout.split()[0]) > 20
-    _change_a_bound(tmp_path)
-    assert subprocess.run(["node", READERS / "read.mjs", tmp_path], capture_output=True, check=False).returncode == 1
-
-
-def test_the_reader_in_c_finds_its_softmax_right(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    program = tmp_path / "read"
-    subprocess.run([compiler, "-O2", "-D_GNU_SOURCE", "-o", program, READERS / "read.c", "-lm"], check=True)
-    export(tmp_path, "softmax", "values", "--dtype", "float32,float64")
-    ran = subprocess.run([program, tmp_path], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert int(ran.stdout.split()[0]) > 5
-    _change_a_bound(tmp_path)
-    assert subprocess.run([program, tmp_path], capture_output=True, check=False).returncode == 1
-
-
-def _change_a_bound(folder: Path) -> None:
-    """Make every exact answer another, so that a reader that checks nothing is found out."""
-    with (folder / "vectors.safetensors").open("r+b") as file:
-        for line in lines(folder):
+    assert int(ran.stdout.split()[0]) > most
+    # Every exact answer is made another, so that a reader that checks nothing is found out.
+    with (tmp_path / "vectors.safetensors").open("r+b") as file:
+        for line in lines(tmp_path):
             for stage in line["stages"]:
-                exact = array_at(folder, stage["exact"], "float64", stage["shape"]) + 1
+                exact = array_at(tmp_path, stage["exact"], "float64", stage["shape"]) + 1
                 file.seek(stage["exact"]["offset"])
                 file.write(exact.tobytes())
+    assert subprocess.run([*command, tmp_path], capture_output=True, check=False).returncode == 1
