@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from attncheck.execution.worker import Computed
@@ -112,39 +111,13 @@ PRINTED = [
 ]
 
 
-@pytest.mark.parametrize(("document", "place", "name", "case_id", "called", "count"), PRINTED)
-def test_every_printed_number_is_transcribed_digit_by_digit(
-    document: str, place: int, name: str, case_id: str, called: str, count: int
-) -> None:
-    source_name, source = published(document)[place]
-    assert source_name == name
-    assert len(source) == count
-    assert printed_by(case_id, called) == source
-
-
-def test_the_six_words_are_transcribed_digit_by_digit() -> None:
-    array = CASES[LINEAR_LAYERS].arrays["inputs"]
-    assert isinstance(array, array_kinds.PrintedInput)
-    assert ("inputs", NUMBER.findall(str(array.printed))) == published("llms_from_scratch_chapter")[0]
-
-
-INPUTS = [("q", 0, 32), ("k", 1, 32), ("v", 2, 32), ("mask", 6, 16)]
-
-
-@pytest.mark.parametrize(("name", "place", "count"), INPUTS)
-def test_the_inputs_of_the_notebook_are_transcribed_digit_by_digit(name: str, place: int, count: int) -> None:
-    source_name, source = published("masked_self_attention_notebook")[place]
-    array = CASES[NOTEBOOK].arrays[name]
-    assert isinstance(array, array_kinds.PrintedInput)
-    assert isinstance(array.printed, str)
-    assert (source_name, len(source)) == (name, count)
-    assert array.printed.split() == source
-
-
-def test_the_notebooks_first_mask_is_the_transcribed_one_before_zeros_became_minus_infinity() -> None:
-    first, second = (published("masked_self_attention_notebook")[place] for place in (5, 6))
-    assert first[0] == second[0] == "mask"
-    assert [{"1.": "0.", "0.": "-inf"}[text] for text in first[1]] == second[1]
+INPUTS = [
+    ("masked_self_attention_notebook", NOTEBOOK, "q", 0, 32),
+    ("masked_self_attention_notebook", NOTEBOOK, "k", 1, 32),
+    ("masked_self_attention_notebook", NOTEBOOK, "v", 2, 32),
+    ("masked_self_attention_notebook", NOTEBOOK, "mask", 6, 16),
+    ("llms_from_scratch_chapter", LINEAR_LAYERS, "inputs", 0, 18),
+]
 
 
 LITERALS = [
@@ -157,35 +130,40 @@ LITERALS = [
 ]
 
 
-@pytest.mark.parametrize(("document", "place", "case_id", "name"), LITERALS)
-def test_literal_inputs_are_those_of_the_document(document: str, place: int, case_id: str, name: str) -> None:
-    source_name, source = published(document)[place]
-    array = CASES[case_id].arrays[name]
-    assert isinstance(array, array_kinds.Values)
-    assert source_name == name
-    # The post transposes what it writes, so that as written its rows are the file's.
-    assert np.array(array.values, dtype=np.float64).ravel().tolist() == [float(text) for text in source]
+def test_every_printed_number_and_input_is_transcribed_digit_by_digit() -> None:
+    for document, place, name, case_id, called, count in PRINTED:
+        source_name, source = published(document)[place]
+        assert (source_name, len(source)) == (name, count)
+        assert printed_by(case_id, called) == source, (document, place)
+    for document, case_id, name, place, count in INPUTS:
+        source_name, source = published(document)[place]
+        array = CASES[case_id].arrays[name]
+        assert isinstance(array, array_kinds.PrintedInput)
+        assert (source_name, len(source)) == (name, count)
+        assert NUMBER.findall(str(array.printed)) == source, (document, place)
+    for document, place, case_id, name in LITERALS:
+        source_name, source = published(document)[place]
+        array = CASES[case_id].arrays[name]
+        assert isinstance(array, array_kinds.Values)
+        assert source_name == name
+        # The post transposes what it writes, so that as written its rows are the file's.
+        assert np.array(array.values, dtype=np.float64).ravel().tolist() == [float(text) for text in source]
+    # The notebook's first mask is the transcribed one before zeros became minus infinity.
+    first, second = (published("masked_self_attention_notebook")[place] for place in (5, 6))
+    assert first[0] == second[0] == "mask"
+    assert [{"1.": "0.", "0.": "-inf"}[text] for text in first[1]] == second[1]
+    assert "0.8429010" in printed_by(VIGNETTE, "weights")  # zeros that R prints at the end are kept
 
 
-def test_no_block_that_a_document_prints_is_left_out() -> None:
-    covered = {(document, place) for document, place, *_ in PRINTED}
-    covered |= {("masked_self_attention_notebook", place) for _, place, _ in INPUTS}
-    covered |= {(document, place) for document, place, *_ in LITERALS}
-    covered |= {("llms_from_scratch_chapter", 0)}
+def test_no_block_that_a_document_prints_is_left_out_and_none_is_called_printed_that_is_not() -> None:
+    covered = {(document, place) for document, place, *_ in (*PRINTED, *LITERALS)}
+    covered |= {(document, place) for document, _, _, place, _ in INPUTS}
     covered |= {("masked_self_attention_notebook", 5)}  # the mask before it became one of minus infinity
     files = sorted(PUBLISHED.glob("*.txt"))
     assert covered == {(path.stem, place) for path in files for place in range(len(published(path.stem)))}
-
-
-def test_no_number_is_called_printed_that_is_not() -> None:
-    covered = {(case_id, called) for *_, case_id, called, _ in PRINTED}
-    assert covered == {
+    assert {(case_id, called) for *_, case_id, called, _ in PRINTED} == {
         (case.id, own.called) for case in CASES.values() for own in case.expected if own.basis == "printed"
     }
-
-
-def test_trailing_zeros_that_r_prints_are_kept() -> None:
-    assert "0.8429010" in printed_by(VIGNETTE, "weights")
 
 
 # Every step.
@@ -209,14 +187,10 @@ STEPS = {
 }
 
 
-def test_the_seven_documents_are_fifteen_cases() -> None:
-    assert set(CASES) == set(STEPS)
+def test_every_step_that_a_document_computes_is_covered_under_its_own_name() -> None:
     assert all(case.is_document for case in CASES.values())
-
-
-@pytest.mark.parametrize(("case_id", "steps"), STEPS.items(), ids=STEPS)
-def test_every_step_that_a_document_computes_is_covered_under_its_own_name(case_id: str, steps: list[str]) -> None:
-    assert list(dict.fromkeys(own.called for own in CASES[case_id].expected)) == steps
+    assert {case.id: list(dict.fromkeys(own.called for own in case.expected)) for case in CASES.values()} == STEPS
+    assert {case.id for case in CASES.values() if any(own.erratum for own in case.expected)} == {NOTEBOOK_UNMASKED}
 
 
 # Weights drawn as the documents draw them: small integers, worked out from what the documents print.
@@ -244,40 +218,29 @@ def judged(case: Case, dtype: str, compute: Compute) -> list[Row]:
     return [row for row in rows if row.comparison in ("printed", "known", "exact")]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_number_of_every_document_holds_but_for_recorded_errata(case: Case, dtype: str, compute: Compute) -> None:
-    rows = judged(case, dtype, compute)
-    assert {own.called for own in case.expected} == {row.called for row in rows}
-    for row in rows:
-        assert (row.reference_text is None) == (row.comparison == "exact"), row
-        assert row.verdict == Verdict.AGREE or (row.verdict == Verdict.MISPRINT and row.xfail), row
+def test_every_number_of_every_document_holds_but_for_recorded_errata(compute: Compute) -> None:
+    for case in CASES.values():
+        for dtype in ("float64", "float32"):
+            rows = judged(case, dtype, compute)
+            assert {own.called for own in case.expected} == {row.called for row in rows}
+            for row in rows:
+                assert (row.reference_text is None) == (row.comparison == "exact"), row
+                assert row.verdict == Verdict.AGREE or (row.verdict == Verdict.MISPRINT and row.xfail), row
+            wrong = {(row.stage, row.index) for row in rows if row.verdict == Verdict.MISPRINT}
+            # The last word of the notebook attends to all words, with a mask and without.
+            assert not wrong or wrong == {
+                (stage, f"0,0,{row},{column}")
+                for stage, width in (("weights", 4), ("output", 8))
+                for row in range(3)
+                for column in range(width)
+            }
+            assert bool(wrong) == (case.id == NOTEBOOK_UNMASKED)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_the_erratum_of_the_notebook_is_all_but_the_last_row(dtype: str, compute: Compute) -> None:
-    rows = judged(CASES[NOTEBOOK_UNMASKED], dtype, compute)
-    wrong = {(row.stage, row.index) for row in rows if row.verdict == Verdict.MISPRINT}
-    # The last word attends to all words, with a mask and without.
-    assert wrong == {
-        (stage, f"0,0,{row},{column}")
-        for stage, width in (("weights", 4), ("output", 8))
-        for row in range(3)
-        for column in range(width)
-    }
-
-
-def test_only_the_operators_of_onnx_were_computed_in_float32() -> None:
+def test_the_operators_of_onnx_alone_were_computed_in_float32_and_would_else_be_misprinted(compute: Compute) -> None:
     found = {case.id: case.computed_in for case in CASES.values() if case.computed_in}
     assert found == {ONNX_SMALL: "float32", ONNX_LARGE: "float32"}
-
-
-def test_without_their_precision_two_columns_of_the_operators_of_onnx_would_be_misprints(compute: Compute) -> None:
     rows = judged(replace(CASES[ONNX_LARGE], computed_in=None), "float64", compute)
     assert [row.index for row in rows if row.verdict == Verdict.MISPRINT] == [
         f"0,0,{row},{column}" for row in range(2) for column in (0, 2)
     ]
-
-
-def test_only_the_notebook_has_an_erratum() -> None:
-    assert {case.id for case in CASES.values() if any(own.erratum for own in case.expected)} == {NOTEBOOK_UNMASKED}

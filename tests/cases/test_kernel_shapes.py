@@ -51,30 +51,32 @@ def is_causal(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_width_is_that_of_keys_and_of_values_twice_and_has_every_dtype(width: int, operation: str) -> None:
-    of_keys = [case for case in of(operation) if axis(case, "query", -1) == width]
-    of_values = [case for case in of(operation) if axis(case, "value", -1) == width]
-    assert len([case for case in of_keys if case in of_values]) >= TWICE
-    assert any(case not in of_values for case in of_keys), "beside values of another width"
-    assert any(case not in of_keys for case in of_values), "beside keys of another width"
-    assert {is_causal(case) for case in of_keys} == {True, False}
-    dtypes = Counter(dtype for case in of_keys for dtype in case.dtypes)
-    assert all(dtypes[dtype] >= (1 if dtype == "float64" else TWICE) for dtype in DTYPES), dtypes
-
-
-def test_every_width_is_projected_to() -> None:
-    """The model is as wide as its heads together, as PyTorch's and Keras' layers need it."""
-    projected = of("multi_head_attention")
+def test_every_width_is_that_of_keys_and_of_values_twice_and_has_every_dtype(operation: str) -> None:
     for width in WIDTHS:
-        found = [case for case in projected if axis(case, "query_weight", -1) == width * case.options["heads"]]
-        assert found, width
-        assert all(axis(case, "query_weight", -2) == axis(case, "query_weight", -1) for case in found), width
+        of_keys = [case for case in of(operation) if axis(case, "query", -1) == width]
+        of_values = [case for case in of(operation) if axis(case, "value", -1) == width]
+        assert len([case for case in of_keys if case in of_values]) >= TWICE
+        assert any(case not in of_values for case in of_keys), "beside values of another width"
+        assert any(case not in of_keys for case in of_values), "beside keys of another width"
+        assert {is_causal(case) for case in of_keys} == {True, False}
+        dtypes = Counter(dtype for case in of_keys for dtype in case.dtypes)
+        assert all(dtypes[dtype] >= (1 if dtype == "float64" else TWICE) for dtype in DTYPES), dtypes
+        # The model is as wide as its heads together, as PyTorch's and Keras' layers need it.
+        sizes = {
+            (axis(case, "query_weight", -2), axis(case, "query_weight", -1))
+            for case in of("multi_head_attention")
+            if axis(case, "query_weight", -1) == width * case.options["heads"]
+        }
+        assert sizes, width
+        assert all(model == together for model, together in sizes), width
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("tile", TILES)
-def test_every_edge_is_that_of_queries_and_of_keys_causal_and_not_and_twice(tile: int, operation: str) -> None:
+def test_every_edge_is_that_of_queries_and_of_keys_and_masks_windows_and_corners_meet_it(
+    tile: int, operation: str
+) -> None:
+    """Causal and not, and twice."""
     of_tile = [
         case for case in of(operation) if case.id.startswith(f"{TEMPLATE}/") and f"-tile-{tile}-" in f"{case.id}-"
     ]
@@ -83,17 +85,12 @@ def test_every_edge_is_that_of_queries_and_of_keys_causal_and_not_and_twice(tile
         found = {(length_of(case), is_causal(case)) for case in of_tile}
         assert found >= {(length, causal) for length in edges(tile) for causal in (False, True)}
         assert all(lengths[length] >= TWICE for length in edges(tile))
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("tile", TILES)
-def test_masks_windows_lengths_and_corners_meet_every_tile(tile: int, operation: str) -> None:
-    found = [case for case in of(operation) if case.id.endswith(f"-tile-{tile}") or f"-tile-{tile}-" in case.id]
-    assert any("mask" in case.inputs and axis(case, "mask", -2) > 1 for case in found)
-    assert any("mask" in case.inputs and axis(case, "mask", -2) == 1 for case in found)
-    assert any("key_lengths" in case.inputs for case in found)
-    assert any("window" in case.options for case in found)
-    corners = {case.options.get("alignment") for case in found if is_causal(case)}
+    named = [case for case in of(operation) if f"-tile-{tile}-" in f"{case.id}-"]
+    masked = [axis(case, "mask", -2) > 1 for case in named if "mask" in case.inputs]
+    assert {True, False} == set(masked)
+    assert any("key_lengths" in case.inputs for case in named)
+    assert any("window" in case.options for case in named)
+    corners = {case.options.get("alignment") for case in named if is_causal(case)}
     assert corners == {None, "bottom_right"}
 
 
@@ -106,14 +103,10 @@ def test_one_query_and_a_few_meet_every_edge_of_keys_in_several_heads_and_entrie
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_there_are_more_queries_than_keys_and_hundreds_with_no_edge_near(operation: str) -> None:
+def test_heads_and_entries_are_many_and_grouped_and_hundreds_of_keys_have_no_edge_near(operation: str) -> None:
     assert any(axis(case, "query", -2) > 2 * keys(case) for case in of(operation))
     hundreds = [keys(case) for case in of(operation) if keys(case) > 200]
     assert any(all(min(length % tile, -length % tile) > 4 for tile in TILES) for length in hundreds)
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_heads_and_entries_are_many_and_grouped(operation: str) -> None:
     grids = [heads(case) for case in of(operation)]
     many = [grid for grid in grids if grid[0] * grid[1] > 64]
     assert max(batch for batch, _, _ in many) == 17

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -307,70 +308,46 @@ def external(tensor: Any) -> None:
     tensor.external_data.add(key="location", value="/etc/passwd")
 
 
-def cut_off(tensor: Any) -> None:
-    tensor.raw_data = tensor.raw_data[:-3]
+DAMAGED_TENSORS: list[tuple[Callable[[Any], object], str]] = [
+    (external, "lie in another file, which is not read"),
+    (lambda tensor: setattr(tensor, "raw_data", tensor.raw_data[:-3]), "is damaged or cut off"),
+    (lambda tensor: tensor.dims.__setitem__(slice(None), [2**40, 2**40]), "a tensor of 1099511627776x1099511627776"),
+    (lambda tensor: tensor.dims.__setitem__(0, -2), "a tensor of -2x4x3x8"),
+    (lambda tensor: setattr(tensor, "data_type", 0), "is no TensorProto"),
+]
 
 
-def huge(tensor: Any) -> None:
-    tensor.dims[:] = [2**40, 2**40]
+DAMAGED_FOLDERS: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: (folder / "model.onnx").write_bytes(b"\xff" * 99), r"model.onnx is no ModelProto"),
+    (lambda folder: (folder / "model.onnx").write_bytes(b""), r"model.onnx has no node"),
+    (lambda folder: (folder / "test_data_set_0" / "input_1.pb").unlink(), r"input_1.pb cannot be read: No such file"),
+    (lambda folder: (folder / "test_data_set_0").rename(folder / "data"), r"has no test_data_set_0"),
+    (lambda folder: (folder / "model.onnx").unlink(), r"holds no test of ONNX; expected folders with model.onnx"),
+]
 
 
-def negative(tensor: Any) -> None:
-    tensor.dims[0] = -2
+def test_a_damaged_tensor_or_folder_is_one_line_with_its_path(tmp_path: Path) -> None:
+    def refused(message: str) -> None:
+        with pytest.raises(OnnxDataError, match=message) as error:
+            import_from(tmp_path / "data", tmp_path / "cases")
+        assert "\n" not in str(error.value)
+        assert not list((tmp_path / "cases").rglob("*.*")), "nothing is left of half an import"
 
-
-def untyped(tensor: Any) -> None:
-    tensor.data_type = 0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (external, "lie in another file, which is not read"),
-        (cut_off, "is damaged or cut off"),
-        (huge, "a tensor of 1099511627776x1099511627776"),
-        (negative, "a tensor of -2x4x3x8"),
-        (untyped, "is no TensorProto"),
-    ],
-)
-def test_a_damaged_tensor_is_one_line_with_its_path(
-    data: Path, tmp_path: Path, change: Callable[[Any], None], message: str
-) -> None:
-    write_test(tmp_path / "data" / "test_a", attention("test_a", QKV))
-    write_test(tmp_path / "data" / "test_b", attention("test_b", QKV))
+    test = attention("test_b", QKV)
+    write_test(tmp_path / "data" / "test_a", test)
     path = tmp_path / "data" / "test_b" / "test_data_set_0" / "input_0.pb"
-    tensor = TensorProto.FromString(path.read_bytes())
-    change(tensor)
-    path.write_bytes(tensor.SerializeToString())
-    _refused(tmp_path, f"{path}.*{message}")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: (folder / "model.onnx").write_bytes(b"\xff" * 99), r"model.onnx is no ModelProto"),
-        (lambda folder: (folder / "model.onnx").write_bytes(b""), r"model.onnx has no node"),
-        (
-            lambda folder: (folder / "test_data_set_0" / "input_1.pb").unlink(),
-            r"input_1.pb cannot be read: No such file",
-        ),
-        (lambda folder: (folder / "test_data_set_0").rename(folder / "data"), r"has no test_data_set_0"),
-        (lambda folder: (folder / "model.onnx").unlink(), r"holds no test of ONNX; expected folders with model.onnx"),
-    ],
-)
-def test_a_damaged_folder_is_one_line_with_its_path(
-    tmp_path: Path, damage: Callable[[Path], Any], message: str
-) -> None:
-    write_test(tmp_path / "data" / "test_b", attention("test_b", QKV))
-    damage(tmp_path / "data" / "test_b")
-    _refused(tmp_path, f"{tmp_path / 'data'}.*{message}")
-
-
-def _refused(tmp_path: Path, message: str) -> None:
-    with pytest.raises(OnnxDataError, match=message) as error:
-        import_from(tmp_path / "data", tmp_path / "cases")
-    assert "\n" not in str(error.value)
-    assert not list((tmp_path / "cases").rglob("*.*")), "nothing is left of half an import"
+    for change, message in DAMAGED_TENSORS:
+        shutil.rmtree(tmp_path / "data" / "test_b", ignore_errors=True)
+        write_test(tmp_path / "data" / "test_b", test)
+        tensor = TensorProto.FromString(path.read_bytes())
+        change(tensor)
+        path.write_bytes(tensor.SerializeToString())
+        refused(f"{path}.*{message}")
+    for damage, message in DAMAGED_FOLDERS:
+        shutil.rmtree(tmp_path / "data")
+        write_test(tmp_path / "data" / "test_b", test)
+        damage(tmp_path / "data" / "test_b")
+        refused(f"{tmp_path / 'data'}.*{message}")
 
 
 def test_nothing_is_overwritten(data: Path, tmp_path: Path) -> None:
@@ -395,19 +372,18 @@ def test_a_graph_of_several_nodes_and_other_operators_are_counted(data: Path, tm
     assert "left out: 1 (test_expanded): a graph of several nodes" in said
 
 
-def test_without_the_package_the_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    for words in (["import", "onnx", str(tmp_path)], ["export", "onnx", str(tmp_path)]):
-        with pytest.raises(UsageError, match=rf"{words[0]} onnx needs the extra onnx: pip install 'attncheck\[onnx\]'"):
-            run(*words)
-
-
-def test_a_failure_is_one_line_on_stderr(tmp_path: Path) -> None:
+def test_a_failure_is_one_line_on_stderr_and_without_the_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given = [sys.executable, "-m", "attncheck", "import", "onnx", str(tmp_path)]
     ended = subprocess.run(given, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"attncheck: {tmp_path} holds no test of ONNX")
     assert ended.stderr.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for words in (["import", "onnx", str(tmp_path)], ["export", "onnx", str(tmp_path)]):
+        with pytest.raises(UsageError, match=rf"{words[0]} onnx needs the extra onnx: pip install 'attncheck\[onnx\]'"):
+            run(*words)
 
 
 def test_the_standard_s_own_tests_come_back_to_the_byte(tmp_path: Path) -> None:
