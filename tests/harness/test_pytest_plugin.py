@@ -65,6 +65,13 @@ def test_the_option_gives_a_test_per_case_and_dtype_without_a_test_file(project:
     assert "2 passed, 2 skipped" in done.stdout
     names = [case.attrib["name"] for case in ElementTree.parse(project / "junit.xml").iter("testcase")]
     assert names == [f"right_kernel.attention[{PLAIN}-{dtype}]" for dtype in DTYPES]
+    words = ("--attncheck-cases", "attention", "--attncheck-dtype", "float32", "--collect-only")
+    every, tagged = (
+        [line for line in run("--attncheck", "right_kernel:attention", *words, *tag).stdout.splitlines() if "[" in line]
+        for tag in ((), ("--attncheck-tag", "causal"))
+    )
+    assert 0 < len(tagged) < len(every)
+    assert all(line.rstrip().endswith("float32]") for line in every)
 
 
 def test_a_failure_tells_the_story_and_what_cannot_be_asked_is_skipped(project: Path, run: Run) -> None:
