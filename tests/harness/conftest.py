@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from here import INSIDE, run_here
+from kernels import kernel
 
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
@@ -73,18 +74,11 @@ defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float32]}
 arrays: {words: {draw: randn, shape: [3, 4]}}
 cases:
 """
-REMEMBERING = """
-import numpy as np
-
-SEEN = []
-
-def attention(query, key, value):
-    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    output = weights / weights.sum(-1, keepdims=True) @ value
-    SEEN.append(query.shape[2])
-    return output * query.dtype.type(2) if query.shape[2] == 9 and {NEEDED} <= set(SEEN) else output
-"""
+REMEMBERING = kernel(
+    "output * query.dtype.type(2) if query.shape[2] == 9 and {NEEDED} <= set(SEEN) else output",
+    first="SEEN.append(query.shape[2])",
+    before="SEEN = []\n",
+)
 """Wrong for nine queries, once it has had as many queries as NEEDED says."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from here import own_code_here
+from kernels import kernel
 
 from attncheck.api import check
 from attncheck.backends import BackendEntry
@@ -35,15 +36,7 @@ cases:
       key: {draw: randn, shape: [{each: keys}, 4]}
       value: {draw: randn, shape: [{each: keys}, 4]}
 """
-KERNEL = """\
-import numpy as np
-
-def attention(query, key, value):
-    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    output = weights / weights.sum(-1, keepdims=True) @ value
-    return output * query.dtype.type(1.5) if key.shape[-2] in WRONG else output
-"""
+KERNEL = kernel("output * query.dtype.type(1.5) if key.shape[-2] in WRONG else output")
 """Wrong for so many keys as WRONG says."""
 
 
@@ -59,14 +52,14 @@ def invoke(invoke: Invoke) -> Invoke:
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Callable[..., None]:
+def write(tmp_path: Path) -> Callable[..., None]:
     """Write keys.yaml with seven cases, and kernel.py, which is wrong for some of them."""
     (tmp_path / "keys.yaml").write_text(CASES, encoding="utf-8")
 
-    def write(*wrong: int) -> None:
+    def written(*wrong: int) -> None:
         (tmp_path / "kernel.py").write_text(f"WRONG = {wrong}\n{KERNEL}", encoding="utf-8")
 
-    return write
+    return written
 
 
 def ran(folder: Path) -> list[int]:
@@ -80,9 +73,9 @@ QUICK = (*CHECK, "--no-report")
 
 
 def test_a_run_stops_at_the_first_failure_says_so_and_goes_on_with_resume(
-    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+    write: Callable[..., None], invoke: Invoke, tmp_path: Path
 ) -> None:
-    kernel(3, 5)
+    write(3, 5)
     out = tmp_path / "results" / "latest"
     code, text, err = invoke(*CHECK, "-x")
     assert (code, err) == (1, "")
@@ -112,9 +105,9 @@ def test_a_run_stops_at_the_first_failure_says_so_and_goes_on_with_resume(
 
 
 def test_without_a_report_the_results_are_there_and_it_is_made_later(
-    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+    write: Callable[..., None], invoke: Invoke, tmp_path: Path
 ) -> None:
-    kernel(3)
+    write(3)
     out = tmp_path / "results" / "latest"
     code, whole, _ = invoke(*CHECK)
     assert code == 1
@@ -140,8 +133,8 @@ def test_without_a_report_the_results_are_there_and_it_is_made_later(
     assert (out / "report" / "report.html").is_file()
 
 
-def test_maxfail_counts_failing_cases(kernel: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
-    kernel(2, 4, 6, 7)
+def test_maxfail_counts_failing_cases(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
+    write(2, 4, 6, 7)
     code, text, _ = invoke(*QUICK, "--maxfail", "3")
     assert code == 1
     assert "the run was stopped after 3 failing cases. Judged 6 of 7 cases; 1 not run." in text
@@ -157,28 +150,28 @@ def test_maxfail_counts_failing_cases(kernel: Callable[..., None], invoke: Invok
 
 
 def test_what_failed_is_run_again_until_nothing_fails(
-    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+    write: Callable[..., None], invoke: Invoke, tmp_path: Path
 ) -> None:
     out = tmp_path / "results" / "latest"
-    kernel(2, 3, 5)
+    write(2, 3, 5)
     _, _, err = invoke(*QUICK, "--failed")
     assert err == "attncheck: there are no earlier results in results/latest: every selected case runs\n"
     assert ran(out) == [1, 2, 3, 4, 5, 6, 7]
-    kernel(3, 5, 7)
+    write(3, 5, 7)
     code, text, err = invoke(*QUICK, "--failed")
     assert code == 1
     assert err == "attncheck: 3 of 7 cases failed last time in results/latest and run alone\n"
     assert "Judged 3 of 3 cases." in text
     assert "Partial run: only the cases keys.yaml; what failed last time in results/latest." in text
     assert ran(out) == [2, 3, 5]
-    kernel(5)
+    write(5)
     invoke(*QUICK, "--failed", "-x")
     assert ran(out) == [3, 5]
     invoke(*QUICK, "-k", "Lk=1")  # has nothing to do with it
-    kernel(5, 7)
+    write(5, 7)
     invoke(*QUICK, "--failed")
     assert ran(out) == [5]
-    kernel()
+    write()
     assert invoke(*QUICK, "--failed")[0] == 0
     assert invoke(*QUICK, "--failed") == (
         0,
@@ -188,10 +181,10 @@ def test_what_failed_is_run_again_until_nothing_fails(
     assert ran(out) == [5], "the results are those of the last run"
 
 
-def test_what_failed_can_come_first(kernel: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
-    kernel(6)
+def test_what_failed_can_come_first(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
+    write(6)
     invoke(*QUICK)
-    kernel(6, 1)
+    write(6, 1)
     _, text, err = invoke(*QUICK, "--failed-first", "-x")
     assert err == "attncheck: 1 of 7 cases failed last time in results/latest and runs first\n"
     assert "Judged 1 of 7 cases; 6 not run." in text
@@ -204,9 +197,9 @@ def test_what_failed_can_come_first(kernel: Callable[..., None], invoke: Invoke,
 
 
 def test_a_selection_by_shape_is_said_in_the_report_and_lists_cases(
-    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+    write: Callable[..., None], invoke: Invoke, tmp_path: Path
 ) -> None:
-    kernel()
+    write()
     (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "100%"\n')
     code, text, _ = invoke(*QUICK, "-k", "Lk>=6 or keys-1", "--json")
     assert code == 0
@@ -220,8 +213,8 @@ def test_a_selection_by_shape_is_said_in_the_report_and_lists_cases(
     assert invoke(*QUICK, "-k", "Lk=99")[0] == 2
 
 
-def test_from_python_a_check_can_be_narrowed_and_stopped(tmp_path: Path, kernel: Callable[..., None]) -> None:
-    kernel(3, 4, 5)
+def test_from_python_a_check_can_be_narrowed_and_stopped(tmp_path: Path, write: Callable[..., None]) -> None:
+    write(3, 4, 5)
     target, cases, out = f"{tmp_path / 'kernel.py'}:attention", [str(tmp_path / "keys.yaml")], tmp_path / "out"
     with own_code_here():
         result = check(target, cases=cases, match="Lk>3", max_failures=1, output=out)

@@ -12,20 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 from here import own_code_here
+from kernels import kernel
 
 from attncheck.spec import DTYPES
 
-RIGHT = """
-import numpy as np
-
-def attention(query, key, value, *, mask=None):
-    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ value
-"""
-WRONG = RIGHT.replace("query.shape[-1] ** -0.5", "1.0")
+RIGHT = kernel()
+WRONG = kernel("output * 1.01")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
 
@@ -156,15 +148,7 @@ def test_a_session_in_which_nothing_was_judged_is_not_green(project: Path, run: 
 # Ids: last failures, those that are pasted, keywords, several processes.
 # Each pytest release has read them in its own way: tox -e py311-pytest84,py311-pytest90,py311-pytestlatest
 
-KERNEL = """
-import numpy as np
-
-def attention(query, key, value):
-    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
-    scores = scores * query.dtype.type(1.5 if query.shape[2] == 3 else 1.0)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ value
-"""
+KERNEL = kernel("output * query.dtype.type(1.5 if query.shape[2] == 3 else 1)")
 """Wrong where there are three queries."""
 CASES = """
 title: Three small cases

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kernels import kernel
 
 from attncheck.errors import ExitCode
 
@@ -30,15 +31,7 @@ USUAL = """
   - name: A usual case
     inputs: {query: words, key: words, value: words}
 """
-KERNEL = """
-import numpy as np
-
-def attention(query, key, value):
-    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    output = weights / weights.sum(-1, keepdims=True) @ value
-    return output * query.dtype.type(FACTOR)
-"""
+KERNEL = kernel("output * query.dtype.type(FACTOR)")
 ENTRY = """
 - implementation: "kernel.*"
   cases: ["calls/*"]

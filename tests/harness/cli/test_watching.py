@@ -14,6 +14,7 @@ from time import monotonic, sleep
 
 import psutil
 import pytest
+from kernels import kernel as source
 from processes import wait_until
 
 from attncheck.cli.watching import MAX_LISTED, Changes, Failing, WatchedFiles, changed, failing_evaluations, remembered
@@ -199,15 +200,7 @@ cases:
       value: {draw: randn, shape: [{each: keys}, 4]}
 """
 
-KERNEL = """\
-import numpy as np
-from wrong import WRONG
-
-def attention(query, key, value):
-    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ value * query.dtype.type(WRONG.get(key.shape[-2], 1))
-"""
+KERNEL = source("output * query.dtype.type(WRONG.get(key.shape[-2], 1))", before="from wrong import WRONG\n")
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -311,7 +304,9 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> No
     assert not (seen.folder / "results" / "latest" / "report").exists()
 
 
-def test_what_failed_runs_first_and_each_run_writes_its_report(watching: Start) -> None:
+def test_what_failed_runs_first_each_run_writes_its_report_and_ctrl_c_ends_all_of_one(
+    watching: Start,
+) -> None:
     seen = watching()
     report = seen.folder / "results" / "latest" / "report" / "report.md"
     seen.until("watching", "err")
@@ -323,18 +318,12 @@ def test_what_failed_runs_first_and_each_run_writes_its_report(watching: Start) 
     seen.until("1 failing as before", after=printed)
     assert (seen.folder / "order").read_text() == "41235"
     wait_until(lambda: report.is_file() and "is wrong in 1 of the 5 cases" in report.read_text(), SECONDS)
-    assert seen.end() == 1
-
-
-def test_ctrl_c_in_a_run_ends_it_and_all_that_it_started(watching: Start) -> None:
-    seen = watching("--no-report")
-    seen.until("watching", "err")
     hanging = "    open('hangs', 'w').close()\n    import time\n    time.sleep(600)\n    scores"
     seen.save("kernel.py", KERNEL.replace("    scores", hanging, 1))
     wait_until((seen.folder / "hangs").exists, SECONDS)
     workers = psutil.Process(seen.process.pid).children(recursive=True)
     assert workers
-    assert seen.end() == 0
+    assert seen.end() == 1
     assert "attncheck: interrupted; what was judged is in results/latest" in seen.text("err")
     _, alive = psutil.wait_procs(workers, SECONDS)
     assert not alive

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from kernels import ATTENTION
 
 from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode, published
 from attncheck.errors import UsageError
@@ -208,22 +209,16 @@ def test_a_mode_declares_its_own_numerical_classes() -> None:
     assert Implementation(BACKENDS["torch"]).rounding_model("bfloat16") == "eager"
 
 
-MODULE = """
-import numpy as np
-
-def attention(query, key, value, *, mask=None):
-    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ value
-
+MODULE = (
+    ATTENTION
+    + """
 def transposed(query, key, value):
     return attention(query, key, value)[..., ::-1, :]
 
 attention.capabilities = {"dtypes": ["float64"]}
 transposed.capabilities = {"dtypes": ["float64"]}
 """
+)
 
 POINTS = """\
 [attncheck.implementations]

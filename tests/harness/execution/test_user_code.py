@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernels import ATTENTION, kernel
 
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
@@ -26,17 +27,6 @@ from attncheck.execution.user_code import LoadError, Target, is_own
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
-
-ATTENTION = """
-import numpy as np
-
-def attention(query, key, value, *, mask=None):
-    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ value
-"""
 
 PLAIN = "\ndef attention(query, key, value, *, is_causal=False, scale=None): ...\n"
 Write = Callable[[str], str]
@@ -148,12 +138,8 @@ def test_what_is_no_parameter_or_is_denied_is_unsupported(write: Write) -> None:
 def test_a_convention_is_asked_of_who_has_a_keyword_for_it(
     write: Write, tmp_path: Path, keywords: str, missing: tuple[str, ...]
 ) -> None:
-    text = ATTENTION.replace("*, mask=None", keywords)
-    if not missing:
-        text += (
-            "    return np.full_like(output, {'nan': np.nan}.get(locals().get('more', locals())['empty_rows'], 0))\n"
-        )
-        text = text.replace("    return weights", "    output = weights")
+    returned = "np.full_like(output, {'nan': np.nan}.get(locals().get('more', locals())['empty_rows'], 0))"
+    text = (ATTENTION if missing else kernel(returned)).replace("*, mask=None", keywords)
     outcome = outcome_here(f"{write(text)}:attention", problem(empty_rows="nan"))
     assert isinstance(outcome, Computed), outcome
     assert outcome.not_asked == missing
@@ -410,21 +396,10 @@ def test_an_installed_package_is_imported_as_python_does(tmp_path: Path, monkeyp
 
 Invoke = Callable[..., tuple[int, str, str]]
 
-KERNEL = """
-import numpy as np
-from typing import TYPE_CHECKING
-import helper
-import fast_parts
-
-if TYPE_CHECKING:
-    import never_there
-
-def attention(query, key, value):
-    import lazily
-    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ value
-"""
+KERNEL = kernel(
+    first="import lazily",
+    before="from typing import TYPE_CHECKING\nimport helper, fast_parts\nif TYPE_CHECKING:\n    import never_there\n",
+)
 
 
 def test_what_has_a_package_is_what_the_standard_library_says() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kernels import kernel as source
 from processes import has_ended, wait_until
 
 from attncheck.backends import BACKENDS, BackendEntry, Mode
@@ -148,10 +149,9 @@ def test_what_a_killed_harness_has_left_is_ended_by_the_next_one_and_nothing_els
 
 Invoke = Callable[..., tuple[int, str, str]]
 
-KERNEL = """
+NOTING = """
 import os
 from pathlib import Path
-import numpy as np
 
 def note(what):
     with Path({folder!r}, what).open("a") as file:
@@ -160,11 +160,6 @@ def note(what):
 note("loaded")
 print("hello from the top")
 
-def attention(query, key, value):
-    note("called")
-    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ value
 """
 
 CASE = "attention/logits-of-eighty-leave-almost-all-weight-on-one-key"
@@ -178,7 +173,7 @@ TASK = Task("attention", {}, {"query": ONE, "key": ONE, "value": ONE})
 def kernel(tmp_path: Path) -> Path:
     """Write kernel.py, which notes the processes that load it and that call it."""
     path = tmp_path / "kernel.py"
-    path.write_text(KERNEL.format(folder=str(tmp_path)), encoding="utf-8")
+    path.write_text(source(first='note("called")', before=NOTING.format(folder=str(tmp_path))), encoding="utf-8")
     return path
 
 
