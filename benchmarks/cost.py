@@ -95,14 +95,14 @@ def bounds_cost(repetitions: int) -> list[str]:
     inputs = _random_inputs(_LARGE)
     exact = {name: enclosure.high for name, enclosure in exact_stages("attention", {}, inputs).items()}
     returned = _every_stage(inputs)
-    rounding, posed = rounding_model_named("native", "float64"), Computation.of(Problem("attention", {}, inputs))
+    rounding, problem = rounding_model_named("native", "float64"), Computation.of(Problem("attention", {}, inputs))
 
     def accumulated(stages: Sequence[str] | None) -> Call:
         return lambda: accumulated_bounds("attention", {}, inputs, rounding, exact, stages)
 
     def introduced() -> None:
         for stage in returned:
-            introduced_bounds(posed, rounding, returned, {stage: exact[stage]})
+            introduced_bounds(problem, rounding, returned, {stage: exact[stage]})
 
     calls: dict[str, Call] = {
         "plain": lambda: plain_attention(**inputs),
@@ -140,12 +140,12 @@ def oracle_cost(repetitions: int) -> list[str]:
 
 
 def _oracle_calls(inputs: Arrays) -> dict[str, Call]:
-    returned, posed = _every_stage(inputs), Computation.of(Problem("attention", {}, inputs))
+    returned, problem = _every_stage(inputs), Computation.of(Problem("attention", {}, inputs))
     return {
         "plain": lambda: plain_attention(**inputs),
         "output": lambda: exact_stages("attention", {}, inputs, ("output",)),
         "every": lambda: exact_stages("attention", {}, inputs),
-        "steps": lambda: [exact_from(posed, returned, [stage]) for stage in returned],
+        "steps": lambda: [exact_from(problem, returned, [stage]) for stage in returned],
     }
 
 
@@ -155,9 +155,9 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     for case in select_cases(patterns).cases:
         exact_inputs = make_exact_inputs(case)
         for dtype in case.dtypes:
-            posed = case.problem(convert_inputs(case, exact_inputs, dtype).arrays).canonical()
+            plain = case.problem(convert_inputs(case, exact_inputs, dtype).arrays).canonical()
             try:
-                times = _case_times(case.operation, posed.options, posed.inputs, dtype, repetitions)
+                times = _case_times(case.operation, plain.options, plain.inputs, dtype, repetitions)
             except OutsideDomain:
                 continue
             oracle.append((times["oracle"].median, case.id, dtype))

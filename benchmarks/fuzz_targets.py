@@ -112,9 +112,9 @@ def _use(case: Case, tags: dict[str, TagEntry]) -> None:
     for dtype in case.dtypes:
         arrays = convert_inputs(case, made, dtype).arrays
         case.problem(arrays).called()
-        posed = case.problem(arrays).lowered().canonical()
-        if "mask" in posed.inputs and (scores := case.stage_shapes.get("masked")):
-            assert np.broadcast_shapes(posed.inputs["mask"].shape, scores) == scores
+        plain = case.problem(arrays).lowered().canonical()
+        if "mask" in plain.inputs and (scores := case.stage_shapes.get("masked")):
+            assert np.broadcast_shapes(plain.inputs["mask"].shape, scores) == scores
 
 
 def _size(source: kinds.Array) -> int:

@@ -21,13 +21,13 @@ from attncheck.execution.worker import Outcome, Task
 from attncheck.processors import available_processors
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.lowering import Problem
-from attncheck.searching.problems import Draw, Drawn, draw_problem
+from attncheck.searching.problems import Draw, DrawnProblem, draw_problem
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""
 _WORTH_PROCESSES = 100
 """Evaluations that are worth starting processes that judge."""
-_Found = tuple[Unit, Drawn, Mapping[str, Outcome]]
+_Found = tuple[Unit, DrawnProblem, Mapping[str, Outcome]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _judged_side_by_side(judge: Judge, found: Iterable[_Found]) -> Iterator[tupl
 
 
 def _outcomes(
-    units: Sequence[Unit], runners: Sequence[GroupRunner[Unit]], problem: Callable[[int], Drawn]
+    units: Sequence[Unit], runners: Sequence[GroupRunner[Unit]], problem: Callable[[int], DrawnProblem]
 ) -> Iterator[tuple[Unit, dict[str, Outcome]]]:
     """Give every unit when its last implementation has answered; workers of all groups run side by side."""
     answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
@@ -105,8 +105,7 @@ def _outcomes(
         def task(_: GroupRunner[Unit], unit: Unit) -> Task:
             room.acquire()  # released when the unit is judged
             drawn = problem(unit.number)
-            posed = Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype)).called()
-            return Task(drawn.operation, posed.options, posed.inputs)
+            return Task.of(Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype)).called())
 
         own = [(runner, unit) for unit in units if unit.dtype in runner.group.dtypes]
         try:

@@ -19,7 +19,7 @@ from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import reason_for
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.lowering import Problem
-from attncheck.searching.problems import Drawn
+from attncheck.searching.problems import DrawnProblem
 from attncheck.verdicts import Verdict
 from attncheck.wording import stored_index
 
@@ -85,7 +85,7 @@ class Judge:
     implementations: Mapping[str, Implementation]
     expected_failures: Sequence[ExpectedFailure]
 
-    def rows_of(self, unit: Unit, drawn: Drawn, outcomes: Mapping[str, Outcome]) -> list[Row]:
+    def rows_of(self, unit: Unit, drawn: DrawnProblem, outcomes: Mapping[str, Outcome]) -> list[Row]:
         """Judge every implementation's stages in one unit; the truth is worked out once."""
         truth = find_truth(
             Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype)),
@@ -111,7 +111,7 @@ class Judge:
 
 def _rows(
     unit: Unit,
-    drawn: Drawn,
+    drawn: DrawnProblem,
     truth: Truth,
     implementation: Implementation,
     outcome: Outcome,
@@ -141,12 +141,12 @@ def _rows(
     return [replace(row, xfail=True, reason=judged.reason) if row.stage in judged.excused else row for row in rows]
 
 
-def _head_width(drawn: Drawn) -> int:
+def _head_width(drawn: DrawnProblem) -> int:
     found = drawn.stage_shapes.get("query") or (drawn.inputs["query"].shape if "query" in drawn.inputs else ())
     return int(found[-1]) if found else 0
 
 
-def _largest_score(truth: Truth, drawn: Drawn) -> float:
+def _largest_score(truth: Truth, drawn: DrawnProblem) -> float:
     """Return the size of the largest finite score, where scores are a stage or an input."""
     exact = truth.exact.get("scores")
     scores = drawn.inputs.get("scores", 0.0) if exact is None else exact.high

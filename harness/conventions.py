@@ -40,17 +40,14 @@ _SPREAD = 1.5
 """Standard deviation of queries and keys: weights differ, and none is nearly 1."""
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """Options and inputs of a call of ``attention``, the inputs in float64."""
+class AttentionCall(Problem):
+    """A call of ``attention``, the inputs in float64."""
 
-    options: Mapping[str, Any]
-    inputs: Mapping[str, Array]
-
-    def but(self, options: Mapping[str, Any] | None = None, /, **inputs: Array | None) -> Call:
+    def but(self, options: Mapping[str, Any] | None = None, /, **inputs: Array | None) -> AttentionCall:
         """Return the call with other options and inputs; what is None is left out."""
         chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
-        return Call(chosen, {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None})
+        given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
+        return replace(self, options=chosen, inputs=given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +59,14 @@ class Meaning:
     """
 
     words: str
-    problem: Call | None = None
+    problem: AttentionCall | None = None
     factor: float = 1.0
     constant: float = 0.0
     rows: slice = field(default_factory=lambda: slice(None))
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class ConventionQuestion:
     """A call, and its meanings, of which the first is what attncheck's cases mean, unless they never ask it.
 
     ``declaration`` maps words to the value of ``empty_rows`` that declares this, where it can be declared.
@@ -78,14 +75,14 @@ class Question:
 
     name: str
     asks: str
-    call: Call
+    call: AttentionCall
     meanings: tuple[Meaning, ...]
     stage: str = "output"
     declaration: Mapping[str, str] = field(default_factory=dict)
     is_in_cases: bool = True
-    from_the_end: Call | None = None
+    from_the_end: AttentionCall | None = None
 
-    def counted_from_the_end(self, causal: str) -> Question:
+    def counted_from_the_end(self, causal: str) -> ConventionQuestion:
         """Return the question for a function whose word for causality, and windows, count from the last query and key.
 
         The contract's words count from the first. What such a function is asked by its own word is then never called.
@@ -106,10 +103,10 @@ def _normal(seed: int, *shape: int) -> Array:
     return np.random.RandomState(seed).standard_normal(shape) * _SPREAD
 
 
-def _call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> Call:
+def _call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> AttentionCall:
     shape = batch, key_heads or heads, keys, WIDTH
     query = _normal(1, batch, heads, queries, WIDTH)
-    return Call({}, {}).but(query=query, key=_normal(2, *shape), value=_normal(3, *shape))
+    return AttentionCall("attention", {}, {}).but(query=query, key=_normal(2, *shape), value=_normal(3, *shape))
 
 
 def _mask(rows: str) -> Array:
@@ -121,7 +118,7 @@ def _causal(queries: int, keys: int, offset: int) -> Array:
     return (np.arange(keys) <= np.arange(queries)[:, np.newaxis] + offset)[np.newaxis, np.newaxis]
 
 
-def _causality() -> list[Question]:
+def _causality() -> list[ConventionQuestion]:
     few, many = _call(3, 5), _call(5, 3)
     past = _call(3, 3).but(past_key=_normal(4, 1, 2, 2, WIDTH), past_value=_normal(5, 1, 2, 2, WIDTH))
     causal, corner = {"is_causal": True}, "the corner is {}"
@@ -130,7 +127,7 @@ def _causality() -> list[Question]:
     masked = _call(4, 4).but(mask=_mask("1011 1101 0111 1011"))
     both = masked.inputs["mask"] & _causal(4, 4, 0)
     return [
-        Question(
+        ConventionQuestion(
             "causal, more keys than queries",
             "which keys a query sees with is_causal",
             few.but(causal),
@@ -141,7 +138,7 @@ def _causality() -> list[Question]:
             ),
             from_the_end=few.but(mask=_causal(3, 5, 2)),
         ),
-        Question(
+        ConventionQuestion(
             "causal, more queries than keys",
             "which keys a query sees with is_causal",
             many.but(causal),
@@ -155,7 +152,7 @@ def _causality() -> list[Question]:
             ),
             from_the_end=later,
         ),
-        Question(
+        ConventionQuestion(
             "causal, after a past",
             "where queries stand with is_causal, past_key and past_value",
             past.but(causal),
@@ -167,7 +164,7 @@ def _causality() -> list[Question]:
             ),
             is_in_cases=False,  # they hand a mask over
         ),
-        Question(
+        ConventionQuestion(
             "causal, with a mask",
             "which keys a query sees with is_causal and a mask",
             masked.but(causal),
@@ -180,7 +177,7 @@ def _causality() -> list[Question]:
     ]
 
 
-def _masks() -> list[Question]:
+def _masks() -> list[ConventionQuestion]:
     masked = _call(3, 4).but(mask=_mask("1011 1100 0110"))
     biased = _call(3, 4).but(bias=_normal(6, 1, 2, 3, 4))
     empty = _call(3, 4).but(mask=_mask("1011 0000 0110"))
@@ -190,7 +187,7 @@ def _masks() -> list[Question]:
     said = lengths.but(key_lengths=None)
     words = {"zero": "0", "uniform": "the mean of all values", "nan": "NaN"}
     return [
-        Question(
+        ConventionQuestion(
             "mask",
             "what true means in a mask",
             masked,
@@ -200,7 +197,7 @@ def _masks() -> list[Question]:
                 Meaning("the mask is left out", masked.but(mask=None)),
             ),
         ),
-        Question(
+        ConventionQuestion(
             "bias",
             "what a bias is added to",
             biased,
@@ -210,7 +207,7 @@ def _masks() -> list[Question]:
                 Meaning("the bias is left out", biased.but(bias=None)),
             ),
         ),
-        Question(
+        ConventionQuestion(
             "a query without a key",
             "what the output is",
             empty,
@@ -220,7 +217,7 @@ def _masks() -> list[Question]:
             ),
             declaration={text: value for value, text in words.items()},
         ),
-        Question(
+        ConventionQuestion(
             "key_lengths",
             "which keys count",
             lengths,
@@ -234,7 +231,7 @@ def _masks() -> list[Question]:
     ]
 
 
-def _options() -> list[Question]:
+def _options() -> list[ConventionQuestion]:
     plain = _call(3, 4)
     window = _call(6, 6)
     across = _call(3, 6)
@@ -244,7 +241,7 @@ def _options() -> list[Question]:
     tiled = {name: grouped.inputs[name][:, [0, 1, 0, 1]] for name in ("key", "value")}
     left_out = "the softcap is left out"
     return [
-        Question(
+        ConventionQuestion(
             "scale, by default",
             "what the scores are multiplied by",
             plain,
@@ -254,7 +251,7 @@ def _options() -> list[Question]:
                 Meaning("1/D", plain.but({"scale": 1 / WIDTH})),
             ),
         ),
-        Question(
+        ConventionQuestion(
             "scale, of 0",
             "what the scores are multiplied by",
             plain.but({"scale": 0.0}),
@@ -264,7 +261,7 @@ def _options() -> list[Question]:
                 Meaning("1", plain.but({"scale": 1.0})),
             ),
         ),
-        Question(
+        ConventionQuestion(
             "softcap, with a bias",
             "what is capped",
             capped,
@@ -274,7 +271,7 @@ def _options() -> list[Question]:
                 Meaning(left_out, capped.but({"softcap": None})),
             ),
         ),
-        Question(
+        ConventionQuestion(
             "softcap, with a mask",
             "what is capped",
             hidden,
@@ -284,7 +281,7 @@ def _options() -> list[Question]:
                 Meaning(left_out, hidden.but({"softcap": None})),
             ),
         ),
-        Question(
+        ConventionQuestion(
             "window (2, 0)",
             "how many keys a query sees",
             window.but({"window": (2, 0)}),
@@ -295,7 +292,7 @@ def _options() -> list[Question]:
                 Meaning("the window is left out", window),
             ),
         ),
-        Question(
+        ConventionQuestion(
             "window (1, 1), more keys than queries",
             "where the first query stands",
             across.but({"window": (1, 1)}),
@@ -309,7 +306,7 @@ def _options() -> list[Question]:
             ),
             from_the_end=across.but(mask=_causal(3, 6, 4) & ~_causal(3, 6, 1)),
         ),
-        Question(
+        ConventionQuestion(
             "grouped heads",
             "which key head query head h takes",
             grouped,
@@ -318,11 +315,11 @@ def _options() -> list[Question]:
     ]
 
 
-def _statistics() -> list[Question]:
+def _statistics() -> list[ConventionQuestion]:
     plain, empty = _call(3, 4), _call(3, 4).but(mask=_mask("1011 0000 0110"))
     own = slice(1, 2)
     return [
-        Question(
+        ConventionQuestion(
             "log_sum_exp",
             "of which base it is",
             plain,
@@ -333,7 +330,7 @@ def _statistics() -> list[Question]:
             ),
             stage="log_sum_exp",
         ),
-        Question(
+        ConventionQuestion(
             "log_sum_exp without a key",
             "what it is",
             empty,
@@ -349,7 +346,7 @@ def _statistics() -> list[Question]:
     ]
 
 
-def _hidden_numbers() -> list[Question]:
+def _hidden_numbers() -> list[ConventionQuestion]:
     """Ask what a number does that nobody may attend to: at key 2, which is masked for every query."""
     masked = _call(3, 4).but(mask=_mask("1101 1001 0101"))
     found = []
@@ -358,7 +355,7 @@ def _hidden_numbers() -> list[Question]:
             array = masked.inputs[name].copy()
             array[..., 2, :] = number
             found.append(
-                Question(
+                ConventionQuestion(
                     f"{words} in a masked {name}",
                     "what it does",
                     masked.but(None, **{name: array}),
@@ -369,7 +366,7 @@ def _hidden_numbers() -> list[Question]:
     return found
 
 
-QUESTIONS: tuple[Question, ...] = tuple(
+QUESTIONS: tuple[ConventionQuestion, ...] = tuple(
     question for of_a_kind in (_causality, _masks, _options, _statistics, _hidden_numbers) for question in of_a_kind()
 )
 """All questions, in the order in which they are shown."""
@@ -398,7 +395,7 @@ class Measured:
             than to anything else.
     """
 
-    question: Question
+    question: ConventionQuestion
     kind: Kind
     means: str
     declared: str = ""
@@ -435,7 +432,7 @@ def ask_all(
     implementation: Implementation,
     dtype: str | None = None,
     limits: Limits | None = None,
-    questions: Sequence[Question] = QUESTIONS,
+    questions: Sequence[ConventionQuestion] = QUESTIONS,
 ) -> list[Measured]:
     """Ask an implementation what it means, in one of its dtypes: the most exact one, unless another is asked for.
 
@@ -462,7 +459,9 @@ def ask_all(
             runner.close()
 
 
-def _asked(question: Question, implementation: Implementation, dtype: str, runner: GroupRunner[str]) -> Measured:
+def _asked(
+    question: ConventionQuestion, implementation: Implementation, dtype: str, runner: GroupRunner[str]
+) -> Measured:
     task = task_of_question(question, dtype)
     rounding_model = implementation.rounding_model(dtype)
     assert rounding_model is not None, "the dtype was chosen for that"
@@ -485,12 +484,12 @@ def _has_keyword(task: Task, runner: GroupRunner[str]) -> bool:
     return isinstance(outcome, Computed) and not outcome.not_asked
 
 
-def task_of_question(question: Question, dtype: str) -> Task:
+def task_of_question(question: ConventionQuestion, dtype: str) -> Task:
     """Return the call of a question in a dtype."""
     return Task("attention", dict(question.call.options), _stored(question.call.inputs, dtype))
 
 
-def _measured(question: Question, outcome: Outcome, dtype: str, rounding_model: str) -> Measured:
+def _measured(question: ConventionQuestion, outcome: Outcome, dtype: str, rounding_model: str) -> Measured:
     if isinstance(outcome, Failure):
         is_unsupported = outcome.verdict == "unsupported"
         return Measured(question, "unsupported" if is_unsupported else "failed", outcome.message)
@@ -509,7 +508,7 @@ def _measured(question: Question, outcome: Outcome, dtype: str, rounding_model: 
     return Measured(question, "measured", nearest.words, is_exact=False)
 
 
-def _nearest(question: Question, array: Array, dtype: str) -> Meaning | None:
+def _nearest(question: ConventionQuestion, array: Array, dtype: str) -> Meaning | None:
     """Return the meaning that what came back is far nearer to than to any other; None where there is none."""
     distances = sorted(
         (_distance(question, each, array, dtype), number)
@@ -526,7 +525,7 @@ def _nearest(question: Question, array: Array, dtype: str) -> Meaning | None:
     return question.meanings[number] if least < _NEAR * largest else None
 
 
-def _distance(question: Question, meaning: Meaning, array: Array, dtype: str) -> float:
+def _distance(question: ConventionQuestion, meaning: Meaning, array: Array, dtype: str) -> float:
     """Return the largest error against a meaning; infinite where NaN and infinity are elsewhere."""
     exact = truth_of_meaning(meaning, dtype).exact.get(question.stage)
     if exact is None or exact.high.shape != array.shape:
@@ -538,7 +537,7 @@ def _distance(question: Question, meaning: Meaning, array: Array, dtype: str) ->
     return float(np.abs(own - exact.high)[~is_odd].max(initial=0.0))
 
 
-def is_meant(question: Question, meaning: Meaning, array: Array, dtype: str, rounding_model: str) -> bool:
+def is_meant(question: ConventionQuestion, meaning: Meaning, array: Array, dtype: str, rounding_model: str) -> bool:
     """Return whether what came back is what a meaning gives, within the bounds of the rounding model."""
     if meaning.problem is None:
         own = array[:, :, meaning.rows]
@@ -561,7 +560,7 @@ def truth_of_meaning(meaning: Meaning, dtype: str) -> Truth:
     problem = meaning.problem
     assert problem is not None, "a constant has no problem"
     return find_truth(
-        Problem("attention", problem.options, _stored(problem.inputs, dtype)),
+        replace(problem, inputs=_stored(problem.inputs, dtype)),
         dtype,
         supports_statistics=False,
         whole=True,
@@ -573,7 +572,7 @@ def _stored(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:
     return {name: array if array.dtype.kind in "bi" else rounded_once(array, dtype) for name, array in inputs.items()}
 
 
-def _described(question: Question, array: Array) -> str:
+def _described(question: ConventionQuestion, array: Array) -> str:
     """Say of what came back what can be said without knowing what it is."""
     if (nan := np.isnan(array)).any():
         return f"{np.count_nonzero(nan)} of {array.size} numbers are NaN"

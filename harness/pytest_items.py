@@ -253,7 +253,7 @@ class StoppedError(Failed):
 
 
 @dataclass(eq=False)
-class Judged:
+class JudgedSummary:
     """A plugin for a session with tests of attncheck: it hears every report, from workers of pytest-xdist too."""
 
     minimum: Minimum | None = None
@@ -307,10 +307,10 @@ class Judged:
             terminalreporter.line(f"too little was judged: {line}", red=True)
 
     def _short(self) -> list[str]:
-        from attncheck.results.coverage import Asked, shortfalls
+        from attncheck.results.coverage import RequestedRun, shortfalls
 
         found = {} if self.deselected else self._coverage()
-        asked = {name: Asked(each.asked, (name,), self.minimum) for name, each in found.items()}
+        asked = {name: RequestedRun(each.asked, (name,), self.minimum) for name, each in found.items()}
         absent = {name: each.lacks.not_offered for name, each in found.items()}
         return [line for name, each in found.items() for line in shortfalls({name: each.judged}, asked[name], absent)]
 

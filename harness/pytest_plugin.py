@@ -23,7 +23,7 @@ from attncheck.options import ConformanceKeywords, RunOptions, options_of, read_
 from attncheck.pytest_items import (
     NODE,
     ImplementationJudge,
-    Judged,
+    JudgedSummary,
     cases_in_dtypes,
     close_workers,
     items_of,
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
             f"pytest --attncheck FILE.py:function {shlex.quote(pasted[0])}"
         )
     config.stash[_OPTIONS] = _options(config)
-    config.pluginmanager.register(Judged(_minimum(config)), "attncheck-judged")
+    config.pluginmanager.register(JudgedSummary(_minimum(config)), "attncheck-judged")
 
 
 def _options(config: pytest.Config) -> RunOptions:

@@ -29,7 +29,7 @@ from attncheck.processors import available_processors
 from attncheck.reading.case import Case, case_records
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
-from attncheck.results.coverage import Asked, Minimum, Stop, shortfalls
+from attncheck.results.coverage import Minimum, RequestedRun, Stop, shortfalls
 from attncheck.results.format import Row
 from attncheck.results.last_failed import (
     FAILED_FILE,
@@ -263,7 +263,7 @@ def _run(
         writer.write_json(FAILED_FILE, watch.record.as_record())
         describe_backends()
     failing = _diagnosed(recorder, plan, judge, settings.output)
-    summary = _summarise(chosen, faults, recorder, failing, Asked.of(environment, len(cases), stopped))
+    summary = _summarise(chosen, faults, recorder, failing, RequestedRun.of(environment, len(cases), stopped))
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
 
@@ -372,7 +372,7 @@ def _summarise(
     faults: Sequence[Diagnostic],
     recorder: ResultRecorder,
     failing: Sequence[Row],
-    asked: Asked,
+    asked: RequestedRun,
 ) -> RunSummary:
     codes = {Verdict(row.verdict).exit_code for row in failing}
     judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}

@@ -69,7 +69,7 @@ def _all_levels(operation: str) -> tuple[Level, ...]:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenLevels:
     """What a case gives of its operation's options."""
 
     case: Case
@@ -248,7 +248,7 @@ def _features(of_case: Sequence[_Feature], dtype: str) -> Iterator[Hashable]:
 
 
 def _features_of_case(case: Case) -> Iterator[_Feature]:
-    operation, levels = case.operation, Given(case).levels
+    operation, levels = case.operation, GivenLevels(case).levels
     for tag in case.tags:
         yield _Feature(tag)
     yield _Feature((operation,), in_every_dtype=True)

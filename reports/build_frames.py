@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from attncheck.merge import Merged
 from attncheck.reports.frames import Column, Frames, KeptArrays, stage_order
-from attncheck.results.coverage import Asked
+from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, columns_of
 from attncheck.results.reader import Run
@@ -84,7 +84,7 @@ def make_frames(merged: Merged) -> Frames:
         is_incomplete=any(_problems(run, merged) for run in merged.runs),
         problems=tuple(line for run in merged.runs for line in _problems(run, merged)),
         announced=tuple(line for run in merged.runs for line in _announced(run, merged)),
-        asked={run.label: Asked.of(run.environment, len(run.cases), run.stopped) for run in merged.runs},
+        asked={run.label: RequestedRun.of(run.environment, len(run.cases), run.stopped) for run in merged.runs},
         sources={
             (run.label, name): source
             for run in merged.runs

@@ -200,7 +200,7 @@ _HARMLESS = (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
 @dataclass(frozen=True)
-class Given:
+class DocumentInput:
     """An input: what the document calls it, which inputs of the operation it is, its numbers as they are printed.
 
     ``rows`` is empty where the document does not write the numbers down (they follow from a seed, or are many).
@@ -242,7 +242,7 @@ class DocumentCase:
     name: str
     operation: str
     notes: tuple[str, ...]
-    given: tuple[Given, ...]
+    given: tuple[DocumentInput, ...]
     expectations: tuple[Expectation, ...]
     drawings: tuple[Drawing, ...]
 
@@ -332,13 +332,13 @@ def _precision(case: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _given(case: Mapping[str, Any], kept: KeptCase) -> tuple[Given, ...]:
+def _given(case: Mapping[str, Any], kept: KeptCase) -> tuple[DocumentInput, ...]:
     """Return the inputs, those under one name together."""
     together: dict[str, list[str]] = {}
     for name in kept.inputs:
         together.setdefault(case.get("given", {}).get(name, {}).get("called", name), []).append(name)
     return tuple(
-        Given(called, tuple(names), input_text(case, names[0], kept.inputs[names[0]]))
+        DocumentInput(called, tuple(names), input_text(case, names[0], kept.inputs[names[0]]))
         for called, names in together.items()
     )
 

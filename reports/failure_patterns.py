@@ -79,7 +79,7 @@ class InCommon:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedColumn:
     """What was judged of a column: case, dtype, verdict and first failing stage of every evaluation.
 
     The verdict is empty where it passes.
@@ -95,11 +95,11 @@ class Judged:
         """Which of the evaluations fail."""
         return np.array([bool(verdict) for verdict in self.verdicts], dtype=bool)
 
-    def part(self, chosen: Holds) -> Judged:
+    def part(self, chosen: Holds) -> JudgedColumn:
         """Return some of the evaluations."""
         columns = (self.cases, self.dtypes, self.verdicts, self.stages)
         kept = np.flatnonzero(chosen).tolist()
-        return Judged(*([column[number] for number in kept] for column in columns))
+        return JudgedColumn(*([column[number] for number in kept] for column in columns))
 
 
 @once_for_frames
@@ -131,7 +131,7 @@ def _kind(verdict: str, stage: str) -> str:
 
 
 def _told(
-    frames: Frames, column: Column, judged: Judged, failing: Holds, verb: str, finer: Sequence[_Label]
+    frames: Frames, column: Column, judged: JudgedColumn, failing: Holds, verb: str, finer: Sequence[_Label]
 ) -> Iterator[InCommon]:
     """Yield what some failing evaluations have in common against all that pass, or else what smaller groups have."""
     chosen = failing | ~judged.failing
@@ -145,7 +145,7 @@ def _told(
             yield from _told(frames, column, judged, failing & (labels == label), label, finer[1:])
 
 
-def judged_of(frames: Frames, column: Column) -> Judged:
+def judged_of(frames: Frames, column: Column) -> JudgedColumn:
     """Return what passes or fails; what fails as expected, or was not tried or judged, says nothing."""
     cases, dtypes, verdicts, stages = [], [], [], []
     for case, cells in cell_table(frames).items():
@@ -156,15 +156,15 @@ def judged_of(frames: Frames, column: Column) -> Judged:
                 dtypes.append(dtype)
                 verdicts.append(cell.verdict if fails else "")
                 stages.append(cell.stage if fails else "")
-    return Judged(cases, dtypes, verdicts, stages)
+    return JudgedColumn(cases, dtypes, verdicts, stages)
 
 
-def _are_enough(judged: Judged) -> bool:
+def _are_enough(judged: JudgedColumn) -> bool:
     of, failing = np.array(judged.cases, dtype=object), judged.failing
     return len(set(of[failing])) >= MIN_CASES and len(set(of[~failing])) >= MIN_CASES
 
 
-def _separated(frames: Frames, column: Column, judged: Judged, verb: str) -> InCommon | None:
+def _separated(frames: Frames, column: Column, judged: JudgedColumn, verb: str) -> InCommon | None:
     """Return the simplest that every failing evaluation has, or nearly every one, and no passing one, or few."""
     failing = judged.failing
     index = {case: number for number, case in enumerate(dict.fromkeys(judged.cases))}

@@ -28,7 +28,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
-from attncheck.results.coverage import Asked
+from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import Row, columns_of
 from attncheck.results.parts import ArrayParts
 from attncheck.spec import DTYPES, stage_position
@@ -119,7 +119,7 @@ class Frames:
     """Those of the notes that say what was asked for and is not there."""
     announced: tuple[str, ...] = ()
     """Those of the problems that a run tells when it begins."""
-    asked: Mapping[str, Asked] = field(default_factory=dict)
+    asked: Mapping[str, RequestedRun] = field(default_factory=dict)
     """What every run was asked for, by environment."""
     sources: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """By environment and implementation: the file and line of an own implementation's ``def``."""

@@ -38,7 +38,7 @@ _OF_OPTIONS = "attention"
 """The operation whose options and inputs are features, too."""
 
 
-class Judged(NamedTuple):
+class JudgedFeature(NamedTuple):
     """How many cases with a feature came to what, the worst of all dtypes counting; ``not_run`` were left out."""
 
     implementation: str
@@ -52,7 +52,7 @@ class Judged(NamedTuple):
     not_run: int
 
 
-_COUNTED = Judged._fields[3:-1]
+_COUNTED = JudgedFeature._fields[3:-1]
 
 
 class Accuracy(NamedTuple):
@@ -108,7 +108,7 @@ class PropertyCounts(NamedTuple):
 class Survey:
     """All rows, in the order in which they are written."""
 
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[JudgedFeature] = field(default_factory=list)
     accuracy: list[Accuracy] = field(default_factory=list)
     meanings: list[MeasuredConvention] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -137,7 +137,7 @@ class Survey:
                 found[row.implementation] = row.version
         return dict(sorted(found.items()))
 
-    def of_several_versions(self) -> list[Judged]:
+    def of_several_versions(self) -> list[JudgedFeature]:
         """Return what came of all cases, of implementations that were judged in more than one version."""
         rows = [row for row in self.judged if row.feature == ALL]
         counts = Counter(row.implementation for row in rows)
@@ -196,7 +196,7 @@ def survey_of(frames: Frames) -> Survey:
             not_run = left_out.get((column.implementation, feature), 0)
             counts["unsupported"] -= not_run
             of = {name: counts[name] for name in _COUNTED}
-            judged.append(Judged(column.implementation, column.version, feature, **of, not_run=not_run))
+            judged.append(JudgedFeature(column.implementation, column.version, feature, **of, not_run=not_run))
     return Survey(
         judged, list(_accuracy(frames)), properties=property_counts(chain.from_iterable(frames.properties.values()))
     )
@@ -304,8 +304,8 @@ def _versions_of(survey: Survey) -> list[tuple[str, str]]:
     return list(dict.fromkeys((row.implementation, row.version) for row in survey.judged))
 
 
-def _on_any_processor(row: Judged) -> dict[str, int]:
-    counts = {name: int(getattr(row, name)) for name in Judged._fields[3:]}
+def _on_any_processor(row: JudgedFeature) -> dict[str, int]:
+    counts = {name: int(getattr(row, name)) for name in JudgedFeature._fields[3:]}
     return {"right or known": counts.pop("right") + counts.pop("known"), **counts}
 
 

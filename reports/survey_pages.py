@@ -18,7 +18,7 @@ from attncheck.reports.markdown import code, escape, number, table
 from attncheck.reports.survey import (
     ALL,
     Accuracy,
-    Judged,
+    JudgedFeature,
     MeasuredConvention,
     PropertyCounts,
     Survey,
@@ -33,13 +33,13 @@ README, PAGE = "README.md", "index.html"
 FEATURES, ACCURACY, CONVENTIONS = "features.csv", "accuracy.csv", "conventions.csv"
 PROPERTY_COUNTS = "properties.csv"
 FINDINGS = "findings.md"
-Row = TypeVar("Row", Judged, Accuracy, MeasuredConvention, PropertyCounts)
+Row = TypeVar("Row", JudgedFeature, Accuracy, MeasuredConvention, PropertyCounts)
 
 
 def read_survey(folder: Path) -> Survey:
     """Read the tables of a survey; an empty one where there is none. Raises ``ResultsError`` for damaged ones."""
     return Survey(
-        list(_read(folder / FEATURES, Judged)),
+        list(_read(folder / FEATURES, JudgedFeature)),
         list(_read(folder / ACCURACY, Accuracy)),
         list(_read(folder / CONVENTIONS, MeasuredConvention)),
         read_findings(folder / FINDINGS) if (folder / FINDINGS).exists() else [],
@@ -54,7 +54,7 @@ def write_survey(survey: Survey, folder: Path) -> Path:
     survey.meanings.sort(key=lambda row: row.implementation)
     survey.properties.sort(key=lambda row: row.implementation)
     texts = {
-        FEATURES: _csv(Judged._fields, survey.judged),
+        FEATURES: _csv(JudgedFeature._fields, survey.judged),
         ACCURACY: _csv(Accuracy._fields, survey.accuracy),
         CONVENTIONS: _csv(MeasuredConvention._fields, survey.meanings),
         PROPERTY_COUNTS: _csv(PropertyCounts._fields, survey.properties),
@@ -137,7 +137,7 @@ def _count(number_of: int) -> str:
     return f"{number_of:,}" if number_of else "-"
 
 
-def _wrong(judged: Sequence[Judged]) -> Iterator[str]:
+def _wrong(judged: Sequence[JudgedFeature]) -> Iterator[str]:
     rows = [row for row in judged if row.wrong and row.feature != ALL]
     if rows:
         yield from ("## Wrong, and not recorded", "")
@@ -245,7 +245,7 @@ class ImplementationLine:
     name: str
     version: str
     description: str
-    of_all: Judged
+    of_all: JudgedFeature
     bar: tuple[tuple[str, str], ...]
     features: tuple[FeatureCell, ...]
 
@@ -283,10 +283,10 @@ def _lines(survey: Survey, newest: Mapping[str, str], features: Sequence[str]) -
     found = {
         (row.feature, row.implementation): row for row in survey.judged if newest[row.implementation] == row.version
     }
-    nothing = (0,) * (len(Judged._fields) - 3)
+    nothing = (0,) * (len(JudgedFeature._fields) - 3)
     lines = []
     for name, version in newest.items():
-        of_all = found.get((ALL, name), Judged(name, version, ALL, *nothing))
+        of_all = found.get((ALL, name), JudgedFeature(name, version, ALL, *nothing))
         total = sum(of_all[3:]) or 1
         parts = ((state, getattr(of_all, field)) for state, field in _BARS)
         bar = tuple((state, f"{100 * count / total:.2f}") for state, count in parts if count)
@@ -310,7 +310,7 @@ def _explained(feature: str) -> str:
     return option.description if option else ""
 
 
-def _cell(row: Judged | None) -> FeatureCell:
+def _cell(row: JudgedFeature | None) -> FeatureCell:
     if row is None:
         return _NOTHING
     states = (state for state, count in (("failing", row.wrong), ("xfail", row.known), ("agree", row.right)) if count)

@@ -70,8 +70,8 @@ def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
     def run(case: Case, dtype: str) -> tuple[Inputs, Stages]:
         inputs = convert_inputs(case, make_exact_inputs(case), dtype)
         with np.errstate(all="ignore"):
-            posed = case.problem(inputs.arrays).called()
-            stages = run_operation(backend, case.operation, posed.inputs, posed.options)
+            called = case.problem(inputs.arrays).called()
+            stages = run_operation(backend, case.operation, called.inputs, called.options)
         return inputs, dict(stages)
 
     return run

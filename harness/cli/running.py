@@ -69,7 +69,7 @@ def run_request(
 def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     """Start the processes of own implementations, and import what a run needs while they load."""
     begun = False
-    from attncheck.execution.describing import Question
+    from attncheck.execution.describing import DescriptionRequest
     from attncheck.execution.user_code import Target, is_own
 
     options = request.options
@@ -79,7 +79,7 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
                 target = Target.of(pattern, options.signature or "")
             except UsageError:
                 return  # which is said where the others are looked at
-            described.begin(Question(target, options.framework, options.threads, options.compilation_cache))
+            described.begin(DescriptionRequest(target, options.framework, options.threads, options.compilation_cache))
             begun = True
     _load(_NEEDED)
     if begun:

@@ -30,7 +30,7 @@ Declared = dict[str, Any] | str
 
 
 @dataclass(frozen=True)
-class Question:
+class DescriptionRequest:
     """A target to load, and the preparation of the process for it.
 
     What is not known before a target says it, such as its framework where no option does, is not prepared.
@@ -53,7 +53,7 @@ class Question:
 class _Describing:
     """A process that loads a target, and what it answers."""
 
-    def __init__(self, question: Question, seconds: float) -> None:
+    def __init__(self, question: DescriptionRequest, seconds: float) -> None:
         self.environment, self.threads = dict(question.environment), question.threads
         self.answer: Future[Declared] = Future()
         self._folder = TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True)
@@ -63,7 +63,12 @@ class _Describing:
         Thread(target=self._ask, args=asked, name="attncheck describes", daemon=True).start()
 
     def _ask(
-        self, worker: WorkerProcess, question: Question, environment: Mapping[str, str], log: str, seconds: float
+        self,
+        worker: WorkerProcess,
+        question: DescriptionRequest,
+        environment: Mapping[str, str],
+        log: str,
+        seconds: float,
     ) -> None:
         try:
             answer = worker.call(describe, question.target, environment, question.threads, log, seconds=seconds)
@@ -91,14 +96,14 @@ class DescribedWorkers:
     """The processes in which targets were described, each until a run takes it; as a context, it ends the others."""
 
     def __init__(self) -> None:
-        self._begun: dict[Question, _Describing] = {}
+        self._begun: dict[DescriptionRequest, _Describing] = {}
 
-    def begin(self, question: Question, seconds: float = START_SECONDS) -> None:
+    def begin(self, question: DescriptionRequest, seconds: float = START_SECONDS) -> None:
         """Start to load a target, and do not wait for it."""
         if question not in self._begun:
             self._begun[question] = _Describing(question, seconds)
 
-    def declared(self, question: Question, seconds: float = START_SECONDS) -> Declared:
+    def declared(self, question: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
         """Return what a target declares, or why it cannot be used.
 
         Raises ``CallTimeout``, ``WorkerDied`` or ``RemoteError``.

@@ -12,7 +12,7 @@ from typing import Any
 from attncheck.backends import published
 from attncheck.errors import UsageError
 from attncheck.execution.call import CallTimeout, Limits, RemoteError, WorkerDied
-from attncheck.execution.describing import DescribedWorkers, Question
+from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementations import (
     Implementation,
     ImplementationSelection,
@@ -124,7 +124,7 @@ def user_implementation(
     In reports it has a ``name`` like package.implementation, or like package alone with the function's name behind it.
     """
     limits = limits or Limits()
-    question = Question(target, framework, limits.threads, limits.compilation_cache)
+    question = DescriptionRequest(target, framework, limits.threads, limits.compilation_cache)
     try:
         with DescribedWorkers() if described is None else nullcontext(described) as workers:
             declared = workers.declared(question, limits.start_seconds)

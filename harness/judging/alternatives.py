@@ -20,7 +20,7 @@ from attncheck.reading.shapes import score_elements
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
 from attncheck.verdicts import Verdict
 
-Departs = Callable[[Truth, str, Stages], Truth | None]
+StepReplacement = Callable[[Truth, str, Stages], Truth | None]
 """Makes the truth of another step from the exact answer, given a rounding model and what fails; None where
 there is no such step."""
 
@@ -32,8 +32,8 @@ class Alternative:
     ``description`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it
     shows. ``stage`` is the one at which the reading departs from the case, ``problem`` the problem as it is then read.
     ``option`` is what an implementation may declare: the name of a convention and its value. ``stage_aliases`` names
-    the stages to compare with where the problem has no such stage any more. ``departs`` makes the stages of an answer
-    that is no problem's: a step that is another one, such as a softmax over queries.
+    the stages to compare with where the problem has no such stage any more. ``replacement`` makes the stages of an
+    answer that is no problem's: a step that is another one, such as a softmax over queries.
 
     Names are the same in every case, so that one implementation's failures can be brought together. Alternatives of one
     ``answer`` cannot be told apart by a case, where 1/D is the square of 1/sqrt(D); ``unsure`` says all of them.
@@ -48,7 +48,7 @@ class Alternative:
     verdict: Verdict = Verdict.SEMANTIC
     option: tuple[str, str] | None = None
     stage_aliases: Mapping[str, str] = field(default_factory=dict)
-    departs: Departs | None = None
+    replacement: StepReplacement | None = None
     answer: str = ""
     unsure: str = ""
     is_fitted: bool = False
@@ -97,7 +97,7 @@ def queries_and_keys(problem: Problem) -> tuple[int, int]:
     return int(problem.inputs["query"].shape[-2]), int(problem.inputs["key"].shape[-2] + past)
 
 
-def empty_row_conventions(problem: Problem) -> Iterator[Alternative]:
+def undefined_row_conventions(problem: Problem) -> Iterator[Alternative]:
     """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
     own = str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
     rows = empty_rows(problem)

@@ -50,7 +50,7 @@ larger, and are nothing that a report draws."""
 
 
 @dataclass(frozen=True)
-class Judged:
+class CaseJudgement:
     """All rows of one case in one dtype, and the truth behind them."""
 
     rows: tuple[Row, ...]
@@ -72,7 +72,7 @@ def judge(
     *,
     store: Store = NO_STORE,
     diagnosed: Collection[str] | None = None,
-) -> Judged:
+) -> CaseJudgement:
     """Judge what the implementations returned for one case in one dtype.
 
     ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key.
@@ -96,7 +96,7 @@ def judge(
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
-    return Judged(tuple(rows), truth)
+    return CaseJudgement(tuple(rows), truth)
 
 
 def judged_rows(

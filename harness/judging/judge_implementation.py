@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.rounding import FORMATS
 from attncheck.execution.operations import is_of_shape
-from attncheck.judging.alternatives import Alternative, empty_row_conventions
+from attncheck.judging.alternatives import Alternative, undefined_row_conventions
 from attncheck.judging.diagnosis import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, agrees, judge_stages, sound_stages, where_it_begins
 from attncheck.judging.readings import truth_of
@@ -66,7 +66,7 @@ def diagnose_case(truth: Truth, failed: Stages, rounding_model: str, right: Stag
         return NO_FINDINGS
     wrong = WrongResult(truth, truth.problem, failed, rounding_model, right or {})
     if is_only_in_empty_rows(wrong):
-        of_rows = empty_row_conventions(wrong.problem)
+        of_rows = undefined_row_conventions(wrong.problem)
         found = next((each for each in of_rows if does_fit(wrong, each, truth_of(truth, each))), None)
         return Findings((*([] if found is None else [found]), *_giving_rows_a_key(wrong)))
     if not _is_small(truth) or not failed.keys() <= truth.exact.keys():
@@ -117,7 +117,9 @@ def _gives_rows_a_key(wrong: WrongResult, reading: Alternative) -> bool:
     """Whether fewer rows have no key under a reading, or those that have none give something else."""
     if reading.problem.options.get("empty_rows") != wrong.problem.options.get("empty_rows"):
         return True
-    return bool(wrong.readings.approximation(reading).special.empty.sum() < wrong.readings.own.special.empty.sum())
+    return bool(
+        wrong.readings.approximation(reading).undefined_rows.empty.sum() < wrong.readings.own.undefined_rows.empty.sum()
+    )
 
 
 def _is_small(truth: Truth) -> bool:
@@ -150,7 +152,7 @@ def _steps(wrong: WrongResult, steps: list[Alternative], refuted: set[Alternativ
     """Return the steps that fit: no trial of theirs needs the oracle, so that none is left out for its number."""
     left = []
     for convention in steps:
-        if convention.departs is None or try_reading(wrong, convention):
+        if convention.replacement is None or try_reading(wrong, convention):
             left.append(convention)
         elif would_show(wrong, convention):
             refuted.add(convention)
@@ -320,7 +322,7 @@ def _by_own_conventions(
     bases = _bases_of(truth, known)
     if not bases or truth.problem is None:
         return
-    possible = {each.empty_rows: each for each in empty_row_conventions(truth.problem)}
+    possible = {each.empty_rows: each for each in undefined_row_conventions(truth.problem)}
     for value, basis in bases.items():
         if convention := possible.get(value):
             other = truth_of(truth, convention)

@@ -20,7 +20,7 @@ import numpy as np
 from attncheck.judging.alternatives import Alternative, mistake
 from attncheck.judging.conventions import conventions_of
 from attncheck.judging.mistakes import mistakes_of
-from attncheck.judging.replaced_steps import departures_of
+from attncheck.judging.replaced_steps import replaced_steps_of
 from attncheck.judging.residuals import Approximation, approximate, residual
 from attncheck.judging.truth import Stages, Truth, find_truth
 from attncheck.reading.lowering import Problem
@@ -212,7 +212,7 @@ class Readings:
 
     def is_open(self, alternative: Alternative) -> bool:
         """Whether no distance says how near a reading is: float64 NumPy cannot do it."""
-        return alternative.departs is not None or "softcap_follows" in alternative.problem.options
+        return alternative.replacement is not None or "softcap_follows" in alternative.problem.options
 
     def residual(self, alternative: Alternative, returned: Stages) -> float:
         """Return how far stages are from a reading."""
@@ -234,21 +234,21 @@ class Readings:
 
     def truth_of(self, alternative: Alternative, rounding_model: str, failing: Stages) -> Truth | None:
         """Return the exact answer of a reading; None where it has none."""
-        if alternative.departs is None:
+        if alternative.replacement is None:
             key = alternative, "", frozenset[str]()
         else:
             key = alternative, rounding_model, frozenset(failing)
         if key not in self._truths:
             self._truths[key] = (
                 truth_of(self.truth, alternative)
-                if alternative.departs is None
-                else alternative.departs(self.truth, rounding_model, failing)
+                if alternative.replacement is None
+                else alternative.replacement(self.truth, rounding_model, failing)
             )
         return self._truths[key]
 
 
 def _made_of(problem: Problem) -> Iterator[Alternative]:
-    makers = (conventions_of, mistakes_of, departures_of)
+    makers = (conventions_of, mistakes_of, replaced_steps_of)
     return (each for make in makers for each in make(problem))
 
 
@@ -260,7 +260,7 @@ def _of_delivered_mask(problem: Problem) -> Iterator[Alternative]:
         return
     kept = {name: problem.options[name] for name in ("empty_rows", *_OF_HEADS) if name in problem.options}
     asked = asked.with_options(**kept)
-    yield from (each for each in _made_of(asked) if each.name.startswith("mask-") and not each.departs)
+    yield from (each for each in _made_of(asked) if each.name.startswith("mask-") and not each.replacement)
 
 
 def truth_of(own: Truth, convention: Alternative) -> Truth:

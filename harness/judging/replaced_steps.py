@@ -29,7 +29,7 @@ from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import merge_heads
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.walk import Walk, error_walk, value_walk
-from attncheck.judging.alternatives import Alternative, Departs, queries_and_keys
+from attncheck.judging.alternatives import Alternative, StepReplacement, queries_and_keys
 from attncheck.judging.residuals import has_scale, scale_of, widths_of
 from attncheck.judging.truth import Stages, Truth
 from attncheck.reading.lowering import Problem
@@ -342,12 +342,12 @@ _STEPS = (
 )  # fmt: skip
 
 
-def departures_of(problem: Problem) -> Iterator[Alternative]:
+def replaced_steps_of(problem: Problem) -> Iterator[Alternative]:
     """Yield the steps that may have been taken for others in an operation."""
     for step in _STEPS:
         is_there = step.follow is not squared or has_scale(problem)
         if problem.operation in step.operations and is_there:
-            found = _convention(step.name, step.description, step.stage, problem, _departs(step.follow))
+            found = _convention(step.name, step.description, step.stage, problem, _replacement(step.follow))
             yield replace(found, answer=step.answer, verdict=step.verdict)
     if problem.operation == "attention_gradients":
         yield from _gradients(problem)
@@ -366,8 +366,8 @@ def _gradients(problem: Problem) -> Iterator[Alternative]:
     yield from _multiples("gradients", ("grad_query", "grad_key"), factors, problem)
     if "bias" in problem.inputs:
         description = "the gradient of the bias is scaled like that of the scores"
-        departs = _departs(multiplied(("grad_bias",), scale))
-        yield _convention("bias-gradient-scaled", description, "grad_bias", problem, departs)
+        replacement = _replacement(multiplied(("grad_bias",), scale))
+        yield _convention("bias-gradient-scaled", description, "grad_bias", problem, replacement)
 
 
 def _outputs(problem: Problem) -> Iterator[Alternative]:
@@ -405,19 +405,19 @@ def _multiples(
     """Yield those of some stages that fail, times a number; numbers that are the same are one answer."""
     same = {name: f"{factor:.12g}" for name, (factor, _) in factors.items()}
     for name, (factor, description) in factors.items():
-        departs = _departs(multiplied(stages, factor), only_failing=True, begins_at=begins_at)
+        replacement = _replacement(multiplied(stages, factor), only_failing=True, begins_at=begins_at)
         alike = [other for key, (_, other) in factors.items() if same[key] == same[name]]
         unsure = f"the {{stage}} {' or '.join(alike)}"
-        found = _convention(f"{prefix}-{name}", f"the {{stage}} {description}", stages[0], problem, departs)
+        found = _convention(f"{prefix}-{name}", f"the {{stage}} {description}", stages[0], problem, replacement)
         yield replace(found, answer=f"{prefix} times {same[name]}", unsure=unsure)
 
 
-def _convention(name: str, description: str, stage: str, problem: Problem, departs: Departs) -> Alternative:
-    return Alternative(name, description, stage, problem, Verdict.NUMERIC, departs=departs)
+def _convention(name: str, description: str, stage: str, problem: Problem, replacement: StepReplacement) -> Alternative:
+    return Alternative(name, description, stage, problem, Verdict.NUMERIC, replacement=replacement)
 
 
-def _departs(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> Departs:
-    def departs(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
+def _replacement(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
+    def replacement(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
         if not _is_plain(truth) or (begins_at and begins_at not in failing):
             return None
         own = {stage: bound.max_error for stage, bound in truth.bounds(rounding_model).items()}
@@ -432,7 +432,7 @@ def _departs(follow: Follow, *, only_failing: bool = False, begins_at: str = "")
         bounds = {stage: Bound(found[stage][1], found[stage][1]) for stage in changed}
         return _other(truth, {**truth.exact, **exact}, rounding_model, {**truth.bounds(rounding_model), **bounds})
 
-    return departs
+    return replacement
 
 
 def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bounds: Mapping[str, Bound]) -> Truth:
@@ -440,7 +440,7 @@ def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bo
         truth,
         exact=exact,
         solved={},
-        special=None,
+        undefined_rows=None,
         supports_statistics=False,
         _bounds={rounding_model: dict(bounds)},
         _readings={},
@@ -449,9 +449,9 @@ def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bo
 
 def _is_plain(truth: Truth) -> bool:
     """Whether every row has an answer by arithmetic, and all of it is known."""
-    special = truth.special
-    conventional = special is None or (special.convention == DEFAULT_EMPTY_ROWS and not special.nan_rows.any())
-    is_defined = truth.undefined is None and not truth.inner
+    rows = truth.undefined_rows
+    conventional = rows is None or (rows.convention == DEFAULT_EMPTY_ROWS and not rows.nan_rows.any())
+    is_defined = truth.undefined_elements is None and not truth.inner
     return conventional and is_defined and truth.query_rows is None and "softcap_follows" not in truth.options
 
 

@@ -19,7 +19,7 @@ from attncheck.attention.scores import scale_from
 from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.judging.undefined_rows import SpecialRows, special_rows
+from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
 from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages, score_kind
 
@@ -170,14 +170,14 @@ class Approximation:
     """The stages of a reading in float64, empty where NumPy cannot do it, and its rows without a key."""
 
     stages: Stages
-    special: SpecialRows
+    undefined_rows: UndefinedRows
 
 
 def approximate(problem: Problem) -> Approximation:
     """Evaluate a reading in float64."""
     plain = problem.canonical()
-    special = special_rows(plain, DEFAULT_EMPTY_ROWS)
-    return Approximation(approximate_stages(plain), special)
+    undefined_rows = find_undefined_rows(plain, DEFAULT_EMPTY_ROWS)
+    return Approximation(approximate_stages(plain), undefined_rows)
 
 
 def residual(approximation: Approximation, returned: Stages, stage_aliases: Mapping[str, str] | None = None) -> float:
@@ -185,12 +185,12 @@ def residual(approximation: Approximation, returned: Stages, stage_aliases: Mapp
 
     ``stage_aliases`` names the stages to compare with where they have other names. Rows without a key do not count.
     """
-    special, far = approximation.special, 0.0
+    undefined_rows, far = approximation.undefined_rows, 0.0
     for stage, array in returned.items():
         other = approximation.stages.get((stage_aliases or {}).get(stage, stage))
         if other is None or other.shape != array.shape:
             return np.inf
-        judged = ~special.affected_by_empty(stage, array.shape)
+        judged = ~undefined_rows.affected_by_empty(stage, array.shape)
         far = max(far, _mean_difference(array.astype(np.float64)[judged], other[judged]))
     return far
 

@@ -47,11 +47,11 @@ from attncheck.judging.remembered import (
 )
 from attncheck.judging.undefined_rows import (
     BEHIND_A_MASK,
-    SpecialRows,
-    Undefined,
-    find_undefined,
+    UndefinedElements,
+    UndefinedRows,
+    find_undefined_elements,
+    find_undefined_rows,
     is_odd,
-    special_rows,
     without_nan,
     without_overflown,
 )
@@ -81,8 +81,8 @@ class Truth:
 
     ``problem`` is the one that was asked for, laid out, and ``called`` the one that it was before; ``canonical`` is its
     canonical form, with one mask and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what
-    ``special`` rows give and without what is ``undefined``. ``inner`` are stages between, in float64, where the score
-    matrix is too large for more. Exact stages that were found before come out of the ``store``. One that
+    ``undefined_rows`` give and without ``undefined_elements``. ``inner`` are stages between, in float64, where the
+    score matrix is too large for more. Exact stages that were found before come out of the ``store``. One that
     ``has_wide_statistics`` is for implementations that return log_sum_exp in float32 beside outputs of 16 bits.
     """
 
@@ -96,8 +96,8 @@ class Truth:
     problem: Problem | None = None
     called: Problem | None = None
     solved: Mapping[str, Enclosure] = field(default_factory=dict)
-    special: SpecialRows | None = None
-    undefined: Undefined | None = None
+    undefined_rows: UndefinedRows | None = None
+    undefined_elements: UndefinedElements | None = None
     inner: Stages = field(default_factory=dict)
     store: Store = NO_STORE
     has_wide_statistics: bool = False
@@ -179,7 +179,7 @@ class Truth:
     def _found_bounds(self, rounding_model: str, values: Stages) -> dict[str, Bound]:
         rounding = self.rounding(rounding_model)
         flat, given = self._with_uniform_rows({**self.inner, **values}), self._with_uniform_rows(self.inputs)
-        is_uniform = self.special is not None and self.special.convention == "uniform"
+        is_uniform = self.undefined_rows is not None and self.undefined_rows.convention == "uniform"
         if self.inner:
             bounds = bounds_by_rows(self.operation, self.options, given, rounding, flat, tuple(values))
         else:
@@ -198,28 +198,28 @@ class Truth:
 
     def _bounds_of_uniform_sums(self, rounding: RoundingModel, exact: Mapping[str, Array]) -> dict[str, Bound]:
         """Return the bound of the gradient to which rows with uniform weights contribute, though they have no key."""
-        special, stage = self.special, "grad_value"
-        if special is None or special.convention != "uniform" or stage not in exact:
+        undefined_rows, stage = self.undefined_rows, "grad_value"
+        if undefined_rows is None or undefined_rows.convention != "uniform" or stage not in exact:
             return {}
-        options, inputs = special.with_equal_scores(self.options)
+        options, inputs = undefined_rows.with_equal_scores(self.options)
         return {stage: accumulated_bounds(self.operation, options, without_nan(inputs), rounding, exact)[stage]}
 
     def exact_for(self, stage: str, returned: Array) -> Enclosure:
         """Return a stage's exact values, where several are right the one that was returned."""
-        exact = self.exact[stage] if self.undefined is None else self.solved[stage]
-        if self.special is not None:
-            exact = exact if self.undefined is None else self.special.apply(stage, exact)
-            exact = self.special.by_masking(stage, exact, self.solved[stage], returned)
-        return exact if self.undefined is None else self.undefined.withdrawn(stage, exact, returned)
+        exact = self.exact[stage] if self.undefined_elements is None else self.solved[stage]
+        if self.undefined_rows is not None:
+            exact = exact if self.undefined_elements is None else self.undefined_rows.apply(stage, exact)
+            exact = self.undefined_rows.by_masking(stage, exact, self.solved[stage], returned)
+        return exact if self.undefined_elements is None else self.undefined_elements.withdrawn(stage, exact, returned)
 
     def _with_uniform_rows(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Give the logits of rows whose weights are uniform by convention: all the same, which one does not matter."""
-        special = self.special
-        if special is None or special.convention != "uniform":
+        undefined_rows = self.undefined_rows
+        if undefined_rows is None or undefined_rows.convention != "uniform":
             return dict(values)
 
         def flat(stage: str, array: Array) -> Array:
-            return np.where(special.affected_by_empty(stage, array.shape) & (array == -np.inf), 0, array)
+            return np.where(undefined_rows.affected_by_empty(stage, array.shape) & (array == -np.inf), 0, array)
 
         return {stage: flat(stage, array) if stage in LOGITS else array for stage, array in values.items()}
 
@@ -230,7 +230,7 @@ class Truth:
         """
         if self.inner and stage in self.exact:  # what was returned has no stage from which this one follows
             own = (self.solved or self.exact)[stage]
-            return self._with_special_rows(stage, own, returned), self.bounds(rounding_model)[stage]
+            return self._with_undefined_rows(stage, own, returned), self.bounds(rounding_model)[stage]
         together = next((names for names in _EVALUATED_TOGETHER if stage in names), (stage,))
         stages = [name for name in together if name == stage or (name in self.exact and name in returned)]
         earlier = {name: self._without_undefined(name, array) for name, array in returned.items() if name not in stages}
@@ -241,36 +241,33 @@ class Truth:
         bounds = None if exact is None else self._step_bounds(step, earlier, stages, exact, rounding_model)
         if exact is None or bounds is None:
             return None
-        return self._with_special_rows(stage, exact[stage], earlier), bounds[stage]
+        return self._with_undefined_rows(stage, exact[stage], earlier), bounds[stage]
 
     def _without_undefined(self, stage: str, returned: Array) -> Array:
         """Take out of a returned stage what is not finite by right, so that other elements can be followed from it."""
-        for gaps in (self.special, self.undefined):
+        for gaps in (self.undefined_rows, self.undefined_elements):
             returned = returned if gaps is None else gaps.without_undefined(stage, returned)
         return returned
 
-    def _with_special_rows(self, stage: str, exact: Enclosure, earlier: Collection[str]) -> Enclosure:
-        """Set what special rows give, and withdraw what is undefined."""
-        exact = exact if self.special is None else self.special.apply_to_step(stage, exact, earlier)
-        return exact if self.undefined is None else self.undefined.withdrawn(stage, exact)
+    def _with_undefined_rows(self, stage: str, exact: Enclosure, earlier: Collection[str]) -> Enclosure:
+        """Set what undefined rows give, and withdraw what is undefined."""
+        exact = exact if self.undefined_rows is None else self.undefined_rows.apply_to_step(stage, exact, earlier)
+        return exact if self.undefined_elements is None else self.undefined_elements.withdrawn(stage, exact)
 
     def why_open(self, stage: str, index: tuple[int, ...]) -> str:
         """Say why an element of a stage, whose own the index is, cannot be judged."""
         if stage not in self.exact:
             return self.outside or f"none is known for a stage of this name: {stage}"
         high, radius = self.exact[stage].high, self.exact[stage].radius[index]
-        if self.undefined is not None and self.undefined.of(stage, high.shape)[index]:
-            behind = self.undefined.behind_a_mask(stage, high.shape)[index]
-            return BEHIND_A_MASK if behind else self.undefined.reason
+        if self.undefined_elements is not None and self.undefined_elements.of(stage, high.shape)[index]:
+            behind = self.undefined_elements.behind_a_mask(stage, high.shape)[index]
+            return BEHIND_A_MASK if behind else self.undefined_elements.reason
         if np.isfinite(radius):
             dtype = self.dtype_of(stage)
             is_beyond = np.abs(high[index]) > FORMATS[dtype].largest
             return f"it is beyond the range of {dtype}" if is_beyond else "no finite bound is known for its error"
-        special = self.special
-        if (
-            special is not None
-            and special.affected_elements(stage, high.shape, special.empty | special.nan_rows)[index]
-        ):
+        rows = self.undefined_rows
+        if rows is not None and rows.affected_elements(stage, high.shape, rows.empty | rows.nan_rows)[index]:
             return "what a query without a key, or one that holds NaN, gives here is a matter of convention"
         return "it is beyond the range of float64"
 
@@ -344,7 +341,7 @@ def find_truth(
         base = _solved(base, returned)
     except (OutsideDomain, PrecisionExhausted) as error:
         return replace(base, outside=str(error), query_rows=None)
-    return with_special_rows(base, plain)
+    return with_undefined_rows(base, plain)
 
 
 def unsolved_truth(
@@ -362,7 +359,7 @@ def unsolved_truth(
     if problem.options.get("empty_rows") == "uniform":
         plain = plain.with_options(empty_rows="uniform")
     given = without_nan(plain.inputs)
-    undefined = find_undefined(replace(plain, inputs=given))
+    undefined = find_undefined_elements(replace(plain, inputs=given))
     base = Truth(
         replace(plain, inputs=given if undefined is None else undefined.filled(given)),
         dtype,
@@ -372,25 +369,25 @@ def unsolved_truth(
         queries=queries_of(problem.inputs),
         problem=problem,
         called=None if problem is called else called,
-        undefined=undefined,
+        undefined_elements=undefined,
         store=store,
     )
     return base, plain
 
 
-def with_special_rows(base: Truth, plain: Problem) -> Truth:
-    """Set what special rows give, and withdraw what is undefined."""
+def with_undefined_rows(base: Truth, plain: Problem) -> Truth:
+    """Set what undefined rows give, and withdraw what is undefined."""
     assert base.problem is not None
     convention = str(base.problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-    special, undefined = special_rows(plain, convention), base.undefined
+    undefined_rows, undefined = find_undefined_rows(plain, convention), base.undefined_elements
     exact = dict(base.exact)
-    if special:
-        exact = {stage: special.apply(stage, enclosure) for stage, enclosure in exact.items()}
+    if undefined_rows:
+        exact = {stage: undefined_rows.apply(stage, enclosure) for stage, enclosure in exact.items()}
     if undefined is not None:
         exact = {stage: undefined.withdrawn(stage, enclosure) for stage, enclosure in exact.items()}
-    if not special and undefined is None:
+    if not undefined_rows and undefined is None:
         return base
-    return replace(base, exact=exact, solved=base.exact, special=special if special else None)
+    return replace(base, exact=exact, solved=base.exact, undefined_rows=undefined_rows or None)
 
 
 def _solved(base: Truth, returned: Collection[str] | None) -> Truth:

@@ -78,8 +78,8 @@ MAX_AT_A_TIME = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
-class SpecialRows:
-    """Which rows are special, (..., H, Lq), in one computation, and by which convention the empty ones are judged.
+class UndefinedRows:
+    """Which rows are undefined, (..., H, Lq), in one computation, and by which convention the empty ones are judged.
 
     ``forbidden`` are the elements that a mask forbids, in the scores' shape, and ``nan_elements`` those of the query
     that are NaN; None where there is no NaN, or where a projection brings all elements of a row together.
@@ -225,8 +225,8 @@ def without_nan(inputs: Inputs) -> dict[str, Array]:
     return {**inputs, "query": np.where(filled, np.ones((), query.dtype), query)}
 
 
-def special_rows(plain: Problem, convention: str) -> SpecialRows:
-    """Find the special rows of a problem in canonical form, NaN and all."""
+def find_undefined_rows(plain: Problem, convention: str) -> UndefinedRows:
+    """Find the undefined rows of a problem in canonical form, NaN and all."""
     operation, options, inputs, shape = plain.operation, plain.options, plain.inputs, scores_shape(plain)
     given, problem = (make(plain) for make in (Computation.as_given, Computation.of))
     nan_rows = _rows_with_nan(inputs)
@@ -240,7 +240,7 @@ def special_rows(plain: Problem, convention: str) -> SpecialRows:
         empty = ~any_of(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
     allowed = given.kept(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
-    return SpecialRows(given, convention, empty, nan_rows, forbidden, _nan_elements(operation, inputs))
+    return UndefinedRows(given, convention, empty, nan_rows, forbidden, _nan_elements(operation, inputs))
 
 
 def empty_rows(problem: Problem) -> Flags:
@@ -250,7 +250,7 @@ def empty_rows(problem: Problem) -> Flags:
     size = max(1, MAX_AT_A_TIME * queries // max(elements, 1))
     rows = [np.arange(start, min(start + size, queries)) for start in range(0, max(queries, 1), size)]
     parts = (problem.canonical(part if len(rows) > 1 else None) for part in rows)
-    found = [special_rows(part, DEFAULT_EMPTY_ROWS).empty for part in parts]
+    found = [find_undefined_rows(part, DEFAULT_EMPTY_ROWS).empty for part in parts]
     return np.concatenate(found, axis=-1)
 
 
@@ -302,7 +302,7 @@ BEHIND_A_MASK = (
 
 
 @dataclass(frozen=True, eq=False)
-class Undefined:
+class UndefinedElements:
     """Which elements of inputs are undefined, and of stages; ``reason`` says why, in the words of a message.
 
     ``by_selection`` are those of them that are undefined even where keys that may not be attended are left out.
@@ -352,7 +352,7 @@ class Undefined:
         return np.where(by_right, np.zeros((), returned.dtype), returned)
 
 
-def find_undefined(plain: Problem) -> Undefined | None:
+def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
     """Find what is undefined in a problem in canonical form, without NaN in whole query rows; None if nothing is."""
     operation, options, inputs = plain.operation, plain.options, plain.inputs
     flags: dict[str, Flags] = {}
@@ -376,11 +376,11 @@ def find_undefined(plain: Problem) -> Undefined | None:
     flags = {name: problem.input_with_added(name, each) for name, each in flags.items()}
     stages = _stages(reach_walk(problem, flags, None), problem)
     if "key" not in inputs or operation == "scoring":  # nothing is masked
-        return Undefined(found, "; ".join(reasons), stages)
+        return UndefinedElements(found, "; ".join(reasons), stages)
     *leading, keys = scores_shape(plain)
     attended = ~problem.unattended((*leading, keys + problem.added_keys))
     by_selection = _stages(reach_walk(problem, flags, attended), problem)
-    return Undefined(
+    return UndefinedElements(
         found, "; ".join(reasons), stages, {stage: by_selection[stage] for stage in by_selection.keys() - _LOGITS}
     )
 

@@ -33,13 +33,13 @@ from attncheck.attention.caches import size_of_made
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.rounding import FORMATS
-from attncheck.judging.alternatives import Alternative, empty_row_conventions
+from attncheck.judging.alternatives import Alternative, undefined_row_conventions
 from attncheck.judging.diagnosis import ACCURACY
 from attncheck.judging.judge_stages import agrees, failing_elements
 from attncheck.judging.mistakes import with_bias_times
 from attncheck.judging.readings import Readings, relative_bound, truth_of
 from attncheck.judging.residuals import approximate_stages, best_number, has_scale, scale_of, scales_in_words, shortest
-from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_special_rows
+from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
@@ -91,13 +91,13 @@ class WrongResult:
 
 def is_only_in_empty_rows(wrong: WrongResult) -> bool:
     """Whether all that is proved to be wrong lies in rows without a key."""
-    special = wrong.truth.special
-    if special is None or not special.empty.any() or not wrong.stages.keys() <= wrong.truth.exact.keys():
+    undefined_rows = wrong.truth.undefined_rows
+    if undefined_rows is None or not undefined_rows.empty.any() or not wrong.stages.keys() <= wrong.truth.exact.keys():
         return False
     wrong_rows = False
     for stage, array in wrong.stages.items():
         failing = failing_elements(wrong.truth, stage, array, wrong.rounding_model)
-        if (failing & ~special.affected_by_empty(stage, array.shape)).any():
+        if (failing & ~undefined_rows.affected_by_empty(stage, array.shape)).any():
             return False
         wrong_rows |= bool(failing.any())
         if not failing.any() and not agrees(wrong.truth, stage, array, wrong.rounding_model):
@@ -125,9 +125,9 @@ def try_reading(wrong: WrongResult, convention: Alternative) -> Alternative | No
         return None
     if does_fit(wrong, convention, other):
         return convention
-    if convention.stage_aliases or convention.departs or not is_only_in_empty_rows(replace(wrong, truth=other)):
+    if convention.stage_aliases or convention.replacement or not is_only_in_empty_rows(replace(wrong, truth=other)):
         return None
-    for of_rows in empty_row_conventions(convention.problem):
+    for of_rows in undefined_row_conventions(convention.problem):
         description = f"{convention.description}; {of_rows.description}"
         both = replace(convention, problem=of_rows.problem, description=description, option=of_rows.option)
         if does_fit(wrong, both, truth_of(wrong.truth, both)):
@@ -142,7 +142,7 @@ def does_fit(wrong: WrongResult, convention: Alternative, other: Truth) -> bool:
         return False
     if not all(agrees(other, named[stage], array, wrong.rounding_model) for stage, array in wrong.stages.items()):
         return False
-    # Before the stage at which it departs, a reading is the case itself, though its problem may be another one.
+    # Before the stage at which it replacement, a reading is the case itself, though its problem may be another one.
     right = stages_behind(convention, frozenset(wrong.right)) & other.exact.keys() - convention.stage_aliases.keys()
     if not all(agrees(other, stage, wrong.right[stage], wrong.rounding_model) for stage in right):
         return False
@@ -362,7 +362,7 @@ class FailingCase:
         for each in Readings.of(truth, problem).alternatives:
             if each.name in names and not self._is_open(each):
                 yield each
-        yield from (each for each in empty_row_conventions(problem) if each.name in names)
+        yield from (each for each in undefined_row_conventions(problem) if each.name in names)
         scale, bias = names.get("scale-fitted"), names.get("bias-fitted")
         if scale is not None and has_scale(problem):
             yield with_scale_times(problem, as_root(scale))
@@ -374,15 +374,15 @@ class FailingCase:
 
     def _is_open(self, reading: Alternative) -> bool:
         """Whether float64 NumPy cannot do it."""
-        return reading.departs is None and "softcap_follows" in reading.problem.options
+        return reading.replacement is None and "softcap_follows" in reading.problem.options
 
     def _fits(self, reading: Alternative) -> bool:
         if reading.name.startswith(ACCURACY):
             return True
-        if reading.departs is None:
+        if reading.replacement is None:
             other: Truth | None = self._approximate(reading.problem)
         else:
-            other = reading.departs(self.own, self.rounding_model, self.failing)
+            other = reading.replacement(self.own, self.rounding_model, self.failing)
         if other is None:
             return False
         arrays = {reading.stage_aliases.get(stage, stage): array for stage, array in self.failing.items()}
@@ -407,7 +407,7 @@ class FailingCase:
             for stage, found in rough.exact.items()
             for known in [(found.radius == 0) & np.isfinite(found.high) & np.isfinite(bounds[stage].max_error)]
         }
-        solved = with_special_rows(replace(rough, exact=exact), plain)
+        solved = with_undefined_rows(replace(rough, exact=exact), plain)
         wide = any(solved._is_wide(stage, array) for stage, array in {**self.failing, **self.right}.items())
         return solved.with_wide_statistics() if wide else solved
 

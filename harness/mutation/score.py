@@ -15,7 +15,7 @@ from attncheck.mutation.findings import UnitFindings, has_wrong_numbers, is_caug
 from attncheck.mutation.judgement import ExactJudge, JudgeStages
 from attncheck.mutation.mutant import REFERENCE, Mutant, Subject
 from attncheck.mutation.naming import MAX_CASES, Naming, asked_for_names
-from attncheck.mutation.scoring import Pending, Question, Scorers, ScorersHere
+from attncheck.mutation.scoring import CatchQuestion, Pending, Scorers, ScorersHere
 from attncheck.mutation.summary import MutationFrames, summarise
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, count_scores, judged_dtypes, serves_naming
 from attncheck.reading.case import Case
@@ -207,8 +207,8 @@ def _named(
     return naming
 
 
-def _question(unit: _PlannedUnit, subjects: tuple[str, ...], visible: frozenset[str] | None) -> Question:
-    return Question(unit.case, unit.seed, unit.dtype, subjects, visible)
+def _question(unit: _PlannedUnit, subjects: tuple[str, ...], visible: frozenset[str] | None) -> CatchQuestion:
+    return CatchQuestion(unit.case, unit.seed, unit.dtype, subjects, visible)
 
 
 def _planned(cases: Iterable[Case], seeds: Sequence[int], *, exhaustive: bool) -> list[_PlannedUnit]:

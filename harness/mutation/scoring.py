@@ -19,7 +19,7 @@ Found_co = TypeVar("Found_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Question:
+class CatchQuestion:
     """A case in one dtype and seed, and by name the subjects that it is put to; ``visible`` hides other stages."""
 
     case: Case
@@ -46,10 +46,10 @@ class Scorers(Protocol):
     def at_a_time(self) -> int:
         """How many may be open."""
 
-    def judge(self, question: Question) -> Pending[UnitFindings]:
+    def judge(self, question: CatchQuestion) -> Pending[UnitFindings]:
         """Ask what is found of subjects."""
 
-    def evidence(self, question: Question) -> Pending[Mapping[str, Evidence | None]]:
+    def evidence(self, question: CatchQuestion) -> Pending[Mapping[str, Evidence | None]]:
         """Ask what a unit says of the faults of subjects that fail it."""
 
 
@@ -61,7 +61,7 @@ class Scorer:
     judge_stages: JudgeStages
     store: Store = NO_STORE
 
-    def findings(self, question: Question) -> UnitFindings:
+    def findings(self, question: CatchQuestion) -> UnitFindings:
         """Return what is found of each subject."""
         scorer = self._scorer(question)
         unit, asked = scorer.unit, ((name, scorer.findings(self.subjects[name])) for name in question.subjects)
@@ -70,14 +70,14 @@ class Scorer:
         drawn = unit.case.random is not None
         return UnitFindings(unit.case.id, unit.dtype, unit.seed, drawn, unit.is_for_all, unit.serves_naming, found)
 
-    def evidence(self, question: Question) -> dict[str, Evidence | None]:
+    def evidence(self, question: CatchQuestion) -> dict[str, Evidence | None]:
         """Return what the unit says of the fault of each subject."""
         scorer = self._scorer(question)
         found = {name: scorer.evidence(self.subjects[name]) for name in question.subjects}
         scorer.keep()
         return found
 
-    def _scorer(self, question: Question) -> UnitScorer:
+    def _scorer(self, question: CatchQuestion) -> UnitScorer:
         unit = unit_of(question.case, question.seed, question.dtype)
         return UnitScorer(unit, self.judge_stages, question.visible, self.store)
 
@@ -105,10 +105,10 @@ class ScorersHere:
     def __init__(self, subjects: Mapping[str, Subject], judge_stages: JudgeStages, store: Store = NO_STORE) -> None:
         self._scorer = Scorer(subjects, judge_stages, store)
 
-    def judge(self, question: Question) -> Answered[UnitFindings]:
+    def judge(self, question: CatchQuestion) -> Answered[UnitFindings]:
         """Return what is found of subjects."""
         return Answered(self._scorer.findings(question))
 
-    def evidence(self, question: Question) -> Answered[Mapping[str, Evidence | None]]:
+    def evidence(self, question: CatchQuestion) -> Answered[Mapping[str, Evidence | None]]:
         """Return what a unit says of the faults of subjects that fail it."""
         return Answered(self._scorer.evidence(question))

@@ -16,7 +16,7 @@ from attncheck.judging.diagnosis import Evidence
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.findings import UnitFindings
 from attncheck.mutation.judgement import ExactJudge
-from attncheck.mutation.scoring import Question, Scorer
+from attncheck.mutation.scoring import CatchQuestion, Scorer
 from attncheck.store import NO_STORE, Store
 
 _THREADS = "OPENBLAS_NUM_THREADS"
@@ -61,11 +61,11 @@ class ScorersInProcesses:
     at_a_time: int
     store: Store
 
-    def judge(self, question: Question) -> _FromProcess[UnitFindings]:
+    def judge(self, question: CatchQuestion) -> _FromProcess[UnitFindings]:
         """Ask what is found of subjects."""
         return _FromProcess(self.pool.submit(_judge, question), self.store)
 
-    def evidence(self, question: Question) -> _FromProcess[Mapping[str, Evidence | None]]:
+    def evidence(self, question: CatchQuestion) -> _FromProcess[Mapping[str, Evidence | None]]:
         """Ask what a unit says of the faults of subjects that fail it."""
         return _FromProcess(self.pool.submit(_find_evidence, question), self.store)
 
@@ -80,13 +80,13 @@ def _prepare(store: Store) -> None:
     _scorer = Scorer(SUBJECTS, ExactJudge(), store)
 
 
-def _judge(question: Question) -> tuple[UnitFindings, Counter[str]]:
+def _judge(question: CatchQuestion) -> tuple[UnitFindings, Counter[str]]:
     assert _scorer is not None
     _scorer.store.counts.clear()
     return _scorer.findings(question), Counter(_scorer.store.counts)
 
 
-def _find_evidence(question: Question) -> tuple[Mapping[str, Evidence | None], Counter[str]]:
+def _find_evidence(question: CatchQuestion) -> tuple[Mapping[str, Evidence | None], Counter[str]]:
     assert _scorer is not None
     _scorer.store.counts.clear()
     return _scorer.evidence(question), Counter(_scorer.store.counts)

@@ -69,7 +69,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedRun:
     """The request of a run: how many cases, which implementations by name, and how many it has to judge at least.
 
     ``picked`` says what the cases were narrowed by, of ``PICKED``. ``stopped`` is there where not all of them were run.
@@ -82,7 +82,7 @@ class Asked:
     stopped: Stop | None = None
 
     @classmethod
-    def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> Asked:
+    def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> RequestedRun:
         """Read what environment.json says of a run."""
         asked = environment.get("asked", {})
         minimum = asked.get("min_judged")
@@ -112,7 +112,7 @@ def is_not_offered(row: Row) -> bool:
     return row.verdict == Verdict.UNSUPPORTED and lacks_function(row.lacks or "")
 
 
-def shortfalls(judged: Mapping[str, int], asked: Asked, not_offered: Mapping[str, int]) -> list[str]:
+def shortfalls(judged: Mapping[str, int], asked: RequestedRun, not_offered: Mapping[str, int]) -> list[str]:
     """Describe where less was judged than was asked for; ``judged`` counts the cases of each implementation.
 
     An implementation that was asked for by name has to be judged in a case, and so has the run as a whole. The minimum,
@@ -129,7 +129,7 @@ def shortfalls(judged: Mapping[str, int], asked: Asked, not_offered: Mapping[str
     return [line for name, count in judged.items() if (line := _shortfall(name, count, asked, absent[name]))]
 
 
-def _shortfall(name: str, judged: int, asked: Asked, not_offered: int) -> str:
+def _shortfall(name: str, judged: int, asked: RequestedRun, not_offered: int) -> str:
     minimum = asked.minimum
     offered = (asked.cases - not_offered) or asked.cases
     if minimum is not None and not minimum.is_reached(judged, offered):
@@ -140,5 +140,5 @@ def _shortfall(name: str, judged: int, asked: Asked, not_offered: int) -> str:
     return ""
 
 
-def _any(asked: Asked) -> str:
+def _any(asked: RequestedRun) -> str:
     return "the only case" if asked.cases == 1 else f"any of the {asked.cases:,} cases"

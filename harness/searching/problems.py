@@ -30,8 +30,8 @@ from attncheck.searching.shapes import (
     GENERIC,
     MASKS,
     REGIMES,
-    Asked,
     Dimensions,
+    DrawnOptions,
     Inputs,
     Random,
     Real,
@@ -52,7 +52,7 @@ _OF_ATTENTION_SHARE = 0.6
 _POISONS = (0.0, 7.0, math.nan, math.inf)
 
 
-def draw_parts(regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
+def draw_parts(regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Inputs:
     """Draw what attention gives for parts of its keys, or outputs and log-sum-exps that follow from nothing."""
     if random.rand() < _OF_ATTENTION_SHARE:
         outputs, log_sum_exps = _of_attention(regime, random, dims)
@@ -100,7 +100,7 @@ _SOME_RAGGED = 0.5
 """Of packs, so many whose sequences have lengths of their own, and no keys that are not used."""
 
 
-def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs:
+def lay_out(kind: str, random: Random, operands: Inputs, asked: DrawnOptions) -> Inputs:
     """Make every batch entry a sequence of a pack, or of a paged cache with keys that are not used; or round keys."""
     if kind == "quantized_attention":
         return _quantized(random, operands)
@@ -120,7 +120,7 @@ def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs
     return (_paged if kind == "paged_attention" else _packed)(random, operands, used)
 
 
-def _normalized(random: Random, operands: Inputs, asked: Asked) -> Inputs:
+def _normalized(random: Random, operands: Inputs, asked: DrawnOptions) -> Inputs:
     """Normalise queries and keys in any way, some with weights."""
     asked.options["norm"] = str(random.choice(("rms", "l2")))
     asked.options["epsilon"] = float(10.0 ** random.uniform(-6, 0))
@@ -138,7 +138,7 @@ def _normalized(random: Random, operands: Inputs, asked: Asked) -> Inputs:
     return {**operands, **weights}
 
 
-def _latent(random: Random, operands: Inputs, asked: Asked) -> Inputs:
+def _latent(random: Random, operands: Inputs, asked: DrawnOptions) -> Inputs:
     """Take keys and values of the first head for latent vectors; a rotated part is as large as the rest."""
     query, key, value = (operands[name] for name in PROJECTIONS)
     latent = np.concatenate([key[:, 0], value[:, 0]], axis=-1)
@@ -221,7 +221,7 @@ _LENGTHS = 0.05, 10.0
 """The largest number of a vector that has a cosine lies between: its square is a normal number in every dtype."""
 
 
-def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
+def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Inputs:
     """Draw what an operation works on; heads and a past are further options."""
     match kind:
         case "softmax":
@@ -238,7 +238,7 @@ def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, aske
     return scored | {"value": REGIMES[regime](random, dims)[-1]} if kind in BY_SCORE else scored
 
 
-def _attended(kind: str, regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
+def _attended(kind: str, regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Inputs:
     inputs: Inputs = dict(zip(PROJECTIONS, REGIMES[regime](random, dims), strict=True))
     if dims.Hkv < dims.H:
         asked.names.append("grouped")
@@ -257,7 +257,7 @@ def _scores(regime: str, random: Random, dims: Dimensions) -> Real:
     return raw_scores(query, key) / math.sqrt(dims.D)
 
 
-def _masked_scores(regime: str, random: Random, dims: Dimensions, asked: Asked) -> Real:
+def _masked_scores(regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Real:
     mask = str(random.choice(MASKS))
     asked.names.append(mask)
     masks = draw_mask(mask, random, dims)
@@ -301,7 +301,7 @@ def _with_length(vectors: Real) -> Real:
     return np.where(has_length, vectors, turned)
 
 
-def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
+def _projected(regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Inputs:
     """Draw the inputs of multi-head attention; the regime is that of what is projected."""
     asked.options["heads"], shared = dims.H, dims.H
     if dims.Hkv < dims.H and random.rand() < _GROUPED_PROJECTIONS:
@@ -333,7 +333,7 @@ def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> I
     return inputs
 
 
-def _split_cache(inputs: Inputs, random: Random, shape: tuple[int, int, int, int], asked: Asked) -> None:
+def _split_cache(inputs: Inputs, random: Random, shape: tuple[int, int, int, int], asked: DrawnOptions) -> None:
     """Put, seldom, a cache of projected keys and values in the place of the first half of what is projected."""
     parts, has_past = split_past(inputs, random)
     if not has_past:
@@ -466,8 +466,8 @@ class Draw:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """One random problem; ``inputs`` in float64, masks boolean, lengths whole.
+class DrawnProblem(Problem):
+    """A random problem; ``inputs`` in float64, masks boolean, lengths whole.
 
     ``supports_statistics`` says whether rounding errors of it add up as statistics have it.
 
@@ -476,9 +476,6 @@ class Drawn:
 
     id: str
     number: int
-    operation: str
-    options: Mapping[str, Any]
-    inputs: Mapping[str, NDArray[Any]]
     regime: str
     asked: str
     scores: Shape
@@ -523,7 +520,7 @@ class Drawn:
         }
 
 
-def draw_problem(draw: Draw, number: int) -> Drawn:
+def draw_problem(draw: Draw, number: int) -> DrawnProblem:
     """Draw the problem of a number."""
     random = np.random.RandomState([draw.seed, number])
     kind = str(random.choice(list(draw.kinds), p=list(draw.kinds.values())))
@@ -542,4 +539,4 @@ def draw_problem(draw: Draw, number: int) -> Drawn:
     names = " + ".join(asked.names) or "nothing"
     place = f"{show(dims.scores)}/{draw.seed}-{number}"
     identity = f"soundness/{operation}/{regime}/{names}/{place}".replace(" ", "-")
-    return Drawn(identity, number, operation, asked.options, inputs, regime, names, dims.scores)
+    return DrawnProblem(operation, asked.options, inputs, identity, number, regime, names, dims.scores)

@@ -376,7 +376,7 @@ _CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", 
 
 
 @dataclass
-class Asked:
+class DrawnOptions:
     """Options and inputs besides the operands, and what to call them."""
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -384,9 +384,9 @@ class Asked:
     names: list[str] = field(default_factory=list)
 
 
-def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
+def draw_asked(kind: str, random: Random, dims: Dimensions) -> DrawnOptions:
     """Draw what a problem of a kind asks; masking always asks something, most others often nothing."""
-    asked = Asked()
+    asked = DrawnOptions()
     if kind in _ATTENDANCE:
         _add_mask(asked, str(random.choice(MASKS[1:] if kind == "masking" else MASKS)), random, dims)
         _add_attendance(asked, random, dims)
@@ -415,11 +415,11 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
     return asked
 
 
-def _forbids(asked: Asked) -> bool:
+def _forbids(asked: DrawnOptions) -> bool:
     return bool(asked.options.keys() & {"is_causal", "window"} or asked.inputs.keys() & {"mask", "key_lengths"})
 
 
-def _add_rotation(asked: Asked, random: Random, dims: Dimensions) -> None:
+def _add_rotation(asked: DrawnOptions, random: Random, dims: Dimensions) -> None:
     """Add the cosines and sines of angles, for some of the pairs or all; none where there is no pair."""
     if dims.D < 2:
         return
@@ -431,7 +431,7 @@ def _add_rotation(asked: Asked, random: Random, dims: Dimensions) -> None:
         asked.options["rotary_interleaved"] = True
 
 
-def _add_mask(asked: Asked, mask: str, random: Random, dims: Dimensions) -> None:
+def _add_mask(asked: DrawnOptions, mask: str, random: Random, dims: Dimensions) -> None:
     if mask == "none":
         return
     asked.names.append(mask)
@@ -440,7 +440,7 @@ def _add_mask(asked: Asked, mask: str, random: Random, dims: Dimensions) -> None
         asked.options["is_causal"] = True
 
 
-def _add_attendance(asked: Asked, random: Random, dims: Dimensions) -> None:
+def _add_attendance(asked: DrawnOptions, random: Random, dims: Dimensions) -> None:
     """Add, each seldom, a window, key lengths, a mask of queries, and another alignment."""
     window, lengths, queries, alignment = random.rand(4) < (_SELDOM, _SELDOM, _SELDOM / 2, 2 * _SELDOM)
     if window:

@@ -23,7 +23,7 @@ from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.shapes import ShapeFault, repeated_axes
 from attncheck.searching.concrete import Array, ConcreteCase, Seen
-from attncheck.searching.problems import Draw, Drawn, draw_problem
+from attncheck.searching.problems import Draw, DrawnProblem, draw_problem
 from attncheck.searching.shapes import FILLS, Random
 from attncheck.spec import DEFAULT_SCORE, HEADS, OPERATIONS, OPTIONS, PROJECTIONS, InputSpec, score_kind
 
@@ -95,7 +95,7 @@ _NUMBERS: Mapping[str, Callable[[Random], float]] = {
 }
 
 
-def vary(drawn: Drawn, dtypes: Sequence[str], random: Random) -> ConcreteCase | None:
+def vary(drawn: DrawnProblem, dtypes: Sequence[str], random: Random) -> ConcreteCase | None:
     """Return a drawn problem in one of some dtypes, with what else is drawn for it; None where none can hold it."""
     dtype = str(random.choice(list(dtypes)))
     if not drawn.fits(dtype):
@@ -118,7 +118,7 @@ def vary(drawn: Drawn, dtypes: Sequence[str], random: Random) -> ConcreteCase | 
     return problem
 
 
-def _specs_of(drawn: Drawn) -> Mapping[str, InputSpec]:
+def _specs_of(drawn: DrawnProblem) -> Mapping[str, InputSpec]:
     return ConcreteCase(drawn.operation, drawn.options, {}, "").specs
 
 

@@ -19,7 +19,7 @@ from attncheck.attention.problem import Computation
 from attncheck.backends import EVERYTHING
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
-from attncheck.judging.undefined_rows import empty_rows, scores_shape, special_rows
+from attncheck.judging.undefined_rows import empty_rows, find_undefined_rows, scores_shape
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import bundled_expected_failures
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
@@ -268,7 +268,7 @@ def test_a_case_has_what_its_tag_says(tag: str) -> None:
 def test_a_topics_case_has_rows_without_a_key_where_it_says_so_and_only_there() -> None:
     def is_empty(case: Case) -> bool:
         plain = case.problem(converted(case)).canonical()
-        empty = special_rows(plain, "zero").empty
+        empty = find_undefined_rows(plain, "zero").empty
         return plain.inputs["key"].shape[-2] == 0 or bool(empty.any())
 
     assert [case.id for case in SHAPED if ("empty-row" in case.tags) != is_empty(case)] == []

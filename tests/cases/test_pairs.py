@@ -26,7 +26,7 @@ from attncheck.spec import (
     InputSpec,
     Operation,
 )
-from attncheck.standard import EMPTY_ROWS, NOT_ASKED, Given, Level, levels_of
+from attncheck.standard import EMPTY_ROWS, NOT_ASKED, GivenLevels, Level, levels_of
 
 CASES = select_cases().cases
 TILE = 16
@@ -67,7 +67,7 @@ def why_never(pair: Pair) -> str:
     return ""
 
 
-def has_few(given: Given) -> bool:
+def has_few(given: GivenLevels) -> bool:
     """Whether so few options meet in the case that little else can be at fault."""
     specs = given.case.input_specs
     needed = {(name, specs[name].needs) for name in given.case.inputs}
@@ -94,7 +94,7 @@ WITH_PAIRS = [operation for operation in OPERATIONS.values() if any(True for _ i
 def given_of(operation: str) -> list[tuple[frozenset[Level], bool]]:
     """Return what the bundled cases of an operation that go beyond a tile give, and whether that is little."""
     cases = (case for case in CASES if case.operation == operation and is_beyond_a_tile(case))
-    return [(given.levels, has_few(given)) for given in map(Given, cases)]
+    return [(given.levels, has_few(given)) for given in map(GivenLevels, cases)]
 
 
 def missing(operation: Operation, given: Sequence[tuple[frozenset[Level], bool]]) -> list[str]:

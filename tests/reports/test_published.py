@@ -27,7 +27,7 @@ from attncheck.reports.survey import (
     ALL,
     Accuracy,
     Finding,
-    Judged,
+    JudgedFeature,
     MeasuredConvention,
     PropertyCounts,
     Survey,
@@ -105,7 +105,7 @@ def test_the_page_has_the_answer_the_documents_numbers_and_every_picture_that_it
     count = len(some_frames.cases)
     lines = readme.splitlines()
     assert lines[0] == "# The bundled corpus on the pinned versions"
-    assert lines[2] == f"**first and second agree. Judged {count} of {count} cases on each.**"
+    assert lines[2] == f"**first and second agree. JudgedFeature {count} of {count} cases on each.**"
     assert "| Weights of two scores follow the logistic function | agree | agree |" in lines
     # A weight that the Base R vignette prints.
     assert any(line.startswith("| [0, 0] | `0.083717538` | 0.083717537762 | 0.083717537762 |") for line in lines)
@@ -298,8 +298,10 @@ def test_the_repository_publishes_every_bundled_case() -> None:
 NO_CASES = dict.fromkeys(("known", "wrong", "unsupported", "unverified", "not_run"), 0)
 
 
-def judged(name: str = "torch.sdpa", version: str = "2.0", feature: str = ALL, right: int = 3, **counts: int) -> Judged:
-    return Judged(name, version, feature, right, **{**NO_CASES, **counts})
+def judged(
+    name: str = "torch.sdpa", version: str = "2.0", feature: str = ALL, right: int = 3, **counts: int
+) -> JudgedFeature:
+    return JudgedFeature(name, version, feature, right, **{**NO_CASES, **counts})
 
 
 def counts(name: str, property_name: str, *numbers: int) -> PropertyCounts:
@@ -481,7 +483,9 @@ def test_a_damaged_table_is_said(tmp_path: Path) -> None:
     (tmp_path / "features.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(ResultsError, match=r"features\.csv has the columns a,b; expected implementation,version"):
         read_survey(tmp_path)
-    (tmp_path / "features.csv").write_text(f"{','.join(Judged._fields)}\nx,1,all,many,0,0,0,0,0\n", encoding="utf-8")
+    (tmp_path / "features.csv").write_text(
+        f"{','.join(JudgedFeature._fields)}\nx,1,all,many,0,0,0,0,0\n", encoding="utf-8"
+    )
     with pytest.raises(ResultsError, match=r"features\.csv cannot be read: invalid literal"):
         read_survey(tmp_path)
 

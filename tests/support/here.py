@@ -19,7 +19,7 @@ from attncheck import cli, progress
 from attncheck.cli import running
 from attncheck.execution import user_call
 from attncheck.execution.call import START_SECONDS
-from attncheck.execution.describing import Declared, DescribedWorkers, Question
+from attncheck.execution.describing import Declared, DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementations import UserImplementation
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.signatures import unfit_text
@@ -67,11 +67,11 @@ def own_code_here() -> Iterator[None]:
     modules, path, hooks = {*sys.modules}, [*sys.path], [*sys.path_hooks]
     begin_elsewhere, declared_elsewhere = DescribedWorkers.begin, DescribedWorkers.declared
 
-    def begin(workers: DescribedWorkers, question: Question, seconds: float = START_SECONDS) -> None:
+    def begin(workers: DescribedWorkers, question: DescriptionRequest, seconds: float = START_SECONDS) -> None:
         if question.target.program:
             begin_elsewhere(workers, question, seconds)
 
-    def declared(workers: DescribedWorkers, question: Question, seconds: float = START_SECONDS) -> Declared:
+    def declared(workers: DescribedWorkers, question: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
         return declared_elsewhere(workers, question, seconds) if question.target.program else _declared(question.target)
 
     with evaluation_here(), pytest.MonkeyPatch.context() as patch:

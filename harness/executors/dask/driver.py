@@ -37,7 +37,7 @@ from attncheck.executors.dask.connection import (
     threads_of,
     worker_command,
 )
-from attncheck.executors.dask.tasks import Batch, Evaluated, Judged, evaluate_batch, judge_batch
+from attncheck.executors.dask.tasks import Batch, Evaluated, JudgedBatch, evaluate_batch, judge_batch
 from attncheck.judging.units import Judge
 from attncheck.plan import Plan, Unit
 
@@ -144,7 +144,7 @@ class _Driver:
         elif (packed := fetched(future)) is None:  # the worker that held it is lost: it is computed again
             future.add_done_callback(self._done.put)
         else:
-            judged: Judged = pickle.loads(packed)
+            judged: JudgedBatch = pickle.loads(packed)
             units = self._in_flight.pop(future)
             self._learn(len(units), judged.seconds, len(packed))
             self._add(judged, units)
@@ -157,7 +157,7 @@ class _Driver:
         deaths = error.allowed_failures + 1
         self._suspects += [QuarantinedUnit(unit, deaths) for unit in self._in_flight.pop(future)]
 
-    def _add(self, judged: Judged, units: Sequence[Unit]) -> None:
+    def _add(self, judged: JudgedBatch, units: Sequence[Unit]) -> None:
         for name, description in judged.descriptions.items():
             self.cluster.descriptions[name] = description or self.cluster.descriptions.get(name, {})
         for found in judged.found:
@@ -242,7 +242,7 @@ class QuarantinedUnit:
     deaths: int
 
 
-def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Callable[[], None]) -> Judged:
+def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Callable[[], None]) -> JudgedBatch:
     """Compute and judge a unit; an evaluation that kills its worker is a crash. ``look`` gives up waiting for workers.
 
     Raises ``ClusterError`` where judging it kills a worker.
@@ -258,7 +258,7 @@ def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Ca
     packed = _alone(cluster, key, {}, look, judge_batch, cluster.packed, batch, groups, answers)
     if packed is None:
         raise lost(cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it")
-    judged: Judged = pickle.loads(packed)
+    judged: JudgedBatch = pickle.loads(packed)
     return judged
 
 

@@ -70,7 +70,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedBatch:
     """The result of every unit of a batch, the descriptions of the groups' frameworks, and how long it took."""
 
     found: tuple[UnitResult, ...]
@@ -148,7 +148,7 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> E
 def judge_batch(
     packed_campaign: bytes, packed_batch: bytes, groups: Sequence[int], answers: Sequence[Evaluated]
 ) -> bytes:
-    """Judge every unit of a batch on what the groups have answered; return the ``Judged``, pickled."""
+    """Judge every unit of a batch on what the groups have answered; return the ``JudgedBatch``, pickled."""
     run = _run_of(packed_campaign)
     job, plan = run.job, _plan_of(packed_batch)
     begun = perf_counter()
@@ -161,7 +161,7 @@ def judge_batch(
         found.append(run.judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
     descriptions = {job.groups[group].name: each.description for group, each in zip(groups, answers, strict=True)}
     seconds = perf_counter() - begun + sum(each.seconds for each in answers)
-    return pickle.dumps(Judged(tuple(found), descriptions, seconds), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(JudgedBatch(tuple(found), descriptions, seconds), pickle.HIGHEST_PROTOCOL)
 
 
 def check_versions(job: JobContext, group: int) -> None:
@@ -215,7 +215,7 @@ _PYTHON, _SOURCE = "Python", "attncheck's code"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequiredSources:
     """Distributions, and files by path, that have to be the same."""
 
     packages: tuple[str, ...]
@@ -227,15 +227,15 @@ class Asked:
         return (_PYTHON, _SOURCE, *self.packages, *self.files)
 
 
-def asked_of(groups: Iterable[Group]) -> Asked:
+def asked_of(groups: Iterable[Group]) -> RequiredSources:
     """Return what has to be the same where these groups run."""
     entries = [group.implementation.entry for group in groups]
     packages = {*_ALWAYS, *(name for entry in entries for name in (*entry.packages, *entry.distributions))}
     own = {entry.target.module for entry in entries if isinstance(entry, UserImplementation)}
-    return Asked(tuple(sorted(packages)), tuple(sorted(path for path in own if path.endswith(".py"))))
+    return RequiredSources(tuple(sorted(packages)), tuple(sorted(path for path in own if path.endswith(".py"))))
 
 
-def found_here(asked: Asked) -> dict[str, str]:
+def found_here(asked: RequiredSources) -> dict[str, str]:
     """Return the versions of what is asked for as they are in this process."""
     found = {_PYTHON: platform.python_version(), _SOURCE: _digest_of_code()}
     found |= {name: _version(name) for name in asked.packages}

@@ -355,8 +355,8 @@ def test_every_stage_agrees_with_mpmath(name: str) -> None:
         first = {each: array[:1] if is_of_batch(each, array) else array for each, array in drawn.items()}
         problem = problem.with_inputs(**first).stored(dtype)
         is_merged = problem.operation == "merge_states"
-        posed = (problem.operation, problem.options, problem.inputs) if is_merged else problem.laid_out()
-        hold(*posed, f"{name} in {dtype}")
+        plain = (problem.operation, problem.options, problem.inputs) if is_merged else problem.laid_out()
+        hold(*plain, f"{name} in {dtype}")
 
 
 def is_of_batch(name: str, array: Array) -> bool:
@@ -370,8 +370,8 @@ def hold(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]
     has_parts = operation == "merge_states"
     asked = set(computed_stages(operation, options, inputs))
     asked |= set() if has_parts or operation == "scoring" else {"masked"}
-    posed = Problem(operation, options, inputs).canonical().inputs if has_parts else inputs
-    got = exact_stages(operation, options, posed, [stage for stage in STAGES if stage in asked])
+    problem = Problem(operation, options, inputs).canonical().inputs if has_parts else inputs
+    got = exact_stages(operation, options, problem, [stage for stage in STAGES if stage in asked])
     with mp.workprec(200):
         truth = merged(options, inputs) if has_parts else reference(operation, options, inputs)
         for stage, enclosure in got.items():

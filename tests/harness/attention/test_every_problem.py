@@ -135,8 +135,8 @@ def test_some_rows_are_those_of_the_whole(name: str) -> None:
     part = exact_stages(*of_rows)
     single = rounding_model_named("native", "float32")
     bounds, own = (
-        accumulated_bounds(*posed, single, {stage: each.high for stage, each in exact.items()})
-        for posed, exact in (((operation, options, inputs), whole), (of_rows, part))
+        accumulated_bounds(*plain, single, {stage: each.high for stage, each in exact.items()})
+        for plain, exact in (((operation, options, inputs), whole), (of_rows, part))
     )
     assert list(whole) == list(part) == list(sampled)
     for stage, exact in whole.items():
@@ -199,10 +199,10 @@ def balls_of(problem: Problem, radii: dict[str, Array]) -> tuple[dict[str, Any],
     """Return the balls of every stage, and what evaluates the stages of moved inputs."""
     if problem.operation in PROPAGATED:
         return propagate(problem.operation, problem.options, Inputs(problem.inputs, radii)), Problem.returned
-    posed = problem.on_walk()
+    plain = problem.on_walk()
     around = Problem(problem.operation, problem.options, radii).on_walk()
-    walk = radius_walk(posed, around.inputs)
-    stages = computed_stages(posed.operation, posed.options, posed.inputs)
+    walk = radius_walk(plain, around.inputs)
+    stages = computed_stages(plain.operation, plain.options, plain.inputs)
 
     def evaluated(moved: Problem) -> dict[str, Array]:
         values = value_walk(moved.on_walk())

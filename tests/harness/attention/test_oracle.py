@@ -57,8 +57,8 @@ def agree(one: Enclosure, other: Enclosure) -> bool:
     return bool((same_infinity | (difference <= (one.radius + other.radius) * (1 + 1e-12))).all())
 
 
-def follows(posed: tuple[str, dict[str, Any], dict[str, Array]], stage: str, **returned: Array) -> Enclosure:
-    exact = exact_from(Canonical.of(Problem(*posed)), returned, [stage])
+def follows(problem: tuple[str, dict[str, Any], dict[str, Array]], stage: str, **returned: Array) -> Enclosure:
+    exact = exact_from(Canonical.of(Problem(*problem)), returned, [stage])
     assert exact is not None
     return exact[stage]
 
@@ -320,18 +320,18 @@ def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
 
 @pytest.mark.parametrize("poison", [np.nan, INF, -INF])
 def test_what_is_not_finite_where_it_is_attended_has_no_exact_value(poison: float) -> None:
-    posed = MASKED[0], {"is_causal": True}, MASKED[2]
+    problem = MASKED[0], {"is_causal": True}, MASKED[2]
     attended, forbidden = normal(2, 3, 4, 5), normal(2, 3, 4, 5)
     attended[0, 0, 2, 0] = forbidden[0, 0, 2, 4] = poison
     for stage in ("masked", "weights", "log_sum_exp"):
-        assert exact_from(Canonical.of(Problem(*posed)), {"scores": attended}, [stage]) is None
-        assert exact_from(Canonical.of(Problem(*posed)), {"scores": forbidden}, [stage]) is not None
-    assert exact_from(Canonical.of(Problem(*posed)), {"weights": attended}, ["output"]) is None
-    assert exact_from(Canonical.of(Problem(*posed)), {"weights": attended}, ["weights"]) is not None
-    assert (exact_from(Canonical.of(Problem(*posed)), {"masked": attended}, ["weights"]) is None) == (poison != -INF)
+        assert exact_from(Canonical.of(Problem(*problem)), {"scores": attended}, [stage]) is None
+        assert exact_from(Canonical.of(Problem(*problem)), {"scores": forbidden}, [stage]) is not None
+    assert exact_from(Canonical.of(Problem(*problem)), {"weights": attended}, ["output"]) is None
+    assert exact_from(Canonical.of(Problem(*problem)), {"weights": attended}, ["weights"]) is not None
+    assert (exact_from(Canonical.of(Problem(*problem)), {"masked": attended}, ["weights"]) is None) == (poison != -INF)
     biased = normal(2, 3, 4, 5)
     biased[..., 2, 2] = -INF  # as in BIAS
-    assert not follows(posed, "weights", biased=biased).high[..., 2, 2].any()
+    assert not follows(problem, "weights", biased=biased).high[..., 2, 2].any()
 
 
 # Gradients.

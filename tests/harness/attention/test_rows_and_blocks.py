@@ -144,7 +144,7 @@ def pose(operation: str) -> Sampled:
 
 
 @pytest.fixture(scope="module", params=["attention", "multi_head_attention", "softmax"])
-def posed(request: pytest.FixtureRequest) -> Sampled:
+def problem(request: pytest.FixtureRequest) -> Sampled:
     return pose(request.param)
 
 
@@ -153,38 +153,38 @@ def attention() -> Sampled:
     return pose("attention")
 
 
-def test_numpy_is_right_and_every_stage_says_how_many_rows_were_judged(posed: Sampled) -> None:
-    for stage, found in posed.judge().items():
+def test_numpy_is_right_and_every_stage_says_how_many_rows_were_judged(problem: Sampled) -> None:
+    for stage, found in problem.judge().items():
         assert found.verdict is Verdict.AGREE, (stage, found.message)
         counts = (None, None) if stage in ("key", "value") else (64, QUERIES)
         assert (found.judged_rows, found.query_rows) == counts
         assert found.accumulated is not None
-        kept = rows_of_stage(stage, posed.stages[stage], posed.rows)
+        kept = rows_of_stage(stage, problem.stages[stage], problem.rows)
         assert found.accumulated.elements == int(np.isfinite(kept).sum())
 
 
-def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothing_was_judged(posed: Sampled) -> None:
-    for stage, max_error in worst_bounds(posed.part, "native").items():
-        assert max_error.shape == posed.stages[stage].shape
-        assert (rows_of_stage(stage, max_error, posed.rows) == posed.part.bounds("native")[stage].max_error).all()
+def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothing_was_judged(problem: Sampled) -> None:
+    for stage, max_error in worst_bounds(problem.part, "native").items():
+        assert max_error.shape == problem.stages[stage].shape
+        assert (rows_of_stage(stage, max_error, problem.rows) == problem.part.bounds("native")[stage].max_error).all()
         if stage not in ("key", "value"):
-            rest = np.setdiff1d(np.arange(QUERIES), posed.rows)
+            rest = np.setdiff1d(np.arange(QUERIES), problem.rows)
             assert np.isinf(rows_of_stage(stage, max_error, rest)).all()
     # Two runs that are compared later compare the rows that were judged.
-    bounds = dict.fromkeys("ab", worst_bounds(posed.part, "native"))
-    stage = next(iter(posed.stages))
-    for row, verdict in ((128, Verdict.NUMERIC), (posed.unjudged, Verdict.AGREE)):
-        sides = {"a": {stage: posed.stages[stage]}, "b": {stage: posed.moved(stage, (0, 0, row, 0))}}
+    bounds = dict.fromkeys("ab", worst_bounds(problem.part, "native"))
+    stage = next(iter(problem.stages))
+    for row, verdict in ((128, Verdict.NUMERIC), (problem.unjudged, Verdict.AGREE)):
+        sides = {"a": {stage: problem.stages[stage]}, "b": {stage: problem.moved(stage, (0, 0, row, 0))}}
         (found,) = judge_pairs(sides, bounds).values()
         assert found.verdict is verdict
 
 
-def test_what_is_too_large_is_not_kept(posed: Sampled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_is_not_kept(problem: Sampled, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 2 * QUERIES * 8
-    stages = {stage: array for stage, array in posed.stages.items() if array.size <= most}
+    stages = {stage: array for stage, array in problem.stages.items() if array.size <= most}
     monkeypatch.setattr(judging, "MAX_KEPT", most)
-    assert judging.kept_stages(posed.stages) == stages
-    assert worst_bounds(posed.part, "native").keys() == judging.exact_values(posed.part).keys() == stages.keys()
+    assert judging.kept_stages(problem.stages) == stages
+    assert worst_bounds(problem.part, "native").keys() == judging.exact_values(problem.part).keys() == stages.keys()
     assert {"scores", "weights", "masked"}.isdisjoint(stages)
 
 
@@ -319,9 +319,9 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     of, more, dtype = BLOCKED[name]
     problem = draw(of).stored(dtype)
     options, inputs = problem.options | more, problem.inputs
-    posed = Problem("attention", options, inputs).canonical()
-    posed.options.update({each: options[each] for each in ("empty_rows",) if each in options})
-    found, whole = results(posed.options, posed.inputs), exact_stages("attention", posed.options, posed.inputs)
+    given = Problem("attention", options, inputs).canonical()
+    given.options.update({each: options[each] for each in ("empty_rows",) if each in options})
+    found, whole = results(given.options, given.inputs), exact_stages("attention", given.options, given.inputs)
     assert found.exact.keys() == set(RESULTS)
     for stage in RESULTS if "empty_rows" not in options else ("output",):  # no convention says what the sum is there
         assert_same(found.exact[stage], whole[stage])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attncheck.conventions import QUESTIONS, Question, is_meant, truth_of_meaning
+from attncheck.conventions import QUESTIONS, ConventionQuestion, is_meant, truth_of_meaning
 from attncheck.dtypes import rounded_once
 from attncheck.spec import DTYPES, ROUNDING_MODELS
 
@@ -13,7 +13,7 @@ MODELS = [(dtype, model) for model, dtypes in ROUNDING_MODELS.items() for dtype 
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name.replace(" ", "-"))
-def test_the_answer_of_a_meaning_is_that_of_no_other(question: Question) -> None:
+def test_the_answer_of_a_meaning_is_that_of_no_other(question: ConventionQuestion) -> None:
     for meaning in question.meanings:
         for dtype, model in MODELS if meaning.problem is not None else [("float64", "native")]:
             if meaning.problem is None:

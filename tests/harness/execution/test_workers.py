@@ -33,7 +33,7 @@ from attncheck.execution.call import (
     WorkerProcess,
     end_strays,
 )
-from attncheck.execution.describing import DescribedWorkers, Question
+from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
@@ -265,7 +265,7 @@ def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp
         f"import os, pathlib, time\npathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
     )
     with DescribedWorkers() as workers:
-        workers.begin(Question(Target.of(str(path))))
+        workers.begin(DescriptionRequest(Target.of(str(path))))
         wait_until(lambda: begun.is_file() and bool(begun.read_text()))
     wait_until(lambda: has_ended(int(begun.read_text())))
 

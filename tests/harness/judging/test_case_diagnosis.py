@@ -38,10 +38,10 @@ def attend(**options: Any) -> Compute:
     """Return what computes attention with these options, whatever the case says."""
 
     def compute(inputs: Inputs) -> Stages:
-        posed = Problem("attention", options, inputs).canonical()
-        given = {name: value for name, value in posed.options.items() if value is not None}
+        problem = Problem("attention", options, inputs).canonical()
+        given = {name: value for name, value in problem.options.items() if value is not None}
         with np.errstate(all="ignore"):
-            return dict(reference.attention(**posed.inputs, **given))
+            return dict(reference.attention(**problem.inputs, **given))
 
     return compute
 

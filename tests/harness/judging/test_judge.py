@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Measured, Tier
-from attncheck.judging.judge import Judged, judge, judge_pairs, worst_bounds
+from attncheck.judging.judge import CaseJudgement, judge, judge_pairs, worst_bounds
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages, where_it_begins, where_wrong
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 Stages = dict[str, Array]
 Compute = Callable[[Case, str], tuple[Inputs, Stages]]
 LoadText = Callable[[str | bytes], list[Case]]
-JudgeAll = Callable[..., Judged]
+JudgeAll = Callable[..., CaseJudgement]
 
 CASE = """
 title: A case to be judged
@@ -94,7 +94,7 @@ def judged(case: Case, truth: Truth) -> Judge:
 def judge_all(case: Case, dtype: str, compute: Compute) -> JudgeAll:
     """Judge outcomes by name; stages stand for themselves."""
 
-    def call(**outcomes: Stages | Outcome) -> Judged:
+    def call(**outcomes: Stages | Outcome) -> CaseJudgement:
         inputs, _ = compute(case, dtype)
         made = {name: Computed(own) if isinstance(own, dict) else own for name, own in outcomes.items()}
         return judge(case, dtype, inputs, made, dict.fromkeys(made, "native"))
@@ -150,12 +150,12 @@ def of(judgements: list[StageJudgement], stage: str) -> StageJudgement:
     return found
 
 
-def stage_rows(judged: Judged, implementation: str = "") -> list[Row]:
+def stage_rows(judged: CaseJudgement, implementation: str = "") -> list[Row]:
     rows = [row for row in judged.rows if row.comparison == "stage"]
     return [row for row in rows if not implementation or row.implementation == implementation]
 
 
-def blamed(judged: Judged) -> dict[str, dict[str, str]]:
+def blamed(judged: CaseJudgement) -> dict[str, dict[str, str]]:
     """Return the stages that are not right, and what is said of them, by implementation."""
     found: dict[str, dict[str, str]] = {}
     for row in stage_rows(judged):
@@ -164,12 +164,12 @@ def blamed(judged: Judged) -> dict[str, dict[str, str]]:
     return found
 
 
-def row_of(judged: Judged, implementation: str, stage: str) -> Row:
+def row_of(judged: CaseJudgement, implementation: str, stage: str) -> Row:
     (row,) = [row for row in stage_rows(judged, implementation) if row.stage == stage]
     return row
 
 
-def failing_pairs(judged: Judged) -> list[tuple[str, str | None, str]]:
+def failing_pairs(judged: CaseJudgement) -> list[tuple[str, str | None, str]]:
     rows = [row for row in judged.rows if row.comparison == "pair" and row.verdict != AGREE]
     return [(row.implementation, row.other, row.stage) for row in rows]
 

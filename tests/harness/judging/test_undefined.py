@@ -20,7 +20,7 @@ from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.judge_stages import agrees, failing_elements, judge_stages
 from attncheck.judging.truth import Truth
-from attncheck.judging.undefined_rows import empty_rows, find_undefined
+from attncheck.judging.undefined_rows import empty_rows, find_undefined_elements
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -43,7 +43,7 @@ def spoilt_at(problem: Problem, name: str, index: Any, number: float = np.nan) -
 @pytest.mark.parametrize("name", NAMES)
 def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
     problem = draw(name)
-    assert problem.truth().undefined is None, "nothing is, in finite inputs nor by what forbids a key"
+    assert problem.truth().undefined_elements is None, "nothing is, in finite inputs nor by what forbids a key"
     # A mask hides NaN from some kernels and not from others: that has tests of its own.
     hidden = {"mask", "query_mask", "key_lengths", "is_causal", "window", "mask_fill"}
     options = {each: value for each, value in problem.options.items() if each not in hidden}
@@ -57,7 +57,7 @@ def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
         finite = np.argwhere(np.isfinite(array))
         for index in finite[rng.integers(len(finite), size=3)]:
             spoilt = spoilt_at(Problem(problem.operation, options, kept), each, tuple(index))
-            undefined = find_undefined(spoilt.lowered().canonical())
+            undefined = find_undefined_elements(spoilt.lowered().canonical())
             for stage, returned in spoilt.returned().items():
                 found = np.zeros(returned.shape, bool) if undefined is None else undefined.of(stage, returned.shape)
                 # A pair of the past, which is not rotated, and a vector behind a norm are flagged as a whole.
@@ -70,16 +70,16 @@ def test_what_is_undefined_is_filled_with_ones_and_says_why() -> None:
     operation, options, inputs = draw("cosine").laid_out()
     spoilt = {name: array.copy() for name, array in inputs.items()}
     spoilt["query"][0, 0, 1] = spoilt["key"][0, 1, 3] = 0
-    undefined = find_undefined(Problem(operation, options, spoilt))
+    undefined = find_undefined_elements(Problem(operation, options, spoilt))
     assert undefined is not None
     wanted = np.zeros((2, 2, 5, 6), dtype=np.bool_)
     wanted[0, 0, 1] = wanted[0, 1, :, 3] = True
     np.testing.assert_array_equal(undefined.of("scores", wanted.shape), wanted)
     no_direction = "has a vector of length 0, which has no direction"
     assert undefined.reason == f"query {no_direction}; key {no_direction}"
-    assert find_undefined(Problem(operation, {"score": "dot"}, spoilt)) is None
+    assert find_undefined_elements(Problem(operation, {"score": "dot"}, spoilt)) is None
     spoilt["query"][0, 0, 0, 0] = np.nan
-    undefined = find_undefined(Problem(operation, {"score": "dot"}, spoilt))
+    undefined = find_undefined_elements(Problem(operation, {"score": "dot"}, spoilt))
     assert undefined is not None
     assert undefined.reason == f"query {REASON}"
     filled = undefined.filled(spoilt)
@@ -101,7 +101,7 @@ def stages_of(truth: Truth) -> Arrays:
 
 def test_elements_beside_keep_the_exact_answer_that_they_have_without(infinite: Truth) -> None:
     finite, stages = draw("attention").truth(), stages_of(infinite)
-    assert infinite.undefined is not None
+    assert infinite.undefined_elements is not None
     for stage, enclosure in infinite.exact.items():
         known = np.isfinite(enclosure.radius)
         assert known.any()
@@ -110,7 +110,7 @@ def test_elements_beside_keep_the_exact_answer_that_they_have_without(infinite: 
         assert np.isnan(exact_values(infinite)[stage][~known]).all()
         step = infinite.introduced(stage, {name: each for name, each in stages.items() if name != stage}, "native")
         assert step is not None
-        np.testing.assert_array_equal(np.isinf(step[0].radius), infinite.undefined.of(stage, known.shape))
+        np.testing.assert_array_equal(np.isinf(step[0].radius), infinite.undefined_elements.of(stage, known.shape))
 
 
 def test_a_stage_says_how_many_elements_were_not_judged_and_why(infinite: Truth) -> None:
@@ -126,8 +126,8 @@ def test_a_stage_says_how_many_elements_were_not_judged_and_why(infinite: Truth)
 @pytest.mark.parametrize("stage", ["scores", "weights", "log_sum_exp", "output"])
 def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(infinite: Truth, stage: str) -> None:
     stages = stages_of(infinite)
-    assert infinite.undefined is not None
-    flags = infinite.undefined.of(stage, stages[stage].shape)
+    assert infinite.undefined_elements is not None
+    flags = infinite.undefined_elements.of(stage, stages[stage].shape)
     for is_wrong in (False, True):
         changed = stages[stage].copy()
         changed[tuple(np.argwhere(flags != is_wrong)[0])] = 0.25
@@ -198,10 +198,10 @@ def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan_and_
         truth, stages = spoilt_behind(name, each, number)
         judged = judged_of(truth, stages)
         assert {(str(found.verdict), found.unjudged) for found in judged.values()} == {("agree", 0)}
-        assert truth.undefined is not None
+        assert truth.undefined_elements is not None
         changed = 0
         for stage, array in stages.items():
-            behind = truth.undefined.behind_a_mask(stage, array.shape)
+            behind = truth.undefined_elements.behind_a_mask(stage, array.shape)
             spread = {**stages, stage: np.where(behind, np.nan, array)}
             assert agrees(truth, stage, spread[stage], "native")
             found = judged_of(truth, spread)[stage]
@@ -223,8 +223,8 @@ def test_a_row_or_a_sum_over_queries_that_holds_nan_beside_other_numbers_is_not_
         ("gradients", "grad_value", np.nan, np.arange(6)[:, np.newaxis] == 5),
     ):
         truth, stages = spoilt_behind(name, "key", number)
-        assert truth.undefined is not None
-        behind = truth.undefined.behind_a_mask(stage, stages[stage].shape)
+        assert truth.undefined_elements is not None
+        behind = truth.undefined_elements.behind_a_mask(stage, stages[stage].shape)
         spread = np.where(behind, np.where(places, np.nan, 0.0), stages[stage])
         assert agrees(truth, stage, spread, "native")
         assert not agrees(truth, stage, np.where(behind, 0.0, stages[stage]), "native")
@@ -371,14 +371,14 @@ def test_rows_without_a_key_are_found_some_rows_at_a_time(monkeypatch: pytest.Mo
     random = np.random.RandomState(3)
     inputs = {name: random.randn(2, 3, 11, 2) for name in ("query", "key", "value")}
     inputs |= {"mask": random.rand(2, 1, 11, 11) < 0.2, "query_mask": random.rand(1, 11) < 0.7}
-    posed = Problem("attention", {"is_causal": True, "window": (3, 0)}, inputs)
-    whole = empty_rows(posed)
+    problem = Problem("attention", {"is_causal": True, "window": (3, 0)}, inputs)
+    whole = empty_rows(problem)
     assert whole.shape == (2, 3, 11)
     assert whole.any()
     assert not whole.all()
     for most in (1, 2 * 3 * 11 * 2):
         monkeypatch.setattr(module, "MAX_AT_A_TIME", most)
-        np.testing.assert_array_equal(empty_rows(posed), whole)
+        np.testing.assert_array_equal(empty_rows(problem), whole)
 
 
 def test_nan_that_spreads_beyond_the_pair_of_a_rotation_is_found() -> None:

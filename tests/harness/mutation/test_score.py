@@ -31,7 +31,7 @@ from attncheck.mutation.score import (
     redrawn,
     run_mutants,
 )
-from attncheck.mutation.scoring import Question, ScorersHere
+from attncheck.mutation.scoring import CatchQuestion, ScorersHere
 from attncheck.mutation.summary import MutationFrames
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL
 from attncheck.mutation.variant import Variant
@@ -125,13 +125,13 @@ class _Slow:
 
     def __init__(self, chosen: list[Subject]) -> None:
         self._here = ScorersHere({each.name: each for each in chosen}, ExactJudge())
-        self.asked: list[Question] = []
+        self.asked: list[CatchQuestion] = []
 
-    def judge(self, question: Question) -> _Unanswered:
+    def judge(self, question: CatchQuestion) -> _Unanswered:
         self.asked.append(question)
         return _Unanswered(self._here.judge(question).result())
 
-    def evidence(self, question: Question) -> _Unanswered:
+    def evidence(self, question: CatchQuestion) -> _Unanswered:
         return _Unanswered(self._here.evidence(question).result())
 
 

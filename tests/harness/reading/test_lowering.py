@@ -96,43 +96,43 @@ def test_the_first_query_stands_where_the_alignment_says(problem: Drawn) -> None
 @given(problem=problems())
 def test_essentially_a_case_is_one_mask_and_one_set_of_keys(problem: Drawn) -> None:
     options, inputs, shape, past = problem
-    posed = Problem("attention", options, inputs).canonical()
-    assert set(posed.options) <= {"is_causal"}
-    assert set(posed.inputs) <= {"query", "key", "value", "mask"}
+    plain = Problem("attention", options, inputs).canonical()
+    assert set(plain.options) <= {"is_causal"}
+    assert set(plain.inputs) <= {"query", "key", "value", "mask"}
     wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)
     # What is left means itself: j <= i, and the mask.
-    np.testing.assert_array_equal(definition(posed.options, posed.inputs, 0, shape), wanted)
+    np.testing.assert_array_equal(definition(plain.options, plain.inputs, 0, shape), wanted)
     for name in ("key", "value"):
         parts = [inputs[part] for part in (f"past_{name}", name) if part in inputs]
-        np.testing.assert_array_equal(posed.inputs[name], np.concatenate(parts, axis=2))
+        np.testing.assert_array_equal(plain.inputs[name], np.concatenate(parts, axis=2))
 
 
 @given(problem=problems(), seed=st.integers(0, 9))
 def test_some_rows_of_a_case_attend_to_what_they_attend_to_in_the_whole(problem: Drawn, seed: int) -> None:
     options, inputs, shape, past = problem
     rows = np.flatnonzero(np.random.RandomState(seed).rand(shape[2]) < 0.5)
-    posed = Problem("attention", options, inputs).canonical(rows)
-    assert not posed.options.get("is_causal")
+    plain = Problem("attention", options, inputs).canonical(rows)
+    assert not plain.options.get("is_causal")
     wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)[:, :, rows]
-    np.testing.assert_array_equal(definition(posed.options, posed.inputs, 0, wanted.shape), wanted)
-    np.testing.assert_array_equal(posed.inputs["query"], inputs["query"][:, :, rows])
+    np.testing.assert_array_equal(definition(plain.options, plain.inputs, 0, wanted.shape), wanted)
+    np.testing.assert_array_equal(plain.inputs["query"], inputs["query"][:, :, rows])
     whole = Problem("attention", options, inputs).canonical()
     for name in ("key", "value"):
-        np.testing.assert_array_equal(posed.inputs[name], whole.inputs[name])
+        np.testing.assert_array_equal(plain.inputs[name], whole.inputs[name])
 
 
 @given(problem=problems())
 def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_past(problem: Drawn) -> None:
     options, inputs, shape, past = problem
-    posed = Problem("attention", options, inputs).called()
-    assert set(posed.options) <= {"is_causal", "window"}
-    assert "query_mask" not in posed.inputs
-    assert not (posed.options.get("is_causal") and "past_key" in posed.inputs and past)
+    called = Problem("attention", options, inputs).called()
+    assert set(called.options) <= {"is_causal", "window"}
+    assert "query_mask" not in called.inputs
+    assert not (called.options.get("is_causal") and "past_key" in called.inputs and past)
     wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)
-    np.testing.assert_array_equal(definition(posed.options, posed.inputs, past, shape), wanted)
+    np.testing.assert_array_equal(definition(called.options, called.inputs, past, shape), wanted)
     kept = set(inputs) - {"query_mask", "mask"}
-    assert kept <= set(posed.inputs)
-    assert all(posed.inputs[name] is inputs[name] for name in kept)
+    assert kept <= set(called.inputs)
+    assert all(called.inputs[name] is inputs[name] for name in kept)
 
 
 @given(problem=problems())
@@ -171,9 +171,9 @@ MASK = np.ones((1, 1, 3, 5), dtype=bool)
 def test_what_a_call_can_say_is_said_by_the_call(
     options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
 ) -> None:
-    posed = Problem("attention", options, PLAIN | more).called()
-    assert posed.options == passed
-    assert posed.inputs.keys() == (PLAIN | more).keys()
+    problem = Problem("attention", options, PLAIN | more).called()
+    assert problem.options == passed
+    assert problem.inputs.keys() == (PLAIN | more).keys()
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_what_a_call_can_say_is_said_by_the_call(
 def test_what_no_call_can_say_is_in_the_mask(
     options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
 ) -> None:
-    posed = Problem("attention", options, PLAIN | more).called()
-    assert posed.options == passed
-    assert posed.inputs["mask"].ndim == 4
-    assert posed.inputs["mask"].dtype == bool
+    problem = Problem("attention", options, PLAIN | more).called()
+    assert problem.options == passed
+    assert problem.inputs["mask"].ndim == 4
+    assert problem.inputs["mask"].dtype == bool
 
 
 def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[Problem]:
@@ -202,18 +202,20 @@ def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> 
 def test_other_operations_keep_what_is_theirs() -> None:
     scores = {"scores": np.zeros((1, 1, 2, 3))}
     window = {"window": (0, 0), "alignment": "bottom_right"}
-    for posed in _both("masking", window, scores | {"bias": np.zeros((1, 1, 1, 3))}):
-        assert posed.options == {}
-        assert posed.inputs.keys() == {"scores", "bias", "mask"}
-        assert posed.inputs["mask"].tolist() == [[[[False, True, False], [False, False, True]]]]
+    for problem in _both("masking", window, scores | {"bias": np.zeros((1, 1, 1, 3))}):
+        assert problem.options == {}
+        assert problem.inputs.keys() == {"scores", "bias", "mask"}
+        assert problem.inputs["mask"].tolist() == [[[[False, True, False], [False, False, True]]]]
     asked, plain = _both("softmax", {"empty_rows": "uniform"}, scores)
     assert (asked.options, asked.inputs) == ({"empty_rows": "uniform"}, scores)
     assert (plain.options, plain.inputs) == ({}, scores)
-    for posed in _both("scoring", {"score": "cosine", "scale": 2}, {"query": QUERY, "key": KEY}):
-        assert posed.options == {"score": "cosine", "scale": 2}
+    for problem in _both("scoring", {"score": "cosine", "scale": 2}, {"query": QUERY, "key": KEY}):
+        assert problem.options == {"score": "cosine", "scale": 2}
     heads = {"heads": 2, "kv_heads": 1}
-    for posed in _both("multi_head_attention", heads, {name: np.ones((1, 2, 4)) for name in ("query", "key", "value")}):
-        assert posed.options == heads
+    for problem in _both(
+        "multi_head_attention", heads, {name: np.ones((1, 2, 4)) for name in ("query", "key", "value")}
+    ):
+        assert problem.options == heads
 
 
 # Offsets of queries.
@@ -234,10 +236,10 @@ def drawn(past: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("rows", [None, [1, 3]])
 def test_causality_and_windows_become_a_mask_for_each_batch_entry(past: int, rows: list[int] | None) -> None:
     options = {"is_causal": True, "window": (3, None)}
-    posed = Problem("attention", options, drawn(past)).canonical(None if rows is None else np.array(rows))
-    assert "query_offsets" not in posed.inputs
-    assert not posed.options
-    mask = np.broadcast_to(posed.inputs["mask"], (3, 1, 4 if rows is None else 2, 9))
+    problem = Problem("attention", options, drawn(past)).canonical(None if rows is None else np.array(rows))
+    assert "query_offsets" not in problem.inputs
+    assert not problem.options
+    mask = np.broadcast_to(problem.inputs["mask"], (3, 1, 4 if rows is None else 2, 9))
     for b, _, row, j in np.ndindex(mask.shape):
         position = OFFSETS[b] + (row if rows is None else rows[row])
         assert mask[b, 0, row, j] == (position - 3 <= j <= position)
@@ -246,19 +248,19 @@ def test_causality_and_windows_become_a_mask_for_each_batch_entry(past: int, row
 @pytest.mark.parametrize("past", [0, 3])
 def test_a_function_that_knows_offsets_is_given_them_with_causality_and_window(past: int) -> None:
     options = {"is_causal": True, "window": (3, None)}
-    posed = Problem("attention", options, drawn(past)).called()
-    assert posed.options == options
-    assert "mask" not in posed.inputs
-    np.testing.assert_array_equal(posed.inputs["query_offsets"], OFFSETS)
+    problem = Problem("attention", options, drawn(past)).called()
+    assert problem.options == options
+    assert "mask" not in problem.inputs
+    np.testing.assert_array_equal(problem.inputs["query_offsets"], OFFSETS)
 
 
 @pytest.mark.parametrize("past", [0, 3])
 def test_queries_take_the_rows_of_their_batch_entry_and_keys_their_own(past: int) -> None:
     tables = {name: np.arange(12.0)[:, np.newaxis] + np.zeros(2) for name in ("rotary_cos", "rotary_sin")}
-    posed = Problem("attention", {}, drawn(past) | tables).canonical()
+    problem = Problem("attention", {}, drawn(past) | tables).canonical()
     for b, i in np.ndindex(3, 4):
-        assert (posed.inputs["query_cos"][b, 0, i] == OFFSETS[b] + i).all()
-    assert posed.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
+        assert (problem.inputs["query_cos"][b, 0, i] == OFFSETS[b] + i).all()
+    assert problem.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
 
 
 @st.composite
@@ -303,27 +305,27 @@ def options() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={"is_causal": st.just(True), "window": windows, "scale": st.just(0.5)})
 
 
-def by_loops(posed: Problem) -> Array:
+def by_loops(problem: Drawn) -> Array:
     """Attend key by key, from the definition: (B, H, Lq, Dv)."""
-    inputs, query = posed.inputs, posed.inputs["query"]
+    inputs, query = problem.inputs, problem.inputs["query"]
     value = inputs.get("value", inputs.get("value_pages"))
     assert value is not None
     output = np.zeros((*query.shape[:-1], value.shape[-1]))
     for b, h, i in np.ndindex(query.shape[:3]):
-        rows = list(keys_of(posed, b, h // 2, i))
-        scores = [query[b, h, i] @ key * posed.options.get("scale", 3**-0.5) for key, _ in rows]
+        rows = list(keys_of(problem, b, h // 2, i))
+        scores = [query[b, h, i] @ key * problem.options.get("scale", 3**-0.5) for key, _ in rows]
         weights = np.exp(scores) / np.exp(scores).sum() if rows else []
         output[b, h, i] = sum((weight * own for weight, (_, own) in zip(weights, rows, strict=True)), np.zeros(2))
     return output
 
 
-def keys_of(posed: Problem, b: int, head: int, i: int) -> Any:
+def keys_of(problem: Drawn, b: int, head: int, i: int) -> Any:
     """Yield the keys and values that a query sees."""
-    inputs = posed.inputs
+    inputs = problem.inputs
     if "block_table" in inputs:
         page, used, queries = inputs["key_pages"].shape[1], inputs["key_lengths"][b], inputs["query"].shape[2]
         for t in range(used):
-            if is_near(posed, used - queries + i, t):
+            if is_near(problem, used - queries + i, t):
                 slot = inputs["block_table"][b, t // page], t % page, head
                 yield inputs["key_pages"][slot], inputs["value_pages"][slot]
         return
@@ -331,48 +333,48 @@ def keys_of(posed: Problem, b: int, head: int, i: int) -> Any:
     sequence = max(s for s in range(len(starts) - 1) if starts[s] <= i < starts[s + 1])
     used, queries = inputs["key_lengths"][sequence], starts[sequence + 1] - starts[sequence]
     for t in range(used):
-        if is_near(posed, used - queries + i - starts[sequence], t):
+        if is_near(problem, used - queries + i - starts[sequence], t):
             at = 0, head, limits[sequence] + t
             yield inputs["key"][at], inputs["value"][at]
 
 
-def is_near(posed: Problem, position: int, key: int) -> bool:
-    left, right = posed.options.get("window") or (None, None)
+def is_near(problem: Drawn, position: int, key: int) -> bool:
+    left, right = problem.options.get("window") or (None, None)
     is_left = left is None or key >= position - left
     is_right = right is None or key <= position + right
-    return is_left and is_right and not (posed.options.get("is_causal") and key > position)
+    return is_left and is_right and not (problem.options.get("is_causal") and key > position)
 
 
 @given(packed())
 @settings(max_examples=60, deadline=None)
-def test_packed_sequences_are_attention_with_one_mask(posed: Problem) -> None:
-    plain = posed.lowered()
+def test_packed_sequences_are_attention_with_one_mask(problem: Drawn) -> None:
+    plain = problem.lowered()
     assert plain.operation == "attention"
     assert plain.options.keys() <= {"scale"}
     output = numpy_backend.attention(**plain.inputs, **plain.options)["output"]
-    assert np.allclose(output, by_loops(posed), rtol=1e-12, atol=1e-12)
+    assert np.allclose(output, by_loops(problem), rtol=1e-12, atol=1e-12)
 
 
 @given(paged())
 @settings(max_examples=60, deadline=None)
-def test_paged_caches_are_attention_to_what_they_hold(posed: Problem) -> None:
-    plain = posed.lowered()
+def test_paged_caches_are_attention_to_what_they_hold(problem: Drawn) -> None:
+    plain = problem.lowered()
     assert plain.operation == "attention"
     output = numpy_backend.attention(**plain.inputs, **plain.options)["output"]
-    assert np.allclose(output, by_loops(posed), rtol=1e-12, atol=1e-12)
+    assert np.allclose(output, by_loops(problem), rtol=1e-12, atol=1e-12)
 
 
 @given(st.one_of(packed(), paged()), st.sampled_from(["nan", "large"]))
 @settings(max_examples=40, deadline=None)
-def test_poison_is_where_no_query_can_see_it_and_nowhere_else(posed: Problem, poison: str) -> None:
-    inputs = poisoned({"poison": poison}, posed.inputs, "float32")
-    assert np.array_equal(by_loops(posed), by_loops(replace(posed, inputs=inputs)))
-    before, after = (replace(posed, options={}, inputs=each).lowered().inputs for each in (posed.inputs, inputs))
+def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Drawn, poison: str) -> None:
+    inputs = poisoned({"poison": poison}, problem.inputs, "float32")
+    assert np.array_equal(by_loops(problem), by_loops(replace(problem, inputs=inputs)))
+    before, after = (replace(problem, options={}, inputs=each).lowered().inputs for each in (problem.inputs, inputs))
     assert all(np.array_equal(before[name], after[name]) for name in before)
-    changed = [name for name in inputs if not np.array_equal(inputs[name], posed.inputs[name])]
+    changed = [name for name in inputs if not np.array_equal(inputs[name], problem.inputs[name])]
     assert set(changed) <= {"key", "value", "key_pages", "value_pages"}
     for name in changed:
-        was_changed = inputs[name] != posed.inputs[name]
+        was_changed = inputs[name] != problem.inputs[name]
         assert (
             np.isnan(inputs[name][was_changed]).all() if poison == "nan" else (inputs[name][was_changed] == 1e30).all()
         )

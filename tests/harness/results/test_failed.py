@@ -12,7 +12,7 @@ import pytest
 from attncheck.errors import ResultsError, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
-from attncheck.results.coverage import Asked, Minimum, Stop, is_judged, shortfalls
+from attncheck.results.coverage import Minimum, RequestedRun, Stop, is_judged, shortfalls
 from attncheck.results.format import FORMAT, Row
 from attncheck.results.last_failed import (
     FAILED_FILE,
@@ -236,26 +236,34 @@ def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
 @pytest.mark.parametrize(
     ("judged", "asked", "lines"),
     [
-        ({"a": 25, "b": 1}, Asked(25), []),
-        ({"a": 25, "b": 0}, Asked(25), []),  # a mode that supports none of it, which nobody asked for by its name
-        ({"a": 25, "b": 0}, Asked(25, ("b",)), ["b was asked for by name and not judged in any of the 25 cases"]),
-        ({"a": 0, "b": 0}, Asked(25), ["no implementation was judged in any of the 25 cases"]),
-        ({"a": 0}, Asked(1, ("a",)), ["no implementation was judged in the only case"]),
+        ({"a": 25, "b": 1}, RequestedRun(25), []),
+        (
+            {"a": 25, "b": 0},
+            RequestedRun(25),
+            [],
+        ),  # a mode that supports none of it, which nobody asked for by its name
+        (
+            {"a": 25, "b": 0},
+            RequestedRun(25, ("b",)),
+            ["b was asked for by name and not judged in any of the 25 cases"],
+        ),
+        ({"a": 0, "b": 0}, RequestedRun(25), ["no implementation was judged in any of the 25 cases"]),
+        ({"a": 0}, RequestedRun(1, ("a",)), ["no implementation was judged in the only case"]),
         (
             {"a": 24, "b": 5},
-            Asked(25, ("a",), Minimum.of("80%", "")),
+            RequestedRun(25, ("a",), Minimum.of("80%", "")),
             ["b was judged in 5 of 25 cases; at least 80% have to be (min_judged)"],
         ),
-        ({}, Asked(25), []),
-        ({"a": 0}, Asked(0), []),
+        ({}, RequestedRun(25), []),
+        ({"a": 0}, RequestedRun(0), []),
     ],
 )
-def test_what_falls_short_is_told(judged: dict[str, int], asked: Asked, lines: list[str]) -> None:
+def test_what_falls_short_is_told(judged: dict[str, int], asked: RequestedRun, lines: list[str]) -> None:
     assert shortfalls(judged, asked, {}) == lines
 
 
 def test_the_minimum_is_that_of_the_operations_that_are_offered() -> None:
-    asked = Asked(25, (), Minimum.of("80%", ""))
+    asked = RequestedRun(25, (), Minimum.of("80%", ""))
     assert shortfalls({"a": 8, "b": 20}, asked, {"a": 15}) == []
     told = "a was judged in 7 of the 10 cases of what it offers; at least 80% have to be (min_judged)"
     assert shortfalls({"a": 7, "b": 20}, asked, {"a": 15}) == [told]

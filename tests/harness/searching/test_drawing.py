@@ -12,13 +12,13 @@ import numpy as np
 from attncheck.errors import CaseError
 from attncheck.searching.concrete import ConcreteCase, Seen, asked_of, features_of, identity_of, read_concrete
 from attncheck.searching.problems import OPERATIONS as DRAWN
-from attncheck.searching.problems import Draw, Drawn, draw_problem
+from attncheck.searching.problems import Draw, DrawnProblem, draw_problem
 from attncheck.searching.shapes import EDGES
 from attncheck.searching.variations import ProblemSource
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
 
 
-def drawn_from(count: int, **changes: Any) -> list[Drawn]:
+def drawn_from(count: int, **changes: Any) -> list[DrawnProblem]:
     draw = Draw(seed=1, shapes=40, **changes)
     return [draw_problem(draw, number) for number in range(count)]
 
@@ -73,7 +73,7 @@ def test_shapes_come_from_the_pool_and_a_quarter_of_attention_has_the_size_of_a_
 
 def test_what_a_dtype_cannot_hold_on_the_way_is_left_out() -> None:
     small, large = (
-        Drawn("", 0, "attention", {"scale": 0.001}, inputs, "normal", "scale", (1, 1, 1, 1))
+        DrawnProblem("attention", {"scale": 0.001}, inputs, "", 0, "normal", "scale", (1, 1, 1, 1))
         for inputs in (
             {name: np.full((1, 1, 1, 1), size) for name in ("query", "key", "value")} for size in (100.0, 300.0)
         )
@@ -89,7 +89,7 @@ def test_what_a_dtype_cannot_hold_on_the_way_is_left_out() -> None:
 def test_the_gradient_of_the_weights_counts_as_a_step() -> None:
     inputs = {name: np.full((1, 1, 1, 1), 1.0) for name in ("query", "key")}
     inputs |= {name: np.full((1, 1, 1, 1), 300.0) for name in ("value", "grad_output")}
-    drawn = Drawn("", 0, "attention_gradients", {}, inputs, "normal", "nothing", (1, 1, 1, 1))
+    drawn = DrawnProblem("attention_gradients", {}, inputs, "", 0, "normal", "nothing", (1, 1, 1, 1))
     assert not drawn.fits("float16")  # 300 * 300, though no gradient is larger than 300
 
 
