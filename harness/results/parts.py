@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import ResultsError
 from attncheck.results.format import ARRAY_SCHEMA, PROPERTY_PART, ROW_SCHEMA, ComparisonKind, Row
+from attncheck.results.writer import write_table
 from attncheck.spec import DTYPES
 from attncheck.spec.properties import CLAIMS, PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
@@ -119,9 +120,7 @@ def remove_units(directory: Path, of_row: pc.Expression) -> None:
             continue
         (directory / "summary.json").unlink(missing_ok=True)  # first: the run is not complete any more
         kept = table.join(found.group_by(["case", "dtype"]).aggregate([]), ["case", "dtype"], join_type="left anti")
-        temporary = path.with_name(f".{path.name}.partial")
-        pq.write_table(kept.select(ROW_SCHEMA.names).cast(ROW_SCHEMA), temporary, compression="zstd")
-        temporary.replace(path)
+        write_table(path, kept.select(ROW_SCHEMA.names).cast(ROW_SCHEMA))
 
 
 def _read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _WORDS) -> pa.Table:

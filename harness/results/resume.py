@@ -22,7 +22,7 @@ from attncheck.results.format import CHANGED_BY_DIAGNOSIS, ROW_SCHEMA, Row
 from attncheck.results.parts import read_rows, remove_damaged, remove_units
 from attncheck.results.reader import read_environment
 from attncheck.results.records import cases_text, read_cases
-from attncheck.results.writer import is_unbegun
+from attncheck.results.writer import is_unbegun, write_table
 from attncheck.verdicts import ALL_CASES, Verdict
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
@@ -169,6 +169,4 @@ def _change_part(path: Path, changed: Mapping[Identity, Row]) -> None:
             values[number] = None if value is None else str(value)
         column = ROW_SCHEMA.field(name)
         table = table.set_column(ROW_SCHEMA.get_field_index(name), column, pa.array(values, column.type))
-    temporary = path.with_name(f".{path.name}.partial")
-    pq.write_table(table, temporary, compression="zstd")
-    temporary.replace(path)
+    write_table(path, table)

@@ -91,7 +91,7 @@ class ResultsWriter:
     def _write_part(self, kind: str, table: pa.Table) -> None:
         number = self._parts[kind]
         path = self.directory / kind / f"part-{number:05d}.parquet"
-        _write_table(path, table)
+        write_table(path, table)
         self._parts[kind] = number + 1
 
 
@@ -105,7 +105,7 @@ def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError.of(path, error) from None
-    _write_table(path, _table(rows))
+    write_table(path, _table(rows))
 
 
 def note_exit_code(directory: Path, code: ExitCode) -> None:
@@ -114,7 +114,8 @@ def note_exit_code(directory: Path, code: ExitCode) -> None:
     _write_json(path, {**(read_json(path) or {}), "exit_code": int(code)})
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a part, in the place of an earlier one, which stays until it is whole. Raises ``OutputError``."""
     _write(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
 
