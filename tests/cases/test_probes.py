@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -125,19 +125,6 @@ def test_a_width_whose_default_scale_is_a_binary_number_has_a_reason() -> None:
             width = case.input_shapes["query"][-1] // int(case.options.get("heads", 1))
             reasons = {"exact-scores", "broadcast-coincidence"} & set(case.tags)
             assert width not in (4, 16, 64, 256) or reasons, case.id
-
-
-def test_every_two_options_meet_with_fewer_queries_than_keys() -> None:
-    def has(case: Case, option: str) -> bool:
-        return option in case.inputs or bool(case.options.get(option))
-
-    cases = [
-        case
-        for case in tagged("option-pairs", "attention")
-        if case.input_shapes["query"][-2] < case.input_shapes["key"][-2] and case.supports_statistics
-    ]
-    pairs = combinations(("bias", "is_causal", "mask", "scale"), 2)
-    assert [pair for pair in pairs if not any(all(has(case, each) for each in pair) for case in cases)] == []
 
 
 def test_about_half_of_the_probes_are_generic() -> None:

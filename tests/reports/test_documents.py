@@ -15,7 +15,6 @@ from attncheck.reports.frames import Frames
 from attncheck.reports.heatmaps import heatmaps
 from attncheck.reports.html.evidence import heat_of
 from attncheck.reports.panels import MISPRINT, KeptCase, cell_text, drawings_of
-from attncheck.results.format import EXACT, INPUTS, StoredArray
 
 HOSTILE = "<script>alert(1)</script> $\\frac{ | `x` \x1b[31m"
 
@@ -166,14 +165,6 @@ def test_other_documents_are_drawn_with_scores_mask_weights_and_output_a_panel_p
     assert four["output"].panels[0].matrix.shape == (5, 16)
 
 
-def test_the_same_results_give_equal_pages_and_panels(pages: dict[str, DocumentPage], document_frames: Frames) -> None:
-    for other in document_pages(document_frames):
-        for case, same in zip(pages[Path(other.file).stem].cases, other.cases, strict=True):
-            assert case.expectations == same.expectations
-            panels, again = ([p for drawing in each.drawings for p in drawing.panels] for each in (case, same))
-            assert [(p.title, p.matrix.tolist()) for p in panels] == [(p.title, p.matrix.tolist()) for p in again]
-
-
 @pytest.fixture
 def page_of(hand: Any) -> Callable[..., DocumentPage]:
     """Make the page of a document with one case by hand."""
@@ -210,28 +201,6 @@ def test_what_did_not_run_was_not_returned_or_not_kept_is_said_or_left_out(
     page = page_of(rows, [{"name": "weights", "called": name} for name in ("first", "second")])
     printed = [line.printed for shown in page.cases[0].expectations for line in shown.tables[0].lines]
     assert printed == ["first", "second"]
-
-
-def test_a_number_that_does_not_hold_fails_and_hostile_texts_stay_texts(page_of: Callable[..., DocumentPage]) -> None:
-    arrays = [
-        StoredArray("file/one", "float64", EXACT, "weights", np.array([[[[0.5, np.nan]]]])),
-        StoredArray("file/one", "float64", INPUTS, "scores", np.array([[[[0.0, np.inf]]]])),
-    ]
-    page = page_of(
-        [{"verdict": "numeric", "value": np.nan, "reference_text": HOSTILE, "called": HOSTILE}],
-        [{"name": "weights", "called": HOSTILE, "erratum": HOSTILE}],
-        arrays=arrays,
-        case={"given": {"scores": {"called": HOSTILE}}, "name": HOSTILE},
-    )
-    (case,) = page.cases
-    (shown,) = case.expectations
-    assert shown.fails
-    assert (shown.called, shown.erratum, page.source, case.name) == (HOSTILE,) * 4
-    (line,) = shown.tables[0].lines
-    assert (line.printed, line.exact, [value.text for value in line.values if value]) == (HOSTILE, "nan", ["nan"])
-    for drawing in case.drawings:
-        assert b"<script" not in heatmaps(drawing.panels).data
-    assert case.given[0].rows == (("0", "inf"),)
 
 
 def test_a_value_is_written_with_a_few_digits_more_and_an_element_where_the_document_counts_it() -> None:

@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 
 from attncheck.errors import ExitCode, OutputError
-from attncheck.reading.selection import select_cases
 from attncheck.reports import markdown
 from attncheck.reports.ci import (
     HELP,
@@ -76,33 +75,6 @@ def tables_of(text: str) -> list[list[list[str]]]:
 
 def section(text: str, heading: str) -> str:
     return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-
-
-def test_markdown_has_every_document_with_every_printed_number_and_the_verdict_of_every_case(
-    document_report: Path, document_frames: Frames
-) -> None:
-    text = (document_report / "report.md").read_text(encoding="utf-8")
-    tables = tables_of(text)
-    for rows in tables:
-        assert len({len(row) for row in rows}) == 1, rows[0]
-        assert all(re.fullmatch(r"---:?", cell) for cell in rows[1])
-    shown = section(text, "Documents")
-    chosen = select_cases(["documents"]).cases
-    assert not [case.name for case in chosen if f"\n#### {escape(case.name)}\n" not in shown]
-    rows = [row for rows in tables_of(shown) for row in rows]
-    ((first, second),) = {tuple(row[3:]) for row in rows if row[:3] == ["element", "printed", "exact"]}
-    assert [title.partition(" ")[0] for title in (first, second)] == ["first.eager", "second.eager"]
-    numbers = document_frames.numbers
-    of_documents = numbers["case"].isin([case.id for case in chosen]) & numbers["printed"].notna()
-    printed = numbers[of_documents & numbers["implementation"].eq("first.eager")]
-    # A line per number and dtype, with the exact one and what each of two implementations computed.
-    lines = [row for row in rows if len(row) == 5 and row[1].startswith("`")]
-    assert sorted(row[1].partition(" **")[0] for row in lines) == sorted(f"`{text}`" for text in printed["printed"])
-    assert all(re.match(r"-?[0-9]|-?inf", cell) for row in lines for cell in row[2:])
-    assert ["[0]", "`927`", "927", "927", "927"] in lines
-    verdicts = [row for rows in tables_of(section(text, "Verdicts")) for row in rows[2:]]
-    assert sorted(row[0] for row in verdicts) == sorted(escape(case["name"]) for case in document_frames.cases.values())
-    assert {cell for row in verdicts for cell in row[1:]} == {"agree", "agree (erratum)"}
 
 
 def test_a_text_is_shown_literally_on_one_line_and_code_cannot_end_its_span_or_cell() -> None:

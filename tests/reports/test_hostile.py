@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from attncheck.reports.ci import annotation_lines, append_summary, render_ci_summary
 from attncheck.reports.frames import Frames
-from attncheck.reports.heatmaps import heatmaps
-from attncheck.reports.panels import Panel
 from attncheck.reports.write import write_junit, write_report
 
 BIDI = "\u202e\u2066"
@@ -261,12 +258,3 @@ def test_annotations_are_the_commands_own(hostile: Path) -> None:
         found = found or re.fullmatch(r"::(error|warning|notice) title=([^,:]*)::(.*)", line)
         assert found, line
     assert not any(line.startswith("::error") for line in (hostile / "summary.md").read_text("utf-8").splitlines())
-
-
-def test_a_picture_is_well_formed_and_runs_nothing() -> None:
-    picture = heatmaps([Panel(LONG, np.array([[0.5]]), row_axis=LONG, row_labels=[SHORT])], heading=LONG)
-    root = ElementTree.fromstring(picture.data)
-    assert not [element for element in root.iter() if element.tag.rpartition("}")[2] in ("script", "a", "use")]
-    hrefs = [value for element in root.iter() for name, value in element.attrib.items() if name.endswith("href")]
-    assert all(href.startswith("data:image/png;base64,") for href in hrefs)
-    assert not [name for element in root.iter() for name in element.attrib if name.startswith("on")]

@@ -24,7 +24,7 @@ import pandas as pd
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from attncheck.reports.frames import Cell, Column, Frames, State, cell_table
+from attncheck.reports.frames import Cell, Column, Frames, State
 from attncheck.reports.html import evidence
 from attncheck.reports.html.contents import (
     NOTHING,
@@ -84,25 +84,6 @@ def test_links_lead_to_one_element_inside_and_the_policy_allows_its_own_script_a
     assert policy.startswith("default-src 'none';")
     assert f"script-src 'sha256-{b64encode(sha256(script.raw.encode()).digest()).decode()}'" in policy
     assert "http" not in document_page.one("style").raw + script.raw
-
-
-def test_every_cell_says_its_verdict_in_words_with_a_sign_and_every_table_has_headings(
-    document_page: Any, document_frames: Frames
-) -> None:
-    table = cell_table(document_frames)
-    rows = [row for table in document_page.all("table", of_class="matrix") for row in table.one("tbody").all("tr")]
-    for row, (case, cells) in zip(rows, table.items(), strict=True):
-        assert row.one("th", scope="row").text == document_frames.cases[case]["name"]
-        for shown, column in zip(row.all("td"), document_frames.columns, strict=True):
-            assert all(cell.text in shown.text for cell in cells[column].values())
-            assert shown.all("i")
-            assert set(texts(shown.all("i"))) <= set("✓\N{EN DASH}?≈✗")
-            assert shown.one("a").attributes["href"].startswith("#cell-")
-    for found in document_page.all("table"):
-        if "numbers" in found.classes and not found.all("thead"):
-            continue  # an input's numbers, which have no names
-        assert found.all("th", scope="col"), found.attributes
-        assert found.all("th", scope="row") or found.all("th", scope="rowgroup"), found.attributes
 
 
 def test_a_documents_numbers_stand_beside_the_exact_ones(document_page: Any) -> None:

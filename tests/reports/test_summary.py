@@ -249,18 +249,6 @@ def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(hand: Any) -> None
         assert (found["message"], found["stage"]) == (message, "weights")
 
 
-def test_nothing_is_wrong_where_all_agree(document_frames: Frames) -> None:
-    found = what_is_wrong(document_frames)
-    assert found.empty
-    assert "rows" in found.columns
-    count = len(document_frames.cases)
-    answer = make_summary(document_frames)
-    assert answer.first_line == f"first and second agree. Judged {count} of {count} cases on each."
-    assert exit_code_of(document_frames) == ExitCode.AGREE
-    words = {cell for cells in verdict_table(document_frames).values() for cell in cells.values()}
-    assert words == {"agree", "agree (erratum)"}
-
-
 IN_FLOAT32 = "ounding in float32 would explain it: say `computed_in: float32`"
 
 
