@@ -93,11 +93,8 @@ def import_data(
     result = _Result("import", output, sum(imported.files.values()), imported.left_out, tuple(lines_of(imported)))
     if not imported.files:
         if not as_json:
-            _print_result(
-                _Result("import", output, 0, imported.left_out, tuple(lines_of(imported))), as_json=False, quiet=quiet
-            )
+            _print_result(result, as_json=False, quiet=quiet)
         raise OnnxDataError(f"{folder}: none of its tests is a case")
-    result = _Result("import", output, sum(imported.files.values()), imported.left_out, tuple(lines_of(imported)))
     _print_result(result, as_json=as_json, quiet=quiet)
 
 
