@@ -53,25 +53,25 @@ class DescriptionRequest:
 class _Describing:
     """A process that loads a target, and what it answers."""
 
-    def __init__(self, question: DescriptionRequest, seconds: float) -> None:
-        self.environment, self.threads = dict(question.environment), question.threads
+    def __init__(self, request: DescriptionRequest, seconds: float) -> None:
+        self.environment, self.threads = dict(request.environment), request.threads
         self.answer: Future[Declared] = Future()
         self._folder = TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True)
         self._worker: WorkerProcess | None = WorkerProcess()
         log = str(Path(self._folder.name) / "log.txt")
-        asked = (self._worker, question, self.environment, log, seconds)
+        asked = (self._worker, request, self.environment, log, seconds)
         Thread(target=self._ask, args=asked, name="attncheck describes", daemon=True).start()
 
     def _ask(
         self,
         worker: WorkerProcess,
-        question: DescriptionRequest,
+        request: DescriptionRequest,
         environment: Mapping[str, str],
         log: str,
         seconds: float,
     ) -> None:
         try:
-            answer = worker.call(describe, question.target, environment, question.threads, log, seconds=seconds)
+            answer = worker.call(describe, request.target, environment, request.threads, log, seconds=seconds)
             self.answer.set_result(answer)
         except BaseException as error:  # handed to whoever waits
             self.answer.set_exception(error)
@@ -98,26 +98,26 @@ class DescribedWorkers:
     def __init__(self) -> None:
         self._begun: dict[DescriptionRequest, _Describing] = {}
 
-    def begin(self, question: DescriptionRequest, seconds: float = START_SECONDS) -> None:
+    def begin(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> None:
         """Start to load a target, and do not wait for it."""
-        if question not in self._begun:
-            self._begun[question] = _Describing(question, seconds)
+        if request not in self._begun:
+            self._begun[request] = _Describing(request, seconds)
 
-    def declared(self, question: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
+    def declared(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
         """Return what a target declares, or why it cannot be used.
 
         Raises ``CallTimeout``, ``WorkerDied`` or ``RemoteError``.
         """
-        self.begin(question, seconds)
-        return self._begun[question].answer.result()
+        self.begin(request, seconds)
+        return self._begun[request].answer.result()
 
     def take(self, entry: UserImplementation, threads: int) -> WorkerProcess | None:
         """Return a process that has loaded an implementation and is prepared as its workers are; None without one.
 
         ``entry`` has the variables that a worker would set.
         """
-        for question, describing in self._begun.items():
-            if question.target == entry.target:
+        for request, describing in self._begun.items():
+            if request.target == entry.target:
                 if (worker := describing.take(entry.environment, threads)) is not None:
                     return worker
                 describing.close()  # it will be of no use later either, and may hold a framework

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.execution.families import Family, Layout
-from attncheck.execution.operations import LackingError
+from attncheck.execution.operations import UnsupportedError
 from attncheck.execution.process_state import unchanged
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.user_code import LoadError
@@ -253,7 +253,7 @@ class _OwnFunction:
         if self.family.layout != "LHD":
             return self._stages(self._called([query, key, value], words))
         if not query.shape[0]:
-            raise LackingError("is called for one batch entry at a time, and there is none", ("empty batches",))
+            raise UnsupportedError("is called for one batch entry at a time, and there is none", ("empty batches",))
         rows = [self._one_entry(entry, [query, key, value], words) for entry in range(query.shape[0])]
         return {name: self.arrays.from_numpy(np.concatenate([row[name] for row in rows])) for name in rows[0]}
 
@@ -264,7 +264,7 @@ class _OwnFunction:
         if mask is not None:
             one = mask[min(entry, mask.shape[0] - 1)]
             if one.shape[0] > 1 and not (one == one[:1]).all():
-                raise LackingError("takes no mask of each head", ("mask",))
+                raise UnsupportedError("takes no mask of each head", ("mask",))
             words = {**words, self.family.mask: one[0]}
         stages = self._stages(self._called(own, words))
         return {name: self.arrays.to_numpy(each) for name, each in stages.items()}
@@ -329,7 +329,7 @@ class _OwnFunction:
         reach = Reach(left, least(right, 0 if given.get("is_causal") else None))
         words = self._said(reach, 0)
         if words is None:
-            raise LackingError("takes no window", ("window",))
+            raise UnsupportedError("takes no window", ("window",))
         return words
 
     def _reached(self, query: Array, key: Array, past: int, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -342,7 +342,7 @@ class _OwnFunction:
         if bias is None and (said := self._said_in_words(reach, queries, keys)) is not None:
             return words | said
         if not self.has(family.mask):
-            raise LackingError("takes no mask, and has no other word for whom queries may attend to", ("mask",))
+            raise UnsupportedError("takes no mask, and has no other word for whom queries may attend to", ("mask",))
         is_told = family.causal_beside_mask and self.has(family.causal) and not past and "query_offsets" not in left
         if is_told and left.pop("is_causal", False):
             reach, words[family.causal] = reach_of(left, queries, keys, past), True

@@ -20,7 +20,7 @@ from attncheck.reading.shapes import repeated_axes
 from attncheck.spec import CONVENTIONS, OPERATIONS, score_of
 
 
-class LackingError(NotImplementedError):
+class UnsupportedError(NotImplementedError):
     """An implementation has not what a case asks for; ``lacks`` names it: parameters, functions, capabilities."""
 
     def __init__(self, message: str, lacks: tuple[str, ...]) -> None:
@@ -28,7 +28,7 @@ class LackingError(NotImplementedError):
         self.lacks = lacks
 
     @classmethod
-    def of_function(cls, name: str) -> LackingError:
+    def of_function(cls, name: str) -> UnsupportedError:
         """Return the error of a function of the contract that is not there."""
         return cls(f"has no {name}", (f"{name}()",))
 
@@ -38,13 +38,13 @@ def run_operation(
 ) -> Stages:
     """Call the backend's function for an operation, inputs turned into the framework's own arrays.
 
-    Conventions that the function does not take are left out (``not_asked``). Raises ``LackingError`` where the
+    Conventions that the function does not take are left out (``not_asked``). Raises ``UnsupportedError`` where the
     backend has no such function, or the function has not every other parameter that the case needs.
     """
     name, keywords = call_of(operation, options)
     function = getattr(backend, name, None)
     if function is None:
-        raise LackingError.of_function(name)
+        raise UnsupportedError.of_function(name)
     keywords = {each: value for each, value in keywords.items() if each not in not_asked(backend, operation, options)}
     check_parameters(parameters_of(function), {**inputs, **keywords})
     tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
@@ -86,9 +86,9 @@ def conventions_lacking(parameters: Parameters, options: Mapping[str, Any]) -> t
 
 
 def check_parameters(parameters: Parameters, asked: Iterable[str]) -> None:
-    """Raise ``LackingError`` for what there is no parameter for: a capability is a parameter."""
+    """Raise ``UnsupportedError`` for what there is no parameter for: a capability is a parameter."""
     if missing := parameters.lacking(asked):
-        raise LackingError(f"takes no {', '.join(missing)}", missing)
+        raise UnsupportedError(f"takes no {', '.join(missing)}", missing)
 
 
 def parameters_of(function: Callable[..., Any]) -> Parameters:

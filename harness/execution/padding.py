@@ -23,7 +23,7 @@ from attncheck.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import (
     KeptElements,
-    LackingError,
+    UnsupportedError,
     call_of,
     check_parameters,
     conventions_lacking,
@@ -245,7 +245,7 @@ def lack_known_beforehand(implementation: Implementation, case: Case, dtype: str
     name, keywords = call_of(case.operation, case.options)
     parameters = entry.parameters.get(name)
     if parameters is None:
-        return unsupported(LackingError.of_function(name)) if entry.parameters else None
+        return unsupported(UnsupportedError.of_function(name)) if entry.parameters else None
     positional = INPUTS[name]
     if entry.requirements.get(name) or not parameters.lacking({*case.inputs, *keywords}.difference(positional)):
         return None
@@ -255,7 +255,7 @@ def lack_known_beforehand(implementation: Implementation, case: Case, dtype: str
     asked = [each for each in (*called.inputs, *keywords) if each not in (*positional, *unasked)]
     try:
         check_parameters(parameters, asked)
-    except LackingError as error:
+    except UnsupportedError as error:
         return unsupported(error)
     return None
 

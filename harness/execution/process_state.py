@@ -237,7 +237,7 @@ def unchanged(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArray[Any]
 
 
 @contextmanager
-def nothing_left_behind() -> Iterator[None]:
+def no_leaked_threads() -> Iterator[None]:
     """Raise ``Misbehaved`` where threads outlive a call that may still compute, or a forked child comes back from it.
 
     Such a child ends here: it would go on as a second worker and answer in its parent's place.

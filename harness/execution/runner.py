@@ -4,12 +4,11 @@ A worker that overruns its time, dies, or takes too much is killed with all that
 gets another. None is evaluated twice, except what ends a process in which other modes of its framework ran too: it is
 evaluated once more in a process of its own, where nothing is another's doing, and stays there.
 
-When to stop asking: what ends its process in every call costs a new worker, or a minute, each time.
-
+An implementation that kills its worker in every call is called no more: it costs a new worker, or a minute, each time.
 After ten equal ends in a row (a crash or a timeout with the same reason) its remaining evaluations are not tried. What
 is unsupported says nothing either way; any answer begins the count anew.
 
-What a worker prints: a file of which each evaluation's share is known, and which does not grow without end.
+What a worker prints goes to a file of which each evaluation's share is known, and which does not grow without end.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ from attncheck.spec import ON_SCORES, computed_stages
 from attncheck.timing import Times
 from attncheck.verdicts import ALL_CASES
 
-MAX_EQUAL_ENDS = 10
+MAX_EQUAL_CRASHES = 10
 _ENDS = ("crash", "timeout")
 
 
 @dataclass
-class EqualEnds:
+class CrashLimit:
     """The number of times in a row that a worker has ended in the same way."""
 
     keep_going: bool = False
@@ -73,11 +72,11 @@ class EqualEnds:
 
     def instead(self) -> Failure | None:
         """Return what is said of an evaluation that is not worth trying; None where it is."""
-        if self.keep_going or self._count < MAX_EQUAL_ENDS:
+        if self.keep_going or self._count < MAX_EQUAL_CRASHES:
             return None
         return Failure(
             "untried",
-            f"not tried: the {MAX_EQUAL_ENDS} evaluations before ended alike ({self._verdict}: {self._reason}); "
+            f"not tried: the {MAX_EQUAL_CRASHES} evaluations before ended alike ({self._verdict}: {self._reason}); "
             "--keep-going tries all",
         )
 
@@ -295,7 +294,7 @@ class GroupRunner(Generic[Key]):
         self._starts_left = 1
         self._given_up: Failure | None = None
         self.is_stopped = False
-        self._ends = EqualEnds(limits.keep_going)
+        self._crash_limit = CrashLimit(limits.keep_going)
         self._end_reason = ""
         self._meanwhile: Callable[[], None] = lambda: None
         self.times = Times()
@@ -379,11 +378,11 @@ class GroupRunner(Generic[Key]):
             return too_large
         if self._given_up is not None:
             return self._given_up
-        if (untried := self._ends.instead()) is not None:
+        if (untried := self._crash_limit.instead()) is not None:
             return untried
         self._end_reason = ""
         outcome = self._evaluated(task)
-        self._ends.note(outcome, self._end_reason)
+        self._crash_limit.note(outcome, self._end_reason)
         return outcome
 
     def _evaluated(self, task: Task) -> Outcome:
@@ -498,41 +497,41 @@ def group_runners(
 
 def run_in_turn(
     calls: Sequence[tuple[GroupRunner[Key], Key]],
-    question_of: Callable[[GroupRunner[Key], Key], Task | Failure],
+    make_task: Callable[[GroupRunner[Key], Key], Task | Failure],
     report: Callable[[GroupRunner[Key], Key, Outcome], None],
 ) -> None:
     """Evaluate one task after the other, each by its runner, and report its outcome; end where a runner is stopped.
 
     What is known without a call is reported as it is. While a worker computes, the next task is made.
     """
-    questions = _QuestionsAhead(calls, question_of)
+    tasks = _TasksAhead(calls, make_task)
     for number, (runner, key) in enumerate(calls):
         if runner.is_stopped:
             return
-        question = questions.take(number)
-        if isinstance(question, Failure):
-            outcome: Outcome = question
+        task = tasks.take(number)
+        if isinstance(task, Failure):
+            outcome: Outcome = task
         else:
-            outcome = runner.evaluate(question, partial(questions.prepare, number + 1))
+            outcome = runner.evaluate(task, partial(tasks.prepare, number + 1))
         if not runner.is_stopped:
             report(runner, key, outcome)
 
 
-class _QuestionsAhead(Generic[Key]):
+class _TasksAhead(Generic[Key]):
     """Tasks, or what is known without them, by number; the next task may have been made before it is taken."""
 
     def __init__(
         self,
         calls: Sequence[tuple[GroupRunner[Key], Key]],
-        question_of: Callable[[GroupRunner[Key], Key], Task | Failure],
+        make_task: Callable[[GroupRunner[Key], Key], Task | Failure],
     ) -> None:
-        self._calls, self._question_of = calls, question_of
+        self._calls, self._make_task = calls, make_task
         self._prepared: dict[int, Task | Failure] = {}
 
     def take(self, number: int) -> Task | Failure:
-        """Return a question; raises what making it raises."""
+        """Return a task; raises what making it raises."""
         if number not in self._prepared:
-            return self._question_of(*self._calls[number])
+            return self._make_task(*self._calls[number])
         return self._prepared.pop(number)
 
     def prepare(self, number: int) -> None:
@@ -540,7 +539,7 @@ class _QuestionsAhead(Generic[Key]):
         with suppress(Exception):
             while number < len(self._calls):
                 if number not in self._prepared:
-                    self._prepared[number] = self._question_of(*self._calls[number])
+                    self._prepared[number] = self._make_task(*self._calls[number])
                 if not isinstance(self._prepared[number], Failure):
                     return
                 number += 1

@@ -37,8 +37,8 @@ from attncheck.backends.devices import on_device
 from attncheck.execution.environment import imports_of
 from attncheck.execution.families import FAMILIES, family_named
 from attncheck.execution.family_calls import Arrays, contract_functions, never_given
-from attncheck.execution.operations import LackingError, check_parameters, parameters_of
-from attncheck.execution.process_state import nothing_left_behind, unchanged
+from attncheck.execution.operations import UnsupportedError, check_parameters, parameters_of
+from attncheck.execution.process_state import no_leaked_threads, unchanged
 from attncheck.execution.programs import ProgramFunction, ProgramFunctions, load_program
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
@@ -100,7 +100,7 @@ class UserBackend:
             _check_capabilities(function, positional)
         arrays = {each: value for each, value in given.items() if hasattr(value, "shape")}
         named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
-        with unchanged(named, self._base_to_numpy), nothing_left_behind():
+        with unchanged(named, self._base_to_numpy), no_leaked_threads():
             returned = self._returned(function, positional, {**unasked, **given})
         if isinstance(returned, Mapping):
             return dict(returned)
@@ -252,7 +252,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 def _says_so_itself(error: NotImplementedError, function: Callable[..., Any]) -> bool:
     """Return whether a function says what it does not support; what something that it calls has not made is a fault."""
     code = getattr(innermost(function), "__code__", None)
-    if isinstance(error, LackingError) or isinstance(function, ProgramFunction) or code is None:
+    if isinstance(error, UnsupportedError) or isinstance(function, ProgramFunction) or code is None:
         return True
     *_, last = traceback.extract_tb(error.__traceback__)
     return last.filename == code.co_filename and (not last.line or "raise" in last.line)
@@ -461,7 +461,7 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
 
 
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:
-    """Raise ``LackingError`` for what is no parameter and what the function says that it cannot do."""
+    """Raise ``UnsupportedError`` for what is no parameter and what the function says that it cannot do."""
     capabilities = getattr(function, "capabilities", None) or {}
     if len(tensors[0].shape) != 4:
         return
@@ -469,4 +469,4 @@ def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> Non
     for name, asked in (("grouped_heads", query[1] != key[1]), ("value_width", value[3] != query[3])):
         if asked and capabilities.get(name) is False:
             lacking = name.replace("_", " ")
-            raise LackingError(f"says that it has no {lacking}", (lacking,))
+            raise UnsupportedError(f"says that it has no {lacking}", (lacking,))

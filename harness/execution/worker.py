@@ -24,7 +24,7 @@ from attncheck.reading.lowering import Problem
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from attncheck.execution.operations import LackingError
+    from attncheck.execution.operations import UnsupportedError
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -181,7 +181,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
     """Run one operation of a backend; whatever it raises or returns is its result."""
     import numpy as np
 
-    from attncheck.execution.operations import LackingError, apply_layout, not_asked, run_operation
+    from attncheck.execution.operations import UnsupportedError, apply_layout, not_asked, run_operation
     from attncheck.spec import result_stages
 
     try:
@@ -193,7 +193,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
             wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
             left_out = not_asked(backend, task.operation, task.options)
             return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)
-    except LackingError as error:
+    except UnsupportedError as error:
         return unsupported(error)
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
@@ -201,7 +201,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
         return Failure("error", _describe(error))
 
 
-def unsupported(error: LackingError) -> Failure:
+def unsupported(error: UnsupportedError) -> Failure:
     """Return the outcome of a call that an implementation has no function or no parameter for."""
     return Failure("unsupported", clean(str(error)), error.lacks)
 

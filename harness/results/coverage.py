@@ -103,7 +103,7 @@ def is_judged(row: Row) -> bool:
 
 
 def lacks_function(lacks: str) -> bool:
-    """Return true if what a case lacks is the function of its operation, as ``LackingError.of_function`` says it."""
+    """Return whether a case lacks the function of its operation, as ``UnsupportedError.of_function`` says it."""
     return lacks.endswith("()")
 
 

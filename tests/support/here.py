@@ -51,7 +51,7 @@ def evaluation_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GroupRunner, "_evaluated", evaluated)
         patch.setattr(local, "MIN_UNITS", sys.maxsize)
-        patch.setattr(user_call, "nothing_left_behind", nullcontext)  # a run's own threads come and go
+        patch.setattr(user_call, "no_leaked_threads", nullcontext)  # a run's own threads come and go
         yield
     for name in {*sys.modules} - before:
         if name.endswith("_backend") and "." not in name:  # one that a test has written

@@ -37,7 +37,7 @@ from attncheck.executors.dask.connection import (
     threads_of,
     worker_command,
 )
-from attncheck.executors.dask.tasks import Batch, Evaluated, JudgedBatch, evaluate_batch, judge_batch
+from attncheck.executors.dask.tasks import Batch, GroupOutcomes, JudgedBatch, evaluate_batch, judge_batch
 from attncheck.judging.units import Judge
 from attncheck.plan import Plan, Unit
 
@@ -262,10 +262,10 @@ def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Ca
     return judged
 
 
-def _crashed(suspect: QuarantinedUnit) -> Evaluated:
+def _crashed(suspect: QuarantinedUnit) -> GroupOutcomes:
     times = suspect.deaths + 1
     reason = f"the cluster's worker died {times} times with this evaluation, the last time with nothing beside it"
-    return Evaluated((Failure("crash", reason),), {}, 0.0)
+    return GroupOutcomes((Failure("crash", reason),), {}, 0.0)
 
 
 def _alone(

@@ -61,7 +61,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class GroupOutcomes:
     """The outcomes of one group for those units of a batch that it serves, in their order."""
 
     outcomes: tuple[Outcome, ...]
@@ -125,7 +125,7 @@ _ended: list[str] = []
 _runs_lock = Lock()
 
 
-def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> Evaluated:
+def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> GroupOutcomes:
     """Evaluate those units of a batch that a group serves."""
     run = _run_of(packed_campaign)
     plan, dtypes = _plan_of(packed_batch), run.job.groups[group].dtypes
@@ -142,11 +142,11 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> E
                     outcomes.append(runner.lack_known_beforehand(case, unit.dtype) or runner.evaluate(task()))
                 else:
                     outcomes.append(runner.left_out(case, unit.dtype, task))
-        return Evaluated(tuple(outcomes), runner.description, perf_counter() - begun)
+        return GroupOutcomes(tuple(outcomes), runner.description, perf_counter() - begun)
 
 
 def judge_batch(
-    packed_campaign: bytes, packed_batch: bytes, groups: Sequence[int], answers: Sequence[Evaluated]
+    packed_campaign: bytes, packed_batch: bytes, groups: Sequence[int], answers: Sequence[GroupOutcomes]
 ) -> bytes:
     """Judge every unit of a batch on what the groups have answered; return the ``JudgedBatch``, pickled."""
     run = _run_of(packed_campaign)

@@ -19,7 +19,7 @@ import attncheck
 from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.execution.families import FAMILIES, family_named
 from attncheck.execution.family_calls import contract_functions, never_given, parameters_of_call
-from attncheck.execution.operations import LackingError
+from attncheck.execution.operations import UnsupportedError
 from attncheck.execution.runner import task_of
 from attncheck.execution.user_call import declarations, own_backend
 from attncheck.execution.user_code import LoadError
@@ -368,7 +368,7 @@ def test_its_own_layout_lies_in_memory_as_the_library_has_it_and_nothing_else_is
     flash_attention(*problem())
     assert [each.shape for each in seen] == [(2, 5, 4, 4), (2, 7, 2, 4), (2, 7, 2, 4)]
     assert all(each.flags.c_contiguous for each in seen)
-    with pytest.raises(LackingError, match="takes no mask"):
+    with pytest.raises(UnsupportedError, match="takes no mask"):
         contract_attention(flash_attn, "flash_attn")(*problem(), mask=np.arange(7).reshape(1, 1, 1, 7) % 3 != 1)
 
 

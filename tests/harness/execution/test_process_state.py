@@ -29,7 +29,7 @@ from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.execution import process_state
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.process_state import Misbehaved, ProcessState, has_many_mappings, nothing_left_behind
+from attncheck.execution.process_state import Misbehaved, ProcessState, has_many_mappings, no_leaked_threads
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import Session, Step, run_session
 from attncheck.execution.user_call import own_backend
@@ -158,19 +158,19 @@ def module(name: str, source: str) -> ModuleType:
 
 def test_a_thread_that_a_framework_starts_is_its_own_affair_and_any_other_a_fault(event: threading.Event) -> None:
     for name in ("torch._inductor.async_compile", "triton.runtime", "jax", "keras.src.utils"):
-        with nothing_left_behind():
+        with no_leaked_threads():
             module(name, STARTS).begin(event.wait)
     for name in ("my_kernel", "torch_helpers", "__main__", "torchish"):
-        with pytest.raises(Misbehaved, match=r"left 1 thread.*: mine"), nothing_left_behind():
+        with pytest.raises(Misbehaved, match=r"left 1 thread.*: mine"), no_leaked_threads():
             module(name, STARTS).begin(event.wait)
 
 
 def test_whose_thread_it_is_depends_on_who_starts_it_not_on_what_runs_or_calls_back(event: threading.Event) -> None:
     compute = module("torch.nn.functional", WAITS).wait
-    with pytest.raises(Misbehaved, match="mine"), nothing_left_behind():
+    with pytest.raises(Misbehaved, match="mine"), no_leaked_threads():
         module("my_kernel", STARTS).begin(lambda: compute(event))
     called_back = module("torch.library", "def call(function, given):\n    function(given)\n").call
-    with pytest.raises(Misbehaved, match="mine"), nothing_left_behind():
+    with pytest.raises(Misbehaved, match="mine"), no_leaked_threads():
         called_back(module("my_kernel", STARTS).begin, event.wait)
 
 
@@ -182,7 +182,7 @@ def test_a_pool_of_any_kind_is_a_fault_only_as_long_as_it_works_on(
     pools: list[Any] = []
 
     def call(function: Callable[..., Any], *given: Any, waits: bool) -> None:
-        with nothing_left_behind():
+        with no_leaked_threads():
             pools.append(pool := kind(1))
             futures = hasattr(pool, "submit")
             job = pool.submit(function, *given) if futures else pool.apply_async(function, given)
@@ -215,7 +215,7 @@ def test_a_pool_that_has_work_waiting_is_a_fault(event: threading.Event) -> None
         begun.wait()
 
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
-        with pytest.raises(Misbehaved, match=r"left 1 thread.*pool_0"), nothing_left_behind():
+        with pytest.raises(Misbehaved, match=r"left 1 thread.*pool_0"), no_leaked_threads():
             submit(pool)
         event.set()
 
@@ -233,10 +233,10 @@ def test_a_thread_from_outside_python_counts_while_it_runs_python(event: threadi
         _thread.start_new_thread(foreign, ())
         begun.wait()
 
-    with pytest.raises(Misbehaved, match="left 1 thread"), nothing_left_behind():
+    with pytest.raises(Misbehaved, match="left 1 thread"), no_leaked_threads():
         begin()
     begun.clear()
-    with nothing_left_behind():
+    with no_leaked_threads():
         event.set()
         begin()
         ended.wait()
@@ -251,7 +251,7 @@ def _functions(frame: FrameType | None) -> Iterator[str]:
 
 def test_starting_threads_is_as_it_was_afterwards() -> None:
     start = threading.Thread.start
-    with nothing_left_behind():
+    with no_leaked_threads():
         assert threading.Thread.start is not start
     assert threading.Thread.start is start
 

@@ -38,8 +38,8 @@ from attncheck.execution.environment import with_cache
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
 from attncheck.execution.runner import (
-    MAX_EQUAL_ENDS,
-    EqualEnds,
+    MAX_EQUAL_CRASHES,
+    CrashLimit,
     Group,
     GroupRunner,
     group_by_process,
@@ -491,7 +491,7 @@ cases:
 
 
 def untried(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
-    counted = EqualEnds(keep_going)
+    counted = CrashLimit(keep_going)
     for outcome in outcomes:
         assert counted.instead() is None
         counted.note(outcome, outcome.message if isinstance(outcome, Failure) else "")
@@ -504,7 +504,7 @@ def untried(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
 
 
 def test_ten_equal_ends_in_a_row_are_enough() -> None:
-    assert MAX_EQUAL_ENDS == 10
+    assert MAX_EQUAL_CRASHES == 10
     assert [untried([CRASH] * count) for count in (9, 10)] == [False, True]
     for other in (DONE, ERROR, TIMEOUT):  # anything else begins the count anew
         assert [untried([*[CRASH] * 9, other, *[CRASH] * count]) for count in (9, 10)] == [False, True]
@@ -519,7 +519,7 @@ def check_picky(
     tmp_path: Path, invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, list[str]]]:
     """Check cases a to g, of which those have a scale that are named, on what dies without; three ends are enough."""
-    monkeypatch.setattr(module, "MAX_EQUAL_ENDS", 3)
+    monkeypatch.setattr(module, "MAX_EQUAL_CRASHES", 3)
     (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
 
     def check(scaled: str, *words: str) -> tuple[int, str, list[str]]:
