@@ -161,15 +161,6 @@ def test_an_empty_row_has_an_output_of_exactly_zero() -> None:
     assert output.high[0, 0, 4].all()
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(4, 0), (0, 5), (0, 0)])
-def test_no_keys_or_no_queries(queries: int, keys: int) -> None:
-    exact = exact_stages("attention", {"is_causal": True}, attention_inputs(queries, keys))
-    assert (exact["weights"].shape, exact["output"].shape) == ((2, 3, queries, keys), (2, 3, queries, 2))
-    assert not exact["output"].high.any()
-    assert not exact["output"].radius.any()
-    assert (exact["log_sum_exp"].high == -INF).all()
-
-
 @pytest.mark.parametrize("size", [(1, 64, 64), (40, 64, 64), (63, 63, 63), (50, 80, 90), (64, 64, 64)])
 def test_products_are_the_same_with_zeros_around_them(size: tuple[int, int, int]) -> None:
     rows, inner, columns = size

@@ -26,15 +26,15 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 GENERIC = ("normal", "peaky", "small")
 REGIMES: dict[str, dict[str, Change]] = {
     "normal": {},
-    "peaky": {"query": lambda _, query: 6 * query},
+    "peaky": {"query": lambda _, query: 6 * query, "log_sum_exps": lambda _, totals: 100 * totals},
     "small": {"query": lambda _, query: query / 20, "value": lambda _, value: value / 100},
     "tiny": dict.fromkeys(("query", "key", "value"), lambda _, array: array / 1000),
-    "huge": {"query": lambda _, query: 60 * query},
+    "huge": {"query": lambda _, query: 60 * query, "log_sum_exps": lambda _, totals: 1000 * totals},
     "cancelling": {"query": lambda random, query: query + 20 * random.choice([-1, 1], query.shape[-1])},
     "repeated": {"key": lambda _, key: np.repeat(key[..., :1, :], key.shape[-2], axis=-2)},
     "whole": dict.fromkeys(("query", "key"), lambda random, array: random.integers(-3, 4, array.shape) * 1.0),
-    "offset keys": {"key": lambda _, key: key / 10 + 3},
-    "offset values": {"value": lambda _, value: value / 100 + 50},
+    "offset keys": {"key": lambda _, key: key / 10 + 3, "log_sum_exps": lambda _, totals: totals - 800},
+    "offset values": {"value": lambda _, value: value / 100 + 50, "log_sum_exps": lambda _, totals: totals + 90},
 }
 """What numbers of inputs are like. Statistics are held where they are generic."""
 ONE_IN = 4

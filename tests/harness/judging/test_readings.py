@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging.diagnosis import decide, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, JudgedStages, judge_and_diagnose
-from attncheck.judging.residuals import fit_scale, has_scale, other_scales, scale_of, scales_in_words, shortest
+from attncheck.judging.residuals import fit_scale, has_scale, scale_of, scales_in_words, shortest
 from attncheck.judging.truth import find_truth
 from attncheck.judging.wrong_result import _cosine, _is_noise
 from attncheck.mutation.catalogue import MUTANTS
@@ -51,6 +51,8 @@ TOPICS = {
     "windows": "windows",
 }
 """Topics of the catalogue, and files of cases that tell their faults from each other."""
+HERE = Path(__file__).parent
+"""A folder in which nothing is called as a file of bundled cases."""
 ELSEWHERE = {
     "causality-ignored",
     "mask-added",
@@ -68,7 +70,7 @@ def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
     faults = [fault for fault in MUTANTS if fault.topic == topic and fault.diagnosis]
     faults = [fault for fault in faults if not fault.diagnosis[0].startswith("accuracy-of")]
     naming = Naming()
-    for case in select_cases(TOPICS[topic].split()).cases:
+    for case in select_cases(TOPICS[topic].split(), base=HERE).cases:
         if "float64" in case.dtypes and count_scores(case) <= MOST_SCORES:
             scorer = UnitScorer(unit_of(case, 0, "float64"), ExactJudge())
             for fault in faults:
@@ -293,28 +295,6 @@ def test_the_scale_that_a_case_means(
 def test_what_has_no_scale() -> None:
     for operation, options in (("softmax", {}), ("masking", {}), ("scoring", {"score": "general"})):
         assert not has_scale(Problem(operation, options, {}))
-
-
-def test_the_common_mistakes_come_once_each_and_without_the_right_one() -> None:
-    found = [scale for scale, _ in other_scales(Problem("attention", {}, PLAIN))]
-    assert found[0] == 1.0
-    assert len(found) == len(set(found))
-    # 1/2 is twice the right one and its root, too.
-    assert set(found) == {1.0, 1 / 16, 4.0, 1 / 3, 1 / 8, 0.5, -0.25, 0.25 / math.log(2), 0.25 * math.log(2)}
-    given = dict(other_scales(Problem("attention", {"scale": 0.5}, PLAIN)))
-    # Half of a scale that is 1/2 is the default.
-    assert given[0.25] == {
-        "scale-default": "the default 1/sqrt(D)",
-        "scale-twice": "twice the same factor",
-        "scale-halved": "half as large",
-    }
-    assert given[0.125]["scale-times-default"] == "the given one times 1/sqrt(D)"
-
-
-def test_of_several_heads_the_widths_are_those_of_one() -> None:
-    found = dict(other_scales(Problem("multi_head_attention", {"heads": 2, "kv_heads": 1}, HEADS)))
-    assert found[1 / 8] == {"scale-inverse-root-of-E": "1/sqrt(E)", "scale-halved": "half as large"}
-    assert found[1 / math.sqrt(18)] == {"scale-inverse-root-of-Dv": "1/sqrt(Dv)"}
 
 
 @pytest.mark.parametrize("wanted", [0.31, -0.2, 3.0, 1e-2])
