@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -71,6 +73,15 @@ class OutputError(AttncheckError):
         """Return the error of a path that cannot be written, with the reason and what to do about it."""
         why = os.strerror(error.errno) if error.errno else str(error)
         return cls(f"{path} cannot be written: {why}{_ADVICE.get(error.errno or 0, '')}")
+
+    @classmethod
+    @contextmanager
+    def where(cls, path: Path | str) -> Iterator[None]:
+        """Turn an ``OSError`` of what is written inside into this error."""
+        try:
+            yield
+        except OSError as error:
+            raise cls.of(path, error) from None
 
 
 _FULL = "; free some space and repeat the command, a run with --resume"

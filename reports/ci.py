@@ -90,7 +90,7 @@ def append_summary(text: str, path: Path) -> None:
     Raises ``OutputError`` where the file cannot be written.
     """
     data = f"\n{text}\n".encode()
-    try:
+    with OutputError.where(f"the summary {path}"):
         taken = path.stat().st_size if path.exists() else 0
         room = MAX_SUMMARY_BYTES - taken
         if len(data) > room:
@@ -98,8 +98,6 @@ def append_summary(text: str, path: Path) -> None:
             data = kept + _CUT.encode() if kept else b""
         with path.open("ab") as file:
             file.write(data)
-    except OSError as error:
-        raise OutputError.of(f"the summary {path}", error) from None
 
 
 def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -> Iterator[str]:

@@ -26,7 +26,7 @@ from attncheck.reports.machine.other_documents import (
     DifferenceRecord,
     ReleaseRecord,
 )
-from attncheck.reports.machine.outcome import failures_of, first_of_each
+from attncheck.reports.machine.outcome import failures_of, first_of_each, rows_of
 from attncheck.reports.markdown import code, escape, number, table
 from attncheck.reports.summary import what_is_wrong
 from attncheck.reports.terminal import plain_console
@@ -163,15 +163,13 @@ def write_difference(difference: Difference, directory: Path) -> Path:
 
     The same results give the same bytes. Raises ``OutputError`` where the folder cannot be written.
     """
-    try:
+    with OutputError.where(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, frame in difference.tables().items():
             write_csv(frame, directory / f"diff_{name}.csv")
             frame.to_parquet(directory / f"diff_{name}.parquet", index=False)
         path = directory / DIFF_NAME
         path.write_text(render_diff_markdown(difference), encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OutputError.of(directory, error) from None
     return path
 
 
@@ -392,17 +390,6 @@ def _fields(difference: Difference) -> dict[str, Any]:
         "sentences": sentences(difference),
         **{name: rows_of(frame) for name, frame in difference.tables().items()},
     }
-
-
-def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """Return a frame's rows; a cell without a value is None."""
-    return [{str(key): _scalar(value) for key, value in row.items()} for row in records(frame)]
-
-
-def _scalar(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    return None if pd.isna(value) else value
 
 
 def bisection_document(found: Bisection, code: ExitCode) -> BisectionDocument:

@@ -45,7 +45,7 @@ _EXCEPTIONS = 10
 
 
 @dataclass(frozen=True)
-class InCommon:
+class FailurePattern:
     """Where an implementation fails: in ``failing`` of the ``holding`` that have it, in ``exceptions`` of ``others``.
 
     ``noun`` is what was counted: cases, or where some fail in some of their dtypes alone, evaluations.
@@ -103,7 +103,7 @@ class JudgedColumn:
 
 
 @once_for_frames
-def in_common(frames: Frames) -> tuple[InCommon, ...]:
+def in_common(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return what can be said, at most a line for each implementation, or one for each way in which it fails."""
     return tuple(found for column in frames.columns for found in _of_column(frames, column))
 
@@ -113,7 +113,7 @@ def in_common_lines(frames: Frames) -> list[str]:
     return [found.text(with_environment=frames.has_several_environments) for found in in_common(frames)]
 
 
-def _of_column(frames: Frames, column: Column) -> Iterator[InCommon]:
+def _of_column(frames: Frames, column: Column) -> Iterator[FailurePattern]:
     judged = judged_of(frames, column)
     yield from _told(frames, column, judged, judged.failing, _FAILS, (_way, _kind))
 
@@ -132,7 +132,7 @@ def _kind(verdict: str, stage: str) -> str:
 
 def _told(
     frames: Frames, column: Column, judged: JudgedColumn, failing: Holds, verb: str, finer: Sequence[_Label]
-) -> Iterator[InCommon]:
+) -> Iterator[FailurePattern]:
     """Yield what some failing evaluations have in common against all that pass, or else what smaller groups have."""
     chosen = failing | ~judged.failing
     if not _are_enough(judged.part(chosen)):
@@ -164,7 +164,7 @@ def _are_enough(judged: JudgedColumn) -> bool:
     return len(set(of[failing])) >= MIN_CASES and len(set(of[~failing])) >= MIN_CASES
 
 
-def _separated(frames: Frames, column: Column, judged: JudgedColumn, verb: str) -> InCommon | None:
+def _separated(frames: Frames, column: Column, judged: JudgedColumn, verb: str) -> FailurePattern | None:
     """Return the simplest that every failing evaluation has, or nearly every one, and no passing one, or few."""
     failing = judged.failing
     index = {case: number for number, case in enumerate(dict.fromkeys(judged.cases))}
@@ -185,7 +185,7 @@ def _separated(frames: Frames, column: Column, judged: JudgedColumn, verb: str) 
     of = fails if noun == "case" else failing
     failed, held = int((of & found.holds).sum()), int(found.holds.sum())
     exceptions = int(of.sum()) - failed
-    return InCommon(column, verb, found.text, failed, held, len(found.holds) - held, noun, found.tile, exceptions)
+    return FailurePattern(column, verb, found.text, failed, held, len(found.holds) - held, noun, found.tile, exceptions)
 
 
 def _fitting(features: Iterator[Feature], failing: Holds, weight: float) -> Feature | None:

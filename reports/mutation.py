@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 from rich.table import Table
@@ -11,8 +11,9 @@ from rich.table import Table
 from attncheck.errors import ExitCode
 from attncheck.mutation.summary import MutationFrames
 from attncheck.reports.frames import records
-from attncheck.reports.machine.documents import Row, header
+from attncheck.reports.machine.documents import header
 from attncheck.reports.machine.other_documents import MutantsDocument
+from attncheck.reports.machine.outcome import rows_of
 from attncheck.reports.terminal import plain_console
 
 _RULES = {
@@ -83,7 +84,7 @@ def _naming(frames: MutationFrames) -> str:
 def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str] = ()) -> MutantsDocument:
     """Return the same for programs."""
     names = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
-    tables: dict[str, Any] = {name: _plain(getattr(frames, name)) for name in names}
+    tables: dict[str, Any] = {name: rows_of(getattr(frames, name)) for name in names}
     return MutantsDocument(
         attncheck=header("mutants"),
         exit_code=int(code),
@@ -93,11 +94,6 @@ def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str
         naming=frames.naming(),
         **tables,
     )
-
-
-def _plain(frame: pd.DataFrame) -> list[Row]:
-    """Return records; a cell without a value is None."""
-    return cast(list[Row], frame.astype(object).where(frame.notna(), None).to_dict("records"))
 
 
 def _caught(subjects: pd.DataFrame) -> Table:

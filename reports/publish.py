@@ -14,9 +14,8 @@ from __future__ import annotations
 import csv
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -41,7 +40,7 @@ from attncheck.reports.markdown import (
 )
 from attncheck.reports.panels import Drawing
 from attncheck.reports.summary import make_summary
-from attncheck.reports.write import harmless
+from attncheck.reports.write import csv_text, harmless
 from attncheck.verdicts import ALL_CASES, Verdict
 
 README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"
@@ -93,14 +92,12 @@ def publish(frames: Frames, directory: Path) -> Path:
         raise UsageError(f"only complete runs are published: {frames.problems[0]}")
     verdicts = verdicts_of(frames)
     readme, pictures = render_readme(frames)
-    try:
+    with OutputError.where(directory):
         _prepare(directory)
         for name, data in pictures.items():
             (directory / name).write_bytes(data)
         for name, text in {VERDICTS: _verdicts_csv(verdicts), VERSIONS: _versions_csv(frames), README: readme}.items():
             (directory / name).write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OutputError.of(directory, error) from None
     return directory / README
 
 
@@ -219,7 +216,7 @@ def _known_begins(frames: Frames) -> Mapping[tuple[str, str, str], str]:
 
 
 def _verdicts_csv(verdicts: Verdicts) -> str:
-    return _csv(_HEADER, [(*evaluation, *published) for evaluation, published in verdicts.items()])
+    return csv_text(_HEADER, [(*evaluation, *published) for evaluation, published in verdicts.items()])
 
 
 def _versions_csv(frames: Frames) -> str:
@@ -228,13 +225,7 @@ def _versions_csv(frames: Frames) -> str:
     for column in frames.columns:
         run = runs[column.environment]
         rows.append((column.implementation, column.version, run["python"], str(run.get("version_attncheck", ""))))
-    return _csv(("implementation", "version", "python", "attncheck"), sorted(rows))
-
-
-def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *(map(harmless, row) for row in rows)])
-    return text.getvalue()
+    return csv_text(("implementation", "version", "python", "attncheck"), sorted(rows))
 
 
 def _prepare(directory: Path) -> None:

@@ -281,10 +281,8 @@ def save_case(shown: Shown, path: Path) -> list[Path]:
         drawn = [heatmaps(page, heading=heading, format=kind) for page, heading in zip(pages, headings, strict=True)]
         files = {each: picture.data for each, picture in zip(paths, drawn, strict=True)}
     for each, data in files.items():
-        try:
+        with OutputError.where(each):
             each.write_bytes(data)
-        except OSError as error:
-            raise OutputError.of(each, error) from None
     return list(files)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -25,7 +24,7 @@ from attncheck.reports.survey import (
     document_of,
     read_findings,
 )
-from attncheck.reports.write import harmless
+from attncheck.reports.write import csv_text
 from attncheck.spec import DTYPES, OPTIONS
 from attncheck.spec.properties import PROPERTIES
 
@@ -54,27 +53,17 @@ def write_survey(survey: Survey, folder: Path) -> Path:
     survey.meanings.sort(key=lambda row: row.implementation)
     survey.properties.sort(key=lambda row: row.implementation)
     texts = {
-        FEATURES: _csv(JudgedFeature._fields, survey.judged),
-        ACCURACY: _csv(Accuracy._fields, survey.accuracy),
-        CONVENTIONS: _csv(MeasuredConvention._fields, survey.meanings),
-        PROPERTY_COUNTS: _csv(PropertyCounts._fields, survey.properties),
+        FEATURES: csv_text(JudgedFeature._fields, survey.judged),
+        ACCURACY: csv_text(Accuracy._fields, survey.accuracy),
+        CONVENTIONS: csv_text(MeasuredConvention._fields, survey.meanings),
+        PROPERTY_COUNTS: csv_text(PropertyCounts._fields, survey.properties),
         **({FINDINGS: document_of(survey.findings)} if survey.findings else {}),
     }
-    try:
+    with OutputError.where(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in {**texts, README: render_markdown(survey), PAGE: render_survey(survey)}.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OutputError.of(folder, error) from None
     return folder / PAGE
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([harmless(str(each)) for each in row] for row in rows)
-    return text.getvalue()
 
 
 def _read(path: Path, kind: type[Row]) -> Iterator[Row]:

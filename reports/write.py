@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from csv import writer
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -21,7 +23,7 @@ from attncheck.errors import ExitCode, OutputError
 from attncheck.reports.coverage import coverage
 from attncheck.reports.frames import PROPERTIES, Frames, cell_table, property_columns
 from attncheck.reports.html.page import html_pieces
-from attncheck.reports.junit import render_junit, render_suites
+from attncheck.reports.junit import property_suites, render_junit, render_suites
 from attncheck.reports.markdown import render_markdown
 from attncheck.reports.properties import sentence_of
 from attncheck.reports.summary import exit_code_of
@@ -54,6 +56,14 @@ def harmless(text: str) -> str:
     return f"'{text}" if _FORMULA.match(text) else text
 
 
+def csv_text(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV with a line of column names, each cell as one that no spreadsheet runs."""
+    text = StringIO()
+    lines = ([harmless(str(cell)) for cell in row] for row in rows)
+    writer(text, lineterminator="\n").writerows([header, *lines])
+    return text.getvalue()
+
+
 def _harmless_columns(frame: pd.DataFrame) -> dict[str, pd.Series]:
     """Return the columns in which something has to be changed; each text is looked at once."""
     columns = {}
@@ -81,32 +91,27 @@ def write_report(frames: Frames, directory: Path) -> Path:
     """
     if directory.is_symlink() and (directory.parent / "environment.json").exists():
         raise OutputError(f"{directory} is a link that came with the results; name another folder with --output")
-    path = directory  # which of them cannot be written
-    try:
+    with OutputError.where(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        for name, frame in frames.tables().items():
-            _write_table(frame, directory / f"{name}.csv")
-            path = _own(directory / f"{name}.parquet")
-            frame.to_parquet(path, index=False, compression="zstd")
-        write_junit(frames, _own(directory / JUNIT_NAME))
-        path = _own(directory / HTML_NAME)
-        _write_pieces(path, html_pieces(frames))
-        path = _own(directory / REPORT_NAME)
-        path.write_text(render_markdown(frames), encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OutputError.of(path, error) from None
-    return path
+    for name, frame in frames.tables().items():
+        _write_table(frame, directory / f"{name}.csv")
+        with OutputError.where(path := directory / f"{name}.parquet"):
+            frame.to_parquet(_own(path), index=False, compression="zstd")
+    texts = {JUNIT_NAME: render_junit(frames), HTML_NAME: html_pieces(frames), REPORT_NAME: [render_markdown(frames)]}
+    for name, pieces in texts.items():
+        with OutputError.where(path := directory / name):
+            _own(path)
+        _write_pieces(path, pieces)
+    return directory / REPORT_NAME
 
 
 def _write_table(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame as CSV, or remove what an earlier report left where it has too many rows."""
-    try:
+    with OutputError.where(path):
         if len(frame) > _MOST_ROWS:
             path.unlink(missing_ok=True)
         else:
             write_csv(frame, _own(path))
-    except OSError as error:
-        raise OutputError.of(path, error) from None
 
 
 def _own(path: Path) -> Path:
@@ -116,20 +121,23 @@ def _own(path: Path) -> Path:
     return path
 
 
+def _write_pieces(path: Path, pieces: Iterable[str]) -> None:
+    with OutputError.where(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(pieces)
+
+
 def write_junit(frames: Frames, path: Path) -> None:
     """Write the JUnit XML. Raises ``OutputError`` where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_pieces(path, render_junit(frames))
-    except OSError as error:
-        raise OutputError.of(path, error) from None
+    _write_pieces(path, render_junit(frames))
 
 
 def write_sarif(frames: Frames, path: Path) -> None:
     """Write the SARIF log of a run in this folder. Raises ``OutputError`` where it cannot be written."""
     from attncheck.reports.ci import folder_in_repository, render_sarif  # few runs write one
 
-    _write_text(path, render_sarif(frames, folder_in_repository(Path.cwd())))
+    _write_pieces(path, [render_sarif(frames, folder_in_repository(Path.cwd()))])
 
 
 def write_badge(frames: Frames, path: Path) -> None:
@@ -137,44 +145,22 @@ def write_badge(frames: Frames, path: Path) -> None:
 
     Raises ``OutputError`` where it cannot be written.
     """
-
     badge = badge_of(frames)
-    _write_text(path, render_endpoint(badge) if path.suffix == ".json" else render_svg(badge))
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OutputError.of(path, error) from None
+    _write_pieces(path, [render_endpoint(badge) if path.suffix == ".json" else render_svg(badge)])
 
 
 def write_property_table(rows: Sequence[Row], directory: Path) -> None:
     """Write rows of properties as properties.csv, as a report has them. Raises ``OutputError``."""
     path = directory / PROPERTIES_TABLE
-    try:
+    with OutputError.where(path):
         directory.mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(list(map(property_columns, rows)), columns=list(PROPERTIES)), _own(path))
-    except OSError as error:
-        raise OutputError.of(path, error) from None
 
 
 def write_property_junit(rows: Sequence[Row], again: Mapping[str, Sequence[str]], path: Path) -> None:
     """Write the JUnit XML of properties alone. Raises ``OutputError`` where it cannot be written."""
-    from attncheck.reports.junit import property_suites
-
-    suites = list(property_suites({"": rows}, {"": again}))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_pieces(path, render_suites(f"attncheck: {sentence_of(rows)}", suites))
-    except OSError as error:
-        raise OutputError.of(path, error) from None
-
-
-def _write_pieces(path: Path, pieces: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(pieces)
+    suites = property_suites({"": rows}, {"": again})
+    _write_pieces(path, render_suites(f"attncheck: {sentence_of(rows)}", list(suites)))
 
 
 LABEL = "attention"

@@ -16,8 +16,7 @@ from attncheck.reading.case import case_record
 from attncheck.reports.coverage import judged_counts, unjudged
 from attncheck.reports.defects import Defect, commands_again, defects, first_commands
 from attncheck.reports.documents import number_counts
-from attncheck.reports.failure_patterns import InCommon as Found
-from attncheck.reports.failure_patterns import in_common, shape_text
+from attncheck.reports.failure_patterns import FailurePattern, in_common, shape_text
 from attncheck.reports.frames import Frames, failing, once_for_frames, property_columns, records
 from attncheck.reports.machine.documents import (
     CoverageRecord,
@@ -29,6 +28,9 @@ from attncheck.reports.machine.documents import (
     PropertyRecord,
     Stopped,
     header,
+)
+from attncheck.reports.machine.documents import (
+    Row as JsonRow,
 )
 from attncheck.reports.properties import (
     asked_rows,
@@ -120,6 +122,17 @@ def _text(value: object) -> str | None:
 
 def _number(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
+
+
+def rows_of(frame: pd.DataFrame) -> list[JsonRow]:
+    """Return a frame's rows; a cell without a value is None."""
+    return [{str(key): _scalar(value) for key, value in row.items()} for row in records(frame)]
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    return None if pd.isna(value) else value
 
 
 def failure_of(explanation: Explanation, commands: Sequence[str]) -> Failure | None:
@@ -218,7 +231,7 @@ def _properties(frames: Frames) -> dict[str, dict[str, str]]:
     }
 
 
-def _in_common(found: Found) -> InCommon:
+def _in_common(found: FailurePattern) -> InCommon:
     return InCommon.from_object(
         found,
         environment=found.column.environment,

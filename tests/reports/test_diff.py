@@ -30,11 +30,11 @@ from attncheck.reports.difference_text import (
     WIDTH,
     change_lines,
     render_diff_markdown,
-    rows_of,
     sentences,
     shortened,
     write_difference,
 )
+from attncheck.reports.machine.outcome import rows_of
 from attncheck.results.reader import matched_runs, read_runs
 
 Side = Path | list[Path]
