@@ -137,6 +137,33 @@ class Survey:
                 found[row.implementation] = row.version
         return dict(sorted(found.items()))
 
+    def newest_counts(self) -> dict[tuple[str, str], JudgedFeature]:
+        """Return what was counted of the newest version of each implementation, by feature and implementation."""
+        newest = self.newest()
+        return {
+            (row.feature, row.implementation): row for row in self.judged if newest[row.implementation] == row.version
+        }
+
+    def newest_accuracy(self) -> dict[tuple[str, str], Accuracy]:
+        """Return the accuracy of the newest version of each implementation, by implementation and dtype."""
+        newest = self.newest()
+        return {
+            (row.implementation, row.dtype): row
+            for row in self.accuracy
+            if newest.get(row.implementation) == row.version
+        }
+
+    def conventions(self) -> list[tuple[str, str, list[tuple[str, bool, list[str]]]]]:
+        """Return what is asked, what the cases mean, and each meaning, whether it departs, with those that have it."""
+        found: dict[str, tuple[str, str, dict[tuple[str, bool], list[str]]]] = {}
+        for row in self.meanings:
+            _, _, means = found.setdefault(row.convention, (f"{row.convention}: {row.asks}", row.cases_mean, {}))
+            means.setdefault((row.means, row.departs), []).append(row.implementation)
+        return [
+            (asks, expected, [(meaning, departs, names) for (meaning, departs), names in means.items()])
+            for asks, expected, means in found.values()
+        ]
+
     def of_several_versions(self) -> list[JudgedFeature]:
         """Return what came of all cases, of implementations that were judged in more than one version."""
         rows = [row for row in self.judged if row.feature == ALL]

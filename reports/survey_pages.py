@@ -87,14 +87,12 @@ def _value(kind: type, text: str) -> Any:
 
 def render_markdown(survey: Survey) -> str:
     """Return the survey as one page of Markdown: a line for each implementation, and what needs more below."""
-    newest = survey.newest()
-    rows = {row.implementation: row for row in survey.judged if (row.implementation, row.version) in newest.items()}
-    judged = [row for row in survey.judged if row.version == newest[row.implementation]]
-    of_all = {row.implementation: row for row in judged if row.feature == ALL}
+    judged = list(survey.newest_counts().values())
+    of_all = [row for row in judged if row.feature == ALL]
     lines = [
         "# What implementations of attention do",
         "",
-        f"{len(rows)} implementations, each in the newest version that was judged, on the bundled cases. "
+        f"{len(survey.newest())} implementations, each in the newest version that was judged, on the bundled cases. "
         "[The same as a page](index.html), with every feature.",
         "",
         "*Right*: every stage that came back is within its error bound in every dtype. *Known*: fails as recorded, "
@@ -107,7 +105,7 @@ def render_markdown(survey: Survey) -> str:
             ("implementation", "version", "right", "known", "wrong", "unsupported", "unverified", "not run"),
             (
                 (code(row.implementation), escape(row.version), *map(_count, row[3:]))
-                for row in sorted(of_all.values(), key=lambda each: (-each.right, each.implementation))
+                for row in sorted(of_all, key=lambda each: (-each.right, each.implementation))
             ),
             "llrrrrrr",
         ),
@@ -136,10 +134,7 @@ def _wrong(judged: Sequence[JudgedFeature]) -> Iterator[str]:
 
 
 def _accuracy(survey: Survey) -> Iterator[str]:
-    newest, found = survey.newest(), {}
-    for row in survey.accuracy:
-        if newest.get(row.implementation) == row.version:
-            found[row.implementation, row.dtype] = f"{number(row.median)} ({number(row.most)})"
+    found = {key: f"{number(row.median)} ({number(row.most)})" for key, row in survey.newest_accuracy().items()}
     yield from ("## Accuracy", "")
     yield (
         "Largest error of a stage, in units of the largest that rounding allows there: of the stage in the middle, "
@@ -147,7 +142,7 @@ def _accuracy(survey: Survey) -> Iterator[str]:
         "so that numbers of different models are not compared with each other."
     )
     yield ""
-    cells = ((code(name), *(found.get((name, dtype), "-") for dtype in DTYPES)) for name in newest)
+    cells = ((code(name), *(found.get((name, dtype), "-") for dtype in DTYPES)) for name in survey.newest())
     yield from table(("implementation", *DTYPES), cells, "lrrrr")
     yield ""
 
@@ -155,21 +150,14 @@ def _accuracy(survey: Survey) -> Iterator[str]:
 def _meanings(survey: Survey) -> Iterator[str]:
     if not survey.meanings:
         return
-    found = {(row.implementation, row.convention): row for row in survey.meanings}
-    questions = {row.convention: row for row in survey.meanings}
-    names = list(dict.fromkeys(row.implementation for row in survey.meanings))
     yield from ("## Conventions", "")
     yield "Measured, not declared: `attncheck conventions` says how. **Bold** is other than what the cases mean."
     yield ""
-    for convention, question in questions.items():
-        means: dict[str, list[str]] = {}
-        for name in names:
-            if (row := found.get((name, convention))) is not None:
-                means.setdefault(f"**{escape(row.means)}**" if row.departs else escape(row.means), []).append(
-                    code(name)
-                )
-        yield f"- {escape(convention)}: {escape(question.asks)}"
-        yield from (f"  - {meaning}: {', '.join(each)}" for meaning, each in means.items())
+    for asks, _, means in survey.conventions():
+        yield f"- {escape(asks)}"
+        for meaning, departs, names in means:
+            shown = f"**{escape(meaning)}**" if departs else escape(meaning)
+            yield f"  - {shown}: {', '.join(map(code, names))}"
     yield ""
 
 
@@ -254,8 +242,8 @@ def render_survey(survey: Survey) -> str:
             features=[(feature.rpartition(": ")[2], feature) for feature in features],
             explained=[(name, text) for name in features if (text := _explained(name))],
             dtypes=DTYPES,
-            accuracy=_survey_accuracy(survey, newest),
-            conventions=_conventions(survey),
+            accuracy=_survey_accuracy(survey),
+            conventions=survey.conventions(),
             asked=[(name, PROPERTIES[name].says) for name in _asked(survey)],
             properties=_survey_properties(survey),
             outcomes=[(word, *_OUTCOMES[word]) for word in _OUTCOMES],
@@ -269,9 +257,7 @@ def render_survey(survey: Survey) -> str:
 
 def _lines(survey: Survey, newest: Mapping[str, str], features: Sequence[str]) -> list[ImplementationLine]:
     """Return a line for each implementation."""
-    found = {
-        (row.feature, row.implementation): row for row in survey.judged if newest[row.implementation] == row.version
-    }
+    found = survey.newest_counts()
     nothing = (0,) * (len(JudgedFeature._fields) - 3)
     lines = []
     for name, version in newest.items():
@@ -311,16 +297,10 @@ def _title(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
 
 
-def _survey_accuracy(
-    survey: Survey, newest: Mapping[str, str]
-) -> list[tuple[str, list[tuple[Accuracy, str, str] | None]]]:
+def _survey_accuracy(survey: Survey) -> list[tuple[str, list[tuple[Accuracy, str, str] | None]]]:
     """Return each implementation's numbers by dtype, each with the lengths of its two bars in percent."""
-    found = {
-        (row.implementation, row.dtype): (row, _percent(row.median), _percent(row.most))
-        for row in survey.accuracy
-        if newest.get(row.implementation) == row.version
-    }
-    return [(name, [found.get((name, dtype)) for dtype in DTYPES]) for name in newest]
+    found = {key: (row, _percent(row.median), _percent(row.most)) for key, row in survey.newest_accuracy().items()}
+    return [(name, [found.get((name, dtype)) for dtype in DTYPES]) for name in survey.newest()]
 
 
 def _percent(part: float) -> str:
@@ -355,15 +335,3 @@ def _property_cell(row: PropertyCounts | None) -> FeatureCell:
         return FeatureCell("unsupported", _SIGNS["unsupported"], "it has not what the calls need")
     state, sign = _OUTCOMES.get(row.worst, _OUTCOMES["open"])
     return FeatureCell(state, sign, _title(row.counts))
-
-
-def _conventions(survey: Survey) -> list[tuple[str, str, list[tuple[str, bool, list[str]]]]]:
-    """Return what is asked, what the cases mean, and each meaning with those that have it."""
-    found: dict[str, tuple[str, str, dict[tuple[str, bool], list[str]]]] = {}
-    for row in survey.meanings:
-        _, _, means = found.setdefault(row.convention, (f"{row.convention}: {row.asks}", row.cases_mean, {}))
-        means.setdefault((row.means, row.departs), []).append(row.implementation)
-    return [
-        (asks, expected, [(meaning, departs, names) for (meaning, departs), names in means.items()])
-        for asks, expected, means in found.values()
-    ]

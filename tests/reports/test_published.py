@@ -105,7 +105,7 @@ def test_the_page_has_the_answer_the_documents_numbers_and_every_picture_that_it
     count = len(some_frames.cases)
     lines = readme.splitlines()
     assert lines[0] == "# The bundled corpus on the pinned versions"
-    assert lines[2] == f"**first and second agree. JudgedFeature {count} of {count} cases on each.**"
+    assert lines[2] == f"**first and second agree. Judged {count} of {count} cases on each.**"
     assert "| Weights of two scores follow the logistic function | agree | agree |" in lines
     # A weight that the Base R vignette prints.
     assert any(line.startswith("| [0, 0] | `0.083717538` | 0.083717537762 | 0.083717537762 |") for line in lines)
