@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
-from attncheck.results.writer import ResultsWriter
+from attncheck.results.writer import ResultsWriter, write_property_rows
 
 Random = random.Random
 
@@ -76,12 +76,20 @@ def pristine() -> Path:
         writer.add_arrays(arrays[half::2])
         writer.add_rows(rows[half::2])
         writer.flush()
+    write_property_rows(directory, _property_rows())
     writer.write_json("summary.json", {"exit_code": 1})
     scripts = directory / "scripts"
     scripts.mkdir()
     (scripts / "000.py").write_text("print('a script')\n", encoding="utf-8")
     (scripts / "index.json").write_text(json.dumps({"file/one|numpy.eager|float64": "000.py"}), encoding="utf-8")
     return directory
+
+
+def _property_rows() -> list[Row]:
+    row = Row("file/one", "softmax", "float64", "numpy.eager", "property", "weights", "broken", index="0,0,0,1")
+    row = replace(row, property_name="repeated", variant="20 calls", value=0.25, reference=float("nan"), exact=0.2)
+    row = replace(row, first_bound=0.01, second_bound=0.01, differing=1, elements=3, message="they differ")
+    return [row, replace(row, verdict="within bounds", claim="bitwise"), replace(row, verdict="bitwise", index="")]
 
 
 def _rows() -> list[Row]:

@@ -50,6 +50,8 @@ _GROUPS_IN_MEMORY = 2
 
 _MAX_ROWS = 1_000_000
 """Of one part. A run writes some fifty thousand; a few kilobytes can hold as many as they like, all of them alike."""
+_MAX_PROPERTY_ROWS = 200_000
+"""Of a run, as objects: a run of all implementations asks some ten thousand."""
 _MAX_GROUPS = 100
 """Of one part, which a run writes in one: each is read by itself."""
 _MAX_BYTES = {"rows": 2**30, "arrays": 2**32}
@@ -89,7 +91,10 @@ def read_property_rows(directory: Path) -> list[Row]:
     if not path.exists():
         return []
     try:
-        return [Row(**record) for record in _read_rows_part(path, _PROPERTY_WORDS).to_pylist()]
+        table = _read_rows_part(path, _PROPERTY_WORDS)
+        if table.num_rows > _MAX_PROPERTY_ROWS:
+            raise _DamagedError(f"it has {table.num_rows} rows; expected at most {_MAX_PROPERTY_ROWS}")
+        return [Row(**record) for record in table.to_pylist()]
     except _UNREADABLE as error:
         raise ResultsError(f"{path} cannot be read: {_shortly(error)}") from None
 

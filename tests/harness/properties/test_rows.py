@@ -11,6 +11,7 @@ import pytest
 
 from attncheck.errors import ExitCode, ResultsError
 from attncheck.reports.properties import exit_code_of, sentence_of, worst_of
+from attncheck.results import parts
 from attncheck.results.format import PROPERTY_PART, Row
 from attncheck.results.parts import read_property_rows
 from attncheck.results.writer import write_property_rows
@@ -87,6 +88,13 @@ def test_a_run_without_properties_has_no_rows(tmp_path: Path) -> None:
 def test_a_table_that_is_none_of_ours_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     write_property_rows(tmp_path, [replace(ROW, **change)])
     with pytest.raises(ResultsError, match=f"{PROPERTY_PART} cannot be read"):
+        read_property_rows(tmp_path)
+
+
+def test_more_rows_than_any_run_asks_for_are_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_property_rows(tmp_path, [ROW, ROW])
+    monkeypatch.setattr(parts, "_MAX_PROPERTY_ROWS", 1)
+    with pytest.raises(ResultsError, match="it has 2 rows; expected at most 1"):
         read_property_rows(tmp_path)
 
 
