@@ -1,16 +1,34 @@
-"""The plan of a run: every case in every dtype that it declares and that is asked for, one unit each, in order."""
+"""The plan of a run: every case in every dtype that it declares and that is asked for, one unit each, in order.
+
+Implementations that compile each case separately run the standard set by default. All documents are in it, and for each
+fault of the catalogue a case that was measured to catch it (``cases/standard.json``). The rest is a covering array of
+strength two: every two options that meet somewhere meet here. Every class of sizes occurs along every axis, every tag
+somewhere, and every option in every dtype.
+
+An option is whatever a call may have or lack: an option proper, an optional input, heads that share keys and values,
+values of another width. Most have one level, that they are given; a word from a list has one for each word, a
+mask or bias one for each axis that it goes along or is spread over, counts of keys one more where 0 is among them. All
+follows from the specification.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import json
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from heapq import heapify, heappop, heappush
+from importlib.resources import files
+from itertools import combinations
+from typing import Any, get_args
 
 from attncheck.errors import UsageError
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Task
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.model import Options
+from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, SCORE_INPUTS, InputSpec, Operation
 
 _INPUTS_KEPT = 64
 """Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""
@@ -23,7 +41,7 @@ _CONVERTED_KEPT = 32
 class Unit:
     """One case in one dtype: what is judged at once. ``position`` is its own in the plan, ``case`` that of its case.
 
-    ``in_standard`` tells whether modes are asked for it that compile each case separately (``standard.py``).
+    ``in_standard`` tells whether modes are asked for it that compile each case separately (``plan.py``).
     """
 
     position: int
@@ -104,3 +122,241 @@ class Plan:
 def _judged_by(case: Case, inputs: Inputs) -> Inputs:
     """Leave the radii out where no number is held against them: sent to whoever judges they outweigh the inputs."""
     return inputs if case.expected else replace(inputs, radius={})
+
+
+EMPTY_ROWS, SHARED_HEADS, WIDTH = "empty_rows", "shared heads", "width of values"
+DEFAULTS = {"score": "scaled_dot", EMPTY_ROWS: DEFAULT_EMPTY_ROWS}
+"""What is meant where an option is absent, for options of which every word is a level."""
+
+NOT_ASKED = {
+    "heads": "says how wide arrays are cut into heads; what two calls differ by is how many heads share keys",
+    "kv_heads": "says how wide arrays are cut into heads; whether heads share keys is an option of its own here",
+    "projections": "says how a file writes weights; the calls are the same",
+}
+"""Options without pairs, each with the reason."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One way of giving an option."""
+
+    option: str
+    text: str
+
+
+def levels_of(operation: Operation) -> dict[str, list[Level]]:
+    """Return the options of an operation as the specification has them, and the levels of each."""
+    found = {option: _levels_of_option(option) for option in sorted(operation.options - NOT_ASKED.keys())}
+    inputs = _inputs_of(operation)
+    for name, spec in inputs.items():
+        if not spec.required and not _comes_with_another(name, inputs):
+            found[name] = _levels_of_input(name, spec)
+    letters = {letter for spec in inputs.values() for axis in spec.axes for letter in axis.split("*")}
+    if "Hkv" in letters:
+        found[SHARED_HEADS] = [Level(SHARED_HEADS, text) for text in ("some heads share", "all heads share")]
+    if {"D", "Dv"} <= letters:
+        found[WIDTH] = [Level(WIDTH, "values of another width")]
+    return found
+
+
+@lru_cache
+def _all_levels(operation: str) -> tuple[Level, ...]:
+    return tuple(level for levels in levels_of(OPERATIONS[operation]).values() for level in levels)
+
+
+@dataclass(frozen=True)
+class GivenLevels:
+    """What a case gives of its operation's options."""
+
+    case: Case
+
+    @cached_property
+    def levels(self) -> frozenset[Level]:
+        """Every level that the case has."""
+        return frozenset(level for level in _all_levels(self.case.operation) if self._has(level))
+
+    def _has(self, level: Level) -> bool:
+        case, option, text = self.case, level.option, level.text
+        if option == SHARED_HEADS:
+            heads, kv_heads = _heads(case)
+            return kv_heads < heads and (kv_heads == 1) == (text == "all heads share")
+        if option == WIDTH:
+            return _widths(case)[0] != _widths(case)[1]
+        if option in case.inputs:
+            return _has_input(case, option, text)
+        given = case.options.get(option, DEFAULTS.get(option))
+        if given is None or given is False or (option == EMPTY_ROWS and not self._has_empty_rows):
+            return False
+        return text in (option, f"{option} {given}")
+
+    @cached_property
+    def _has_empty_rows(self) -> bool:
+        if not {*self.case.inputs, *self.case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
+            return False
+        from attncheck.judging.undefined_rows import empty_rows  # which loads what exact answers need
+
+        inputs = convert_inputs(self.case, make_exact_inputs(self.case), "float32").arrays
+        return bool(empty_rows(self.case.problem(inputs).lowered()).any())
+
+
+def _inputs_of(operation: Operation) -> Mapping[str, InputSpec]:
+    if operation.name != "scoring":
+        return operation.inputs
+    return {name: spec for inputs in SCORE_INPUTS.values() for name, spec in inputs.items()}
+
+
+def _comes_with_another(name: str, inputs: Mapping[str, InputSpec]) -> bool:
+    """Return if two inputs need each other and the other stands for both."""
+    other = inputs[name].needs
+    return other is not None and inputs[other].needs == name and other < name
+
+
+def _levels_of_option(option: str) -> list[Level]:
+    field = Options.model_fields.get(option)
+    texts = [text for text in _words(field and field.annotation) if isinstance(text, str)]
+    return [Level(option, f"{option} {text}") for text in texts] or [Level(option, option)]
+
+
+def _words(annotation: Any) -> Iterator[Any]:
+    """Yield the words of a Literal, wherever it stands in an annotation."""
+    for each in get_args(annotation):
+        yield each
+        yield from _words(each)
+
+
+def _levels_of_input(name: str, spec: InputSpec) -> list[Level]:
+    if spec.broadcast:
+        return [Level(name, f"{name} {how} {axis}") for axis in spec.axes for how in ("along", "spread over")]
+    return [Level(name, name), *([Level(name, f"{name} with 0")] if spec.whole else [])]
+
+
+def _has_input(case: Case, name: str, text: str) -> bool:
+    spec = case.input_specs[name]
+    if spec.whole and text.endswith(" with 0"):
+        return 0 in make_exact_inputs(case)[name].array
+    if not spec.broadcast or text == name:  # of another kind of score it has no axes to go along
+        return True
+    _, how, axis = text.replace("spread over", "spread").split(" ")
+    length = case.input_shapes[name][spec.axes.index(axis)]
+    return (length > 1) == (how == "along")
+
+
+def _heads(case: Case) -> tuple[int, int]:
+    if case.operation == "multi_head_attention":
+        return int(case.options["heads"]), int(case.options.get("kv_heads") or case.options["heads"])
+    if "key_pages" in case.input_shapes:
+        return case.input_shapes["query"][1], case.input_shapes["key_pages"][2]
+    if "latent" in case.input_shapes:  # a key for each head
+        return (case.input_shapes["query"][1],) * 2
+    return case.input_shapes["query"][1], case.input_shapes["key"][1]
+
+
+def _widths(case: Case) -> tuple[int, int]:
+    if case.operation == "multi_head_attention":
+        return case.stage_shapes["key"][-1], case.stage_shapes["value"][-1]
+    if "latent" in case.input_shapes:
+        return case.input_shapes["key_projection"][-1], case.input_shapes["value_projection"][-1]
+    names = ("key_pages", "value_pages") if "key_pages" in case.input_shapes else ("key", "value")
+    key, value = (case.input_shapes[name][-1] for name in names)
+    return key, value
+
+
+_SIZES = (1, 15, 63, 127)
+"""The largest of each class of sizes but the last: one, less than a small tile, than a large one, than two."""
+
+
+MAX_COMPILED = 100
+"""So many units are compiled by everybody."""
+
+UNITS = "standard.json"
+"""Bundled cases that were measured to catch faults, each with dtypes; ``tests/net/catches.py`` writes them."""
+
+
+def with_standard(plan: Plan) -> Plan:
+    """Choose the units of a plan for modes that compile each unit anew, where there is a choice."""
+    if len(plan.units) <= MAX_COMPILED:
+        return plan
+    return plan.with_standard(frozenset(standard_units(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
+
+
+def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> list[int]:
+    """Choose units, each a case and a dtype; return positions among the units, in their order.
+
+    All documents are chosen, and the units that were measured to catch faults, and to these what else has to be there
+    so that whatever occurs in any unit occurs in one that is chosen.
+    """
+    recorded = recorded_units()
+    of_case = {number: cases[number] for number in dict.fromkeys(case for case, _ in units)}
+    chosen = {
+        position
+        for position, (number, dtype) in enumerate(units)
+        if of_case[number].is_document or dtype in recorded.get(of_case[number].id, ())
+    }
+    return covering(features_of(of_case, units), chosen)
+
+
+def covering(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = ()) -> list[int]:
+    """Add to what is chosen until every feature is there; return positions, in order.
+
+    The one that adds most comes first, which is at most a small factor from the fewest that are possible.
+    """
+    found = set(chosen)
+    open_ones = frozenset[Hashable]().union(*features).difference(*(features[position] for position in found))
+    heap = [(-len(each), position) for position, each in enumerate(features)]
+    heapify(heap)
+    while open_ones:
+        _, position = heappop(heap)
+        adds = len(features[position] & open_ones)
+        if heap and adds < -heap[0][0]:  # what it would add has shrunk since it was put there
+            heappush(heap, (-adds, position))
+            continue
+        found.add(position)
+        open_ones -= features[position]
+    return sorted(found)
+
+
+def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:
+    """Return all that occurs in each unit: options, pairs of them, tags, sizes, layouts."""
+    of_case = {number: list(_features_of_case(case)) for number, case in cases.items()}
+    return [frozenset(_features(of_case[number], dtype)) for number, dtype in units]
+
+
+@lru_cache(maxsize=1)
+def recorded_units() -> Mapping[str, Sequence[str]]:
+    """Return the dtypes in which bundled cases were measured to catch faults, by the id of the case."""
+    units: Mapping[str, Sequence[str]] = json.loads(
+        files("attncheck.cases").joinpath(UNITS).read_text(encoding="utf-8")
+    )
+    return units
+
+
+@dataclass(frozen=True)
+class _Feature:
+    """Something that a case has; where ``in_every_dtype``, it has to be tried in each that it occurs in."""
+
+    key: Hashable
+    in_every_dtype: bool = False
+
+
+def _features(of_case: Sequence[_Feature], dtype: str) -> Iterator[Hashable]:
+    for feature in of_case:
+        yield feature.key
+        if feature.in_every_dtype:
+            yield feature.key, dtype
+
+
+def _features_of_case(case: Case) -> Iterator[_Feature]:
+    operation, levels = case.operation, GivenLevels(case).levels
+    for tag in case.tags:
+        yield _Feature(tag)
+    yield _Feature((operation,), in_every_dtype=True)
+    for level in levels:
+        yield _Feature((operation, level), in_every_dtype=True)
+    for pair in combinations(levels, 2):
+        yield _Feature((operation, frozenset(pair)))
+    for name, spec in case.input_specs.items():
+        if name not in case.inputs or not (spec.required or case.memory_layout.get(name)):
+            continue
+        yield _Feature((operation, name, case.memory_layout.get(name)))
+        for axis, size in zip(spec.axes, case.input_shapes[name], strict=False):
+            yield _Feature((operation, name, axis, sum(size > most for most in _SIZES)))

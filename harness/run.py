@@ -183,7 +183,7 @@ def run_cases(
     plan = Plan.of(cases, settings.dtypes, documents_first=settings.documents_first)
     plan = plan if settings.only is None else plan.only(settings.only)
     if not settings.all_cases and (standard := _standard_only(chosen)):
-        from attncheck.standard import with_standard
+        from attncheck.plan import with_standard
 
         with settings.times.of("choosing standard cases"):
             plan = with_standard(plan)

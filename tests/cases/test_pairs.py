@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from attncheck.plan import EMPTY_ROWS, NOT_ASKED, GivenLevels, Level, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.selection import select_cases
@@ -26,7 +27,6 @@ from attncheck.spec import (
     InputSpec,
     Operation,
 )
-from attncheck.standard import EMPTY_ROWS, NOT_ASKED, GivenLevels, Level, levels_of
 
 CASES = select_cases().cases
 TILE = 16

@@ -11,19 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from attncheck import plan as module
 from attncheck import run as running
-from attncheck import standard as module
 from attncheck.backends import BackendEntry, Mode
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.plan import Plan
+from attncheck.plan import Plan, _features, _features_of_case, recorded_units, standard_units
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
 from attncheck.spec import DTYPES, OPERATIONS
-from attncheck.standard import _features, _features_of_case, recorded_units, standard_units
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,10 @@ from attncheck.mutation.findings import OF_NUMBERS, Findings, StageResult
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import run_mutants
 from attncheck.mutation.workers import in_processes
-from attncheck.plan import Plan
+from attncheck.plan import UNITS, Plan, covering, features_of, standard_units
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.selection import bundled_root, select_cases
-from attncheck.standard import UNITS, covering, features_of, standard_units
 
 PATH = Path(__file__).resolve().parent / "catches.txt"
 HOW_TO_ACCEPT = (

@@ -23,9 +23,9 @@ from attncheck.mutation.naming import RIGHTLY, WRONGLY, Naming, how_named
 from attncheck.mutation.narrow import RIGHT
 from attncheck.mutation.unit import Unit, UnitScorer, count_scores, serves_naming, unit_of
 from attncheck.mutation.variant import Variant
+from attncheck.plan import recorded_units
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
-from attncheck.standard import recorded_units
 
 _MOST = 20
 _WRONGLY, _RIGHTLY = 0.03, 0.25
