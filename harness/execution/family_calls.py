@@ -1,11 +1,9 @@
-"""A function of a signature family, as functions of the contract: one's words and layouts said in the other's.
+"""A function of a signature family, as functions of the contract: calls and layouts of one expressed in the other's.
 
-Whom a query may attend to is one thing to the contract's options, a window, a mask and a past; a family may have a word
-for some of it, and a mask for all. So everything is turned into edges that count from the last query and key, and a
-mask for what is no edge, and then said in the family's words: its own where they mean just that, else as a mask. A mask
-that is nothing but edges is said by a word, too: there is no other way to ask a FlashAttention for it.
-
-Whom queries may attend to, as edges that count from the end and a mask for what is no edge.
+The contract states window edges and mask for a library call by options, a window, a mask and a past; a family may have
+parameters for some of it, and a mask for all. So everything is turned into edges that count from the last query and
+key, and a mask for what is no edge. These become the family's own parameters where those mean just that, else a mask. A
+mask that is nothing but edges becomes a parameter, too: there is no other way to ask a FlashAttention for it.
 """
 
 from __future__ import annotations

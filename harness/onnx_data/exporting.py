@@ -1,12 +1,11 @@
 """Cases written as ONNX's tests: inputs as stored in a dtype, and as outputs the exact answer, rounded to it once.
 
 Outputs that a case takes from a file, as one that was imported does, are written as they are, so that the way there and
-back loses nothing; the exact answer in their place where it is asked for.
+back loses nothing; the exact answer stands in their place where it is requested.
 
-A case of attention as a node of ONNX's Attention, of the least opset that has what it needs.
-
-What the operator says by itself stays as it is: causality and windows behind a past, or from the end of lengths. All
-other rules about who attends to whom become its attn_mask.
+A case of attention becomes a node of ONNX's Attention, of the least opset that has what it needs. Causality and windows
+behind a past, or from the end of lengths, stay as they are. All other rules about who attends to whom become its
+attn_mask.
 """
 
 from __future__ import annotations

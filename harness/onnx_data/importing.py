@@ -1,7 +1,6 @@
 """Folders of ONNX's tests read into a folder of cases: a file for each operator, and the arrays of each case beside.
 
-ONNX's Attention as the operation attention: inputs, options, and what it says of the stages.
-
+ONNX's Attention becomes the operation attention: inputs, options, and what it says of the stages.
 https://onnx.ai/onnx/operators/onnx__Attention.html
 """
 

@@ -1,13 +1,12 @@
-"""The values of ``for_each``: their names, which of them go together, and what cases are called for them.
+"""Cases that a file writes once and means for several values, written out before anything else of them is checked.
 
 for_each: {width: [16, 64], heads: [1, 4]}                       every width with every number of heads
 for_each: [{width: 16, heads: 4}, {width: 64, heads: 1}]         row by row
 for_each: {window: {one key: [0, 0], the past: [null, 0]}}       values that have names of their own
 
-Cases that a file writes once and means for several values, written out before anything else of them is checked.
-
 ``for_each`` gives names their values, and ``{each: width}`` stands where one of them is to stand: as a whole value,
-anywhere in a case. There is nothing else to it: no arithmetic, and no text around it.
+anywhere in a case. There is nothing else to it: no arithmetic, and no text around it. Cases are named after their
+values.
 """
 
 from __future__ import annotations

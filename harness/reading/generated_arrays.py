@@ -1,16 +1,13 @@
-"""Arrays that a few numbers describe: masks, ALiBi and relative position biases.
+"""Arrays that a few numbers describe: masks of today's models, ALiBi and relative position biases.
 
-The masks of today's models, made from their definitions in ``array_kinds.py``.
-
-Sources: prefix LM, Raffel et al. 2020 (arXiv 1910.10683, section 3.2.1); images in text, the Gemma 3 and PaliGemma
-models of transformers (``blockwise_overlay``); chunks, Llama 4 (``chunked_overlay``); first tokens, Xiao et al. 2024
-(arXiv 2309.17453); dilated windows, Beltagy et al. 2020 (arXiv 2004.05150); blocks, Zaheer et al. 2020 (arXiv
+Sources of masks: prefix LM, Raffel et al. 2020 (arXiv 1910.10683, section 3.2.1); images in text, the Gemma 3 and
+PaliGemma models of transformers (``blockwise_overlay``); chunks, Llama 4 (``chunked_overlay``); first tokens, Xiao et
+al. 2024 (arXiv 2309.17453); dilated windows, Beltagy et al. 2020 (arXiv 2004.05150); blocks, Zaheer et al. 2020 (arXiv
 2007.14062); trees, Miao et al. 2024 (arXiv 2305.09781).
 
-Biases that follow from the positions of queries and keys: ALiBi, and the relative buckets of T5.
-
-Sources: Press et al. 2022 (arXiv 2108.12409) with the authors' code for heads that are no power of two; Raffel et al.
-2020 (arXiv 1910.10683) with ``_relative_position_bucket`` of the authors' code.
+Sources of biases: ALiBi, Press et al. 2022 (arXiv 2108.12409) with the authors' code for heads that are no power of
+two; the relative buckets of T5, Raffel et al. 2020 (arXiv 1910.10683) with ``_relative_position_bucket`` of the
+authors' code.
 """
 
 from __future__ import annotations

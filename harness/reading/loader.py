@@ -1,9 +1,8 @@
 """Case files read into cases; every fault says file, line, case, field and what was expected.
 
-Printed numbers that show fewer digits than their neighbours: what is probably rounded further back than it looks.
-
-NumPy prints ``[0.  0.30273854]``: it leaves out the zeros that end a number, so that the 0. has eight decimals too.
-Taken for what it shows, it was rounded to a whole number, and 0.3 would hold against it.
+A printed number that shows fewer digits than its neighbours is probably rounded further back than it looks. NumPy
+prints ``[0.  0.30273854]``: it leaves out the zeros that end a number, so that the 0. has eight decimals too. Taken for
+what it shows, it was rounded to a whole number, and 0.3 would hold against it.
 
 R gives every column decimals of its own, others every row: so a number is suspect where it has fewer decimals than one
 in its row and than one in its column, or ends in a point, as NumPy alone writes. Numbers of as many significant digits

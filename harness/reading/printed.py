@@ -1,22 +1,14 @@
 """Numbers as a document prints them: their decimal value, and the half unit that the printing rounded away.
 
-A printed array is written as the document shows it, one row a line, numbers apart by white space:
-
-    0.083717538 0.026383741 0.8429010 0.046997679
-    0.025449248 0.080752324 0.8130461 0.080752324
-
-or pasted as a library prints it.
-``.`` stands for an element that the document does not give; ``inf``, ``-inf`` and ``nan`` for themselves.
-
-The numbers of a printed array, taken out of its text as they stand there: no digit is read or changed here.
-
-A text is plain rows, one a line, or what a library prints, pasted as it is:
+A printed array is written as the document shows it, one row a line, numbers apart by white space, or pasted as a
+library prints it:
 
     0.08 0.03        [[0.08 0.03]        tensor([[0.08, 0.03],        <tf.Tensor: shape=(2, 2), dtype=float32, numpy=
     0.03 0.09         [0.03 0.09]]               [0.03, 0.09]])        array([[0.08, 0.03], [0.03, 0.09]])>
 
-In brackets a row may go over several lines; R's labels, ``[1,]``, are left out. What leaves numbers out (``...``) is
-refused, as is what could be read in two ways: ``[1,000 2]``.
+``.`` stands for an element that the document does not give; ``inf``, ``-inf`` and ``nan`` for themselves. In brackets a
+row may go over several lines; R's labels, ``[1,]``, are left out. What leaves numbers out (``...``) is refused, as is
+what could be read in two ways: ``[1,000 2]``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The JSON Schemas of case files and tags.yaml, as editors read them: as strict as JSON Schema can be.
 
-What the loader checks of single arrays and printed numbers, as far as JSON Schema can say it.
-
-What the loader checks beyond the form of single fields, as far as JSON Schema can say it.
-
-Everything follows from the specification, the kinds of arrays and the generators. What depends on shapes, on names
-that a file defines, or on the sizes of numbers stays with the loader; docs/cases.md, section 11, lists it.
+They state what the loader checks beyond the form of single fields, of arrays and of printed numbers. Everything follows
+from the specification, the kinds of arrays and the generators. What depends on shapes, on names that a file defines, or
+on the sizes of numbers stays with the loader; docs/cases.md, section 11, lists it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """A plan driven through a cluster: batches of units in flight, results written as they come.
 
 The client plans and writes; the workers compute everything. Only a few batches are in flight at a time, so that what
-the client and the scheduler hold does not grow with the plan. What kills workers is tried again alone.
+the client and the scheduler hold does not grow with the plan.
 
-What was in flight when workers died, tried again: one unit at a time, nothing beside it, on one worker.
-
-Dask blames everything that a dead worker had before it. Here only what kills a worker again, alone, is to blame.
+Dask blames everything that a dead worker had before it. So what was in flight when workers died is tried again: one
+unit at a time, nothing beside it, on one worker. Only what kills a worker again, alone, is to blame.
 """
 
 from __future__ import annotations

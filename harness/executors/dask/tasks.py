@@ -1,8 +1,7 @@
 """The tasks on the workers of a cluster: batches of units, evaluated in a framework's own process, and judged.
 
-Only descriptions travel there: the inputs are made where they are used, as a local run makes them.
-
-What has to be the same on every machine: numbers of two versions in one report would be nobody's.
+Only descriptions travel there: the inputs are made where they are used, as a local run makes them. Versions have to be
+the same on every machine: numbers of two versions in one report would be nobody's.
 """
 
 from __future__ import annotations

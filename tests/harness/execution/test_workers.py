@@ -584,3 +584,9 @@ def test_an_entry_of_which_nothing_was_tried_is_neither_stale_nor_seen(
     assert not row.xfail
     assert not record.happened
     assert record.xpass_rows() == []
+
+
+def test_a_worker_sets_its_threads_before_anything_imports_numpy() -> None:
+    code = "import sys, attncheck.execution.describing, attncheck.execution.worker; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
