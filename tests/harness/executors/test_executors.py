@@ -6,12 +6,12 @@ import errno
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from typing import Any, NoReturn
 
 import numpy as np
@@ -105,8 +105,11 @@ class FailingJudge(Judge):
         raise ZeroDivisionError(f"a fault of ours in {case.id}")
 
 
+Asked = tuple[Case, str, Inputs, dict[str, Outcome]]
+
+
 @pytest.fixture(scope="module")
-def questions() -> list[tuple[Case, str, Inputs, dict[str, Outcome]]]:
+def questions() -> list[Asked]:
     found = []
     for case in select_cases(["masking/*"]).cases[:6]:
         inputs = convert_inputs(case, make_exact_inputs(case), case.dtypes[0])
@@ -114,64 +117,38 @@ def questions() -> list[tuple[Case, str, Inputs, dict[str, Outcome]]]:
     return found
 
 
-def cases_of(questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]) -> list[Case]:
-    return [case for case, *_ in questions]
+def judging(judge: Judge, questions: list[Asked]) -> closing[JudgingProcesses]:
+    return closing(JudgingProcesses(judge, [case for case, *_ in questions], 2))
 
 
-@pytest.fixture
-def processes(
-    request: pytest.FixtureRequest, questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]
-) -> Iterator[JudgingProcesses]:
-    started = JudgingProcesses(request.param((NUMPY,)), cases_of(questions), 2)
-    yield started
-    started.close()
-
-
-@pytest.mark.parametrize("processes", [Judge], indirect=True)
-def test_what_is_judged_elsewhere_is_what_is_judged_here(
-    processes: JudgingProcesses, questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]
+@pytest.mark.parametrize("kind", [Judge, DyingJudge])
+def test_what_is_judged_elsewhere_or_by_the_harness_where_that_dies_is_what_is_judged_here(
+    kind: type[Judge], questions: list[Asked]
 ) -> None:
-    futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
-    for question, future in zip(questions, futures, strict=True):
-        assert future.result()[0].rows == Judge((NUMPY,)).judge(*question).rows
+    with judging(kind((NUMPY,)), questions) as processes:
+        futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
+        for question, future in zip(questions, futures, strict=True):
+            assert future.result()[0].rows == Judge((NUMPY,)).judge(*question).rows
 
 
-@pytest.mark.parametrize("processes", [DyingJudge], indirect=True)
-def test_what_kills_a_judging_process_is_judged_by_the_harness_itself(
-    processes: JudgingProcesses, questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]
-) -> None:
-    futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
-    assert all(future.result()[0].rows for future in futures)
+def test_a_fault_of_ours_shows_as_it_would_here(questions: list[Asked]) -> None:
+    with judging(FailingJudge((NUMPY,)), questions) as processes:
+        with pytest.raises(ZeroDivisionError, match=r"a fault of ours in masking/") as raised:
+            processes.submit(0, *questions[0][1:]).result()
+        assert raised.traceback[-1].name == "judge"
 
 
-@pytest.mark.parametrize("processes", [FailingJudge], indirect=True)
-def test_a_fault_of_ours_shows_as_it_would_here(
-    processes: JudgingProcesses, questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]]
-) -> None:
-    with pytest.raises(ZeroDivisionError, match=r"a fault of ours in masking/") as raised:
-        processes.submit(0, *questions[0][1:]).result()
-    assert raised.traceback[-1].name == "judge"
-
-
-def test_what_the_store_did_is_counted(
-    questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]], tmp_path: Path
-) -> None:
-    started = JudgingProcesses(Judge((NUMPY,), store=Store(tmp_path)), cases_of(questions), 1)
-    try:
-        counts = [started.submit(0, *questions[0][1:]).result()[1] for _ in range(2)]
-    finally:
-        started.close()
+def test_what_the_store_did_is_counted(questions: list[Asked], tmp_path: Path) -> None:
+    with judging(Judge((NUMPY,), store=Store(tmp_path)), questions[:1]) as processes:
+        counts = [processes.submit(0, *questions[0][1:]).result()[1] for _ in range(2)]
     assert counts[0]["kept"] == counts[0]["missing"] > 0
     assert counts[1] == {"found": 1}
 
 
-def test_processes_that_are_closed_while_they_start_are_ended(
-    questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]],
-) -> None:
+def test_processes_that_are_closed_while_they_start_are_ended(questions: list[Asked]) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    started = JudgingProcesses(Judge((NUMPY,)), cases_of(questions), 2)
-    futures = [started.submit(number, *question[1:]) for number, question in enumerate(questions)]
-    started.close()
+    with judging(Judge((NUMPY,)), questions) as processes:
+        futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
     assert all(future.cancelled() or isinstance(future.exception(), WorkerDied) for future in futures)
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     assert not [child for child in left if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
@@ -286,22 +263,20 @@ def test_ones_own_kernel_has_one_worker_in_which_calls_follow_each_other(
 
 @pytest.mark.parametrize("places", [1, 3])
 def test_no_more_than_the_places_are_taken_and_all_come_through(places: int) -> None:
-    turns, lock, inside, most = PrioritySemaphore(places), Lock(), 0, 0
+    turns, inside, most = PrioritySemaphore(places), list[int](), list[int]()
 
     def work(steps: int) -> None:
-        nonlocal inside, most
         for step in range(steps):
             with turns.acquire(step):
-                with lock:
-                    inside += 1
-                    most = max(most, inside)
-                with lock:
-                    inside -= 1
+                inside.append(step)
+                most.append(len(inside))
+                inside.pop()
 
     with ThreadPoolExecutor(8) as threads:
         for future in [threads.submit(work, 50) for _ in range(8)]:
             future.result(timeout=30)
-    assert 1 <= most <= places
+    assert len(most) == 8 * 50
+    assert max(most) <= places
 
 
 def test_whoever_is_furthest_behind_is_next() -> None:
