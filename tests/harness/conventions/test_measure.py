@@ -1,4 +1,4 @@
-"""Kernels that are known to mean something are found to mean it."""
+"""Kernels that are known to mean something are found to mean it, and every question tells its meanings apart."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import attncheck
-from attncheck.conventions import Measured, ask_all
+from attncheck.conventions import QUESTIONS, ConventionQuestion, Measured, ask_all, is_meant, truth_of_meaning
+from attncheck.dtypes import rounded_once
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.explain import find_implementation
+from attncheck.spec import DTYPES, ROUNDING_MODELS
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -304,3 +306,26 @@ def test_a_function_called_like_flash_attention_is_asked_by_its_own_words(
     assert [each.means for each in answers] == [few, many, window]
     assert {each.departs for each in answers} == {departs}
     assert answers[0].question.asks == "which keys a query sees with causal=True"
+
+
+MODELS = [(dtype, model) for model, dtypes in ROUNDING_MODELS.items() for dtype in DTYPES if dtype in dtypes]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name.replace(" ", "-"))
+def test_the_answer_of_a_meaning_is_that_of_no_other(question: ConventionQuestion) -> None:
+    for meaning in question.meanings:
+        for dtype, model in MODELS if meaning.problem is not None else [("float64", "native")]:
+            if meaning.problem is None:
+                exact = np.zeros((1, 2, 3) if question.stage == "log_sum_exp" else (1, 2, 3, 4))
+                exact[:, :, meaning.rows] = meaning.constant
+            else:
+                exact = truth_of_meaning(meaning, dtype).exact[question.stage].high / meaning.factor
+            array = rounded_once(exact, dtype)
+            found = [each.words for each in question.meanings if is_meant(question, each, array, dtype, model)]
+            assert found == [meaning.words], (dtype, model)
+
+
+def test_names_are_unique() -> None:
+    names = [question.name for question in QUESTIONS]
+    assert len({*names}) == len(names)
+    assert all(len({meaning.words for meaning in each.meanings}) == len(each.meanings) for each in QUESTIONS)
