@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
@@ -14,6 +15,7 @@ from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.truth import find_truth
+from attncheck.mutation.catalogue import variant_named
 from attncheck.reading.lowering import Problem
 from attncheck.verdicts import Verdict
 
@@ -55,21 +57,6 @@ def without(compute: Compute, name: str) -> Compute:
     return lambda inputs: compute({other: array for other, array in inputs.items() if other != name})
 
 
-def capped_last(*, after_mask: bool) -> Compute:
-    """Return attention whose softcap of 2 comes after the bias, or after bias and mask."""
-
-    def compute(inputs: Inputs) -> Stages:
-        scores = reference.dot_scores(inputs["query"], inputs["key"])["scores"]
-        logits = scores + inputs["bias"] if "bias" in inputs else scores
-        if after_mask:
-            logits = np.where(inputs["mask"], logits, -np.inf)
-        logits = (2 * np.tanh(logits / 2)).astype(scores.dtype)
-        weights = reference.softmax(logits)["weights"]
-        return {"weights": weights, "output": weights @ inputs["value"]}
-
-    return compute
-
-
 def diagnosed(
     options: Mapping[str, Any],
     inputs: Mapping[str, Array],
@@ -97,153 +84,97 @@ def failing(judged: JudgedStages) -> dict[str, Verdict]:
 
 
 CAUSAL, LOWER = {"is_causal": True}, {"is_causal": True, "alignment": "bottom_right"}
-CONVENTIONS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
-    "bottom-right": (
-        CAUSAL,
-        PLAIN,
-        attend(**LOWER),
-        "masked",
-        "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq); the case means top-left",
-    ),
-    "top-left": (
-        LOWER,
-        PLAIN,
-        attend(**CAUSAL),
-        "masked",
-        "causality is aligned top-left (key j for query i iff j <= i); the case means bottom-right",
-    ),
-    "window from the left": (
-        {"window": (2, 1), "alignment": "bottom_right"},
-        PLAIN,
-        attend(window=(2, 1)),
-        "masked",
-        "the window is aligned top-left (query i stands at key i); the case means bottom-right",
-    ),
-    "left end": (
-        {"window": (2, 1)},
-        PLAIN,
-        attend(window=(1, 1)),
-        "masked",
-        "the window is one key too narrow on the left: [1, 1]; the case means [2, 1], ends included",
-    ),
-    "right end": (
-        {"window": (2, 1)},
-        PLAIN,
-        attend(window=(2, 2)),
-        "masked",
-        "the window is one key too wide on the right: [2, 2]; the case means [2, 1], ends included",
-    ),
-    "both ends": (
-        {"window": (2, 1)},
-        PLAIN,
-        attend(window=(1, 0)),
-        "masked",
-        "the window is one key too narrow on the left and the right: [1, 0]; the case means [2, 1], ends included",
-    ),
-    "polarity": (
-        {},
-        PLAIN | {"mask": MASK},
-        changed(attend(), mask=np.logical_not),
-        "masked",
-        "the mask is read as True = may not attend; the case means True = may attend",
-    ),
-    "lengths": (
-        {},
-        PLAIN | {"key_lengths": LENGTHS},
-        changed(attend(), key_lengths=lambda lengths: lengths + 1),
-        "masked",
-        "a key length is taken for the last key's index; the case means the number of keys",
-    ),
-    "tiled": (
-        {},
-        GROUPED,
-        changed(attend(), key=lambda key: key[:, [0, 1, 0, 1]], value=lambda value: value[:, [0, 1, 0, 1]]),
-        "raw_scores",
-        "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)",
-    ),
-    "cap after bias": (
-        {"softcap": 2.0},
-        PLAIN | {"bias": BIAS},
-        capped_last(after_mask=False),
-        "capped",
-        "the softcap is applied after the bias; the case means before it",
-    ),
-    "cap after mask": (
-        {"softcap": 2.0},
-        PLAIN | {"bias": BIAS, "mask": MASK},
-        capped_last(after_mask=True),
-        "capped",
-        "the softcap is applied after the mask; the case means before it",
-    ),
+WINDOW = {"window": (2, 1)}
+PROBLEMS: Mapping[str, tuple[Mapping[str, Any], Inputs, str]] = {
+    "causal": (CAUSAL, PLAIN, "masked"),
+    "window": (WINDOW, PLAIN, "masked"),
+    "mask": ({}, PLAIN | {"mask": MASK}, "masked"),
+    "key": ({}, PLAIN | {"key_lengths": LENGTHS}, "masked"),
+    "groups": ({}, GROUPED, "raw_scores"),
+    "softcap": ({"softcap": 2.0}, PLAIN | {"bias": BIAS, "mask": MASK}, "capped"),
+    "softcap_after_the_mask": ({"softcap": 2.0}, PLAIN | {"bias": BIAS, "mask": MASK}, "masked"),
+    "bias": ({}, PLAIN | {"bias": BIAS}, "biased"),
+    "scale": ({}, PLAIN, "scores"),
+    "explicit": ({"scale": 0.7}, PLAIN, "scores"),
+    "top-left": (LOWER, PLAIN, "masked"),
+    "window-from-the-left": (WINDOW | {"alignment": "bottom_right"}, PLAIN, "masked"),
 }
+"""Options, inputs, and the stage that goes wrong, by what the names of faults begin with."""
+OWN: Mapping[str, Compute] = {
+    "top-left": attend(**CAUSAL),
+    "window-from-the-left": attend(**WINDOW),
+    "window both ends": attend(window=(1, 0)),
+    "scale of values": attend(scale=3**-0.5),
+    "scale fitted": attend(scale=0.31),
+    "scale of zero": attend(scale=0.0),
+}
+"""What no fault of the catalogue does."""
+ENDS = "the case means [2, 1], ends included"
+CONVENTIONS = {
+    "causal_aligned_bottom_right": "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq); "
+    "the case means top-left",
+    "top-left": "causality is aligned top-left (key j for query i iff j <= i); the case means bottom-right",
+    "window-from-the-left": "the window is aligned top-left (query i stands at key i); the case means bottom-right",
+    "window_one_key_too_few_before": f"the window is one key too narrow on the left: [1, 1]; {ENDS}",
+    "window_one_key_too_many_after": f"the window is one key too wide on the right: [2, 2]; {ENDS}",
+    "window both ends": f"the window is one key too narrow on the left and the right: [1, 0]; {ENDS}",
+    "mask_inverted": "the mask is read as True = may not attend; the case means True = may attend",
+    "key_lengths_one_too_long": "a key length is taken for the last key's index; the case means the number of keys",
+    "groups_tiled": "query head h takes key and value head h % Hkv (tiled); "
+    "the case means head h // (H / Hkv) (repeated)",
+    "softcap_after_the_bias": "the softcap is applied after the bias; the case means before it",
+    "softcap_after_the_mask": "the softcap is applied after the mask, and masked keys have the logit -softcap; "
+    "the case means before it",
+}
+MISTAKES = {
+    "causal_ignored": "causality is ignored",
+    "mask_ignored": "the mask is ignored",
+    "mask_added_as_zero_and_one": "the mask is added to the scores as the numbers 0 and 1",
+    "window_ignored": "the window is ignored",
+    "key_lengths_ignored": "the key lengths are ignored",
+    "bias_ignored": "the bias is ignored",
+    "bias_scaled_with_scores": "the bias is added before the scores are scaled",
+    "softcap_ignored": "the softcap is ignored",
+    "scale_missing": "the output is exactly that of scale 1 instead of 0.3536",
+    "scale_applied_twice": "the output is exactly that of scale 0.125, twice the same factor or 1/D, instead of 0.3536",
+    "scale of values": "the output is exactly that of scale 0.5774, 1/sqrt(Dv), instead of 0.3536",
+    "scale_of_model_width": "the output is exactly that of scale 0.1768, 1/sqrt(H D) or half as large, "
+    "instead of 0.3536",
+    "explicit_scale_ignored": "the output is exactly that of scale 0.3536, the default 1/sqrt(D), instead of 0.7",
+    "scale fitted": "the output is that of scale 0.31 (given 0.3536)",
+    "scale of zero": "the output is that of scale 0 (given 0.3536)",
+}
+
+
+def faulty(name: str, dtype: str, returned: tuple[str, ...] = ()) -> tuple[JudgedStages, str]:
+    """Diagnose a fault of the catalogue, or one of the test's own, and return the stage that goes wrong."""
+    options, inputs, stage = PROBLEMS.get(name) or PROBLEMS[re.split("[ _]", name)[0]]
+
+    def of_catalogue(given: Inputs) -> Stages:
+        called = Problem("attention", dict(options), given).called()
+        return dict(variant_named(name).attention(**called.inputs, **called.options))
+
+    return diagnosed(options, inputs, OWN.get(name, of_catalogue), dtype, returned), stage
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_another_convention_is_semantic_and_named_with_its_stage(name: str) -> None:
-    options, inputs, compute, stage, says = CONVENTIONS[name]
     for dtype, returned in product(DTYPES, ((), ("output",))):
-        judged = diagnosed(options, inputs, compute, dtype, returned)
+        judged, stage = faulty(name, dtype, returned)
         assert set(failing(judged).values()) == {Verdict.SEMANTIC}
         assert "output" in failing(judged)
-        assert {found.message for found in judged.judgements if found.verdict.exit_code} == {says}
-        assert (judged.begins_at, judged.excused) == (stage, frozenset())
-
-
-def scaled(given: float | None, says: str, meant: float | None = None) -> Any:
-    """Return the row of a scale that is taken for another."""
-    return {} if meant is None else {"scale": meant}, PLAIN, attend(scale=given), "scores", f"the output {says}; "
-
-
-MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
-    "causality": (CAUSAL, PLAIN, attend(), "masked", "causality is ignored; "),
-    "mask": ({}, PLAIN | {"mask": MASK}, without(attend(), "mask"), "masked", "the mask is ignored; "),
-    "mask as numbers": (
-        {},
-        PLAIN | {"mask": MASK},
-        lambda inputs: attend()(
-            {
-                **{name: inputs[name] for name in PLAIN},
-                "bias": np.broadcast_to(inputs["mask"], (2, 4, 5, 7)).astype(inputs["query"].dtype),
-            }
-        ),
-        "masked",
-        "the mask is added to the scores as the numbers 0 and 1; ",
-    ),
-    "window": ({"window": (2, 1)}, PLAIN, attend(), "masked", "the window is ignored; "),
-    "lengths": (
-        {},
-        PLAIN | {"key_lengths": LENGTHS},
-        without(attend(), "key_lengths"),
-        "masked",
-        "the key lengths are ignored; ",
-    ),
-    "bias": ({}, PLAIN | {"bias": BIAS}, without(attend(), "bias"), "biased", "the bias is ignored; "),
-    "bias before the scale": (
-        {},
-        PLAIN | {"bias": BIAS},
-        changed(attend(), bias=lambda bias: bias * bias.dtype.type(8**-0.5)),
-        "biased",
-        "the bias is added before the scores are scaled; ",
-    ),
-    "softcap": ({"softcap": 2.0}, PLAIN, attend(), "capped", "the softcap is ignored; "),
-    "no scale": scaled(1.0, "is exactly that of scale 1 instead of 0.3536"),
-    "scale twice": scaled(0.125, "is exactly that of scale 0.125, twice the same factor or 1/D, instead of 0.3536"),
-    "value width": scaled(3**-0.5, "is exactly that of scale 0.5774, 1/sqrt(Dv), instead of 0.3536"),
-    "model width": scaled(32**-0.5, "is exactly that of scale 0.1768, 1/sqrt(H D) or half as large, instead of 0.3536"),
-    "the default": scaled(None, "is exactly that of scale 0.3536, the default 1/sqrt(D), instead of 0.7", 0.7),
-    "some scale": scaled(0.31, "is that of scale 0.31 (given 0.3536)"),
-    "no scores": scaled(0.0, "is that of scale 0 (given 0.3536)"),
-}
+        assert {found.message for found in judged.judgements if found.verdict.exit_code} == {CONVENTIONS[name]}
+        begins_at = "biased" if name == "softcap_after_the_bias" and not returned else stage
+        assert (judged.begins_at, judged.excused) == (begins_at, frozenset())
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_stays_numeric_and_is_told_with_the_stage_where_it_lies(name: str) -> None:
-    options, inputs, compute, stage, says = MISTAKES[name]
     for dtype in DTYPES:
-        judged = diagnosed(options, inputs, compute, dtype, ("output",))
+        judged, stage = faulty(name, dtype, ("output",))
         (found,) = judged.judgements
         assert (found.verdict, judged.begins_at) == (Verdict.NUMERIC, stage)
-        assert found.message.startswith(says)
+        assert found.message.startswith(f"{MISTAKES[name]}; ")
         assert "times the largest error that is possible" in found.message
 
 
@@ -434,10 +365,9 @@ def test_a_stage_that_no_reading_explains_leaves_all_unexplained() -> None:
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_implementation, "MAX_ELEMENTS", QUERY[..., 0].size * 7 - 1)
-    options, inputs, compute, *_ = CONVENTIONS["bottom-right"]
-    assert diagnosed(options, inputs, compute).diagnosis is None
+    assert diagnosed(CAUSAL, PLAIN, attend(**LOWER)).diagnosis is None
     monkeypatch.setattr(judge_implementation, "MAX_ELEMENTS", QUERY[..., 0].size * 7)
-    assert diagnosed(options, inputs, compute).diagnosis is not None
+    assert diagnosed(CAUSAL, PLAIN, attend(**LOWER)).diagnosis is not None
 
 
 # A query that holds NaN.
