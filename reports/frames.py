@@ -93,6 +93,11 @@ class Column:
     implementation: str
     version: str
 
+    @property
+    def framework(self) -> str:
+        """The name before the first point: the backend, or the module of a user's implementation."""
+        return self.implementation.partition(".")[0]
+
     def title(self, *, with_environment: bool, with_version: bool = True) -> str:
         """Return the column's heading."""
         text = f"{self.implementation} {self.version}".rstrip() if with_version else self.implementation

@@ -188,7 +188,7 @@ def _published(cell: Cell, xfail_begins_at: str) -> Published:
 
 def _of_some_processors(frames: Frames) -> list[ExpectedFailure]:
     """Return what is expected of the implementations on some processors alone, this machine's or others."""
-    backends = {column.implementation.partition(".")[0] for column in frames.columns}
+    backends = {column.framework for column in frames.columns}
     return [each for each in bundled_expected_failures(sorted(backends)) if each.entry.processor is not None]
 
 

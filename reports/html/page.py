@@ -28,7 +28,7 @@ from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from attncheck.errors import ExitCode
-from attncheck.reports.coverage import Coverage, coverage
+from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import (
     EXPECTED_FAILURES_NOTE,
     Defect,
@@ -70,16 +70,13 @@ from attncheck.reports.html.contents import (
     urgent_first,
     within,
 )
-from attncheck.reports.html.details import case_details, verdict_matrix
+from attncheck.reports.html.details import case_details, drawn_lengths, verdict_matrix
 from attncheck.reports.properties import OUTCOMES_NOTE, asked_rows, broken_properties, property_table
 from attncheck.reports.summary import exit_code_of, findings, make_summary
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from attncheck.reports.html.details import DrawnLengths
     from attncheck.reports.html.evidence import DrawnDocument, Evidence
 
 
@@ -109,41 +106,11 @@ class DefectCard:
     """Cases that are listed, each with its anchor."""
 
 
-@dataclass(frozen=True)
-class Unsupported:
-    """An implementation that lacks what some cases need."""
-
-    title: str
-    coverage: Coverage
-
-
-@dataclass(frozen=True)
-class ColumnCounts:
-    """How many cases on one implementation are how, and the same as shares of a bar."""
-
-    title: str
-    total: int
-    counts: tuple[tuple[str, str, str, int, str], ...]
-    """state, symbol, word, count, share of the bar in percent"""
-
-
-@dataclass(frozen=True)
-class HtmlColumn:
-    """A column of the matrix, and what it is filtered by."""
-
-    title: str
-    implementation: str
-    version: str
-    environment: str
-    framework: str
-
-
 def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
     """Return everything that the templates show, by the name that they call it by."""
     whole_table = cell_table(frames)
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     anchors = make_anchors(sorted(table), frames.columns)
-    wrong = findings(frames)
     every = defects(frames)
     found = every[: budget.wrong]
     detailed = _detailed(frames, table, {each.row["case"] for each in found}, budget)
@@ -170,12 +137,13 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         # what the failing cases have in common and the passing ones have not
         "in_common": tuple(in_common_lines(frames)),
         # where in (Lq, Lk) each implementation fails
-        "lengths": _lengths(frames, wrong),
-        "columns": tuple(_column(frames, column) for column in columns),
+        "lengths": drawn_lengths(frames) if len(findings(frames)) else (),
+        "title": frames.title,
+        "columns": columns,
         "many_environments": frames.has_several_environments,
         "files": files,
         "cases": len(table),
-        "unsupported": _unsupported(frames),
+        "unsupported": [each for each in coverage(frames) if each.lacks.cases or each.lacks.not_offered],
         "dtypes": tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
         "tags": tags,
         "words": tuple(sorted(words)),
@@ -216,14 +184,6 @@ def _evidence(
     from attncheck.reports.html.evidence import make_evidence
 
     return make_evidence(frames, table, anchors.cell, detailed, budget)
-
-
-def _lengths(frames: Frames, wrong: pd.DataFrame) -> tuple[DrawnLengths, ...]:
-    if wrong.empty:
-        return ()
-    from attncheck.reports.html.details import drawn_lengths
-
-    return drawn_lengths(frames)
 
 
 def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnDocument, ...]:
@@ -289,18 +249,17 @@ def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]
     return sorted(frames.columns, key=lambda column: -failing_in[column])
 
 
-def _counts(frames: Frames, column: Column, table: Mapping[str, CellRow], shown: Iterable[State]) -> ColumnCounts:
-    """Count evaluations, that is cases in dtypes, by state."""
+def _counts(
+    frames: Frames, column: Column, table: Mapping[str, CellRow], shown: Iterable[State]
+) -> tuple[str, int, list[tuple[str, str, str, int, str]]]:
+    """Count evaluations, that is cases in dtypes: the title, all of them, and of each state its share in percent."""
     states = Counter(cell.state for row in table.values() for cell in row.get(column, {}).values())
     total = states.total()
-    return ColumnCounts(
-        frames.title(column),
-        total,
-        tuple(
-            (state.value, SYMBOLS[state], state.value, states[state], f"{100 * states[state] / max(total, 1):.2f}")
-            for state in shown
-        ),
-    )
+    counts = [
+        (state.value, SYMBOLS[state], state.value, states[state], f"{100 * states[state] / max(total, 1):.2f}")
+        for state in shown
+    ]
+    return frames.title(column), total, counts
 
 
 _STATE_OF = {State.MISPRINT.value: State.MISPRINT, State.XPASS.value: State.XPASS}
@@ -312,8 +271,6 @@ def _defect_cards(
     """Return a card for each defect; all cards together list so many cases."""
     if not found:
         return ()
-    import pandas as pd
-
     from attncheck.reports.machine.outcome import failures_of
     from attncheck.reports.terminal import how_wrong
 
@@ -357,24 +314,6 @@ def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Callable
         return "" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column)
 
     return link
-
-
-def _unsupported(frames: Frames) -> tuple[Unsupported, ...]:
-    return tuple(
-        Unsupported(frames.title(each.column, with_version=False), each)
-        for each in coverage(frames)
-        if each.lacks.cases or each.lacks.not_offered
-    )
-
-
-def _column(frames: Frames, column: Column) -> HtmlColumn:
-    return HtmlColumn(
-        title=frames.title(column),
-        implementation=column.implementation,
-        version=column.version,
-        environment=column.environment if frames.has_several_environments else "",
-        framework=column.implementation.partition(".")[0],
-    )
 
 
 _NEAR = 0.1
