@@ -1,4 +1,4 @@
-"""The examples: kernels agree, cases run, and the steps of the workflow and its action do what they say."""
+"""The README and the examples: kernels agree, cases run, and the workflow and its action do what they say."""
 
 from __future__ import annotations
 
@@ -171,3 +171,50 @@ def test_the_page_on_ci_shows_the_same_workflow() -> None:
     [shown] = [block.text for block in blocks if block.file == ".github/workflows/attention.yml"]
     text = (EXAMPLES / "attention.yml").read_text(encoding="utf-8")
     assert shown.partition("\n")[2] == text[text.index("name: ") :]
+
+
+README = ROOT / "README.md"
+
+
+def kernel_of_the_readme() -> str:
+    (text,) = re.findall(r"```python\n# my_kernel\.py\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return str(text)
+
+
+def test_the_readme_is_short_with_the_kernel_of_the_examples_and_what_is_published() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    assert (EXAMPLES / "numpy_kernel.py").read_text(encoding="utf-8").endswith(f"\n\n{kernel_of_the_readme()}")
+    (shown,) = re.findall(r"ends like this:\n\n```\w*\n(.*?)```", text, re.DOTALL)
+    assert len(shown.splitlines()) == 5
+    published = (ROOT / "reports" / "published" / "README.md").read_text(encoding="utf-8")
+    (documents,) = re.findall(r"^- (The documents print .*)$", published.partition("\n## ")[0], re.MULTILINE)
+    assert documents in shown.splitlines()  # what is published is of all cases on JAX too
+    versions = re.findall(r"^\| (\w+\.\w+) \| (\S+) \|$", published, re.MULTILINE)
+    assert len(versions) == 4
+    assert all(f"`{name} {version}`" in text for name, version in versions)
+
+
+TRI = "np.tri(*scores.shape[-2:], dtype=bool)"
+MISTAKES = {
+    TRI: (TRI.replace(", dtype", ", scores.shape[-1] - scores.shape[-2], dtype"), "semantic", "aligned bottom-right"),
+    "query.shape[-1] ** -0.5 if": ("1 / query.shape[-1] if", "numeric", "instead of"),
+}
+
+
+def test_the_readmes_kernel_agrees_and_a_usual_mistake_in_it_is_told_by_name(tmp_path: Path) -> None:
+    kernel = kernel_of_the_readme()
+    (tmp_path / "my_kernel.py").write_text(kernel, encoding="utf-8")
+    with own_code_here():
+        result = check(f"{tmp_path}/my_kernel.py:attention", cases=["attention", "grouped_heads", "coincidences"])
+    assert result.agrees, result.explain()
+    assert {"agree", "unsupported"} == set(result.frames.results["verdict"])
+    for right, (wrong, verdict, told) in MISTAKES.items():
+        assert right in kernel
+        (tmp_path / "my_kernel.py").write_text(kernel.replace(right, wrong), encoding="utf-8")
+        with own_code_here():
+            result = check(f"{tmp_path}/my_kernel.py:attention", cases=["attention"], dtypes=["float32"])
+        failing = [row for row in result.failures if row.comparison == "stage"]
+        assert {row.verdict for row in failing} == {verdict}
+        assert all(told in row.message for row in failing)
+        assert verdict != "numeric" or {row.begins_at for row in failing} == {"scores"}
