@@ -92,20 +92,24 @@ def test_no_keys_give_zeros() -> None:
         assert gradients["grad_query"].shape == (2, 4, 3, 6)
 
 
+def self_attention(**more: NDArray[Any]) -> Arrays:
+    """Draw words and what projects them to two heads."""
+    names = ("query", "key", "value", "output")
+    weights = {f"{name}_weight": normal(6, 6) for name in names} | {f"{name}_bias": normal(6) for name in names}
+    return dict.fromkeys(names[:3], normal(2, 4, 6)) | weights | more
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize(("mode", "taken"), [("mha", 0), ("mha_weights", 0), ("mha_fast", 1)])
-def test_only_the_fast_mode_takes_the_fast_path(mode: str, taken: int) -> None:
+def test_only_the_fast_mode_takes_the_fast_path() -> None:
     import torch
 
-    words = normal(2, 4, 6)
-    inputs = dict.fromkeys(("query", "key", "value"), words)
-    inputs |= {f"{name}_weight": normal(6, 6) for name in ("query", "key", "value", "output")}
-    inputs |= {f"{name}_bias": normal(6) for name in ("query", "key", "value", "output")}
-    options = {"heads": 2, "is_causal": True}
-    inputs |= {"mask": np.ones((2, 2, 4, 4), dtype=bool), "key_lengths": np.array([3, 1])}
-    with mock.patch.object(torch, "_native_multi_head_attention", wraps=torch._native_multi_head_attention) as fast:
-        asked(f"torch.{mode}", "multi_head_attention", inputs, **options)
-    assert fast.call_count == taken
+    kernel, calls = torch._native_multi_head_attention, {}
+    inputs = self_attention(mask=np.ones((2, 2, 4, 4), dtype=bool), key_lengths=np.array([3, 1]))
+    for mode in ("mha", "mha_weights", "mha_fast"):
+        with mock.patch.object(torch, "_native_multi_head_attention", wraps=kernel) as fast:
+            asked(f"torch.{mode}", "multi_head_attention", inputs, heads=2, is_causal=True)
+        calls[mode] = fast.call_count
+    assert calls == {"mha": 0, "mha_weights": 0, "mha_fast": 1}
 
 
 @pytest.mark.torch
@@ -113,11 +117,7 @@ def test_a_module_gives_what_is_declared_or_known_where_a_query_has_no_key(
     given_without_a_key: Callable[[str, str], dict[str, str]],
 ) -> None:
     """Judged by it in test_calls.py where it is zero; NaN and the others' numbers are seen here."""
-    words = normal(2, 4, 6)
-    inputs = dict.fromkeys(("query", "key", "value"), words)
-    inputs |= {f"{name}_weight": normal(6, 6) for name in ("query", "key", "value", "output")}
-    inputs |= {f"{name}_bias": normal(6) for name in ("query", "key", "value", "output")}
-    inputs["mask"] = np.array([True, False, True, True]).reshape(1, 1, 4, 1)
+    inputs = self_attention(mask=np.array([True, False, True, True]).reshape(1, 1, 4, 1))
     given = {}
     for mode in ("mha", "mha_weights", "mha_fast"):
         output = asked(f"torch.{mode}", "multi_head_attention", inputs, "float64", heads=2)["output"]

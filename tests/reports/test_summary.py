@@ -19,7 +19,6 @@ from attncheck.reports.defects import (
 )
 from attncheck.reports.documents import misprints
 from attncheck.reports.frames import Cell, Column, Frames, State, cell_table, worst_cell
-from attncheck.reports.html.page import render_html
 from attncheck.reports.markdown import link
 from attncheck.reports.summary import exit_code_of, make_summary, verdict_table, what_is_wrong
 from attncheck.reports.write import (
@@ -471,12 +470,6 @@ def test_padded_cases_count_as_judged_by_what_was_added(padded: list[str | None]
     assert (counts["padded"], counts["judged"]) == (len([words for words in padded if words]), len(padded))
     (found,) = coverage(frames)
     assert (found.judged, found.lacks.cases) == (len(padded), 1)
-
-
-def test_the_page_of_a_case_says_what_was_added(hand: Any) -> None:
-    page = render_html(hand.frames([{"padded": PADDED}, {"dtype": "float32", "padded": MORE} | ERROR]))
-    assert f"<small>padded with {PADDED}</small>" in page
-    assert f"<small>padded with {MORE}</small>" in page
 
 
 BADGES: list[tuple[list[Fields], Badge]] = [
