@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,14 +145,12 @@ def test_everything_that_can_be_asked_is_soon_asked(tmp_path: Path) -> None:
     }
     specials = {each.special.partition(" in ")[0] for each in problems}
     assert {"NaN", "infinity", "zeros", "ones", "equal rows", "large numbers", "small numbers"} <= specials
-    read = 0
-    for number, problem in enumerate(problems):
-        try:
+    read, some = 0, problems[::5]
+    for number, problem in enumerate(some):
+        with suppress(CaseError):
             read_concrete(problem, tmp_path, f"search/drawn-{number}")
             read += 1
-        except CaseError:
-            continue
-    assert read > 0.9 * len(problems)
+    assert read > 0.9 * len(some)
 
 
 def test_what_is_lacking_is_not_drawn_but_seldom() -> None:
