@@ -16,8 +16,9 @@ from soundness_rows import Judge, Row, Unit
 
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, run_in_turn
-from attncheck.execution.worker import Outcome, Task
+from attncheck.execution.worker import Outcome
 from attncheck.processors import available_processors
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.lowering import Problem

@@ -25,8 +25,9 @@ from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.families import FAMILIES
 from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner, group_by_process
-from attncheck.execution.worker import Computed, Failure, Outcome, Task
+from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Problem

@@ -21,8 +21,9 @@ from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, task_of
-from attncheck.execution.worker import Computed, Outcome, Task
+from attncheck.execution.worker import Computed, Outcome
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
 from attncheck.judging.truth import Conditioning, Truth, conditioning_of, truth_of_case

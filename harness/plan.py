@@ -23,8 +23,8 @@ from itertools import combinations
 from typing import Any, get_args
 
 from attncheck.errors import UsageError
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
-from attncheck.execution.worker import Task
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.model import Options

@@ -30,11 +30,10 @@ from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import ImplementationSelection
-from attncheck.execution.operations import call_of
+from attncheck.execution.operations import Task, call_of
 from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Task
 from attncheck.judging.truth import Truth, is_measured, is_prescribed, truth_of_case
 from attncheck.plan import Plan
 from attncheck.reading.case import Case

@@ -21,8 +21,7 @@ from numpy.testing import assert_allclose
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.execution.operations import apply_layout, run_operation
-from attncheck.execution.worker import Task
+from attncheck.execution.operations import Task, apply_layout, run_operation
 
 TASKS: dict[tuple[str, str], Task] = pickle.loads(Path(os.environ["PEER_TASKS"]).read_bytes())
 FRAMEWORKS = os.environ["PEER_BACKENDS"].split(",")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -16,8 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import repeated_axes
 from attncheck.spec import CONVENTIONS, OPERATIONS, score_of
+
+
+@dataclass(frozen=True)
+class Task(Problem):
+    """A problem to evaluate, whose inputs are already in the working dtype.
+
+    ``memory_layout`` says which of them lie otherwise than row by row (``apply_layout``). Of ``stages`` alone something
+    is asked; None is all that come back.
+    """
+
+    memory_layout: Mapping[str, str] = field(default_factory=dict)
+    stages: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, called: Problem, memory_layout: Mapping[str, str] | None = None, stages: tuple[str, ...] | None = None
+    ) -> Task:
+        """Return the evaluation of a problem as implementations are called."""
+        return cls(called.operation, called.options, called.inputs, memory_layout or {}, stages)
 
 
 class UnsupportedError(NotImplementedError):

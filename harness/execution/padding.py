@@ -23,6 +23,7 @@ from attncheck.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import (
     KeptElements,
+    Task,
     UnsupportedError,
     call_of,
     check_parameters,
@@ -31,7 +32,7 @@ from attncheck.execution.operations import (
 )
 from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
 from attncheck.execution.signatures import INPUTS
-from attncheck.execution.worker import Failure, Outcome, Task, unsupported
+from attncheck.execution.worker import Failure, Outcome, unsupported
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, convert_inputs
 from attncheck.reading.lowering import Problem

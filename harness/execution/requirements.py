@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.worker import Task
+from attncheck.execution.operations import Task
 from attncheck.spec import OPERATIONS, PROJECTIONS
 
 

@@ -39,17 +39,10 @@ from attncheck.execution.call import (
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.operations import Task
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
 from attncheck.execution.sessions import Session, StepResult, evaluate_session
-from attncheck.execution.worker import (
-    Computed,
-    Failure,
-    Outcome,
-    Task,
-    clean,
-    evaluate_and_measure,
-    start,
-)
+from attncheck.execution.worker import Computed, Failure, Outcome, clean, evaluate_and_measure, start
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import score_elements

@@ -17,8 +17,9 @@ import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend
+from attncheck.execution.operations import Task
 from attncheck.execution.process_state import ProcessState
-from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on, started
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, started
 from attncheck.spec import OPERATIONS, SCORE_SPECS
 
 Array = NDArray[Any]

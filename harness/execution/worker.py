@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BackendEntry
 from attncheck.backends.contract import Backend
-from attncheck.reading.lowering import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from attncheck.execution.operations import UnsupportedError
+    from attncheck.execution.operations import Task, UnsupportedError
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -41,25 +40,6 @@ _EVALUATIONS = count(1)
 _BETWEEN_COUNTS = 64
 """Evaluations after which mappings are counted: thousands take milliseconds, as long as a small evaluation."""
 NOT_RETURNED = "expected a stage named"
-
-
-@dataclass(frozen=True)
-class Task(Problem):
-    """A problem to evaluate, whose inputs are already in the working dtype.
-
-    ``memory_layout`` says which of them lie otherwise than row by row (``layout.py``). Of ``stages`` alone something
-    is asked; None is all that come back.
-    """
-
-    memory_layout: Mapping[str, str] = field(default_factory=dict)
-    stages: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(
-        cls, called: Problem, memory_layout: Mapping[str, str] | None = None, stages: tuple[str, ...] | None = None
-    ) -> Task:
-        """Return the evaluation of a problem as implementations are called."""
-        return cls(called.operation, called.options, called.inputs, memory_layout or {}, stages)
 
 
 @dataclass(frozen=True)

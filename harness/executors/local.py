@@ -33,8 +33,9 @@ from typing import IO, Any, TypeAlias
 
 from attncheck.attention.enclosure import SETTLED
 from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
-from attncheck.execution.worker import Computed, Failure, Outcome, Task, limit_threads
+from attncheck.execution.worker import Computed, Failure, Outcome, limit_threads
 from attncheck.executors.base import ResultRecorder
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit

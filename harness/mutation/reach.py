@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.execution.worker import Computed, Outcome, Task, evaluate_on
+from attncheck.execution.operations import Task
+from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.mutation.variant import PerCall, Step, Variant, is_function, recording
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
-from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, Task, evaluate_on
+from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.diagnosis import Evidence
 from attncheck.judging.truth import Stages
 from attncheck.mutation.findings import Findings, StageResult

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.execution.operations import Task
 from attncheck.execution.sessions import Session
-from attncheck.execution.worker import Task
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem

@@ -29,11 +29,11 @@ from attncheck.errors import OutputError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import call_of
+from attncheck.execution.operations import Task, call_of
 from attncheck.execution.padding import Padding, call_as_required
 from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import INPUTS
-from attncheck.execution.worker import THREAD_VARIABLES, Task
+from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import truth_of_case
 from attncheck.processors import emulation_variables

@@ -19,9 +19,9 @@ from attncheck import check
 from attncheck.backends import BACKENDS, EVERYTHING, PADDED_BY, numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution.call import Limits
-from attncheck.execution.operations import parameters_of, run_operation
+from attncheck.execution.operations import Task, parameters_of, run_operation
 from attncheck.execution.runner import Group, GroupRunner
-from attncheck.execution.worker import Computed, Task
+from attncheck.execution.worker import Computed
 from attncheck.explain import find_implementation
 from attncheck.processors import processor_flags
 

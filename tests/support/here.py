@@ -21,11 +21,12 @@ from attncheck.execution import user_call
 from attncheck.execution.call import START_SECONDS
 from attncheck.execution.describing import Declared, DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementations import UserImplementation
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.signatures import unfit_text
 from attncheck.execution.user_call import declarations
 from attncheck.execution.user_code import LoadError, Target, UnfitError
-from attncheck.execution.worker import Outcome, Task, clean, evaluate_on
+from attncheck.execution.worker import Outcome, clean, evaluate_on
 from attncheck.executors import local
 
 

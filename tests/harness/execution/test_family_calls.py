@@ -19,11 +19,11 @@ import attncheck
 from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.execution.families import FAMILIES, family_named
 from attncheck.execution.family_calls import contract_functions, never_given, parameters_of_call
-from attncheck.execution.operations import UnsupportedError
+from attncheck.execution.operations import Task, UnsupportedError
 from attncheck.execution.runner import task_of
 from attncheck.execution.user_call import declarations, own_backend
 from attncheck.execution.user_code import LoadError
-from attncheck.execution.worker import Computed, Task, evaluate_on
+from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
 

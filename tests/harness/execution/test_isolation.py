@@ -27,9 +27,10 @@ from attncheck.errors import ExitCode, OutputError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import Implementation
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
 

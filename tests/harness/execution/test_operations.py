@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, Mode
 from attncheck.backends.contract import Backend
-from attncheck.execution.operations import apply_layout, not_asked, run_operation
+from attncheck.execution.operations import Task, apply_layout, not_asked, run_operation
 from attncheck.execution.runner import scores_too_large, task_of
-from attncheck.execution.worker import Computed, Task, evaluate_on
+from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.spec import OPERATIONS, result_stages

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import Parameters, parameters_of
+from attncheck.execution.operations import Parameters, Task, parameters_of
 from attncheck.execution.padding import Padding, padded_call
 from attncheck.execution.user_call import own_backend
-from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.judge_implementation import judge_and_diagnose, with_padding_faults
 from attncheck.judging.truth import find_truth
 from attncheck.reading.lowering import Problem

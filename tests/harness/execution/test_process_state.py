@@ -29,11 +29,12 @@ from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.execution import process_state
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.operations import Task
 from attncheck.execution.process_state import Misbehaved, ProcessState, has_many_mappings, no_leaked_threads
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import Session, Step, run_session
 from attncheck.execution.user_call import own_backend
-from attncheck.execution.worker import Computed, Failure, Task
+from attncheck.execution.worker import Computed, Failure
 
 
 @pytest.fixture

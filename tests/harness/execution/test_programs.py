@@ -22,6 +22,7 @@ from attncheck import cli
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.operations import Task
 from attncheck.execution.programs import (
     MAX_HEADER,
     WIRE,
@@ -36,7 +37,7 @@ from attncheck.execution.programs import (
 )
 from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.user_code import Target, file_of_program, is_own, words_of_program
-from attncheck.execution.worker import Computed, Failure, Task
+from attncheck.execution.worker import Computed, Failure
 from attncheck.protocol_rules import try_rules
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

@@ -18,13 +18,14 @@ from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
+from attncheck.execution.operations import Task
 from attncheck.execution.padding import lack_known_beforehand
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.runner import Group, GroupRunner, task_of
 from attncheck.execution.signatures import FunctionName, adapter, hints, misfits, required_keywords
 from attncheck.execution.user_call import declarations, own_backend
 from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS

@@ -21,10 +21,11 @@ from attncheck.execution.call import Limits
 from attncheck.execution.environment import InstalledPackages
 from attncheck.execution.implementation_selection import select_callable, select_implementations, user_implementation
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.user_call import FromSource, declarations, import_user_module, load
 from attncheck.execution.user_code import LoadError, Target, is_own
-from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -37,6 +37,7 @@ from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import (
     MAX_EQUAL_CRASHES,
     CrashLimit,
@@ -46,7 +47,7 @@ from attncheck.execution.runner import (
     group_runners,
 )
 from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Computed, Failure, Outcome, Task
+from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.plan import Plan
 from attncheck.reading.expected_failures import load_expected_failures

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
-from attncheck.execution.worker import Task
 from attncheck.mutation.unit import count_scores
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 import attncheck.mutation
 from attncheck.dtypes import numpy_dtype
-from attncheck.execution.operations import run_operation
-from attncheck.execution.worker import Task
+from attncheck.execution.operations import Task, run_operation
 from attncheck.judging.diagnosis import Decision, Fit
 from attncheck.judging.readings import Readings
 from attncheck.judging.truth import Truth

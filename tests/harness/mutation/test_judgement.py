@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
-from attncheck.execution.worker import Computed, Task, evaluate_on
+from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.diagnosis import Evidence, Fit
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages
 from attncheck.judging.truth import Truth, truth_of_case

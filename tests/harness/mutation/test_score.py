@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from processes import has_ended, wait_until
 
-from attncheck.execution.worker import Failure, Task, evaluate_on
+from attncheck.execution.operations import Task
+from attncheck.execution.worker import Failure, evaluate_on
 from attncheck.mutation import score
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
 from attncheck.mutation.entry import entry_of

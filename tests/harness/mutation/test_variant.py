@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend, Stages
 from attncheck.dtypes import numpy_dtype
-from attncheck.execution.operations import apply_layout, run_operation
-from attncheck.execution.worker import Computed, Outcome, Task, evaluate_on
+from attncheck.execution.operations import Task, apply_layout, run_operation
+from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.reach import Recorder, ReferenceRun
