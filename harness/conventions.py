@@ -41,16 +41,6 @@ _SPREAD = 1.5
 """Standard deviation of queries and keys: weights differ, and none is nearly 1."""
 
 
-class AttentionCall(Problem):
-    """A call of ``attention``, the inputs in float64."""
-
-    def but(self, options: Mapping[str, Any] | None = None, /, **inputs: Array | None) -> AttentionCall:
-        """Return the call with other options and inputs; what is None is left out."""
-        chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
-        given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
-        return replace(self, options=chosen, inputs=given)
-
-
 @dataclass(frozen=True, eq=False)
 class Meaning:
     """What a call may mean, and by what that shows.
@@ -60,7 +50,7 @@ class Meaning:
     """
 
     words: str
-    problem: AttentionCall | None = None
+    problem: Problem | None = None
     factor: float = 1.0
     constant: float = 0.0
     rows: slice = field(default_factory=lambda: slice(None))
@@ -76,12 +66,12 @@ class ConventionQuestion:
 
     name: str
     asks: str
-    call: AttentionCall
+    call: Problem
     meanings: tuple[Meaning, ...]
     stage: str = "output"
     declaration: Mapping[str, str] = field(default_factory=dict)
     is_in_cases: bool = True
-    from_the_end: AttentionCall | None = None
+    from_the_end: Problem | None = None
 
     def counted_from_the_end(self, causal: str) -> ConventionQuestion:
         """Return the question for a function whose word for causality, and windows, count from the last query and key.
@@ -104,10 +94,10 @@ def _normal(seed: int, *shape: int) -> Array:
     return np.random.RandomState(seed).standard_normal(shape) * _SPREAD
 
 
-def _call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> AttentionCall:
+def _call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> Problem:
     shape = batch, key_heads or heads, keys, WIDTH
     query = _normal(1, batch, heads, queries, WIDTH)
-    return AttentionCall("attention", {}, {}).but(query=query, key=_normal(2, *shape), value=_normal(3, *shape))
+    return Problem("attention", {}, {}).but(query=query, key=_normal(2, *shape), value=_normal(3, *shape))
 
 
 def _mask(rows: str) -> Array:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -205,12 +204,9 @@ def _fills(problem: Problem) -> Iterator[Alternative]:
     kept = Computation.as_given(plain).kept(scores_shape(plain))
     if kept is not None and not np.isneginf(problem.inputs.get("bias", np.zeros(1))).any():
         bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + problem.inputs.get("bias", 0.0)
-        inputs = {name: array for name, array in plain.inputs.items() if name != "mask"} | {"bias": bias}
-        options = {name: each for name, each in plain.options.items() if name not in ("is_causal", "mask_fill")}
+        other = plain.but({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
         description = f"{fill:.6g} is added to a forbidden score; the case means it in its place"
-        yield mistake(
-            "fill-added", description, replace(plain, options=options, inputs=inputs), "masked", {"masked": "biased"}
-        )
+        yield mistake("fill-added", description, other, "masked", {"masked": "biased"})
     if has_scale(problem):
         scaled = problem.with_options(mask_fill=fill * scale_of(problem))
         yield mistake("fill-scaled", "the fill is put in place before the scores are scaled", scaled)

@@ -166,11 +166,11 @@ def _padded_keys(problem: StoredProblem) -> Iterator[Variant]:
         mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
         given = np.broadcast_to(mask, (*mask.shape[:-1], keys))
         added = np.zeros((*mask.shape[:-1], _ADDED), np.bool_)
-        masked = longer.replaced({"mask": np.concatenate([given, added], axis=-1) & allowed})
+        masked = longer.but(mask=np.concatenate([given, added], axis=-1) & allowed)
         yield Variant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
     if "key_lengths" in problem.specs:
         lengths = problem.inputs.get("key_lengths", np.full(problem.lengths["B"], keys, np.int64))
-        cut = longer.replaced({"key_lengths": lengths})
+        cut = longer.but(key_lengths=lengths)
         yield Variant("keys added with lengths", (FurtherCall("with keys beyond the lengths", cut),))
 
 
@@ -307,7 +307,7 @@ def _chunk(problem: StoredProblem, first: int, last: int) -> StoredProblem:
     past: dict[str, Array | None] = {
         f"past_{name}": np.ascontiguousarray(problem.inputs[name][:, :, :first]) for name in ("key", "value")
     }
-    return part.replaced(past if first else {}, {"alignment": None})
+    return part.but({"alignment": None}, **(past if first else {}))
 
 
 def merged_parts(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -359,7 +359,7 @@ def values_scaled(problem: StoredProblem) -> Sequence[AnyVariant]:
         if not all(np.array_equal(_times(each, 1 / factor), problem.inputs[name]) for name, each in scaled.items()):
             continue  # a value would be beyond the range of the dtype, or tiny
         what = f"values times 2^{exponent}"
-        found.append(Variant(what, (FurtherCall(what, problem.replaced(scaled)),), factor=1 / factor))
+        found.append(Variant(what, (FurtherCall(what, problem.but(**scaled)),), factor=1 / factor))
     if not found:
         raise UnfitError(f"no power of two leaves all values in the range of {problem.dtype}")
     return found
@@ -384,7 +384,7 @@ def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
         shifted = rounded_once(exact, problem.dtype)
         if not np.array_equal(shifted.astype(np.float64), exact):
             raise UnfitError(f"the bias with a number added is no number of {problem.dtype}")
-        call = FurtherCall(f"scores shifted {what}", problem.replaced({"bias": shifted}))
+        call = FurtherCall(f"scores shifted {what}", problem.but(bias=shifted))
         found.append(Variant(f"scores shifted {what}", (call,)))
     return found
 
@@ -413,7 +413,7 @@ def _poison(problem: StoredProblem, kind: str) -> Sequence[AnyVariant]:
 
 def _poisoned_pages(problem: StoredProblem, kind: str) -> Variant:
     inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
-    call = FurtherCall("with unused slots of pages poisoned", problem.replaced({**inputs}), problem)
+    call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
     return Variant("unused slots of pages", (call,), nan_may_spread=kind == "nan")
 
 
@@ -459,7 +459,7 @@ def _with_poison(
             array[np.broadcast_to(own[:, np.newaxis, :, np.newaxis], array.shape)] = value
             inputs[name] = array
     rows = _rows_without(allowed, places)[..., np.newaxis]
-    call = FurtherCall(f"with {what}", problem.replaced(inputs), problem)
+    call = FurtherCall(f"with {what}", problem.but(**inputs), problem)
     return Variant(what, (call,), compared={"output": rows}, nan_may_spread=bool(np.isnan(value)))
 
 
@@ -520,8 +520,8 @@ def threads(problem: StoredProblem) -> Sequence[AnyVariant]:
 def output_buffer(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Fill the memory that the call may be given with NaN: by hand, and by the same call on NaN."""
     task = problem.task()
-    poisonous = problem.replaced(
-        {
+    poisonous = problem.but(
+        **{
             name: np.full_like(array, np.nan)
             for name, array in problem.inputs.items()
             if problem.specs[name].is_number and array.dtype.name != "float8_e5m2"
@@ -542,8 +542,8 @@ def inputs_unchanged(problem: StoredProblem) -> Sequence[AnyVariant]:
 
 def outputs_independent(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Look at what a call returned after the next calls, and whether it is memory of an input."""
-    other = problem.replaced(
-        {
+    other = problem.but(
+        **{
             name: (array.astype(np.float64) / 2).astype(array.dtype)
             for name, array in problem.inputs.items()
             if problem.specs[name].is_number

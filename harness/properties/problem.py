@@ -8,7 +8,7 @@ What a property asks: further calls, and how their results are mapped back to wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -67,12 +67,6 @@ class StoredProblem(Problem):
         layout = {name: kind for name, kind in self.memory_layout.items() if name in called.inputs}
         return Task.of(called, layout, tuple(stages or self.results))
 
-    def replaced(self, inputs: Mapping[str, Array | None], options: Mapping[str, Any] | None = None) -> StoredProblem:
-        """Return the problem with other inputs and options; None leaves one out."""
-        given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
-        chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
-        return replace(self, inputs=given, options=chosen)
-
     def along(self, letters: Mapping[str, Change]) -> StoredProblem:
         """Change every input that has one of these axes; an axis of length 1 that stands for all stays."""
         changed: dict[str, Array] = {}
@@ -81,7 +75,7 @@ class StoredProblem(Problem):
                 axis = self.axis_of(name, letter)
                 if axis is not None:
                     changed[name] = np.ascontiguousarray(change(changed.get(name, array), axis))
-        return self.replaced(changed)
+        return self.but(**changed)
 
     def axis_of(self, name: str, letter: str) -> int | None:
         """Return an input's axis, from the end; None without one, or where one of length 1 stands for all."""

@@ -70,6 +70,12 @@ class Problem:
         """Return the problem without an input, if it has it."""
         return replace(self, inputs={other: array for other, array in self.inputs.items() if other != name})
 
+    def but(self, options: Options | None = None, /, **inputs: Array | None) -> Self:
+        """Return the problem with other options and inputs; None leaves one out."""
+        chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
+        given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
+        return replace(self, options=chosen, inputs=given)
+
     def called(self) -> Self:
         """Return the call that implementations are asked for: is_causal and window count from positions they know."""
         if OPERATIONS[self.operation].is_lowered:  # its signature says all that a case can

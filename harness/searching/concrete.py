@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -82,10 +82,6 @@ class ConcreteCase(Problem):
         """The length of every axis, by its letter. Raises ``ShapeFault`` where two inputs disagree."""
         shapes = {name: array.shape for name, array in self.inputs.items()}
         return bind_axes(self.specs, shapes, *(self.options.get(name) for name in HEADS))
-
-    def changed(self, **changes: Any) -> ConcreteCase:
-        """Return the same with other fields."""
-        return replace(self, **changes)
 
 
 def concrete_case(case: Case, dtype: str) -> ConcreteCase:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -80,9 +80,9 @@ def _pass(attempts: Attempts) -> bool:
 def _drop(attempts: Attempts) -> None:
     """Leave out what may be absent: everything at once, or one after the other."""
     problem = attempts.failing
-    attempts.take(lambda each: each.changed(supports_statistics=False))
-    attempts.take(lambda each: each.changed(memory_layout={}))
-    attempts.take(lambda each: each.changed(stages=None))
+    attempts.take(lambda each: replace(each, supports_statistics=False))
+    attempts.take(lambda each: replace(each, memory_layout={}))
+    attempts.take(lambda each: replace(each, stages=None))
     groups = list(_optional_groups(problem))
     attempts.take(partial(_without, names={name for group in groups for name in group}))
     for group in groups:
@@ -108,9 +108,10 @@ def _without(problem: ConcreteCase, names: set[str]) -> ConcreteCase:
     if "past_key" in problem.inputs and "past_key" not in kept:  # what goes along all keys loses those of the past
         past = problem.inputs["past_key"].shape[-2]
         keys = np.arange(past, problem.lengths["T"])
-        whole = cut(problem.changed(inputs=kept | _past(problem)), {"T": keys})
+        whole = cut(replace(problem, inputs=kept | _past(problem)), {"T": keys})
         kept = {name: array for name, array in whole.inputs.items() if name not in names}
-    return problem.changed(
+    return replace(
+        problem,
         inputs=kept,
         options={name: value for name, value in problem.options.items() if name not in names},
         memory_layout={name: each for name, each in problem.memory_layout.items() if name in kept},
@@ -122,7 +123,7 @@ def _past(problem: ConcreteCase) -> dict[str, np.ndarray]:
 
 
 def _as_it_comes(problem: ConcreteCase, name: str) -> ConcreteCase:
-    return problem.changed(memory_layout={each: kind for each, kind in problem.memory_layout.items() if each != name})
+    return replace(problem, memory_layout={each: kind for each, kind in problem.memory_layout.items() if each != name})
 
 
 def _cut_sequences(attempts: Attempts) -> None:
@@ -281,7 +282,7 @@ def cut(problem: ConcreteCase, kept: Kept) -> ConcreteCase:
     for option, letter in zip(HEADS, ("H", "Hkv"), strict=True):
         if option in options and letter in whole:
             options[option] = len(whole[letter])
-    return problem.changed(inputs=inputs, options=options)
+    return replace(problem, inputs=inputs, options=options)
 
 
 def _with_heads(problem: ConcreteCase, kept: dict[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
@@ -326,13 +327,13 @@ def without_sequence(problem: ConcreteCase, number: int) -> ConcreteCase:
         begin, end = problem.inputs[name][number : number + 2]
         kept[letter] = np.delete(np.arange(problem.lengths[letter]), np.s_[int(begin) : int(end)])
     lengths = problem.inputs.get("key_lengths")
-    shorter = cut(problem.changed(inputs={k: v for k, v in problem.inputs.items() if k != "key_lengths"}), kept)
+    shorter = cut(problem.without_input("key_lengths"), kept)
     inputs = {**shorter.inputs}
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         inputs[name] = np.delete(inputs[name], number + 1 if number == 0 else number)
     if lengths is not None:
         inputs["key_lengths"] = np.delete(lengths, number)
-    return problem.changed(inputs=inputs)
+    return replace(problem, inputs=inputs)
 
 
 def with_counts_that_fit(problem: ConcreteCase) -> ConcreteCase:
@@ -342,7 +343,7 @@ def with_counts_that_fit(problem: ConcreteCase) -> ConcreteCase:
         spec: InputSpec = problem.specs[name]
         if spec.whole and spec.at_most in lengths:
             inputs[name] = np.minimum(array, lengths[spec.at_most])
-    return problem.changed(inputs=inputs)
+    return replace(problem, inputs=inputs)
 
 
 _ONE_BY_ONE = 64
@@ -365,7 +366,7 @@ def simplify_options(attempts: Attempts) -> None:
 
 
 def _with_option(problem: ConcreteCase, name: str, value: Any) -> ConcreteCase:
-    return problem.changed(options={**problem.options, name: value})
+    return problem.with_options(**{name: value})
 
 
 def simplify_masks(attempts: Attempts) -> None:
@@ -452,7 +453,8 @@ def _with(problem: ConcreteCase, name: str, array: Array) -> ConcreteCase:
         with np.errstate(over="ignore"):
             array = rounded_once(np.asarray(array, np.float64), dtype).astype(np.float64)
     layout = {each: kind for each, kind in problem.memory_layout.items() if each != name or kind != "broadcast"}
-    return problem.changed(
+    return replace(
+        problem,
         inputs={**problem.inputs, name: array},
         memory_layout=layout,
         supports_statistics=problem.supports_statistics and not spec.is_number,

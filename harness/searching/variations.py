@@ -13,7 +13,7 @@ Random numbers seldom have such a form, and faults that need it would not be met
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_origin
 
 import numpy as np
@@ -137,7 +137,7 @@ def _more_options(problem: ConcreteCase, random: Random) -> ConcreteCase:
         fits = name not in ONLY_WITH_SOME_SCORES or score in ONLY_WITH_SOME_SCORES[name]
         if random.rand() < _MORE_OPTIONS and fits and (spec.needs is None or spec.needs in problem.inputs):
             options[name] = _value_of(name, random)
-    return problem.changed(options=options)
+    return replace(problem, options=options)
 
 
 def _value_of(name: str, random: Random) -> Any:
@@ -166,7 +166,7 @@ def _more_inputs(problem: ConcreteCase, random: Random) -> ConcreteCase:
         if 0 in shape:
             continue
         inputs[name] = _drawn_input(spec, shape, problem.dtype, random, lengths.get(spec.at_most, 0))
-    return problem.changed(inputs=inputs)
+    return replace(problem, inputs=inputs)
 
 
 def _length_of(axis: str, lengths: Mapping[str, int]) -> int:
@@ -202,8 +202,8 @@ def _special(problem: ConcreteCase, random: Random) -> ConcreteCase:
     changed = _SPECIALS[kind](problem.inputs[name].copy(), problem.dtype, random)
     with np.errstate(over="ignore"):
         stored = rounded_once(changed, problem.dtype).astype(np.float64)
-    return problem.changed(
-        inputs={**problem.inputs, name: stored}, supports_statistics=False, special=f"{kind} in {name}"
+    return replace(
+        problem, inputs={**problem.inputs, name: stored}, supports_statistics=False, special=f"{kind} in {name}"
     )
 
 
@@ -254,7 +254,7 @@ def _memory_layout(problem: ConcreteCase, random: Random) -> ConcreteCase:
         possible = ["strided"] + ["transposed"] * (problem.inputs[name].ndim == 4)
         possible += ["broadcast"] * bool(repeated_axes(problem.inputs[name]))
         layouts[name] = str(random.choice(possible))
-    return problem.changed(memory_layout=layouts)
+    return replace(problem, memory_layout=layouts)
 
 
 _SHARE = 0.3
@@ -286,7 +286,7 @@ def _positions(problem: ConcreteCase, random: Random) -> tuple[Array, int, int]:
 def _biased(problem: ConcreteCase, bias: Array) -> ConcreteCase:
     with np.errstate(over="ignore"):
         stored = rounded_once(np.asarray(bias, np.float64), problem.dtype).astype(np.float64)
-    return problem.changed(inputs={**problem.inputs, "bias": stored}, supports_statistics=False)
+    return replace(problem, inputs={**problem.inputs, "bias": stored}, supports_statistics=False)
 
 
 def _alibi(problem: ConcreteCase, random: Random) -> ConcreteCase:
@@ -311,7 +311,7 @@ def _least_finite(problem: ConcreteCase, random: Random) -> ConcreteCase:
 
 
 def _masked(problem: ConcreteCase, mask: Array) -> ConcreteCase:
-    return problem.changed(inputs={**problem.inputs, "mask": np.asarray(mask, bool).reshape(1, 1, *mask.shape)})
+    return problem.with_inputs(mask=np.asarray(mask, bool).reshape(1, 1, *mask.shape))
 
 
 def _blocks(problem: ConcreteCase, random: Random) -> ConcreteCase:
@@ -345,7 +345,7 @@ def _uneven_sequences(problem: ConcreteCase, random: Random) -> ConcreteCase:
         inputs[name] = np.array([0, *inner, length], np.int64)
     if "key_lengths" in inputs:
         inputs["key_lengths"] = np.minimum(inputs["key_lengths"], np.diff(inputs["cu_seqlens_k"]))
-    return problem.changed(inputs=inputs)
+    return replace(problem, inputs=inputs)
 
 
 def _large_pages(problem: ConcreteCase, random: Random) -> ConcreteCase | None:
@@ -363,7 +363,7 @@ def _large_pages(problem: ConcreteCase, random: Random) -> ConcreteCase | None:
         inputs[name] = repeated.reshape(batch * pages, page, *rows.shape[2:])
     inputs["block_table"] = np.arange(batch * pages).reshape(batch, pages)
     inputs["key_lengths"] = random.randint(0, pages * page + 1, lengths.shape)
-    return problem.changed(inputs=inputs, supports_statistics=False)
+    return replace(problem, inputs=inputs, supports_statistics=False)
 
 
 def _square_projection(problem: ConcreteCase, random: Random) -> ConcreteCase:
@@ -372,7 +372,7 @@ def _square_projection(problem: ConcreteCase, random: Random) -> ConcreteCase:
     inputs = {**problem.inputs, "latent": problem.inputs["latent"][..., :width]}
     for name in ("key_projection", "value_projection"):
         inputs[name] = problem.inputs[name][:, :width]
-    return problem.changed(inputs=inputs)
+    return replace(problem, inputs=inputs)
 
 
 def _equal_slices(problem: ConcreteCase, random: Random) -> ConcreteCase | None:
@@ -384,7 +384,8 @@ def _equal_slices(problem: ConcreteCase, random: Random) -> ConcreteCase | None:
     name, axis = found[random.randint(len(found))]
     array = problem.inputs[name]
     alike = np.broadcast_to(array.take([0], axis), array.shape).copy()
-    return problem.changed(
+    return replace(
+        problem,
         inputs={**problem.inputs, name: alike},
         memory_layout={**problem.memory_layout, name: "broadcast"},
         supports_statistics=False,

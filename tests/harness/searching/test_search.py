@@ -272,7 +272,7 @@ def test_a_fault_fails_its_reduced_case_in_a_fresh_process(name: str, verdict: s
     random = np.random.RandomState(2)
     inputs = {each: random.randn(1, 2, 32, 4) for each in ("query", "key", "value")}
     problem = ConcreteCase("attention", {"is_causal": True, "window": (3, 9)}, inputs, "float32")
-    problem = problem if name.startswith("window") else problem.changed(options={"scale": 0.5})
+    problem = problem if name.startswith("window") else problem.but({"scale": 0.5})
     try:
         symptom = judge.symptom(problem)
         assert symptom is not None
