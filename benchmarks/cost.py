@@ -93,12 +93,12 @@ def _every_stage(inputs: Arrays) -> Arrays:
 def bounds_cost(repetitions: int) -> list[str]:
     """Compare B and sigma with a plain evaluation."""
     inputs = _random_inputs(_LARGE)
-    exact = {name: enclosure.high for name, enclosure in exact_stages("attention", {}, inputs).items()}
+    exact = {name: enclosure.high for name, enclosure in exact_stages(Problem("attention", {}, inputs)).items()}
     returned = _every_stage(inputs)
     rounding, problem = rounding_model_named("native", "float64"), Computation.of(Problem("attention", {}, inputs))
 
     def accumulated(stages: Sequence[str] | None) -> Call:
-        return lambda: accumulated_bounds("attention", {}, inputs, rounding, exact, stages)
+        return lambda: accumulated_bounds(Problem("attention", {}, inputs), rounding, exact, stages)
 
     def introduced() -> None:
         for stage in returned:
@@ -143,8 +143,8 @@ def _oracle_calls(inputs: Arrays) -> dict[str, Call]:
     returned, problem = _every_stage(inputs), Computation.of(Problem("attention", {}, inputs))
     return {
         "plain": lambda: plain_attention(**inputs),
-        "output": lambda: exact_stages("attention", {}, inputs, ("output",)),
-        "every": lambda: exact_stages("attention", {}, inputs),
+        "output": lambda: exact_stages(Problem("attention", {}, inputs), ("output",)),
+        "every": lambda: exact_stages(Problem("attention", {}, inputs)),
         "steps": lambda: [exact_from(problem, returned, [stage]) for stage in returned],
     }
 
@@ -172,12 +172,12 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
 def _case_times(
     operation: str, options: Mapping[str, Any], arrays: Arrays, dtype: str, repetitions: int
 ) -> dict[str, Times]:
-    exact = {name: enclosure.high for name, enclosure in exact_stages(operation, options, arrays).items()}
+    exact = {name: enclosure.high for name, enclosure in exact_stages(Problem(operation, options, arrays)).items()}
     rounding = rounding_model_named(EAGER[dtype], dtype)
     return measure(
         {
-            "oracle": lambda: exact_stages(operation, options, arrays),
-            "bounds": lambda: accumulated_bounds(operation, options, arrays, rounding, exact),
+            "oracle": lambda: exact_stages(Problem(operation, options, arrays)),
+            "bounds": lambda: accumulated_bounds(Problem(operation, options, arrays), rounding, exact),
         },
         repetitions,
     )

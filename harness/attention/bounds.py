@@ -48,7 +48,6 @@ from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages
 __all__ = [
     "Arrays",
     "Bound",
-    "Options",
     "accumulated_bounds",
     "bounds_by_rows",
     "bounds_of",
@@ -58,25 +57,20 @@ __all__ = [
 ]
 
 Arrays = Mapping[str, NDArray[Any]]
-Options = Mapping[str, Any]
 
 
 def accumulated_bounds(
-    operation: str,
-    options: Options,
-    inputs: Arrays,
+    problem: Problem,
     rounding: RoundingModel,
     exact: Mapping[str, Real],
     stages: Collection[str] | None = None,
 ) -> dict[str, Bound]:
     """Bound the error of every stage against the exact answer from the inputs.
 
-    ``inputs`` are as stored, ``exact`` the exact stages rounded to float64, of which all are needed that ``stages``
+    Inputs are as stored, ``exact`` are the exact stages rounded to float64, of which all are needed that ``stages``
     (by default all of them) follow from. Where the exact value is not finite, the bound is 0.
     """
-    return bounds_of(
-        Computation.of(Problem(operation, options, inputs)), rounding, exact, exact if stages is None else stages
-    )
+    return bounds_of(Computation.of(problem), rounding, exact, exact if stages is None else stages)
 
 
 def bounds_of(
@@ -150,15 +144,10 @@ ELEMENTS_AT_A_TIME = 1 << 18
 
 
 def bounds_by_rows(
-    operation: str,
-    options: Options,
-    inputs: Arrays,
-    rounding: RoundingModel,
-    exact: Mapping[str, Real],
-    stages: Sequence[str],
+    problem: Problem, rounding: RoundingModel, exact: Mapping[str, Real], stages: Sequence[str]
 ) -> dict[str, Bound]:
     """Bound the error of stages without an axis of keys, as ``accumulated_bounds`` does."""
-    problem = Computation.of(Problem(operation, options, inputs))
+    computation = Computation.of(problem)
     attended = next(exact[stage] for stage in reversed(LOGITS) if stage in exact) > -np.inf
     *_, queries, keys = attended.shape
     size = max(1, ELEMENTS_AT_A_TIME // max(math.prod(attended.shape) // max(queries, 1), 1))
@@ -166,7 +155,7 @@ def bounds_by_rows(
     for start in range(0, max(queries, 1), size):
         rows = np.arange(start, min(start + size, queries))
         first, stop = _span(attended[..., rows, :]) if keys else (0, 0)
-        part = problem.of_rows(rows).of_keys(first, stop)
+        part = computation.of_rows(rows).of_keys(first, stop)
         of_part = {stage: _part_of(stage, array, rows, first, stop) for stage, array in exact.items()}
         parts.append(bounds_of(part, rounding, of_part, stages))
     return {stage: _joined(stage, [part[stage] for part in parts]) for stage in stages}

@@ -81,26 +81,22 @@ class PrecisionExhausted(Exception):
 
 
 def exact_stages(
-    operation: str,
-    options: Mapping[str, Any],
-    inputs: Mapping[str, NDArray[Any]],
-    stages: Sequence[str] | None = None,
-    query_rows: Sequence[int] | None = None,
+    problem: Problem, stages: Sequence[str] | None = None, query_rows: Sequence[int] | None = None
 ) -> dict[str, Enclosure]:
     """Return the exact value of stages, in the shapes in which the backends return them.
 
-    ``inputs`` are as stored in the working dtype (float64, float32, float16, bfloat16; a mask is boolean), ``options``
+    Inputs are as stored in the working dtype (float64, float32, float16, bfloat16; a mask is boolean), options
     those of the backends' functions, ``score`` (also "cosine") and ``softcap`` (c tanh(s / c), before the bias).
     ``stages`` defaults to those that the NumPy backend returns. ``query_rows`` leaves only these rows of every stage
     that has query rows; there are none to leave out of gradients, which add the rows up. Raises ``OutsideDomain``,
     ``PrecisionExhausted``, and ``ValueError`` for an option, input or stage that the oracle does not know.
     """
-    problem = Computation.of(Problem(operation, options, inputs))
-    if query_rows is not None and operation in ADDS_QUERIES_UP:
-        raise ValueError(f"{operation} adds query rows up, so that none can be left out")
-    check_domain(operation, options, inputs)
-    asked = tuple(computed_stages(operation, options, inputs) if stages is None else stages)
-    return _enclosures(problem, asked, query_rows)
+    computation = Computation.of(problem)
+    if query_rows is not None and problem.operation in ADDS_QUERIES_UP:
+        raise ValueError(f"{problem.operation} adds query rows up, so that none can be left out")
+    check_domain(problem)
+    returned = computed_stages(problem.operation, problem.options, problem.inputs)
+    return _enclosures(computation, tuple(returned if stages is None else stages), query_rows)
 
 
 def exact_from(
@@ -232,10 +228,9 @@ class BlockedResult:
     inner: Mapping[str, Real]
 
 
-def are_blocked(
-    operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]], stages: Collection[str]
-) -> bool:
-    """Whether these stages of a computation need no score matrix, and it would be large."""
+def are_blocked(problem: Problem, stages: Collection[str]) -> bool:
+    """Whether these stages of a problem need no score matrix, and it would be large."""
+    operation, options, inputs = problem.operation, problem.options, problem.inputs
     needs_none = operation == "attention" and RESULTS.issuperset(stages) and not options.get("softcap_follows")
     needs_none = (
         needs_none
@@ -246,19 +241,17 @@ def are_blocked(
     return needs_none and score_elements(operation, options, inputs) > MIN_ELEMENTS
 
 
-def exact_results(
-    operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]], stages: Sequence[str]
-) -> BlockedResult | None:
+def exact_results(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:
     """Return the exact value of ``output`` and ``log_sum_exp``, with keys in blocks.
 
     None where a logit is so large that two float64 numbers say too little of it. As ``exact_stages``, raises
     ``OutsideDomain``, ``PrecisionExhausted`` and ``ValueError``.
     """
-    problem = Computation.of(Problem(operation, options, inputs))
-    check_domain(operation, options, inputs)
+    computation = Computation.of(problem)
+    check_domain(problem)
     found = with_enough_precision(
-        lambda arithmetic: _attempt_in_blocks(replace(problem, arithmetic=arithmetic), stages),
-        f"{operation}: {', '.join(stages)}",
+        lambda arithmetic: _attempt_in_blocks(replace(computation, arithmetic=arithmetic), stages),
+        f"{problem.operation}: {', '.join(stages)}",
     )
     logits = (found.inner[stage] for stage in LOGITS if stage in found.inner)
     return found if all(((np.abs(each) <= _LARGEST_LOGIT) | (each == -np.inf)).all() for each in logits) else None

@@ -296,19 +296,19 @@ def _padded(array: NDArray[Any], axis: int, count: int, value: int) -> NDArray[A
     return np.concatenate([array, np.full(shape, value, array.dtype)], axis)
 
 
-def check_domain(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> None:
+def check_domain(problem: Problem) -> None:
     """Raise ``OutsideDomain`` for NaN, for infinities except a -inf that forbids a key, and for divisions by zero."""
-    for name, array in inputs.items():
+    for name, array in problem.inputs.items():
         if array.dtype == np.bool_:
             continue
         finite = np.isfinite(array)
         if not finite.all() and not (name in MAY_BE_MINUS_INFINITY and (finite | (array == -np.inf)).all()):
             raise OutsideDomain(name, "holds NaN or an infinity that no mask explains")
-    if options.get("softcap") == 0:
+    if problem.options.get("softcap") == 0:
         raise OutsideDomain("softcap", "is 0, by which the scores would be divided")
-    if score_kind(operation, options) == "cosine":
+    if score_kind(problem.operation, problem.options) == "cosine":
         for name in ("query", "key"):
-            if not (inputs[name] != 0).any(axis=-1).all():
+            if not (problem.inputs[name] != 0).any(axis=-1).all():
                 raise OutsideDomain(name, "has a vector of length 0, which has no direction")
 
 

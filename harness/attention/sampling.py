@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import query_axis
 
@@ -32,11 +33,10 @@ Array = NDArray[Any]
 Rows = NDArray[np.intp]
 
 
-def sampled_rows(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> Rows | None:
+def sampled_rows(problem: Problem) -> Rows | None:
     """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out."""
-    queries = queries_of(inputs)
-    is_small = queries <= JUDGED_ROWS or score_elements(operation, options, inputs) <= MAX_ELEMENTS
-    if is_small or operation in ADDS_QUERIES_UP:
+    queries, elements = queries_of(problem.inputs), score_elements(problem.operation, problem.options, problem.inputs)
+    if queries <= JUDGED_ROWS or elements <= MAX_ELEMENTS or problem.operation in ADDS_QUERIES_UP:
         return None
     tiles = [_SMALLEST_TILE << power for power in range(queries.bit_length()) if _SMALLEST_TILE << power < queries]
     chosen = {0, queries - 1, *tiles, *(tile - 1 for tile in tiles)}
@@ -46,9 +46,9 @@ def sampled_rows(operation: str, options: Mapping[str, Any], inputs: Mapping[str
     return np.array(sorted({*chosen, *drawn}), dtype=np.intp)
 
 
-def every_row_counts(operation: str, inputs: Mapping[str, Array], rows: Rows | None) -> bool:
+def every_row_counts(problem: Problem, rows: Rows | None) -> bool:
     """Whether there are many rows and none stands for another: they are added up, or their numbers are known."""
-    return rows is None and (operation in ADDS_QUERIES_UP or queries_of(inputs) > JUDGED_ROWS)
+    return rows is None and (problem.operation in ADDS_QUERIES_UP or queries_of(problem.inputs) > JUDGED_ROWS)
 
 
 def queries_of(inputs: Mapping[str, Array]) -> int:

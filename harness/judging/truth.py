@@ -181,7 +181,7 @@ class Truth:
         flat, given = self._with_uniform_rows({**self.inner, **values}), self._with_uniform_rows(self.inputs)
         is_uniform = self.undefined_rows is not None and self.undefined_rows.convention == "uniform"
         if self.inner:
-            bounds = bounds_by_rows(self.operation, self.options, given, rounding, flat, tuple(values))
+            bounds = bounds_by_rows(replace(self.canonical, inputs=given), rounding, flat, tuple(values))
         else:
             computation = Computation.of(replace(self.canonical, inputs=given)) if is_uniform else self.wide_computation
             bounds = bounds_of(computation, rounding, flat, tuple(flat)) | self._bounds_of_uniform_sums(rounding, flat)
@@ -201,8 +201,8 @@ class Truth:
         undefined_rows, stage = self.undefined_rows, "grad_value"
         if undefined_rows is None or undefined_rows.convention != "uniform" or stage not in exact:
             return {}
-        options, inputs = undefined_rows.with_equal_scores(self.options)
-        return {stage: accumulated_bounds(self.operation, options, without_nan(inputs), rounding, exact)[stage]}
+        problem = undefined_rows.with_equal_scores(self.options)
+        return {stage: accumulated_bounds(problem, rounding, exact)[stage]}
 
     def exact_for(self, stage: str, returned: Array) -> Enclosure:
         """Return a stage's exact values, where several are right the one that was returned."""
@@ -354,7 +354,7 @@ def unsolved_truth(
 ) -> tuple[Truth, Problem]:
     """Return a truth without its exact stages, and the canonical form of its problem, NaN and all."""
     problem = called.lowered()
-    rows = None if whole else sampled_rows(problem.operation, problem.options, problem.inputs)
+    rows = None if whole else sampled_rows(problem)
     plain = problem.canonical(rows)
     if problem.options.get("empty_rows") == "uniform":
         plain = plain.with_options(empty_rows="uniform")
@@ -396,12 +396,12 @@ def _solved(base: Truth, returned: Collection[str] | None) -> Truth:
         return base
     operation, options, inputs = base.operation, base.options, base.inputs
     scores = score_elements(operation, options, inputs)
-    if every_row_counts(operation, inputs, base.query_rows) and scores > MAX_WHOLE:
+    if every_row_counts(base.canonical, base.query_rows) and scores > MAX_WHOLE:
         raise OutsideDomain(
             operation, f"has {scores:,} scores; at most {MAX_WHOLE:,} are judged where every row counts"
         )
     asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
-    blocked = bool(asked) and are_blocked(operation, options, inputs, asked)
+    blocked = bool(asked) and are_blocked(base.canonical, asked)
     exact, inner = base.store.remembered(
         lambda: key_of("exact", operation, options, inputs, asked if blocked else None),
         lambda: _evaluated(base, asked if blocked else ()),
@@ -413,10 +413,9 @@ def _solved(base: Truth, returned: Collection[str] | None) -> Truth:
 
 def _evaluated(base: Truth, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
     """Evaluate stages with keys in blocks, if that can be done, else all of them."""
-    canonical = base.operation, base.options, base.inputs
-    if blocked and (found := exact_results(*canonical, blocked)):
+    if blocked and (found := exact_results(base.canonical, blocked)):
         return _rounded(found.exact), found.inner
-    return _rounded(exact_stages(*canonical)), {}
+    return _rounded(exact_stages(base.canonical)), {}
 
 
 def _rounded(exact: Mapping[str, Enclosure]) -> dict[str, Enclosure]:

@@ -145,7 +145,7 @@ class UndefinedRows:
         pairs = ((exact.high, selected.high), (exact.low, selected.low), (exact.radius, selected.radius))
         return Enclosure(*(np.where(numbers, other, own) for own, other in pairs))
 
-    def with_equal_scores(self, options: Options) -> tuple[dict[str, Any], dict[str, Array]]:
+    def with_equal_scores(self, options: Options) -> Problem:
         """Return the problem in which rows without a key have every key and equal scores: uniform weights."""
         query, shape = self.problem.inputs["query"], scores_shape(self.problem)
         allowed = replace(self.problem, options=options).allowed(shape)
@@ -155,7 +155,7 @@ class UndefinedRows:
         if "bias" in inputs:
             bias = inputs["bias"]
             inputs["bias"] = np.where(empty, np.zeros((), bias.dtype), np.broadcast_to(bias, shape))
-        return {**options, "is_causal": False}, inputs
+        return Problem(self.problem.operation, {**options, "is_causal": False}, without_nan(inputs))
 
     def without_undefined(self, stage: str, returned: Array) -> Array:
         """Set to 0 what is NaN by right in a returned stage, so that other rows can be followed from it."""

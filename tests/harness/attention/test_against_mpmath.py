@@ -371,7 +371,7 @@ def hold(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]
     asked = set(computed_stages(operation, options, inputs))
     asked |= set() if has_parts or operation == "scoring" else {"masked"}
     problem = Problem(operation, options, inputs).canonical().inputs if has_parts else inputs
-    got = exact_stages(operation, options, problem, [stage for stage in STAGES if stage in asked])
+    got = exact_stages(Problem(operation, options, problem), [stage for stage in STAGES if stage in asked])
     with mp.workprec(200):
         truth = merged(options, inputs) if has_parts else reference(operation, options, inputs)
         for stage, enclosure in got.items():

@@ -75,9 +75,11 @@ def test_the_log_of_a_sum_keeps_a_bound_where_it_crosses_zero() -> None:
 @pytest.mark.parametrize("poison", [np.inf, np.nan, 3e38])
 def test_what_a_masked_key_holds_changes_no_bound(poison: float) -> None:
     inputs = drawn(4) | {"mask": np.broadcast_to(np.arange(5) < 4, (1, 1, 4, 5))}
-    exact = {stage: each.high for stage, each in exact_stages("attention", {}, inputs).items()}
+    exact = {stage: each.high for stage, each in exact_stages(Problem("attention", {}, inputs)).items()}
     poisoned = inputs | {"value": np.where(np.arange(5)[:, None] == 4, np.float32(poison), inputs["value"])}
-    clean, other = (accumulated_bounds("attention", {}, each, SINGLE, exact)["output"] for each in (inputs, poisoned))
+    clean, other = (
+        accumulated_bounds(Problem("attention", {}, each), SINGLE, exact)["output"] for each in (inputs, poisoned)
+    )
     np.testing.assert_array_equal(other.max_error, clean.max_error)
 
 
@@ -111,7 +113,7 @@ def test_the_gradient_of_a_value_is_as_uncertain_as_its_weight() -> None:
     weight = moved + ((2 + 1) * U32 + 3 * U32 + U32) * (0.5 + moved)  # sum, division, storage
     expected = 3 * weight + U32 * 3 * (0.5 + weight) + 2 * U32 * 3 * 0.5  # the product, storage of the result
     values = {stage: each.high for stage, each in truth.exact.items()}
-    own = accumulated_bounds(GRADIENTS, truth.options, truth.inputs, stored, values)["grad_value"]
+    own = accumulated_bounds(Problem(GRADIENTS, truth.options, truth.inputs), stored, values)["grad_value"]
     np.testing.assert_allclose(own.max_error, expected, rtol=1e-5)
     assert (truth.bounds("native")["grad_value"].max_error > expected).all()
 

@@ -100,13 +100,13 @@ def test_bounds_are_not_idle(name: str) -> None:
 @every_forward_problem
 def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(name: str) -> None:
     operation, options, inputs = draw(name).laid_out()
-    exact = exact_stages(operation, options, inputs)
+    exact = exact_stages(Problem(operation, options, inputs))
     highs = {stage: each.high for stage, each in exact.items()}
     problem = Canonical.of(Problem(operation, options, inputs)).in_float64()
     values = value_walk(problem)
     double, single = (rounding_model_named("native", dtype) for dtype in ("float64", "float32"))
-    bounds = accumulated_bounds(operation, options, inputs, double, highs)
-    accumulated = accumulated_bounds(operation, options, inputs, single, highs)
+    bounds = accumulated_bounds(Problem(operation, options, inputs), double, highs)
+    accumulated = accumulated_bounds(Problem(operation, options, inputs), single, highs)
     for stage, high in highs.items():
         value = problem.without_added(stage, values.node(stage))
         assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
@@ -118,7 +118,7 @@ def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(nam
         for part in ("max_error", "sigma"):
             own, other = getattr(introduced[stage], part), getattr(accumulated[stage], part)
             np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-30)
-    assert list(accumulated_bounds(operation, options, inputs, single, highs, [stage])) == [stage]
+    assert list(accumulated_bounds(Problem(operation, options, inputs), single, highs, [stage])) == [stage]
 
 
 @every_problem
@@ -128,14 +128,17 @@ def test_some_rows_are_those_of_the_whole(name: str) -> None:
     rows = np.array([1, 3])
     if operation == GRADIENTS:
         with pytest.raises(ValueError, match="adds query rows up"):
-            exact_stages(operation, options, inputs, query_rows=rows)
+            exact_stages(Problem(operation, options, inputs), query_rows=rows)
         return
-    whole, sampled = exact_stages(operation, options, inputs), exact_stages(operation, options, inputs, query_rows=rows)
+    whole, sampled = (
+        exact_stages(Problem(operation, options, inputs)),
+        exact_stages(Problem(operation, options, inputs), query_rows=rows),
+    )
     of_rows = problem.laid_out(rows)
-    part = exact_stages(*of_rows)
+    part = exact_stages(Problem(*of_rows))
     single = rounding_model_named("native", "float32")
     bounds, own = (
-        accumulated_bounds(*plain, single, {stage: each.high for stage, each in exact.items()})
+        accumulated_bounds(Problem(*plain), single, {stage: each.high for stage, each in exact.items()})
         for plain, exact in (((operation, options, inputs), whole), (of_rows, part))
     )
     assert list(whole) == list(part) == list(sampled)
@@ -150,7 +153,7 @@ def test_some_rows_are_those_of_the_whole(name: str) -> None:
 @every_forward_problem
 def test_a_step_follows_from_what_was_returned_and_from_some_rows_of_it(name: str) -> None:
     operation, options, inputs = draw(name).laid_out()
-    whole, rows = exact_stages(operation, options, inputs), [2, 1]
+    whole, rows = exact_stages(Problem(operation, options, inputs)), [2, 1]
     stages = {stage: each.high + 0.125 for stage, each in whole.items()}  # whatever was returned
     problem = Canonical.of(Problem(operation, options, inputs))
     for stage in stages:

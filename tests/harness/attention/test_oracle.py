@@ -129,7 +129,7 @@ def test_scores_beyond_float64_still_have_exact_weights(size: float, expected: l
         "key": np.array([[[[1.0] * 3, [2.0] * 3]]]) * abs(size),
         "value": np.array([[[[1e300], [-1e-300]]]]),
     }
-    exact = exact_stages("attention", {}, inputs)
+    exact = exact_stages(Problem("attention", {}, inputs))
     assert exact["weights"].error_of(np.array(expected).reshape(1, 1, 1, 2)).max() <= 5e-324
     output = exact["output"].error_of(np.array([[[[expected[0] * 1e300 + expected[1] * -1e-300]]]]))
     assert (output <= exact["output"].radius).all()
@@ -141,10 +141,10 @@ def test_scores_beyond_float64_still_have_exact_weights(size: float, expected: l
 
 
 def test_large_scores_that_float64_tells_apart_and_weights_below_the_least_float_are_known() -> None:
-    close = exact_stages("softmax", {}, row_of_scores(1e300, np.nextafter(1e300, 0), -1e300))
+    close = exact_stages(Problem("softmax", {}, row_of_scores(1e300, np.nextafter(1e300, 0), -1e300)))
     assert close["weights"].high.tolist() == [[[[1, 0, 0]]]]
     assert close["log_sum_exp"].high[0, 0, 0] == 1e300
-    exact = exact_stages("softmax", {}, row_of_scores(0, -781))["weights"]
+    exact = exact_stages(Problem("softmax", {}, row_of_scores(0, -781)))["weights"]
     assert exact.high[0, 0, 0, 1] == exact.low[0, 0, 0, 1] == 0
     with mp.workprec(200):
         assert 0 < mp.exp(-781) <= mpf(float(exact.radius[0, 0, 0, 1]))
@@ -155,7 +155,7 @@ def test_an_empty_row_has_an_output_of_exactly_zero() -> None:
     inputs = {name: normal(1, 1, 96, 80, seed=3) for name in ("query", "key", "value")}  # FLINT's blocked product
     mask = np.ones((96, 96), dtype=bool)
     mask[5] = False
-    output = exact_stages("attention", {}, inputs | {"mask": mask}, ["output"])["output"]
+    output = exact_stages(Problem("attention", {}, inputs | {"mask": mask}), ["output"])["output"]
     for part in (output.high, output.low, output.radius):
         assert not part[0, 0, 5].any()
     assert output.high[0, 0, 4].all()
@@ -165,10 +165,10 @@ def test_an_empty_row_has_an_output_of_exactly_zero() -> None:
 def test_products_are_the_same_with_zeros_around_them(size: tuple[int, int, int]) -> None:
     rows, inner, columns = size
     query, key = normal(rows, inner), normal(columns, inner)
-    exact = exact_stages("scoring", {"score": "dot"}, {"query": query, "key": key}, ["scores"])["scores"]
+    exact = exact_stages(Problem("scoring", {"score": "dot"}, {"query": query, "key": key}), ["scores"])["scores"]
     for row in range(0, rows, 13):
         one = {"query": query[row : row + 1], "key": key}
-        alone = exact_stages("scoring", {"score": "dot"}, one, ["scores"])["scores"]
+        alone = exact_stages(Problem("scoring", {"score": "dot"}, one), ["scores"])["scores"]
         part = slice(row, row + 1)
         assert agree(alone, Enclosure(exact.high[part], exact.low[part], exact.radius[part]))
         assert exact.radius[row].max() < 2.0**-94
@@ -201,7 +201,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_precision_is_raised_where_it_must_be(tried: list[int]) -> None:
-    exact = exact_stages("attention", {"scale": 1.0}, cancelling(), ["weights"])["weights"]
+    exact = exact_stages(Problem("attention", {"scale": 1.0}, cancelling()), ["weights"])["weights"]
     assert tried == [106, 128, 256]
     with mp.workprec(400):
         key = [mpf(float(part)) for part in cancelling()["key"][:, 1]]
@@ -209,7 +209,7 @@ def test_precision_is_raised_where_it_must_be(tried: list[int]) -> None:
         assert abs(truth - mpf(exact.high[0, 0]) - mpf(exact.low[0, 0])) <= mpf(exact.radius[0, 0])
     assert exact.radius.max() < 2.0**-80
     # A cap far below the terms needs its digits.
-    capped = exact_stages("attention", {"scale": 1.0, "softcap": 2.0}, cancelling(), ["capped"])["capped"]
+    capped = exact_stages(Problem("attention", {"scale": 1.0, "softcap": 2.0}, cancelling()), ["capped"])["capped"]
     assert tried == [106, 128, 256] * 2
     assert (capped.radius <= 2.0**-80 * np.abs(capped.high)).all()
 
@@ -225,7 +225,7 @@ def test_precision_is_raised_where_it_must_be(tried: list[int]) -> None:
 def test_a_radius_small_beside_the_sum_of_absolute_terms_is_small(
     stage: str, options: dict[str, Any], precisions: list[int], tried: list[int]
 ) -> None:
-    exact = exact_stages("attention", options, cancelling(), [stage])[stage]
+    exact = exact_stages(Problem("attention", options, cancelling()), [stage])[stage]
     assert tried == precisions
     assert (exact.radius > 0).all()
     assert (exact.radius <= 2.0**-80 * 2.0**201).all()
@@ -233,12 +233,12 @@ def test_a_radius_small_beside_the_sum_of_absolute_terms_is_small(
 
 def test_when_no_precision_suffices_it_says_so_and_leaves_flint_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     before = flint.ctx.prec
-    exact_stages("attention", {}, attention_inputs())
+    exact_stages(Problem("attention", {}, attention_inputs()))
     with pytest.raises(ValueError, match="softmax has no raw_scores"):
-        exact_stages("softmax", {}, row_of_scores(1, 2), ["raw_scores"])
+        exact_stages(Problem("softmax", {}, row_of_scores(1, 2)), ["raw_scores"])
     monkeypatch.setattr(oracle, "MAX_PRECISION", 128)
     with pytest.raises(PrecisionExhausted, match="attention: weights not settled with 128 bits"):
-        exact_stages("attention", {}, cancelling(), ["weights"])
+        exact_stages(Problem("attention", {}, cancelling()), ["weights"])
     assert flint.ctx.prec == before
 
 
@@ -252,10 +252,10 @@ def test_inputs_outside_the_domain_are_named(name: str) -> None:
         inputs[name] = inputs[name].copy()
         inputs[name][..., -1, -1] = poison
         if (name, poison) == ("bias", -INF):
-            assert exact_stages("attention", {}, inputs)["biased"].high[0, 0, -1, -1] == -INF
+            assert exact_stages(Problem("attention", {}, inputs))["biased"].high[0, 0, -1, -1] == -INF
             continue
         with pytest.raises(OutsideDomain, match=f"^{name} ") as caught:
-            exact_stages("attention", {}, inputs)
+            exact_stages(Problem("attention", {}, inputs))
         assert caught.value.input_name == name
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
@@ -263,12 +263,12 @@ def test_inputs_outside_the_domain_are_named(name: str) -> None:
 def test_divisions_by_zero_and_what_the_oracle_does_not_know_are_refused() -> None:
     inputs = attention_inputs()
     with pytest.raises(OutsideDomain, match="softcap is 0"):
-        exact_stages("attention", {"softcap": 0.0}, inputs)
+        exact_stages(Problem("attention", {"softcap": 0.0}, inputs))
     with pytest.raises(OutsideDomain, match="key has a vector of length 0"):
-        exact_stages("scoring", {"score": "cosine"}, {"query": np.ones((2, 3)), "key": np.eye(4, 3)})
-    assert exact_stages("attention", {"scale": None, "window": None}, inputs)
+        exact_stages(Problem("scoring", {"score": "cosine"}, {"query": np.ones((2, 3)), "key": np.eye(4, 3)}))
+    assert exact_stages(Problem("attention", {"scale": None, "window": None}, inputs))
     with pytest.raises(ValueError, match="no attention with key_lengths, window"):
-        exact_stages("attention", {"window": (1, 0)}, inputs | {"key_lengths": np.ones(2)})
+        exact_stages(Problem("attention", {"window": (1, 0)}, inputs | {"key_lengths": np.ones(2)}))
     with pytest.raises(ValueError, match="no convolution with anything"):
         Canonical.of(Problem("convolution", {}, inputs))
 
@@ -285,7 +285,7 @@ def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
     allowed = MASK & np.tri(4, 5, dtype=bool)
 
     def of_masked(logits: Array, stage: str) -> Enclosure:
-        return exact_stages("softmax", {}, {"scores": np.where(allowed, logits, -INF)})[stage]
+        return exact_stages(Problem("softmax", {}, {"scores": np.where(allowed, logits, -INF)}))[stage]
 
     assert follows(MASKED, "capped", scores=scores, raw_scores=other).error_of(2 * np.tanh(scores / 2)).max() < 1e-15
     assert np.array_equal(follows(MASKED, "biased", scores=scores, capped=other).high, (other + BIAS))
@@ -306,7 +306,7 @@ def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
     # A scale may be applied before the product.
     scaled = draw("scaled dot").laid_out()
     found = follows(scaled, "scores", raw_scores=np.zeros((2, 2, 5, 6)))
-    assert np.array_equal(found.high, exact_stages(*scaled)["scores"].high)
+    assert np.array_equal(found.high, exact_stages(Problem(*scaled))["scores"].high)
 
 
 @pytest.mark.parametrize("poison", [np.nan, INF, -INF])
@@ -338,7 +338,7 @@ def grouped_attention(query: Array, key: Array, value: Array, bias: Array, allow
 
 def test_gradients_agree_with_complex_steps() -> None:
     problem, step = draw("gradients, all"), 1e-40
-    exact = exact_stages(*problem.laid_out())
+    exact = exact_stages(Problem(*problem.laid_out()))
     inputs, allowed = problem.inputs, problem.inputs["mask"] & np.tri(5, 6, dtype=bool)
     for name in ("query", "key", "value", "bias"):
         for at in list(np.ndindex(inputs[name].shape))[::3]:

@@ -57,30 +57,30 @@ def scores(*shape: int) -> Arrays:
 
 
 def test_the_ends_the_edges_of_tiles_and_rows_at_random_make_sixty_four() -> None:
-    rows = sampled_rows("softmax", {}, scores(1, 1, 1000, 1000))
+    rows = sampled_rows(Problem("softmax", {}, scores(1, 1, 1000, 1000)))
     assert rows is not None
     assert {0, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 999} < set(rows.tolist())
     assert (np.diff(rows) > 0).all()
-    np.testing.assert_array_equal(rows, sampled_rows("softmax", {}, scores(2, 3, 1000, 5000)))
+    np.testing.assert_array_equal(rows, sampled_rows(Problem("softmax", {}, scores(2, 3, 1000, 5000))))
     for queries in (65, 66, 128, 129, 1000, 1 << 20):
-        rows = sampled_rows("softmax", {}, scores(1, 1, queries, 1 << 18))
+        rows = sampled_rows(Problem("softmax", {}, scores(1, 1, queries, 1 << 18)))
         assert rows is not None
         assert (len(np.unique(rows)), len(rows), rows[0], rows[-1]) == (64, 64, 0, queries - 1)
 
 
 def test_few_rows_few_scores_and_sums_over_rows_are_judged_whole() -> None:
     for shape in ((1, 1, 64, 1 << 20), (1, 1, 512, 512), (0, 1, 512, 512)):
-        assert sampled_rows("softmax", {}, scores(*shape)) is None
-    assert sampled_rows("softmax", {}, scores(1, 1, 512, 513)) is not None
+        assert sampled_rows(Problem("softmax", {}, scores(*shape))) is None
+    assert sampled_rows(Problem("softmax", {}, scores(1, 1, 512, 513))) is not None
     assert MAX_ELEMENTS == 4 * 256 * 256
     for heads, is_whole in ((4, True), (5, False)):
         inputs = {"query": np.zeros((1, 256, 20)), "key": np.zeros((1, 256, 20))}
-        assert (sampled_rows("multi_head_attention", {"heads": heads}, inputs) is None) is is_whole
+        assert (sampled_rows(Problem("multi_head_attention", {"heads": heads}, inputs)) is None) is is_whole
         per_head = {name: np.broadcast_to(np.float32(0), (1, heads, 256, 8)) for name in ("query", "key")}
-        assert (sampled_rows("attention", {}, per_head) is None) is is_whole
+        assert (sampled_rows(Problem("attention", {}, per_head)) is None) is is_whole
     inputs = {name: np.broadcast_to(np.float32(0), (1, 1, 1000, 8)) for name in ("query", "key", "value")}
-    assert sampled_rows("attention", {}, inputs) is not None
-    assert sampled_rows("attention_gradients", {}, inputs) is None
+    assert sampled_rows(Problem("attention", {}, inputs)) is not None
+    assert sampled_rows(Problem("attention_gradients", {}, inputs)) is None
 
 
 # What is said of them.
@@ -308,7 +308,7 @@ def truth_of(options: Options, inputs: Arrays, dtype: str = "float64", **more: A
 
 
 def results(options: Options, inputs: Arrays) -> Any:
-    found = exact_results("attention", options, inputs, RESULTS)
+    found = exact_results(Problem("attention", options, inputs), RESULTS)
     assert found is not None
     return found
 
@@ -321,7 +321,7 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     options, inputs = problem.options | more, problem.inputs
     given = Problem("attention", options, inputs).canonical()
     given.options.update({each: options[each] for each in ("empty_rows",) if each in options})
-    found, whole = results(given.options, given.inputs), exact_stages("attention", given.options, given.inputs)
+    found, whole = results(given.options, given.inputs), exact_stages(Problem("attention", given.options, given.inputs))
     assert found.exact.keys() == set(RESULTS)
     for stage in RESULTS if "empty_rows" not in options else ("output",):  # no convention says what the sum is there
         assert_same(found.exact[stage], whole[stage])
@@ -365,15 +365,15 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("multi_head_attention", {}, {"output"}, False),
         ("softmax", {}, {"log_sum_exp"}, False),
     ):
-        assert are_blocked(operation, options, dict(PLAIN), stages) is blocked
+        assert are_blocked(Problem(operation, options, dict(PLAIN)), stages) is blocked
     for scale in (1e17, 1e300):  # logits that two numbers do not hold are worked out as ever
-        assert exact_results("attention", {"scale": scale}, dict(PLAIN), RESULTS) is None
+        assert exact_results(Problem("attention", {"scale": scale}, dict(PLAIN)), RESULTS) is None
         truth = truth_of({"scale": scale}, dict(PLAIN), returned=["output"])
         assert not truth.inner
         assert "weights" in truth.exact
     nan = PLAIN | {"value": np.where(np.arange(6)[:, np.newaxis] == 2, np.nan, PLAIN["value"])}
     with pytest.raises(OutsideDomain, match="value holds NaN"):
-        exact_results("attention", {}, nan, RESULTS)
+        exact_results(Problem("attention", {}, nan), RESULTS)
     monkeypatch.setattr(oracle, "MIN_ELEMENTS", 2 * H * LQ * LK)  # small problems keep every stage
     truth = truth_of({}, dict(PLAIN), returned=["output"])
     assert not truth.inner
