@@ -417,7 +417,7 @@ FAULTS: tuple[Fault, ...] = (
         "            if key in mapping:",
         "            if key in mapping and not path:",
         "a field that is given twice in a case takes its last value",
-        "harness/reading/test_yaml_reader.py harness/reading/test_loader.py",
+        "harness/reading/test_messages.py harness/reading/test_yaml_reader.py",
     ),
     _fault(
         "expression_or_is_and",
