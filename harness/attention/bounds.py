@@ -37,13 +37,13 @@ from attncheck.attention.errors import Ball, Bound, Real, as_float64
 from attncheck.attention.graph import graph_of, reached
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.sampling import axis_of_queries, rows_of_stage
+from attncheck.attention.sampling import rows_of_stage
 from attncheck.attention.softmax import Softmax
 from attncheck.attention.step import NotFiniteError
 from attncheck.attention.walk import error_walk, radius_walk, value_walk
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem, rows_of_tables
-from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages
+from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages, query_axis
 
 __all__ = [
     "Arrays",
@@ -173,7 +173,7 @@ def _part_of(stage: str, array: Real, rows: NDArray[np.intp], first: int, stop: 
 
 
 def _joined(stage: str, parts: Sequence[Bound]) -> Bound:
-    axis = axis_of_queries(stage)
+    axis = query_axis(stage)
     assert axis is not None
     return Bound(
         np.concatenate([part.max_error for part in parts], axis), np.concatenate([part.sigma for part in parts], axis)

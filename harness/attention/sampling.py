@@ -58,26 +58,21 @@ def queries_of(inputs: Mapping[str, Array]) -> int:
     return int(inputs["query" if "query" in inputs else "scores"].shape[-2])
 
 
-def axis_of_queries(stage: str) -> int | None:
-    """Return the axis of a stage that counts query rows; None for the projected key and value, which have none."""
-    return query_axis(stage)
-
-
 def rows_of_stage(stage: str, array: Array, rows: Rows | None) -> Array:
     """Keep these query rows of a stage; all of one that has none."""
-    axis = axis_of_queries(stage)
+    axis = query_axis(stage)
     return array if rows is None or axis is None else array.take(rows, axis)
 
 
 def has_rows(stage: str, array: Array, rows: Rows) -> bool:
     """Whether an implementation's array, which may have any shape, is long enough to have these query rows."""
-    axis = axis_of_queries(stage)
+    axis = query_axis(stage)
     return axis is None or (array.ndim >= -axis and array.shape[axis] > int(rows.max(initial=-1)))
 
 
 def index_in_all(stage: str, index: tuple[int, ...] | None, rows: Rows | None) -> tuple[int, ...] | None:
     """Return the index in the whole array of an element of its kept rows."""
-    axis = axis_of_queries(stage)
+    axis = query_axis(stage)
     if index is None or rows is None or axis is None:
         return index
     moved = list(index)
@@ -89,7 +84,7 @@ def spread(
     stage: str, kept: NDArray[np.float64], rows: Rows | None, queries: int, elsewhere: float = np.inf
 ) -> NDArray[np.float64]:
     """Lay kept rows out in the whole array's shape; of bounds, every other row may be anything: infinity."""
-    axis = axis_of_queries(stage)
+    axis = query_axis(stage)
     if rows is None or axis is None:
         return kept
     shape = list(kept.shape)

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -16,8 +16,9 @@ import typer
 
 from attncheck.cli import completion
 from attncheck.errors import UsageError
-from attncheck.options import Option, option_of
+from attncheck.options import Option, RunOptions, option_of
 from attncheck.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
+from attncheck.timing import Times
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -229,3 +230,13 @@ class Outlets:
         for path in self.badge or ():  # before anything takes time
             if path.suffix not in _BADGES:
                 raise UsageError(f"--badge {path}: expected a file that ends with {' or '.join(_BADGES)}")
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """Options of a run, and what goes with them from its beginning to what is shown of it."""
+
+    options: RunOptions
+    is_announced: bool = False
+    """True if hints on what runs were printed already."""
+    times: Times = field(default_factory=Times)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from threading import Thread, Timer
 from typing import TYPE_CHECKING
@@ -17,10 +17,9 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.output import ReportPlace, frames_of, print_faults, show_answer, write_ci_outputs, write_frames
-from attncheck.cli.parameters import AsJson, Isa, Outlets, Watch
+from attncheck.cli.parameters import AsJson, Isa, Outlets, RunRequest, Watch
 from attncheck.errors import CaseError, ExitCode, NothingFailed, UsageError
 from attncheck.options import RunOptions
-from attncheck.timing import Times
 
 if TYPE_CHECKING:
     from attncheck.execution.describing import DescribedWorkers
@@ -39,16 +38,6 @@ _NEEDED_FOR_A_REPORT = ("reports.write",)
 
 _MOMENT = 0.6
 """Seconds."""
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """Options of a run, and what goes with them from its beginning to what is shown of it."""
-
-    options: RunOptions
-    is_announced: bool = False
-    """True if hints on what runs were printed already."""
-    times: Times = field(default_factory=Times)
 
 
 def run_request(

@@ -28,7 +28,7 @@ from attncheck.results.last_failed import Evaluation, FailedEvaluation, failed_e
 from attncheck.spec import DTYPES
 
 if TYPE_CHECKING:
-    from attncheck.cli.running import RunRequest
+    from attncheck.cli.parameters import RunRequest
     from attncheck.progress import Watcher
     from attncheck.run import RunSummary
 

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
 from attncheck.attention.enclosure import Enclosure
-from attncheck.attention.sampling import axis_of_queries, index_in_all, rows_of_stage
+from attncheck.attention.sampling import index_in_all, rows_of_stage
 from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure
 from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.reading.shapes import show
-from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, stage_position, wide_dtype
+from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, query_axis, stage_position, wide_dtype
 from attncheck.verdicts import Verdict
 from attncheck.wording import written_ratio
 
@@ -212,7 +212,7 @@ def _has_statistics(truth: Truth, stage: str, *, introduced: bool) -> bool:
 def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
     """Say how many query rows were judged, and of which the elements are that are named."""
     stage, rows = judgement.stage, truth.query_rows
-    if rows is None or axis_of_queries(stage) is None:
+    if rows is None or query_axis(stage) is None:
         return judgement
 
     def moved(measured: Measured | None) -> Measured | None:

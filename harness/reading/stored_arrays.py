@@ -70,24 +70,20 @@ def read_stored(source: StoredNumbers) -> NDArray[np.float64]:
     Raises ``StoredArrayFault``, also where the file has changed since its case was read.
     """
     array = _read(source)
-    if source.contents is not None and source.contents.digest != _digest(array):
+    if source.contents is not None and source.contents.digest != digest_of(array):
         raise StoredArrayFault("file", f"{source.file} has changed since its case was read; run the command again")
     return array
 
 
 def _summary(array: NDArray[np.float64]) -> Contents:
     if array.size <= MAX_COUNTS and (array == np.floor(array)).all() and np.isfinite(array).all():
-        return Contents(_digest(array), array.shape, tuple(map(float, array.ravel())), True)
+        return Contents(digest_of(array), array.shape, tuple(map(float, array.ravel())), True)
     finite = array[np.isfinite(array)]
     extremes = [float(finite.min()), float(finite.max())] if finite.size else []
     extremes += [float(fraction) for fraction in finite[finite != np.floor(finite)][:1]]
     extremes += [number for number in (math.inf, -math.inf) if (array == number).any()]
     extremes += [math.nan] if np.isnan(array).any() else []
-    return Contents(_digest(array), array.shape, tuple(extremes), False)
-
-
-def _digest(array: NDArray[np.float64]) -> str:
-    return digest_of(array)
+    return Contents(digest_of(array), array.shape, tuple(extremes), False)
 
 
 def _read(source: StoredNumbers) -> NDArray[np.float64]:

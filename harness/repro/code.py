@@ -36,12 +36,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.sampling import axis_of_queries
 from attncheck.errors import UsageError
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.reading.case import Case
-from attncheck.spec import computed_stages
+from attncheck.spec import computed_stages, query_axis
 
 _OURS = "attncheck"
 
@@ -319,7 +318,7 @@ def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model
     allowed[is_prescribed(exact)] = 0.0
     # Only in float64 are numbers so close to the exact answer that its own rounding to float64 counts.
     rest = exact.low if truth.dtype == "float64" and exact.low.any() else 0.0
-    axis = axis_of_queries(stage)
+    axis = query_axis(stage)
     rows = None if axis is None else truth.query_rows
     own = truth.dtype_of(stage)
     dtype = "" if own == truth.dtype else own
