@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -21,6 +22,7 @@ FOLDERS = ("harness", "backends", "reports")
 FEW_LINES = 120
 FEW_PARAMETERS = 12
 MANY_ITEMS = 200
+MANY_CROSSED = 20
 ROOM = 200  # lines that a folder may stay below its budget
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -211,6 +213,13 @@ def test_each_folder_keeps_its_budget_of_files_and_lines_and_no_budget_is_roomy(
     assert [
         name for name, size in sizes.items() if budgets[name][0] > size[0] or budgets[name][1] > size[1] + ROOM
     ] == []
+
+
+def test_the_walk_of_one_case_crosses_twenty_files_that_are_there() -> None:
+    page = (ROOT / "docs/architecture/walk.md").read_text(encoding="utf-8")
+    crossed = set(re.findall(r"`([a-z_0-9/]+\.py)`", page))
+    assert crossed <= sources().keys()
+    assert len(crossed) <= MANY_CROSSED
 
 
 def test_no_test_function_makes_two_hundred_items(request: pytest.FixtureRequest) -> None:
