@@ -1,4 +1,4 @@
-"""What implementations do instead where they fail, decided when all is judged, by all failing cases of each together.
+"""The diagnosis of failing implementations, decided when all is judged, by all failing cases of each together.
 
 A row is written as its case is judged: verdict and numbers, and not why. Why takes several exact answers, and one case
 seldom tells. So of each operation, first failing stage and verdict the simplest cases are examined, until one reading

@@ -1,4 +1,4 @@
-"""What the harness says of a comparison, and what that means for the exit code."""
+"""Verdicts on comparisons, and what they mean for the exit code."""
 
 from __future__ import annotations
 

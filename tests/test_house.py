@@ -23,6 +23,7 @@ FEW_LINES = 120
 FEW_PARAMETERS = 12
 MANY_ITEMS = 200
 MANY_CROSSED = 20
+QUESTIONS = ("What ", "Whether ", "Whom ", "When ", "Where ", "How ", "Say ")
 ROOM = 200  # lines that a folder may stay below its budget
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -152,6 +153,21 @@ def private_names_of_other_files() -> dict[str, int]:
     )
 
 
+def docstrings_that_ask() -> dict[str, int]:
+    """Return how many docstrings of each folder begin with a question's word instead of a noun or an imperative."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    return dict(
+        sorted(
+            Counter(
+                Path(file).parent.as_posix()
+                for file, tree in trees().items()
+                for node in ast.walk(tree)
+                if isinstance(node, documented) and (ast.get_docstring(node) or "").startswith(QUESTIONS)
+            ).items()
+        )
+    )
+
+
 @cache
 def operations() -> set[str]:
     """Return the names of operations whose name no option, stage or input has too."""
@@ -181,6 +197,7 @@ RULES = {
     "functions that hand on": functions_that_hand_on,
     "private names of other files": private_names_of_other_files,
     "branches on operations": branches_on_operations,
+    "docstrings that ask": docstrings_that_ask,
 }
 
 

@@ -1,7 +1,4 @@
-"""An alternative to what a case means, and how one is made of a case's options and inputs.
-
-What a query that may attend to no key may give instead of what its case expects, each as a change of the problem.
-"""
+"""Alternatives to what a case means, each a change of the problem; among them, what rows without a key give."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""What else an implementation may have meant: other conventions, each as a change of the problem that a case poses.
+"""Conventions that an implementation may have meant instead, each as a change of the problem of a case.
 
 A convention is another reading of the same options: where causality and windows are counted from, which truth value of
 a mask forbids, how grouped heads are shared. A mistake leaves an option out, or takes another value for it. Both are
 here as problems whose exact answers a result may turn out to be (``judge_implementation.py``).
 
-What normalised queries and keys may be taken for: no norm, another one, of other elements, elsewhere, other weights.
-
-Each is the exact answer of another problem, in the form to which the case is lowered (``reading/lowering.py``).
+Normalised queries and keys may be taken for others: with no norm, another one, of other elements, elsewhere, or with
+other weights. Each is a problem in the form to which the case is lowered (``reading/lowering.py``).
 """
 
 from __future__ import annotations

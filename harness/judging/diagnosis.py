@@ -1,4 +1,4 @@
-"""What an implementation does wrong, by all of its failing cases together: the reading that explains all it can.
+"""The mistake of an implementation, by all of its failing cases together: the reading that explains all it can.
 
 One case is seldom enough. Weights of zero are those of every large scale, and one query that sees all keys ignores
 causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes

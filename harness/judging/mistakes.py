@@ -1,4 +1,4 @@
-"""What implementations are known to do instead of what a case asks for, each as another problem.
+"""Mistakes that implementations are known to make, each as another problem than the case's.
 
 None of these is a convention: nobody means them. Each is the exact answer of a problem that the case does not pose, so
 that a result can be compared with it within bounds (``judge_implementation.py``). A mistake is offered by cases that

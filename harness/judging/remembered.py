@@ -1,4 +1,4 @@
-"""What judging keeps in a store, and by what it is found again: exact answers and rows.
+"""Exact answers and rows that judging keeps in a store, and the keys by which they are found again.
 
 Error bounds are not kept: working them out takes little longer than reading them would.
 

@@ -1,4 +1,4 @@
-"""How near a result is to a reading of its case: measured in float64 NumPy, to choose what is worth an exact answer.
+"""The distance of a result from a reading of its case, in float64 NumPy, to choose what is worth an exact answer.
 
 Beside it the scales that are tried in the place of the one that a case means: the common wrong ones, and the one with
 which the result comes nearest.

@@ -1,4 +1,4 @@
-"""What is true of one case in one dtype: exact stages, and the error bounds of every rounding model that is judged.
+"""The truth of one case in one dtype: exact stages, and the error bounds of every rounding model that is judged.
 
 Both are worked out once and serve all implementations. On large shapes some query rows stand for all (``sampling``),
 and where nobody returned a stage with an axis of keys, keys are taken in blocks.

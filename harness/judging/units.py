@@ -1,6 +1,6 @@
-"""Judges one case in one dtype on every implementation of a run; what was judged before comes out of the store.
+"""A unit, one case in one dtype, judged on every implementation of a run; what was judged before comes from the store.
 
-What judges is imported where there is anything to judge.
+The modules that judge are imported where there is anything to judge.
 """
 
 from __future__ import annotations
