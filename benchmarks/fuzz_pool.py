@@ -229,6 +229,15 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _is_for_writing(opened: tuple[Any, ...]) -> bool:
+    """Report whether a path is opened to write: by ``open`` with a mode, or ``os.open`` with flags alone.
+
+    A descriptor is no path. It was opened by one of the two.
+    """
+    path, mode, flags = opened
+    return not isinstance(path, int) and bool(set(mode or "") & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR))
+
+
 class _Guard:
     """Notes what Python does while an input is taken that reading a file never needs: processes, files elsewhere."""
 
@@ -250,6 +259,6 @@ class _Guard:
             return
         if event.startswith(_RUNNING):
             self.seen.append(f"{event} {arguments!r:.200}")
-        writes = event in _WRITING or (event == "open" and bool(set(str(arguments[1] or "")) & set("wax+")))
+        writes = event in _WRITING or (event == "open" and _is_for_writing(arguments))
         if writes and not str(arguments[0]).startswith(self._folder):
             self.seen.append(f"{event} {arguments!r:.200}")
