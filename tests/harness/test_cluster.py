@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -248,6 +249,22 @@ def test_one_of_two_workers_is_killed_midway_and_nothing_is_lost_or_told_twice(
     processes.have(1)  # a worker that its nanny has just replaced takes a while to be known
     assert there == here[0]
     assert_same_report(here[1], modules["folder"] / "killed")
+
+
+def test_what_is_tried_alone_goes_to_a_worker_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attncheck.executors.dask import driver
+
+    workers: dict[str, Any] = {"tcp://dead": {}, "tcp://living": {}}
+
+    def call_on(worker: str, *_: object) -> int | None:
+        if worker == "tcp://living":
+            return 0
+        del workers[worker]  # which the scheduler notices when it is asked for an answer
+        return None
+
+    monkeypatch.setattr(driver, "_call_on", call_on)
+    cluster: Any = SimpleNamespace(workers=lambda: dict(workers))
+    assert driver._somebody(cluster, {}, lambda: None) == "tcp://living"
 
 
 def test_a_case_that_kills_workers_is_one_crash(

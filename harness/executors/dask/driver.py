@@ -276,9 +276,26 @@ def _alone(
     *arguments: object,
 ) -> Any:
     """Call a function on one worker and no other; None where that worker dies of it."""
-    worker = _somebody(cluster, needs, look)
+    return _call_on(_somebody(cluster, needs, look), cluster, key, needs, function, *arguments)
+
+
+def _call_on(
+    worker: str,
+    cluster: Cluster,
+    key: str | None,
+    needs: Mapping[str, float],
+    function: Callable[..., Any],
+    *arguments: object,
+) -> Any:
+    """Call a function on this worker; None where it is gone before it answers."""
     future = cluster.client.submit(
-        function, *arguments, key=key, workers=[worker], allow_other_workers=False, resources=dict(needs) or None
+        function,
+        *arguments,
+        key=key,
+        workers=[worker],
+        allow_other_workers=False,
+        resources=dict(needs) or None,
+        pure=False,
     )
     try:
         while future.status in ("pending", "lost"):
@@ -294,10 +311,13 @@ def _alone(
 
 
 def _somebody(cluster: Cluster, needs: Mapping[str, float], look: Callable[[], None]) -> str:
-    """Return the address of a worker that offers something, once there is one."""
+    """Return the address of a worker that offers something and answers, once there is one.
+
+    The scheduler lists a worker that was killed until it notices. What is asked of that one would be blamed for it.
+    """
     while True:
         found = [address for address, worker in cluster.workers().items() if offers(worker, needs)]
-        if found:
+        if found and _call_on(min(found), cluster, None, {}, int) is not None:
             return min(found)
         look()
         sleep(_LOOK_SECONDS)
