@@ -1,6 +1,12 @@
 """How Sphinx makes a site of the documentation: ``sphinx-build -W -n docs build/site``."""
 
+import shutil
+import subprocess
+import sys
 from importlib.metadata import version as installed
+from pathlib import Path
+
+from sphinx.application import Sphinx
 
 project = "attncheck"
 author = "the attncheck developers"
@@ -24,3 +30,17 @@ napoleon_use_ivar = True
 # The theme brings all that it needs: neither the build nor a reader's browser fetches anything from elsewhere.
 html_theme = "furo"
 html_title = "attncheck"
+
+
+def _draw_documents(app: Sphinx, exception: Exception | None) -> None:
+    """Put the report of the published documents, with every number and picture, beside the pages of the site."""
+    if exception is None and app.builder.format == "html":
+        results = Path(app.doctreedir) / "documents"
+        check = [sys.executable, "-m", "attncheck", "check", "documents/*", "--backend", "numpy", "--quiet"]
+        subprocess.run([*check, "--output", str(results)], check=True)
+        shutil.copy(results / "report" / "report.html", Path(app.outdir) / "documents.html")
+
+
+def setup(app: Sphinx) -> None:
+    """Register what the build does beside its pages."""
+    app.connect("build-finished", _draw_documents)

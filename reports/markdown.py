@@ -334,14 +334,10 @@ _MAX_VISIBLE = 40
 """Longer tables are folded away."""
 
 
-Images = Mapping[str, Sequence[str]]
-"""Lines of Markdown that show what is drawn of a case, by its id."""
-
-
-def document_sections(frames: Frames, images: Images | None = None) -> list[list[str]]:
+def document_sections(frames: Frames) -> list[list[str]]:
     """Return a section per document: its cases, and in each what it prints and what it computes without printing.
 
-    Without images each section leads to the pictures of the HTML report, which has those of everything that fails.
+    Each section leads to the pictures of the HTML report.
     """
     pages = document_pages(frames)
     if not pages:
@@ -353,21 +349,20 @@ def document_sections(frames: Frames, images: Images | None = None) -> list[list
         "count from 0.",
     ]
     names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
-    drawn = [f"Drawn in [report.html](report.html#document-{name})." if images is None else "" for name in names]
-    return [opening, *(_document(page, images or {}, where) for page, where in zip(pages, drawn, strict=True))]
+    return [opening, *(_document(page, name) for page, name in zip(pages, names, strict=True))]
 
 
-def _document(page: DocumentPage, images: Images, drawn: str) -> list[str]:
+def _document(page: DocumentPage, name: str) -> list[str]:
     by = f", by {escape(page.author)}" if page.author else ""
     section = f"; {escape(page.section)}" if page.section else ""
     lines = [f"### {escape(page.title)}", "", f"*{escape(page.source)}*{by}{section}.", ""]
     lines += [f"- {escape(note)}" for note in page.notes]
-    lines += ["", drawn] if drawn else []
-    return [*lines, *(line for case in page.cases for line in _case(case, images))]
+    lines += ["", f"Drawn in [report.html](report.html#document-{name})."]
+    return [*lines, *(line for case in page.cases for line in _case(case))]
 
 
-def _case(case: DocumentCase, images: Images) -> list[str]:
-    lines = ["", f"#### {escape(case.name)}", "", *map(escape, case.notes), *images.get(case.id, ())]
+def _case(case: DocumentCase) -> list[str]:
+    lines = ["", f"#### {escape(case.name)}", "", *map(escape, case.notes)]
     for expectation in case.expectations:
         lines += ["", *_expectation(expectation)]
     return lines

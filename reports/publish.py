@@ -1,23 +1,21 @@
-"""A comparison that is kept in a repository: Markdown with pictures, the verdicts, and the versions they are of.
+"""A comparison that is kept in a repository: the answer as Markdown, every verdict, and the versions they are of.
 
-README.md      the answer, what is wrong or known, every verdict, and each document with its numbers and pictures
-pictures/      what the documents compute, drawn from exact answers and so the same on every machine
+README.md      the answer, the versions, what is wrong or known, and how many numbers of each document hold
 verdicts.csv   one row per case, implementation and dtype: what a later run is compared with
 versions.csv   one row per implementation
 
 Nothing in verdicts.csv depends on the processor: errors, their sizes and warnings about noise stay out of it. What is
-expected to fail on some processors alone is published as that, whether it failed here or not.
+expected to fail on some processors only is published as that, whether it failed here or not. A case that was added
+since the comparison was published is not in it, and is compared with nothing.
 """
 
 from __future__ import annotations
 
 import csv
-import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -25,20 +23,8 @@ import pandas as pd
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.difference import changed_entries
-from attncheck.reports.documents import document_pages
 from attncheck.reports.frames import Cell, Frames, State, cell_table, expected_failures, records, stage_order
-from attncheck.reports.heatmaps import heatmaps
-from attncheck.reports.markdown import (
-    document_overview,
-    document_sections,
-    empty_rows_section,
-    escape,
-    expected_failures_section,
-    table,
-    verdict_section,
-    wrong_section,
-)
-from attncheck.reports.panels import Drawing
+from attncheck.reports.markdown import document_overview, escape, expected_failures_section, table, wrong_section
 from attncheck.reports.summary import make_summary
 from attncheck.reports.write import csv_text, harmless
 from attncheck.verdicts import ALL_CASES, Verdict
@@ -91,25 +77,38 @@ def publish(frames: Frames, directory: Path) -> Path:
     if frames.problems:
         raise UsageError(f"only complete runs are published: {frames.problems[0]}")
     verdicts = verdicts_of(frames)
-    readme, pictures = render_readme(frames)
+    texts = {VERDICTS: _verdicts_csv(verdicts), VERSIONS: _versions_csv(frames), README: render_readme(frames)}
     with OutputError.where(directory):
-        _prepare(directory)
-        for name, data in pictures.items():
-            (directory / name).write_bytes(data)
-        for name, text in {VERDICTS: _verdicts_csv(verdicts), VERSIONS: _versions_csv(frames), README: readme}.items():
+        if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
+            raise OutputError(
+                f"{directory} is not empty and holds no published comparison; name another folder with --published"
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
             (directory / name).write_text(text, encoding="utf-8", newline="\n")
     return directory / README
 
 
-def drift(frames: Frames, directory: Path) -> list[PublishedDifference]:
-    """Return how a run's verdicts differ from the published ones, by case, implementation and dtype.
+class Drift(NamedTuple):
+    """How a run differs from what is published, in how many verdicts it could, and how many cases are not published."""
 
-    What the run left out because other cases stand for it is no difference.
+    differences: list[PublishedDifference]
+    compared: int
+    unpublished: int
+
+
+def drift(frames: Frames, directory: Path) -> Drift:
+    """Compare a run's verdicts with the published ones, by case, implementation and dtype.
+
+    What the run left out because other cases stand for it is no difference, nor is a case that is not published.
     """
-    left_out, found = _left_out(frames), verdicts_of(frames)
-    published = {key: verdict for key, verdict in read_verdicts(directory).items() if key not in left_out}
-    changes = sorted(changed_entries(published, found), key=lambda entry: entry[0])
-    return [PublishedDifference(*entry) for entry in changes]
+    left_out, published, found = _left_out(frames), read_verdicts(directory), verdicts_of(frames)
+    cases = {evaluation.case for evaluation in published}
+    of_published = {evaluation: verdict for evaluation, verdict in found.items() if evaluation.case in cases}
+    expected = {evaluation: verdict for evaluation, verdict in published.items() if evaluation not in left_out}
+    changes = sorted(changed_entries(expected, of_published), key=lambda entry: entry[0])
+    unpublished = {evaluation.case for evaluation in found} - cases
+    return Drift([PublishedDifference(*entry) for entry in changes], len(of_published), len(unpublished))
 
 
 def _left_out(frames: Frames) -> set[Evaluation]:
@@ -228,64 +227,16 @@ def _versions_csv(frames: Frames) -> str:
     return csv_text(("implementation", "version", "python", "attncheck"), sorted(rows))
 
 
-def _prepare(directory: Path) -> None:
-    """Make the folder, or empty it of an earlier comparison; anything else is left alone."""
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
-        raise OutputError(
-            f"{directory} is not empty and holds no published comparison; name another folder with --published"
-        )
-    if (directory / FOLDER).is_dir():
-        shutil.rmtree(directory / FOLDER)
-    (directory / FOLDER).mkdir(parents=True)
-
-
-FOLDER = "pictures"
-_ODD = re.compile(r"[^a-z0-9_]+")
-
-
-def draw_documents(frames: Frames) -> tuple[dict[str, list[str]], dict[str, bytes]]:
-    """Return by case the Markdown that shows its pictures, and the pictures by their paths beside that Markdown."""
-    shown: dict[str, list[str]] = {}
-    pictures: dict[str, bytes] = {}
-    for page in document_pages(frames):
-        for number, case in enumerate(page.cases, 1):
-            start = f"{FOLDER}/{_plain(PurePosixPath(page.file).stem)}-{number}"
-            images = list(_images(case.drawings, start, pictures))
-            if images:
-                shown[case.id] = ["", "\n".join(images)]
-    return shown, pictures
-
-
-def _images(drawings: tuple[Drawing, ...], start: str, pictures: dict[str, bytes]) -> Iterator[str]:
-    """Draw, add to the pictures, and yield the Markdown of each image."""
-    for number, drawing in enumerate(drawings, 1):
-        picture = heatmaps(drawing.panels)
-        path = f"{start}-{number:02}-{_plain(drawing.names[0])}.svg"
-        while path in pictures:  # two documents whose files have one name, in different folders
-            path = path.replace(".svg", "-.svg")
-        pictures[path] = picture.data
-        yield f"![{escape(picture.alternative)}]({path})"
-
-
-def _plain(name: str) -> str:
-    """Return a name of a file that needs no quotes anywhere."""
-    return _ODD.sub("_", name.lower())[:60]
-
-
-def render_readme(frames: Frames) -> tuple[str, dict[str, bytes]]:
-    """Return the Markdown, and the pictures by their paths beside it. The same frames give the same bytes."""
-    shown, pictures = draw_documents(frames)
+def render_readme(frames: Frames) -> str:
+    """Return the Markdown: a page that is read at once. The same frames give the same text."""
     sections = [
         _opening(frames),
         _versions(frames),
         wrong_section(frames),
         expected_failures_section(frames),
-        empty_rows_section(frames),
         document_overview(frames),
-        verdict_section(frames),
-        *document_sections(frames, shown),
     ]
-    return "\n".join(line for section in sections if section for line in [*section, ""]), pictures
+    return "\n".join(line for section in sections if section for line in [*section, ""])
 
 
 def _opening(frames: Frames) -> list[str]:
@@ -297,9 +248,10 @@ def _opening(frames: Frames) -> list[str]:
         "",
         *(f"- {escape(sentence)}" for sentence in answer.sentences),
         "",
-        "`make publish` writes this folder, this page included; nothing in it is written by hand. CI holds the runs of "
-        "the corpus against [verdicts.csv](verdicts.csv), in which nothing depends on the processor, and fails where a "
-        "verdict differs. The last digits of the numbers on this page are those of one machine.",
+        "`make publish` writes this folder, at a release; nothing in it is written by hand. Every verdict is in "
+        "[verdicts.csv](verdicts.csv), in which nothing depends on the processor. CI compares its runs of the corpus "
+        "with it, and fails where the verdict of a case that is in it differs. `attncheck report` on the results of a "
+        "run shows every case, and every document with its numbers and pictures.",
     ]
 
 

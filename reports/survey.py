@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -305,8 +305,9 @@ def read_meanings(path: Path) -> list[MeasuredConvention]:
 def differences(kept: Survey, found: Survey) -> list[str]:
     """Say where a run counts otherwise than what is kept of the same implementation in the same version.
 
-    What is right and what is known to fail count together: some failures are those of some processors alone. Of a run
-    that left out more than what is kept, only what is wrong more often is told.
+    What is right and what is known to fail count together: some failures are those of some processors only. Where the
+    corpus has grown since, or the run left cases out, only what was lost is a difference (``_comparable``); a feature
+    that is not kept is none.
     """
     before = {row[:3]: _on_any_processor(row) for row in kept.judged}
     known = {row[:2] for row in kept.judged}
@@ -316,15 +317,26 @@ def differences(kept: Survey, found: Survey) -> list[str]:
         if (name, version) not in known
     ]
     for row in found.judged:
-        was, now = before.get(row[:3]), _on_any_processor(row)
-        if was is not None and now["not_run"] > was["not_run"]:
-            was, now = {"wrong": was["wrong"]}, {"wrong": max(was["wrong"], now["wrong"])}
-        if was is not None and was != now:
+        if row[:3] in before:
+            was, now = _comparable(before[row[:3]], _on_any_processor(row))
             counts = ", ".join(f"{name} {was[name]} -> {now[name]}" for name in now if was[name] != now[name])
-            lines.append(f"{row.implementation} {row.version}, {row.feature}: {counts}")
-        elif was is None and row[:2] in known:
-            lines.append(f"{row.implementation} {row.version}, {row.feature}: not in the survey")
+            lines += [f"{row.implementation} {row.version}, {row.feature}: {counts}"] if counts else []
     return lines
+
+
+def _comparable(was: Mapping[str, int], now: Mapping[str, int]) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Return two counts of the same cases as they are, and of others only what was lost.
+
+    Of a run that left out more cases that is what is wrong more often; of one with more cases, what is right less often
+    too, for what was added can only be right more often.
+    """
+    if now["not_run"] > was["not_run"]:
+        worse: dict[str, Callable[[int, int], int]] = {"wrong": max}
+    elif sum(now.values()) > sum(was.values()):
+        worse = {"right or known": min, "wrong": max}
+    else:
+        return was, now
+    return {name: was[name] for name in worse}, {name: choose(was[name], now[name]) for name, choose in worse.items()}
 
 
 def _versions_of(survey: Survey) -> list[tuple[str, str]]:

@@ -96,6 +96,7 @@ def publish(
     frames = frames_of(find_runs(runs))
     from attncheck.reports.coverage import stood_for
     from attncheck.reports.publish import VERDICTS, drift, verdicts_of
+    from attncheck.wording import counted
 
     if not check:
         from attncheck.reports.publish import publish as write
@@ -108,8 +109,10 @@ def publish(
         return
     for problem in frames.problems:
         typer.echo(f"attncheck: {problem}", err=True)
-    differences, file, notes = drift(frames, published), published / VERDICTS, list(stood_for(frames))
-    compared = len(verdicts_of(frames))
+    (differences, compared, unpublished), file = drift(frames, published), published / VERDICTS
+    notes = list(stood_for(frames))
+    if unpublished:
+        notes.append(f"{counted(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published.")
     if as_json:
         print_document(_document("publish", file, compared, list(map(str, differences)), [*frames.problems, *notes]))
         raise typer.Exit(ExitCode.DISAGREE if differences else ExitCode.AGREE)
