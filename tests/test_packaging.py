@@ -1,4 +1,4 @@
-"""What ``pyproject.toml`` ships: every folder and every data file of the four packages.
+"""What ``pyproject.toml`` ships: every folder and every data file of the four packages, but the faults.
 
 An editable install finds files that a wheel does not have, so the lists are compared with the folders themselves.
 """
@@ -6,6 +6,7 @@ An editable install finds files that a wheel does not have, so the lists are com
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from attncheck.cli.app import main
+from attncheck.errors import ExitCode
+
 ROOT = Path(__file__).resolve().parent.parent
-STAYS_IN_THE_REPOSITORY = ROOT / "reports" / "published"
+STAYS_IN_THE_REPOSITORY = {ROOT / "reports" / "published", ROOT / "harness" / "mutation"}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def setuptools() -> dict[str, Any]:
 
 def _files() -> list[Path]:
     files = (path for name in ("backends", "cases", "harness", "reports") for path in (ROOT / name).rglob("*"))
-    kept = (path for path in files if path.is_file() and STAYS_IN_THE_REPOSITORY not in path.parents)
+    kept = (path for path in files if path.is_file() and STAYS_IN_THE_REPOSITORY.isdisjoint(path.parents))
     return [path.relative_to(ROOT) for path in kept if "__pycache__" not in path.parts]
 
 
@@ -39,6 +43,20 @@ def _package(folder: Path) -> str:
 def test_every_folder_with_code_is_a_package(setuptools: dict[str, Any]) -> None:
     names = {_package(path.parent) for path in _files() if path.suffix == ".py"}
     assert names <= set(setuptools["packages"])
+
+
+def test_the_faults_are_no_part_of_the_wheel_and_their_command_says_that_it_needs_a_checkout(
+    setuptools: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "attncheck.mutation" not in setuptools["packages"]
+    monkeypatch.delitem(sys.modules, "attncheck.mutation.command", raising=False)
+    monkeypatch.setitem(sys.modules, "attncheck.mutation", None)  # what is not there cannot be imported
+    monkeypatch.setattr(sys, "argv", ["attncheck", "mutants"])
+    with pytest.raises(SystemExit) as raised:
+        main()
+    assert raised.value.code == ExitCode.BAD_INPUT
+    said = " ".join(capsys.readouterr().err.split())
+    assert "attncheck mutants needs a checkout of the repository, installed by pip install --editable ." in said
 
 
 def test_every_file_that_is_no_code_is_shipped_by_its_nearest_package(setuptools: dict[str, Any]) -> None:

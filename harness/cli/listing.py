@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +26,6 @@ from attncheck.options import (
     UseCache,
     store_of,
 )
-from attncheck.processors import available_processors
 
 if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, str | list[str]]
 
+_MUTATION = "attncheck.mutation.command"
 _WIDTH = 100
 _INDENT = "  "
 _MAX_SHAPE = 30
@@ -77,27 +79,32 @@ def mutants(
     wrong name.
     """
     from attncheck.config import selected
-    from attncheck.mutation.score import run_mutants, subjects_of
-    from attncheck.mutation.workers import in_processes
-    from attncheck.reports.mutation import mutants_document, print_mutation
 
+    command = _command_of_mutation()
     store = store_of(cache, cache_size)
     selection = selected(RunOptions(cases=cases), store)
     print_faults(selection)
-    subjects = subjects_of(split(topic))
-    with in_processes(processes or available_processors(), store) as scorers:
-        frames = run_mutants(
-            selection.cases, tuple(range(seeds)), scorers=scorers, subjects=subjects, exhaustive=all_cases
-        )
+    code, document = command.run(
+        selection, split(topic), range(seeds), processes, store, exhaustive=all_cases, as_json=as_json
+    )
     if verbose:
         typer.echo(f"attncheck: cache: {store.summary}", err=True)
-    is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
-    code = ExitCode.BAD_INPUT if selection.faults else ExitCode.AGREE if is_good else ExitCode.DISAGREE
     if as_json:
-        print_document(mutants_document(frames, code, list(map(str, selection.faults))))
-    else:
-        print_mutation(frames)
+        print_document(document)
     raise typer.Exit(code)
+
+
+def _command_of_mutation() -> ModuleType:
+    """Import the score of the faults, which is installed from a checkout alone. Raises ``UsageError``."""
+    try:
+        return import_module(_MUTATION)
+    except ModuleNotFoundError as error:
+        if not _MUTATION.startswith(error.name or " "):
+            raise
+        raise UsageError(
+            "the faults are no part of the installed package: attncheck mutants needs a checkout of the repository, "
+            "installed by pip install --editable ."
+        ) from error
 
 
 @app.command(

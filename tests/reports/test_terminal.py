@@ -21,12 +21,12 @@ from here import command_here, own_code_here
 from attncheck import check
 from attncheck.errors import ExitCode
 from attncheck.mutation.catalogue import SUBJECTS
+from attncheck.mutation.command import mutants_document, print_mutation
 from attncheck.mutation.score import run_mutants
 from attncheck.reading.selection import select_cases
 from attncheck.reports.defects import commands_again, defects, first_commands
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.html.page import render_html
-from attncheck.reports.mutation import mutants_document, print_mutation
 from attncheck.reports.terminal import print_summary
 from attncheck.wording import told_apart, written_ratio
 

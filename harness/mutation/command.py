@@ -1,20 +1,25 @@
-"""The mutation score for people and programs: what catches which fault, what survives, what is wrongly flagged."""
+"""``attncheck mutants``: runs the catalogue, and prints its score for people or writes it for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 from rich.table import Table
 
 from attncheck.errors import ExitCode
+from attncheck.mutation.score import run_mutants, subjects_of
 from attncheck.mutation.summary import MutationFrames
+from attncheck.mutation.workers import in_processes
+from attncheck.processors import available_processors
+from attncheck.reading.selection import Selection
 from attncheck.reports.frames import records
 from attncheck.reports.machine.documents import header
 from attncheck.reports.machine.other_documents import MutantsDocument
 from attncheck.reports.machine.outcome import rows_of
 from attncheck.reports.terminal import plain_console
+from attncheck.store import Store
 
 _RULES = {
     "attncheck": "attncheck",
@@ -29,6 +34,31 @@ _SPARED = (
     "right variant was put to a share of the cases. With --all-cases every small case is put to all of them, and other "
     "tolerances are tried."
 )
+
+
+def run(
+    selection: Selection,
+    topics: Collection[str],
+    seeds: Sequence[int],
+    processes: int | None,
+    store: Store,
+    *,
+    exhaustive: bool,
+    as_json: bool,
+) -> tuple[ExitCode, MutantsDocument | None]:
+    """Put the cases to the faults of these topics, or of all; print the score, or return it ``as_json``.
+
+    Returns the exit code too. Raises ``UsageError`` for a topic that does not exist.
+    """
+    subjects = subjects_of(topics)
+    with in_processes(processes or available_processors(), store) as scorers:
+        frames = run_mutants(selection.cases, seeds, scorers=scorers, subjects=subjects, exhaustive=exhaustive)
+    is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
+    code = ExitCode.BAD_INPUT if selection.faults else ExitCode.AGREE if is_good else ExitCode.DISAGREE
+    if as_json:
+        return code, mutants_document(frames, code, list(map(str, selection.faults)))
+    print_mutation(frames)
+    return code, None
 
 
 def print_mutation(frames: MutationFrames) -> None:
