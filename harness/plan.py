@@ -20,15 +20,14 @@ from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from importlib.resources import files
 from itertools import combinations
-from typing import Any, get_args
+from typing import get_args
 
 from attncheck.errors import UsageError
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.model import Options
-from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, SCORE_INPUTS, InputSpec, Operation
+from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, SCORE_INPUTS, InputSpec, Operation
 
 _INPUTS_KEPT = 64
 """Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""
@@ -95,13 +94,10 @@ class Plan:
 
     def only(self, units: Collection[tuple[str, str]]) -> Plan:
         """Keep these units, by case and dtype."""
-        kept = [unit for unit in self.units if (self.case(unit).id, unit.dtype) in units]
-        return Plan(self.cases, kept)
+        return Plan(self.cases, [unit for unit in self.units if (self.case(unit).id, unit.dtype) in units])
 
     def without(self, finished: frozenset[tuple[str, str]]) -> Plan:
         """Leave out the units, by case and dtype, that are done."""
-        if not finished:
-            return self
         return Plan(self.cases, [unit for unit in self.units if (self.case(unit).id, unit.dtype) not in finished])
 
     @property
@@ -147,9 +143,13 @@ class Level:
 def levels_of(operation: Operation) -> dict[str, list[Level]]:
     """Return the options of an operation as the specification has them, and the levels of each."""
     found = {option: _levels_of_option(option) for option in sorted(operation.options - NOT_ASKED.keys())}
-    inputs = _inputs_of(operation)
+    inputs = operation.inputs
+    if operation.name == "scoring":
+        inputs = {name: spec for own in SCORE_INPUTS.values() for name, spec in own.items()}
     for name, spec in inputs.items():
-        if not spec.required and not _comes_with_another(name, inputs):
+        # Of two inputs that need each other, one stands for both.
+        is_second = spec.needs is not None and inputs[spec.needs].needs == name and spec.needs < name
+        if not spec.required and not is_second:
             found[name] = _levels_of_input(name, spec)
     letters = {letter for spec in inputs.values() for axis in spec.axes for letter in axis.split("*")}
     if "Hkv" in letters:
@@ -199,29 +199,10 @@ class GivenLevels:
         return bool(empty_rows(self.case.problem(inputs).lowered()).any())
 
 
-def _inputs_of(operation: Operation) -> Mapping[str, InputSpec]:
-    if operation.name != "scoring":
-        return operation.inputs
-    return {name: spec for inputs in SCORE_INPUTS.values() for name, spec in inputs.items()}
-
-
-def _comes_with_another(name: str, inputs: Mapping[str, InputSpec]) -> bool:
-    """Return if two inputs need each other and the other stands for both."""
-    other = inputs[name].needs
-    return other is not None and inputs[other].needs == name and other < name
-
-
 def _levels_of_option(option: str) -> list[Level]:
-    field = Options.model_fields.get(option)
-    texts = [text for text in _words(field and field.annotation) if isinstance(text, str)]
-    return [Level(option, f"{option} {text}") for text in texts] or [Level(option, option)]
-
-
-def _words(annotation: Any) -> Iterator[Any]:
-    """Yield the words of a Literal, wherever it stands in an annotation."""
-    for each in get_args(annotation):
-        yield each
-        yield from _words(each)
+    """Return a level for each word of a Literal, or one alone."""
+    words = (word for word in get_args(getattr(OPTIONS.get(option), "type", None)) if isinstance(word, str))
+    return [Level(option, f"{option} {word}") for word in words] or [Level(option, option)]
 
 
 def _levels_of_input(name: str, spec: InputSpec) -> list[Level]:
@@ -318,7 +299,10 @@ def covering(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = 
 def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:
     """Return all that occurs in each unit: options, pairs of them, tags, sizes, layouts."""
     of_case = {number: list(_features_of_case(case)) for number, case in cases.items()}
-    return [frozenset(_features(of_case[number], dtype)) for number, dtype in units]
+    return [
+        frozenset(key for key, _ in of_case[case]) | {(key, dtype) for key, in_each in of_case[case] if in_each}
+        for case, dtype in units
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -330,33 +314,16 @@ def recorded_units() -> Mapping[str, Sequence[str]]:
     return units
 
 
-@dataclass(frozen=True)
-class _Feature:
-    """Something that a case has; where ``in_every_dtype``, it has to be tried in each that it occurs in."""
-
-    key: Hashable
-    in_every_dtype: bool = False
-
-
-def _features(of_case: Sequence[_Feature], dtype: str) -> Iterator[Hashable]:
-    for feature in of_case:
-        yield feature.key
-        if feature.in_every_dtype:
-            yield feature.key, dtype
-
-
-def _features_of_case(case: Case) -> Iterator[_Feature]:
+def _features_of_case(case: Case) -> Iterator[tuple[Hashable, bool]]:
+    """Yield what a case has, and whether that has to be tried in each dtype that it occurs in."""
     operation, levels = case.operation, GivenLevels(case).levels
-    for tag in case.tags:
-        yield _Feature(tag)
-    yield _Feature((operation,), in_every_dtype=True)
-    for level in levels:
-        yield _Feature((operation, level), in_every_dtype=True)
-    for pair in combinations(levels, 2):
-        yield _Feature((operation, frozenset(pair)))
+    yield from ((tag, False) for tag in case.tags)
+    yield (operation,), True
+    yield from (((operation, level), True) for level in levels)
+    yield from (((operation, frozenset(pair)), False) for pair in combinations(levels, 2))
     for name, spec in case.input_specs.items():
         if name not in case.inputs or not (spec.required or case.memory_layout.get(name)):
             continue
-        yield _Feature((operation, name, case.memory_layout.get(name)))
+        yield (operation, name, case.memory_layout.get(name)), False
         for axis, size in zip(spec.axes, case.input_shapes[name], strict=False):
-            yield _Feature((operation, name, axis, sum(size > most for most in _SIZES)))
+            yield (operation, name, axis, sum(size > most for most in _SIZES)), False

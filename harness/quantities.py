@@ -20,33 +20,15 @@ class Quantity:
 
     ``compute(stage, inputs)`` gives the quantity. ``radius(stage_radius, stage, inputs, input_radius)`` gives how far
     it moves when the stage and the inputs move by their radii. ``shape(stage, inputs)`` gives its shape from theirs and
-    raises ``ValueError`` where the quantity does not apply.
+    raises ``ValueError`` where the quantity does not apply; by default it is the stage's. It ``needs`` an input.
     """
 
     name: str
     meaning: str
-    needs: str | None
     compute: Callable[[Array, Mapping[str, Array]], Array]
     radius: Callable[[Array, Array, Mapping[str, Array], Mapping[str, Array]], Array]
-    shape: Callable[[Shape, Mapping[str, Shape]], Shape]
-
-
-def _largest_of_row(stage: Array, inputs: Mapping[str, Array]) -> Array:
-    largest: Array = stage.max(axis=-1, keepdims=True)
-    return largest
-
-
-def _largest_of_row_radius(
-    stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
-) -> Array:
-    # |max a - max b| <= max |a - b|
-    largest: Array = stage_radius.max(axis=-1, keepdims=True)
-    return largest
-
-
-def _applied(stage: Array, inputs: Mapping[str, Array]) -> Array:
-    applied: Array = np.swapaxes(stage, -1, -2) * inputs["value"]
-    return applied
+    shape: Callable[[Shape, Mapping[str, Shape]], Shape] = lambda stage, _: stage
+    needs: str | None = None
 
 
 def _applied_radius(
@@ -82,26 +64,13 @@ def _logarithm_radius(
     return radius
 
 
-def _is_allowed(stage: Array, inputs: Mapping[str, Array]) -> Array:
-    allowed: Array = np.where(np.isnan(stage), stage, (stage > -np.inf).astype(stage.dtype))
-    return allowed
+def _is_allowed(stage: Array, _: Mapping[str, Array]) -> Array:
+    return np.where(np.isnan(stage), stage, (stage > -np.inf).astype(stage.dtype))
 
 
-def _is_forbidden(stage: Array, inputs: Mapping[str, Array]) -> Array:
-    forbidden: Array = 1 - _is_allowed(stage, inputs)
-    return forbidden
-
-
-def _nothing(
-    stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
-) -> Array:
+def _nothing(stage_radius: Array, *_: object) -> Array:
     # A logit that moves by something finite stays on its side of minus infinity.
-    radius: Array = np.where(np.isfinite(stage_radius), 0.0, np.inf)
-    return radius
-
-
-def _same(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:
-    return stage
+    return np.where(np.isfinite(stage_radius), 0.0, np.inf)
 
 
 QUANTITIES: Mapping[str, Quantity] = {
@@ -110,42 +79,30 @@ QUANTITIES: Mapping[str, Quantity] = {
         Quantity(
             "row_maxima",
             "the largest number of each row, one column",
-            None,
-            _largest_of_row,
-            _largest_of_row_radius,
-            lambda stage, inputs: (*stage[:-1], 1),
+            lambda stage, _: stage.max(axis=-1, keepdims=True),
+            lambda stage_radius, *_: stage_radius.max(axis=-1, keepdims=True),  # |max a - max b| <= max |a - b|
+            lambda stage, _: (*stage[:-1], 1),
         ),
-        Quantity(
-            "log_weights",
-            "the logarithm of each weight: a log-softmax",
-            None,
-            _logarithm,
-            _logarithm_radius,
-            _same,
-        ),
+        Quantity("log_weights", "the logarithm of each weight: a log-softmax", _logarithm, _logarithm_radius),
         Quantity(
             "allowed",
             "1 where a key may be attended, 0 where it is minus infinity: a mask, of `masked` or `biased`",
-            None,
             _is_allowed,
             _nothing,
-            _same,
         ),
         Quantity(
             "forbidden",
             "0 where a key may be attended, 1 where it is minus infinity: a mask whose true forbids",
-            None,
-            _is_forbidden,
+            lambda stage, inputs: 1 - _is_allowed(stage, inputs),
             _nothing,
-            _same,
         ),
         Quantity(
             "applied_values",
             "each value (a row) times its weight, for a single query: what is summed to the output",
-            "value",
-            _applied,
+            lambda stage, inputs: np.swapaxes(stage, -1, -2) * inputs["value"],
             _applied_radius,
             _applied_shape,
+            needs="value",
         ),
     )
 }

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import process, thread
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing import pool, queues
 from pathlib import Path
 from types import CodeType, FrameType
@@ -48,16 +48,12 @@ class ProcessState:
 
     _outlets: tuple[object, ...]
     _threads: frozenset[int]
-    _restore: tuple[Callable[[], None], ...]
+    _restore: tuple[Callable[[], object], ...]
 
     @classmethod
     def snapshot(cls) -> ProcessState:
         """Look what it is like now."""
-        return cls(
-            _outlets(),
-            frozenset(thread.ident or 0 for thread in threading.enumerate()),
-            _restorers(),
-        )
+        return cls(_outlets(), frozenset(thread.ident or 0 for thread in threading.enumerate()), _restorers())
 
     def restore(self) -> bool:
         """Make everything as it was; return whether the process is fit for another evaluation."""
@@ -90,9 +86,20 @@ def has_many_mappings(held: int) -> bool:
 
 
 @cache
-def _restorers() -> tuple[Callable[[], None], ...]:
+def _restorers() -> tuple[Callable[[], object], ...]:
     """Remember what is put back: once, for it is put back after every evaluation."""
-    return _streams(), _folder(), _signals(), _warnings(), _locale(), _random(), _interpreter(), _functions(np)
+    return (
+        partial(vars(sys).update, stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr),
+        _folder(),
+        _signals(),
+        _warnings(),
+        _locale(),
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),
+        partial(sys.setrecursionlimit, sys.getrecursionlimit()),
+        gc.enable if gc.isenabled() else gc.disable,
+        _functions(np),
+    )
 
 
 def _outlets() -> tuple[object, ...]:
@@ -105,15 +112,6 @@ def _outlets() -> tuple[object, ...]:
         except OSError:
             found.append(None)
     return tuple(found)
-
-
-def _streams() -> Callable[[], None]:
-    before = sys.stdin, sys.stdout, sys.stderr
-
-    def restore() -> None:
-        sys.stdin, sys.stdout, sys.stderr = before
-
-    return restore
 
 
 def _folder() -> Callable[[], None]:
@@ -159,26 +157,6 @@ def _locale() -> Callable[[], None]:
     def restore() -> None:
         if locale.setlocale(locale.LC_ALL) != before:
             locale.setlocale(locale.LC_ALL, before)
-
-    return restore
-
-
-def _random() -> Callable[[], None]:
-    python, numpy = random.getstate(), np.random.get_state()
-
-    def restore() -> None:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-    return restore
-
-
-def _interpreter() -> Callable[[], None]:
-    depth, collects = sys.getrecursionlimit(), gc.isenabled()
-
-    def restore() -> None:
-        sys.setrecursionlimit(depth)
-        (gc.enable if collects else gc.disable)()
 
     return restore
 

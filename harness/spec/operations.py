@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attncheck.spec.dtypes import statistics_dtype
 from attncheck.spec.inputs import (
     ATTENTION_INPUTS,
     FOLDED_INPUTS,
@@ -30,7 +29,7 @@ from attncheck.spec.inputs import (
     InputSpec,
     optional,
 )
-from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec
+from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec, statistics_dtype
 from attncheck.spec.stages import (
     GRADIENTS,
     LOGITS,

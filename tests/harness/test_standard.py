@@ -16,7 +16,7 @@ from attncheck import run as running
 from attncheck.backends import BackendEntry, Mode
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.plan import Plan, _features, _features_of_case, recorded_units, standard_units
+from attncheck.plan import Plan, _features_of_case, recorded_units, standard_units
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
@@ -31,7 +31,12 @@ def corpus() -> Plan:
 
 
 def features(cases: list[Case] | tuple[Case, ...], units: list[tuple[int, str]]) -> set[Any]:
-    return {feature for case, dtype in units for feature in _features(of_case(cases[case]), dtype)}
+    return {
+        feature
+        for case, dtype in units
+        for key, in_each_dtype in of_case(cases[case])
+        for feature in (key, *([(key, dtype)] if in_each_dtype else []))
+    }
 
 
 FOUND: dict[str, list[Any]] = {}
