@@ -568,9 +568,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "diff_worse_is_better",
-        "reports/difference.py",
-        "return WORSE if after.level > before.level else BETTER",
-        "return WORSE if after.level >= _BREAKS > before.level else BETTER",
+        "reports/comparison.py",
+        "return WORSE if self.after.level > self.before.level else BETTER",
+        "return WORSE if self.after.level >= NO_RESULT > self.before.level else BETTER",
         "a case that fails now got better",
         "reports/test_diff.py",
     ),

@@ -1,10 +1,8 @@
 """Changes between two results: of another version, processor or day, or before and after a change of a kernel.
 
-Evaluations are compared with each other by environment, implementation, case and dtype. A verdict got *worse* where it
-fails now and did not before, expected failures and what is unsupported being no failures, and where something ran and
-now raises, crashes or takes too long; it got *better* where the opposite is so; everything else is another change. That
-alone decides the exit code: errors that grew within their bounds are reported, and so are cases, implementations and
-versions that differ. An evaluation that only one of the results has got neither.
+Evaluations are compared by environment, implementation, case and dtype (``comparison``). Only verdicts that got worse
+decide the exit code: errors that grew within their bounds are reported, and so are cases, implementations and versions
+that differ. An evaluation that only one of the results has got neither worse nor better.
 
 Errors are compared of cases that are the same in both results. Both are of the same inputs and held against the same
 exact answer, so a version, a processor or a BLAS that sums in another order changes errors too, and none of that is
@@ -28,26 +26,33 @@ orders, call different BLAS and exponentials; a ratio that doubled and exceeds 0
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import pandas as pd
 
 from attncheck.errors import ExitCode, UsageError
 from attncheck.judging.compare import Tier, noise_limit
 from attncheck.reports.build_frames import COLUMNS
+from attncheck.reports.comparison import (
+    HARMLESS,
+    WORSE,
+    Evaluation,
+    Outcome,
+    Outcomes,
+    changed_entries,
+    changes,
+    level_of,
+)
 from attncheck.reports.defects import ExpectedFailureGroup, expected_failure_groups
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, cell_table, failing, records
 from attncheck.reports.summary import what_is_wrong
 from attncheck.results.records import changed
 from attncheck.verdicts import Verdict
 
-WORSE, BETTER, OTHER = "worse", "better", "other"
-_KEYS = ["environment", "implementation", "case", "dtype"]
-Key = tuple[str, str, str, str]
-"""environment, implementation, case, dtype"""
+_KEYS = list(Evaluation._fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,19 +89,6 @@ class Difference:
         return ExitCode.DISAGREE if self.verdicts["change"].eq(WORSE).any() else ExitCode.AGREE
 
 
-class Outcome(NamedTuple):
-    """What came of one evaluation: how bad it is, its verdict in words, where that begins, what it says."""
-
-    level: int
-    word: str
-    stage: str
-    message: str
-
-
-_FAILS, _BREAKS = 1, 2
-"""Levels: 0 fails no run, 1 gives something wrong, 2 gives nothing at all."""
-
-
 def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> Difference:
     """Compare two results, whose environments have the same labels (``matched_runs``).
 
@@ -111,7 +103,9 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
         for case in before.cases.keys() & after.cases.keys()
         if (lines := _changed(before.cases[case], after.cases[case], computed=True))
     }
-    verdicts = _verdict_changes(first, second, differing)
+    found = changes({key: first[key] for key in both}, {key: second[key] for key in both})
+    rows = [{**change.row(), "case_changed": change.evaluation.case in differing} for change in found]
+    verdicts = typed(pd.DataFrame(rows, columns=list(VERDICT_CHANGES)), VERDICT_CHANGES)
     errors = error_changes(*(frames.results[~frames.results["case"].isin(differing)] for frames in (before, after)))
     problems = [(title, note) for title, of in zip(titles, (before, after), strict=True) for note in of.problems]
     return Difference(
@@ -128,12 +122,14 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
     )
 
 
-def outcomes(frames: Frames) -> dict[Key, Outcome]:
+def outcomes(frames: Frames) -> dict[Evaluation, Outcome]:
     """Return what came of every evaluation."""
     wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
     messages = {_key(row): row["message"] for row in records(wrong[[*_KEYS, "message"]])}
     found = {
-        (key := (column.environment, column.implementation, case, dtype)): _outcome(cell, messages.get(key, ""))
+        (key := Evaluation(column.environment, column.implementation, case, dtype)): _outcome(
+            cell, messages.get(key, "")
+        )
         for case, row in cell_table(frames).items()
         for column, cells in row.items()
         for dtype, cell in cells.items()
@@ -144,35 +140,33 @@ def outcomes(frames: Frames) -> dict[Key, Outcome]:
         outcome = found.get(key)
         # A pair that differs although no stage is blamed leaves the cell itself harmless.
         word = outcome.word if outcome is not None and outcome.level else row["verdict"]
-        found[key] = Outcome(0 if key in xpassed else _level(word), word, row["stage"], row["message"])
+        level = HARMLESS if key in xpassed else level_of(word)
+        found[key] = Outcome(level, word, row["stage"], message=row["message"])
     return found
 
 
-def _only_xpass(frames: Frames) -> set[Key]:
+def _only_xpass(frames: Frames) -> set[Evaluation]:
     """Return the evaluations that fail only because an expected failure or erratum no longer happens."""
     bad = pd.concat([failing(frames.results), failing(frames.numbers)])[[*_KEYS, "verdict"]]
     xpassed = bad["verdict"].eq(Verdict.XPASS)
     return set(map(_key, records(bad[xpassed]))) - set(map(_key, records(bad[~xpassed])))
 
 
-def _key(row: Mapping[str, Any]) -> Key:
-    return row["environment"], row["implementation"], row["case"], row["dtype"]
+def _key(row: Mapping[str, Any]) -> Evaluation:
+    return Evaluation(*(row[name] for name in _KEYS))
 
 
 def _outcome(cell: Cell, message: str) -> Outcome:
-    return Outcome(_level(cell.verdict) if cell.state in FAILS_A_RUN else 0, cell.word, cell.stage, message)
+    level = level_of(cell.verdict) if cell.state in FAILS_A_RUN else HARMLESS
+    return Outcome(level, cell.word, cell.stage, message=message)
 
 
-def _level(verdict: str) -> int:
-    return _BREAKS if Verdict(verdict).exit_code is ExitCode.NOT_RUN else _FAILS
-
-
-def _nothing_in_common(first: Mapping[Key, Outcome], second: Mapping[Key, Outcome], titles: tuple[str, str]) -> str:
+def _nothing_in_common(first: Outcomes, second: Outcomes, titles: tuple[str, str]) -> str:
     """Say which has no results, or in what the keys differ first."""
     for title, of in zip(titles, (first, second), strict=True):
         if not of:
             return f"nothing can be compared: {title} has no results"
-    for column, name in enumerate(("environment", "implementation", "case", "dtype")):
+    for column, name in enumerate(_KEYS):
         names = [sorted({key[column] for key in of}) for of in (first, second)]
         if not set(names[0]) & set(names[1]):
             listed = [", ".join(each[:3]) + (", ..." if len(each) > 3 else "") for each in names]
@@ -183,7 +177,7 @@ def _nothing_in_common(first: Mapping[Key, Outcome], second: Mapping[Key, Outcom
     return f"nothing can be compared: {titles[0]} and {titles[1]} have no evaluation in common"
 
 
-def _only_in_one(first: Mapping[Key, Outcome], second: Mapping[Key, Outcome]) -> tuple[int, int]:
+def _only_in_one(first: Outcomes, second: Outcomes) -> tuple[int, int]:
     """Count what one has and the other lacks, though it has the same implementation, and the same case, elsewhere."""
     columns = {key[:2] for key in first} & {key[:2] for key in second}
     cases = {key[2] for key in first} & {key[2] for key in second}
@@ -192,45 +186,10 @@ def _only_in_one(first: Mapping[Key, Outcome], second: Mapping[Key, Outcome]) ->
     return one, other
 
 
-def _verdict_changes(
-    first: Mapping[Key, Outcome], second: Mapping[Key, Outcome], differing: Mapping[str, list[str]]
-) -> pd.DataFrame:
-    both = ((key, one, second[key]) for key, one in first.items() if key in second)
-    rows = [
-        (
-            _change(one, other),
-            *key,
-            one.word,
-            one.stage,
-            other.word,
-            other.stage,
-            key[2] in differing,
-            _format_change(one, other),
-        )
-        for key, one, other in both
-        if one[:3] != other[:3]
-    ]
-    found = typed(pd.DataFrame(rows, columns=list(VERDICT_CHANGES)), VERDICT_CHANGES)
-    order = found["change"].map({WORSE: 0, BETTER: 1, OTHER: 2})
-    return found.assign(order=order).sort_values(["order", *_KEYS], ignore_index=True).drop(columns="order")
-
-
 def _unexplained(errors: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """Leave out the errors of evaluations whose verdict changed: that says it."""
     changed = pd.MultiIndex.from_frame(verdicts[_KEYS])
     return errors[~pd.MultiIndex.from_frame(errors[_KEYS]).isin(changed)].reset_index(drop=True)
-
-
-def _change(before: Outcome, after: Outcome) -> str:
-    if before.level == after.level:
-        return OTHER
-    return WORSE if after.level > before.level else BETTER
-
-
-def _format_change(before: Outcome, after: Outcome) -> str:
-    if after.message or after.level:
-        return after.message
-    return f"before: {before.message}" if before.message else ""
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], *, computed: bool = False) -> list[str]:
@@ -240,9 +199,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any], *, computed: b
     return changed(before, after, expectations=not computed)
 
 
-def _case_changes(
-    before: Frames, after: Frames, first: Mapping[Key, Outcome], second: Mapping[Key, Outcome]
-) -> pd.DataFrame:
+def _case_changes(before: Frames, after: Frames, first: Outcomes, second: Outcomes) -> pd.DataFrame:
     failing = [Counter(key[2] for key, outcome in of.items() if outcome.level) for of in (first, second)]
     rows = []
     for case in sorted(before.cases.keys() | after.cases.keys()):
@@ -362,20 +319,6 @@ _NUMBERS = {
 def typed(frame: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
     """Return the columns in order and in their types, also where there is no row to tell them from."""
     return frame[list(columns)].astype({name: _NUMBERS.get(name, "str") for name in columns}).reset_index(drop=True)
-
-
-Entry = TypeVar("Entry")
-Value = TypeVar("Value")
-
-
-def changed_entries(
-    before: Mapping[Entry, Value], after: Mapping[Entry, Value]
-) -> Iterator[tuple[Entry, Value | None, Value | None]]:
-    """Yield the keys whose values differ, with both values; None where there is none on that side."""
-    for key in dict.fromkeys([*before, *after]):
-        one, other = before.get(key), after.get(key)
-        if one != other:
-            yield key, one, other
 
 
 _HIDDEN = frozenset({"environment", "command", "complete", "exit_code"})

@@ -1,11 +1,8 @@
-"""A difference between two results as text, files and JSON, and the differences from release to release.
-
-A change is a line that fits a terminal: names are cut in their middle where they are too long.
-"""
+"""A difference between two results as text, files and JSON, and the differences from release to release."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,19 @@ from rich.table import Table
 from attncheck.errors import ExitCode, OutputError
 from attncheck.merge import merge_runs
 from attncheck.reports.build_frames import make_frames
-from attncheck.reports.difference import BETTER, ERROR_MEASURES, OTHER, WORSE, Difference, make_difference, outcomes
+from attncheck.reports.comparison import (
+    BETTER,
+    MAX_LISTED,
+    OTHER,
+    WIDTH,
+    WORSE,
+    Evaluation,
+    change_lines,
+    only_implementation,
+    summary_of,
+    with_dtypes_together,
+)
+from attncheck.reports.difference import ERROR_MEASURES, Difference, make_difference, outcomes
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.machine.documents import header
 from attncheck.reports.machine.other_documents import (
@@ -34,7 +43,6 @@ from attncheck.reports.write import write_csv
 from attncheck.results.reader import find_runs, read_runs
 from attncheck.wording import counted
 
-_MAX_LISTED = 20
 _MAX_IN_MARKDOWN = 200
 
 _TITLES = {
@@ -56,11 +64,8 @@ _EXPLAINED = {
 
 def sentences(difference: Difference) -> list[str]:
     """Say what changed, the worst first; one sentence where nothing did."""
-    changes = difference.verdicts["change"].value_counts()
-    worse, better, other = (int(changes.get(name, 0)) for name in (WORSE, BETTER, OTHER))
     lines = [
-        f"{counted(worse, 'verdict')} got worse, {better:,} got better, {other:,} changed otherwise; "
-        f"{counted(difference.compared, 'evaluation')} compared."
+        f"{summary_of(difference.verdicts['change'])}; {counted(difference.compared, 'evaluation')} compared.",
     ]
     if any(difference.only):
         one, other = difference.only
@@ -93,24 +98,19 @@ def print_difference(difference: Difference, *, quiet: bool, verbose: bool = Fal
         _print_changes(console, name, frame, verbose=verbose)
 
 
-def print_changes(console: Console, difference: Difference) -> None:
-    """Print the verdicts that changed, alone."""
-    _print_changes(console, "verdicts", difference.verdicts, verbose=False)
-
-
-def _print_changes(console: Console, name: str, frame: pd.DataFrame, *, verbose: bool) -> None:
+def _print_changes(console: Console, name: str, frame: pd.DataFrame, *, verbose: bool = False) -> None:
     if frame.empty:
         return
     width = console.width if console.is_terminal else WIDTH
-    shown = frame if verbose else frame.head(_MAX_LISTED)
-    lines = change_lines(name, shown, None if verbose else width)
-    console.print()
+    rows = with_dtypes_together(records(frame))
+    shown = rows if verbose else rows[:MAX_LISTED]
     of = "" if verbose else only_implementation(shown)
+    console.print()
     console.print(f"{_TITLES[name]}, {of}" if of else _TITLES[name], style="bold")
-    for line, change in zip(lines, shown["change"], strict=True):
-        console.print(line, style="red" if change == WORSE else None, soft_wrap=True)
-    if len(frame) > len(shown):
-        console.print(f"and {len(frame) - len(shown):,} more: --verbose lists all, in full", soft_wrap=True)
+    for line, row in zip(change_lines(name, shown, None if verbose else width), shown, strict=True):
+        console.print(line, style="red" if row["change"] == WORSE else None, soft_wrap=True)
+    if len(rows) > len(shown):
+        console.print(f"and {len(rows) - len(shown):,} more: --verbose lists all, in full", soft_wrap=True)
 
 
 def render_diff_markdown(difference: Difference) -> str:
@@ -173,128 +173,6 @@ def write_difference(difference: Difference, directory: Path) -> Path:
     return path
 
 
-WIDTH = 100
-"""Columns of a line in a file or a pipe, and in a terminal that does not say how wide it is."""
-_APART = "  "
-_MIN_NAME = 16
-_CUT = "…"
-_PARTS = (0.5, 0.6, 0.7, 0.4, 0.3)
-"""Of a name that is cut: how much of what is kept is its beginning."""
-
-Row = Mapping[str, Any]
-
-
-def change_lines(name: str, frame: pd.DataFrame, width: int | None) -> list[str]:
-    """Return a line for each change of a frame of a difference; without a width nothing is cut."""
-    with_environment = "environment" in frame and frame["environment"].nunique() > 1
-    cells = [list(_CELLS[name](row, with_environment)) for row in records(frame)]
-    if width is not None and only_implementation(frame):
-        cells = [[change, *rest] for change, _, *rest in cells]
-    return aligned(cells, width)
-
-
-def only_implementation(frame: pd.DataFrame) -> str:
-    """Return the implementation that every change is of: it is said once above the lines; empty for several."""
-    if "implementation" not in frame:
-        return ""
-    found = frame[["environment", "implementation"]].drop_duplicates()
-    return str(found["implementation"].iloc[0]) if len(found) == 1 else ""
-
-
-def aligned(cells: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Lay rows out in columns, the last of which ends where the line does.
-
-    All others but the first are cut until a line fits, the longest first.
-    """
-    *columns, texts = zip(*cells, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    if width is not None:
-        _narrow(widths, width)
-    shown = [_cut(column, length) for column, length in zip(columns, widths, strict=True)]
-    lines = (_APART.join(row).rstrip() for row in zip(*shown, texts, strict=True))
-    return [line if width is None else _ended(line, width, sum(widths) + len(_APART) * len(columns)) for line in lines]
-
-
-def _narrow(widths: list[int], most: int) -> None:
-    """Take from the longest columns what is too much, down to what still tells names apart."""
-    left = sum(widths) + len(_APART) * (len(widths) - 1) - most
-    while left > 0 and (wide := [index for index in range(1, len(widths)) if widths[index] > _MIN_NAME]):
-        longest = max(wide, key=lambda index: widths[index])
-        widths[longest] -= 1
-        left -= 1
-
-
-def _cut(names: Sequence[str], most: int) -> list[str]:
-    """Cut names where most of them can still be told apart."""
-    distinct = {part: len({shortened(name, most, part) for name in names}) for part in _PARTS}
-    part = max(_PARTS, key=lambda part: distinct[part])  # of equals the first
-    return [shortened(name, most, part).ljust(most) for name in names]
-
-
-def shortened(text: str, most: int, part: float = 0.5) -> str:
-    """Leave out what is in the middle of a long name; ``part`` of what is kept is its beginning."""
-    if len(text) <= most:
-        return text
-    first = int(part * (most - len(_CUT)))
-    return f"{text[:first]}{_CUT}{text[len(text) - (most - len(_CUT) - first) :]}"
-
-
-def _ended(line: str, most: int, start: int) -> str:
-    """End a line where there is no room; its text, which begins at ``start``, is left out rather than a few letters."""
-    if len(line) > most and start + _MIN_NAME > most >= len(line[:start].rstrip()):
-        return line[:start].rstrip()
-    return line if len(line) <= most else f"{line[: most - len(_CUT)].rstrip()}{_CUT}"
-
-
-def _implementation(row: Row, with_environment: bool) -> str:
-    return f"{row['implementation']} ({row['environment']})" if with_environment else str(row["implementation"])
-
-
-def _verdict(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], _implementation(row, with_environment), row["case"], row["dtype"])
-    after = _outcome(row["after"], row["after_stage"])
-    other_case = " (another case by this id)" if row["case_changed"] else ""
-    yield f"{_outcome(row['before'], row['before_stage'])} -> {after}{other_case}"
-    yield row["message"]
-
-
-def _outcome(word: str, stage: str) -> str:
-    return f"{word} at {stage}" if stage else word
-
-
-def _error(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], _implementation(row, with_environment), row["case"], row["dtype"], row["stage"])
-    yield f"z {number(row['before_z'])} -> {number(row['after_z'])}"
-    tiers = f"{row['before_tier']} -> {row['after_tier']}"
-    yield f"{number(row['before_ratio'])} -> {number(row['after_ratio'])} of the bound ({row['measure']}), {tiers}"
-
-
-def _expected_failure(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], _implementation(row, with_environment), _outcome(row["verdict"], row["stage"]))
-    yield f"{row['before_cases']:,} -> {row['after_cases']:,} cases"
-    yield f"{row['reason']} {row['thread']}".strip()
-
-
-def _case(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], row["case"], f"{row['failing']:,} failing", row["what"])
-
-
-def _environment(row: Row, with_environment: bool) -> Iterator[str]:
-    yield row["change"]
-    yield row["environment"]
-    yield row["what"]
-    yield {"added": row["after"], "removed": row["before"]}.get(row["change"], f"{row['before']} -> {row['after']}")
-
-
-_CELLS: Mapping[str, Callable[..., Iterator[str]]] = {
-    "verdicts": _verdict,
-    "errors": _error,
-    "expected_failures": _expected_failure,
-    "cases": _case,
-    "environments": _environment,
-}
-
-
 def read_frames(folder: Path) -> Frames:
     """Read the results of one release."""
     return make_frames(merge_runs(read_runs(find_runs([folder])), across=False))
@@ -354,21 +232,18 @@ def print_bisection(found: Bisection, console: Console | None = None) -> None:
     for step in found.steps:
         if len(step.verdicts):
             console.print(f"\n{found.distribution} {step.after} changed, against {step.before}:", soft_wrap=True)
-            print_changes(console, step)
+            _print_changes(console, "verdicts", step.verdicts)
     if found.steps and not any(len(step.verdicts) for step in found.steps):
         console.print("No release changed a verdict.", soft_wrap=True)
     for why in found.missed.values():
         console.print(why, soft_wrap=True)
 
 
-_KEYS = ["environment", "implementation", "case", "dtype"]
-
-
 def difference_document(difference: Difference, after: Frames) -> DifferenceDocument:
     """Return what changed between two results; what got worse with its numbers, of the frames ``after``."""
     worse = difference.verdicts[difference.verdicts["change"].eq(WORSE)]
     wrong = what_is_wrong(after)
-    keys = [pd.MultiIndex.from_frame(frame[_KEYS].astype(object)) for frame in (wrong, worse)]
+    keys = [pd.MultiIndex.from_frame(frame[list(Evaluation._fields)].astype(object)) for frame in (wrong, worse)]
     failures = failures_of(after, wrong[keys[0].isin(keys[1])])
     return DifferenceDocument(
         attncheck=header("diff"),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ import pandas as pd
 
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
-from attncheck.reports.difference import changed_entries
+from attncheck.reports.comparison import HARMLESS, Change, Evaluation, Outcome, changes, level_of
 from attncheck.reports.frames import Cell, Frames, State, cell_table, expected_failures, records, stage_order
 from attncheck.reports.markdown import document_overview, escape, expected_failures_section, table, wrong_section
 from attncheck.reports.summary import make_summary
@@ -32,14 +31,6 @@ from attncheck.verdicts import ALL_CASES, Verdict
 README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"
 
 
-class Evaluation(NamedTuple):
-    """What a published verdict is of, in the texts that stand in the file."""
-
-    case: str
-    implementation: str
-    dtype: str
-
-
 class Published(NamedTuple):
     """A published verdict: the word, the stage at which it goes wrong if it does, and whether it is expected."""
 
@@ -47,25 +38,16 @@ class Published(NamedTuple):
     begins_at: str
     xfail: str
 
-    def __str__(self) -> str:
-        xfail = "xfail " if self.xfail == "true" else ""
-        return f"{xfail}{self.verdict}{f' at {self.begins_at}' if self.begins_at else ''}"
+    @property
+    def outcome(self) -> Outcome:
+        """What it says of its evaluation; what is expected fails no run."""
+        is_expected = self.xfail == "true"
+        word = f"xfail {self.verdict}" if is_expected else self.verdict
+        return Outcome(HARMLESS if is_expected else level_of(self.verdict), word, self.begins_at)
 
 
 Verdicts = dict[Evaluation, Published]
-
-
-@dataclass(frozen=True)
-class PublishedDifference:
-    """A verdict that is not the published one; None where there is none on that side."""
-
-    evaluation: Evaluation
-    published: Published | None
-    found: Published | None
-
-    def __str__(self) -> str:
-        where = f"{self.evaluation.case} {self.evaluation.implementation} in {self.evaluation.dtype}"
-        return f"{where}: published {self.published or 'nothing'}, the run has {self.found or 'nothing'}"
+"""The environment of an evaluation is empty: the file has each implementation once."""
 
 
 def publish(frames: Frames, directory: Path) -> Path:
@@ -90,9 +72,9 @@ def publish(frames: Frames, directory: Path) -> Path:
 
 
 class Drift(NamedTuple):
-    """How a run differs from what is published, in how many verdicts it could, and how many cases are not published."""
+    """Verdicts of a run that are not the published ones, the number compared, and that of cases not published."""
 
-    differences: list[PublishedDifference]
+    changes: list[Change]
     compared: int
     unpublished: int
 
@@ -104,24 +86,23 @@ def drift(frames: Frames, directory: Path) -> Drift:
     """
     left_out, published, found = _left_out(frames), read_verdicts(directory), verdicts_of(frames)
     cases = {evaluation.case for evaluation in published}
-    of_published = {evaluation: verdict for evaluation, verdict in found.items() if evaluation.case in cases}
-    expected = {evaluation: verdict for evaluation, verdict in published.items() if evaluation not in left_out}
-    changes = sorted(changed_entries(expected, of_published), key=lambda entry: entry[0])
+    expected = {evaluation: verdict.outcome for evaluation, verdict in published.items() if evaluation not in left_out}
+    now = {evaluation: verdict.outcome for evaluation, verdict in found.items() if evaluation.case in cases}
     unpublished = {evaluation.case for evaluation in found} - cases
-    return Drift([PublishedDifference(*entry) for entry in changes], len(of_published), len(unpublished))
+    return Drift(changes(expected, now), len(now), len(unpublished))
 
 
 def _left_out(frames: Frames) -> set[Evaluation]:
     """Return what an implementation was not asked for because other cases stand for it."""
     rows = frames.results[frames.results["lacks"].eq(ALL_CASES)]
     return {
-        Evaluation(harmless(case), harmless(implementation), dtype)
+        Evaluation("", harmless(implementation), harmless(case), dtype)
         for case, implementation, dtype in rows[["case", "implementation", "dtype"]].itertuples(index=False)
     }
 
 
 def verdicts_of(frames: Frames) -> Verdicts:
-    """Return the verdicts of frames, sorted, without what was left out because other cases stand for it.
+    """Return the verdicts of frames, without what was left out because other cases stand for it.
 
     Raises ``UsageError`` where an implementation ran in two environments.
     """
@@ -135,19 +116,14 @@ def verdicts_of(frames: Frames) -> Verdicts:
     begins = _known_begins(frames)
     elsewhere = _of_some_processors(frames)
     left_out = _left_out(frames)
-    return dict(
-        sorted(
-            (
-                evaluation,
-                _on_some_processors(cell, elsewhere, case, column.implementation, dtype)
-                or _published(cell, begins.get((case, column.implementation, dtype), "")),
-            )
-            for case, cells in cell_table(frames).items()
-            for column, by_dtype in cells.items()
-            for dtype, cell in by_dtype.items()
-            if (evaluation := Evaluation(harmless(case), harmless(column.implementation), dtype)) not in left_out
-        )
-    )
+    return {
+        evaluation: _on_some_processors(cell, elsewhere, case, column.implementation, dtype)
+        or _published(cell, begins.get((case, column.implementation, dtype), ""))
+        for case, cells in cell_table(frames).items()
+        for column, by_dtype in cells.items()
+        for dtype, cell in by_dtype.items()
+        if (evaluation := Evaluation("", harmless(column.implementation), harmless(case), dtype)) not in left_out
+    }
 
 
 def read_verdicts(directory: Path) -> Verdicts:
@@ -166,14 +142,15 @@ def read_verdicts(directory: Path) -> Verdicts:
     for number, row in enumerate(rows, 2):
         if len(row) != len(_HEADER):
             raise ResultsError(f"{path}: row {number} has {len(row)} cells; expected {len(_HEADER)}")
-        evaluation = Evaluation(*row[:3])
+        case, implementation, dtype = row[:3]
+        evaluation = Evaluation("", implementation, case, dtype)
         if evaluation in verdicts:
-            raise ResultsError(f"{path}: row {number} is the second of {' '.join(evaluation)}; expected one")
+            raise ResultsError(f"{path}: row {number} is the second of {' '.join(row[:3])}; expected one")
         verdicts[evaluation] = Published(*row[3:])
     return verdicts
 
 
-_HEADER = (*Evaluation._fields, *Published._fields)
+_HEADER = ("case", "implementation", "dtype", *Published._fields)
 
 
 def _published(cell: Cell, xfail_begins_at: str) -> Published:
@@ -215,7 +192,8 @@ def _known_begins(frames: Frames) -> Mapping[tuple[str, str, str], str]:
 
 
 def _verdicts_csv(verdicts: Verdicts) -> str:
-    return csv_text(_HEADER, [(*evaluation, *published) for evaluation, published in verdicts.items()])
+    rows = sorted((key.case, key.implementation, key.dtype, *published) for key, published in verdicts.items())
+    return csv_text(_HEADER, rows)
 
 
 def _versions_csv(frames: Frames) -> str:

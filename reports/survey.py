@@ -21,6 +21,7 @@ from rich.table import Table
 
 from attncheck.conventions import Measured
 from attncheck.errors import ExitCode, ResultsError
+from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Column, Frames, State, cell_table
 from attncheck.reports.machine.documents import header
@@ -302,8 +303,8 @@ def read_meanings(path: Path) -> list[MeasuredConvention]:
         raise ResultsError(f"{path}: expected what `attncheck conventions --json` prints; {error}") from None
 
 
-def differences(kept: Survey, found: Survey) -> list[str]:
-    """Say where a run counts otherwise than what is kept of the same implementation in the same version.
+def differences(kept: Survey, found: Survey) -> list[dict[str, str]]:
+    """Return where a run counts otherwise than what is kept of the same implementation in the same version, as rows.
 
     What is right and what is known to fail count together: some failures are those of some processors only. Where the
     corpus has grown since, or the run left cases out, only what was lost is a difference (``_comparable``); a feature
@@ -311,17 +312,19 @@ def differences(kept: Survey, found: Survey) -> list[str]:
     """
     before = {row[:3]: _on_any_processor(row) for row in kept.judged}
     known = {row[:2] for row in kept.judged}
-    lines = [
-        f"{name} {version} is not in the survey"
-        for name, version in _versions_of(found)
-        if (name, version) not in known
-    ]
+    new = dict.fromkeys((row.implementation, row.version) for row in found.judged if row[:2] not in known)
+    rows = [_difference("added", *names, ALL, "not in the survey") for names in new]
     for row in found.judged:
         if row[:3] in before:
             was, now = _comparable(before[row[:3]], _on_any_processor(row))
-            counts = ", ".join(f"{name} {was[name]} -> {now[name]}" for name in now if was[name] != now[name])
-            lines += [f"{row.implementation} {row.version}, {row.feature}: {counts}"] if counts else []
-    return lines
+            if counts := ", ".join(f"{name} {was[name]} -> {now[name]}" for name in now if was[name] != now[name]):
+                is_lost = now["wrong"] > was["wrong"] or now.get(_GOOD, 0) < was.get(_GOOD, 0)
+                rows.append(_difference(WORSE if is_lost else OTHER, *row[:3], counts))
+    return rows
+
+
+def _difference(change: str, implementation: str, version: str, feature: str, what: str) -> dict[str, str]:
+    return {"change": change, "implementation": f"{implementation} {version}", "feature": feature, "what": what}
 
 
 def _comparable(was: Mapping[str, int], now: Mapping[str, int]) -> tuple[Mapping[str, int], Mapping[str, int]]:
@@ -333,19 +336,18 @@ def _comparable(was: Mapping[str, int], now: Mapping[str, int]) -> tuple[Mapping
     if now["not_run"] > was["not_run"]:
         worse: dict[str, Callable[[int, int], int]] = {"wrong": max}
     elif sum(now.values()) > sum(was.values()):
-        worse = {"right or known": min, "wrong": max}
+        worse = {_GOOD: min, "wrong": max}
     else:
         return was, now
     return {name: was[name] for name in worse}, {name: choose(was[name], now[name]) for name, choose in worse.items()}
 
 
-def _versions_of(survey: Survey) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((row.implementation, row.version) for row in survey.judged))
+_GOOD = "right or known"
 
 
 def _on_any_processor(row: JudgedFeature) -> dict[str, int]:
     counts = {name: int(getattr(row, name)) for name in JudgedFeature._fields[3:]}
-    return {"right or known": counts.pop("right") + counts.pop("known"), **counts}
+    return {_GOOD: counts.pop("right") + counts.pop("known"), **counts}
 
 
 _HEADING = re.compile(r"^## (?P<library>\S+) (?P<release>\S+): (?P<title>.+)$", re.MULTILINE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -68,7 +68,6 @@ def report(
 
 
 DEFAULT_FOLDER = Path("reports/published")
-_MAX_LISTED = 20
 
 
 @app.command(
@@ -94,6 +93,7 @@ def publish(
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
+    from attncheck.reports.comparison import summary_of
     from attncheck.reports.coverage import stood_for
     from attncheck.reports.publish import VERDICTS, drift, verdicts_of
     from attncheck.wording import counted
@@ -107,29 +107,20 @@ def publish(
         elif not quiet:
             typer.echo(f"Published: {path}")
         return
-    for problem in frames.problems:
-        typer.echo(f"attncheck: {problem}", err=True)
-    (differences, compared, unpublished), file = drift(frames, published), published / VERDICTS
-    notes = list(stood_for(frames))
-    if unpublished:
-        notes.append(f"{counted(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published.")
-    if as_json:
-        print_document(_document("publish", file, compared, list(map(str, differences)), [*frames.problems, *notes]))
-        raise typer.Exit(ExitCode.DISAGREE if differences else ExitCode.AGREE)
-    if not differences:
-        if not quiet:
-            typer.echo(f"All {compared:,} verdicts are those published in {file}.")
-            for note in notes:
-                typer.echo(note)
-        return
-    count = "1 verdict is not the one" if len(differences) == 1 else f"{len(differences):,} verdicts are not those"
-    typer.echo(f"{count} published in {file}:")
-    for difference in differences[:_MAX_LISTED]:
-        typer.echo(f"  {difference}")
-    if len(differences) > _MAX_LISTED:
-        typer.echo(f"  and {len(differences) - _MAX_LISTED:,} more")
-    typer.echo("If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.")
-    raise typer.Exit(ExitCode.DISAGREE)
+    changes, compared, unpublished = drift(frames, published)
+    new = f"{counted(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published."
+    _Checked(
+        "publish",
+        published / VERDICTS,
+        "verdicts",
+        [change.row() for change in changes],
+        compared,
+        [*stood_for(frames), *([new] if unpublished else [])],
+        frames.problems,
+        agreement=f"All {compared:,} verdicts are those published in {published / VERDICTS}.",
+        heading=f"{summary_of(change.change for change in changes)}, of those published in {published / VERDICTS}:",
+        advice="If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.",
+    ).end(as_json=as_json, quiet=quiet)
 
 
 @app.command(
@@ -204,21 +195,16 @@ def survey(
         elif not quiet:
             typer.echo(f"Survey: {path}")
         return
-    lines = differences(kept, found)
-    if as_json:
-        print_document(_document("survey", output, len(found.newest()), lines, notes))
-        raise typer.Exit(ExitCode.DISAGREE if lines else ExitCode.AGREE)
-    for line in lines[:_MAX_LISTED]:
-        typer.echo(line)
-    if len(lines) > _MAX_LISTED:
-        typer.echo(f"and {len(lines) - _MAX_LISTED:,} more")
-    if lines:
-        raise typer.Exit(ExitCode.DISAGREE)
-    if not quiet:
-        number = len(found.newest())
-        typer.echo(f"{counted(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.")
-        for note in notes:
-            typer.echo(note)
+    number = len(found.newest())
+    _Checked(
+        "survey",
+        output,
+        "counts",
+        differences(kept, found),
+        number,
+        notes,
+        agreement=f"{counted(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.",
+    ).end(as_json=as_json, quiet=quiet)
 
 
 def _asked(folder: Path, rows: list[Row]) -> list[Row]:
@@ -227,6 +213,43 @@ def _asked(folder: Path, rows: list[Row]) -> list[Row]:
             f"{folder} holds no properties; `attncheck properties IMPLEMENTATION --output FOLDER` asks them"
         )
     return rows
+
+
+class _Checked(NamedTuple):
+    """A run compared with what is kept: rows of a table of changes, and what is said where there are none."""
+
+    command: str
+    path: Path
+    table: str
+    rows: Sequence[Mapping[str, Any]]
+    compared: int
+    notes: Sequence[str]
+    problems: Sequence[str] = ()
+    agreement: str = ""
+    heading: str = ""
+    advice: str = ""
+
+    def end(self, *, as_json: bool, quiet: bool) -> NoReturn:
+        """Print what differs, or that nothing does, and end with 1 or 0."""
+        from attncheck.reports.comparison import change_lines, listed_changes
+
+        code = ExitCode.DISAGREE if self.rows else ExitCode.AGREE
+        for problem in self.problems:
+            typer.echo(f"attncheck: {problem}", err=True)
+        if as_json:
+            lines = [line for row in self.rows for line in change_lines(self.table, [row], None)]
+            notes = [*self.problems, *self.notes]
+            print_document(_document(self.command, self.path, self.compared, lines, notes))
+        elif self.rows:
+            _echo(self.heading, *(f"  {line}" for line in listed_changes(self.table, self.rows)), self.advice)
+        elif not quiet:
+            _echo(self.agreement, *self.notes)
+        raise typer.Exit(code)
+
+
+def _echo(*lines: str) -> None:
+    for line in filter(None, lines):
+        typer.echo(line)
 
 
 def _document(

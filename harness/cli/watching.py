@@ -1,8 +1,7 @@
-"""``attncheck check --watch``: a check that runs again whenever one of its files is saved, and says what changed.
+"""``attncheck check --watch``: a check that runs again whenever one of its files is saved, and lists what changed.
 
-What changed between two runs of somebody who edits a kernel: what fails now, what passes, what fails otherwise.
-
-Which files a watched check depends on, and when one of them is saved: looked at again and again, nothing else.
+The files are those of kernels, of what kernels import from their own folders, and of cases. They are looked at again
+and again; nothing tells of a save.
 """
 
 from __future__ import annotations
@@ -23,9 +22,19 @@ from attncheck.errors import AttncheckError, ExitCode, NothingFailed, UsageError
 from attncheck.execution.user_code import Target, is_own
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import exists
+from attncheck.reports.comparison import (
+    HARMLESS,
+    Change,
+    Evaluation,
+    Outcome,
+    Outcomes,
+    changes,
+    level_of,
+    listed_changes,
+    summary_of,
+)
 from attncheck.results.format import Row
-from attncheck.results.last_failed import Evaluation, FailedEvaluation, failed_evaluations, read_failed
-from attncheck.spec import DTYPES
+from attncheck.results.last_failed import FailedEvaluation, failed_evaluations, read_failed
 
 if TYPE_CHECKING:
     from attncheck.cli.parameters import RunRequest
@@ -100,7 +109,7 @@ class _Runs:
     show: Finish
     write: Finish
     code: ExitCode = ExitCode.INTERRUPTED
-    failing: Mapping[Evaluation, Failing] | None = None
+    failing: Outcomes | None = None
     """None before the first run that came to its end."""
 
     def run(self, saved: Sequence[Path]) -> None:
@@ -118,19 +127,18 @@ class _Runs:
             self.code = error.exit_code
 
     def _end_first(self, summary: RunSummary) -> None:
-        self.code, self.failing = summary.exit_code, failing_evaluations(summary.failures)
+        self.code, self.failing = summary.exit_code, failing_outcomes(summary.failures)
         self.show(summary)
 
-    def _end_next(self, summary: RunSummary, before: Mapping[Evaluation, Failing], saved: Sequence[Path]) -> None:
+    def _end_next(self, summary: RunSummary, before: Outcomes, saved: Sequence[Path]) -> None:
         failed = read_failed(self.request.options.output)
-        unfinished = failed.evaluations if failed else frozenset()
-        now = failing_evaluations(summary.failures)
-        changes = Changes.between(before, now, unfinished)
-        self.code, self.failing = summary.exit_code, remembered(before, now, unfinished)
-        if not (self.request.options.quiet and changes.is_empty):
+        unfinished = {evaluation_of(key) for key in failed.evaluations} if failed else set[Evaluation]()
+        found = RunChanges.between(before, failing_outcomes(summary.failures), unfinished)
+        self.code, self.failing = summary.exit_code, found.failing
+        if found.changes or not self.request.options.quiet:
             code = f" (exit code {self.code:d})" if self.code else ""
-            typer.echo(f"{strftime('%H:%M:%S', localtime())} {_named(saved)}: {changes.headline}{code}")
-            for line in changes.lines():
+            typer.echo(f"{strftime('%H:%M:%S', localtime())} {_named(saved)}: {found.headline}{code}")
+            for line in found.lines():
                 typer.echo(f"  {line}")
         self.write(summary)
 
@@ -140,7 +148,7 @@ class _Runs:
 
     def _show_failure(self, progress: Watcher, failed: FailedEvaluation) -> None:
         """Count every failing evaluation; show at once those that did not fail before."""
-        progress.fail(str(failed), is_shown=failed.key not in (self.failing or {}))
+        progress.fail(str(failed), is_shown=evaluation_of(failed.key) not in (self.failing or {}))
 
 
 def _named(paths: Sequence[Path]) -> str:
@@ -155,64 +163,52 @@ def _say(text: str) -> None:
     typer.echo(f"attncheck: {text}", err=True)
 
 
-MAX_LISTED = 20
-"""Lines of one kind; the others are counted."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-@dataclass(frozen=True)
-class Failing:
-    """How an evaluation fails: its verdict, the stage where it goes wrong, and how many times its bound the error is.
-
-    ``reason`` is what a whole evaluation that could not be made says of that.
-    """
-
-    verdict: str
-    stage: str
-    size: float | None = None
-    reason: str = ""
-
-    def __str__(self) -> str:
-        at = f" at {self.stage}" if self.stage else ""
-        size = "" if self.size is None else f", {self.size:.2g} times its bound"
-        return f"{self.verdict}{at}{size}{f': {self.reason}' if self.reason else ''}"
-
-
-EvaluationStates = Mapping[Evaluation, Failing]
-
-
-def failing_evaluations(rows: Iterable[Row]) -> dict[Evaluation, Failing]:
-    """Return how each failing evaluation fails, of the failing rows of a run."""
+def failing_outcomes(rows: Iterable[Row]) -> dict[Evaluation, Outcome]:
+    """Return how each evaluation among failing rows fails, with the size of its error or a reason."""
     rows = list(rows)
     rows_of = {(row.case, row.dtype, row.implementation, row.stage): row for row in reversed(rows)}
     found = {}
-    for each in failed_evaluations(rows):
-        row = rows_of.get((*each.key, each.stage))
-        stage = (row.begins_at if row else None) or each.stage
-        found[each.key] = Failing(each.verdict, stage, _size(row), _reason(row) if not stage else "")
+    for failed in failed_evaluations(rows):
+        row = rows_of.get((*failed.key, failed.stage))
+        stage = (row.begins_at if row else None) or failed.stage
+        detail = _size(row) if stage else _reason(row)
+        evaluation = evaluation_of(failed.key)
+        found[evaluation] = Outcome(level_of(failed.verdict), failed.verdict, stage, detail)
     return found
 
 
-def _size(row: Row | None) -> float | None:
+def evaluation_of(key: tuple[str, str, str]) -> Evaluation:
+    """Return the evaluation of a case, a dtype and an implementation."""
+    case, dtype, implementation = key
+    return Evaluation("", implementation, case, dtype)
+
+
+def _size(row: Row | None) -> str:
     sizes = [size for size in (row.ratio, row.introduced_ratio) if size is not None] if row else []
-    return next((size for size in sizes if math.isfinite(size)), None)
+    size = next((size for size in sizes if math.isfinite(size)), None)
+    return "" if size is None else f", {size:.2g} times its bound"
 
 
 def _reason(row: Row | None) -> str:
-    return _ADDRESS.sub("0x...", " ".join(row.message.split())) if row else ""
+    reason = _ADDRESS.sub("0x...", " ".join(row.message.split())) if row else ""
+    return f": {reason}" if reason else ""
+
+
+PASSES = Outcome(HARMLESS, "passes")
 
 
 @dataclass(frozen=True)
-class Changes:
-    """Differences from the run before; ``unchanged`` evaluations fail as they did, or were not run again."""
+class RunChanges:
+    """Differences from the run before, and what fails now, as far as it is known."""
 
-    failing: EvaluationStates
-    passing: EvaluationStates
-    changed: Mapping[Evaluation, tuple[Failing, Failing]]
-    unchanged: int
+    changes: Sequence[Change]
+    failing: Mapping[Evaluation, Outcome]
 
     @classmethod
-    def between(cls, before: EvaluationStates, now: EvaluationStates, unfinished: Collection[Evaluation]) -> Changes:
+    def between(cls, before: Outcomes, now: Outcomes, unfinished: Collection[Evaluation]) -> RunChanges:
         """Compare two runs.
 
         Args:
@@ -220,63 +216,19 @@ class Changes:
             now: What failed in the run since.
             unfinished: What is known to fail after it, among it what it did not come to.
         """
-        both = [key for key in before if key in now]
-        changed = {key: (before[key], now[key]) for key in both if str(before[key]) != str(now[key])}
-        passing = {key: found for key, found in before.items() if key not in now and key not in unfinished}
-        return cls(
-            failing={key: found for key, found in now.items() if key not in before},
-            passing=passing,
-            changed=changed,
-            unchanged=len(before) - len(passing) - len(changed),
-        )
-
-    @property
-    def is_empty(self) -> bool:
-        """True if everything is as before."""
-        return not (self.failing or self.passing or self.changed)
+        failing = {**{key: outcome for key, outcome in before.items() if key in unfinished}, **now}
+        return cls(changes(before, failing, PASSES), failing)
 
     @property
     def headline(self) -> str:
-        """Return how many evaluations there are of each kind."""
-        counts = {
-            "newly failing": len(self.failing),
-            "newly passing": len(self.passing),
-            "failing otherwise": len(self.changed),
-            "failing as before": self.unchanged,
-        }
-        said = [f"{count:,} {kind}" for kind, count in counts.items() if count]
-        is_well = not (self.failing or self.changed or self.unchanged)
-        return ", ".join(
-            [*(["nothing changed"] if self.is_empty else []), *said, *(["nothing fails"] if is_well else [])]
-        )
+        """How many evaluations changed, and how many fail."""
+        summary = summary_of(change.change for change in self.changes) if self.changes else "nothing changed"
+        count = len(self.failing)
+        return f"{summary}; {'nothing fails' if not count else f'{count:,} fails' if count == 1 else f'{count:,} fail'}"
 
     def lines(self) -> Iterator[str]:
         """Give a line for each case on an implementation that is otherwise than before, dtypes together."""
-        yield from _listed("newly failing", {key: str(found) for key, found in self.failing.items()})
-        yield from _listed("newly passing", {key: f"was {found}" for key, found in self.passing.items()})
-        both = self.changed.items()
-        yield from _listed("failing otherwise", {key: f"{now}; was {before}" for key, (before, now) in both})
-
-
-def _listed(kind: str, found: Mapping[Evaluation, str]) -> Iterator[str]:
-    together: dict[tuple[str, str, str], list[str]] = {}
-    for (case, dtype, implementation), text in found.items():
-        together.setdefault((implementation, case, text), []).append(dtype)
-    for (implementation, case, text), dtypes in list(together.items())[:MAX_LISTED]:
-        yield f"{kind}: {implementation}: {case} [{', '.join(_in_order(dtypes))}]: {text}"
-    if (more := len(together) - MAX_LISTED) > 0:
-        yield f"{kind}: and {more:,} more"
-
-
-def _in_order(dtypes: Sequence[str]) -> list[str]:
-    return [dtype for dtype in DTYPES if dtype in dtypes]
-
-
-def remembered(
-    before: EvaluationStates, now: EvaluationStates, unfinished: Collection[Evaluation]
-) -> dict[Evaluation, Failing]:
-    """Return what the next run is compared with: what fails now, and what failed before and was not run again."""
-    return {**{key: found for key, found in before.items() if key in unfinished}, **now}
+        yield from listed_changes("verdicts", [change.row() for change in self.changes])
 
 
 SECONDS_BETWEEN = 0.2
@@ -302,7 +254,7 @@ def state_of(path: Path) -> State:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def changed(before: FileStates, now: FileStates) -> list[Path]:
+def changed_files(before: FileStates, now: FileStates) -> list[Path]:
     """Return the files that are new, gone or not what they were."""
     return sorted(path for path in {*before, *now} if before.get(path) != now.get(path))
 
@@ -329,7 +281,7 @@ class WatchedFiles:
 
     def wait(self, before: FileStates, pause: Callable[[float], None] = sleep) -> tuple[list[Path], FileStates]:
         """Wait until something is not as it was ``before`` and is at rest; return what changed, and how all is now."""
-        while not changed(before, now := self.states()):
+        while not changed_files(before, now := self.states()):
             pause(SECONDS_BETWEEN)
         begun = monotonic()
         while True:
@@ -338,7 +290,7 @@ class WatchedFiles:
             is_away = any(now.get(path) is None and before.get(path) is not None for path in self.kernels)
             if earlier == now and not (is_away and monotonic() - begun < SECONDS_AWAY):
                 # A file that was written back as it was is no change after all.
-                return (found, now) if (found := changed(before, now)) else self.wait(before, pause)
+                return (found, now) if (found := changed_files(before, now)) else self.wait(before, pause)
 
     def _case_files(self) -> Iterator[Path]:
         for path in self.cases:

@@ -15,6 +15,7 @@ from attncheck.judging.compare import noise_limit, threshold
 from attncheck.merge import merge_runs
 from attncheck.reports import difference
 from attncheck.reports.build_frames import make_frames
+from attncheck.reports.comparison import WIDTH, change_lines, shortened, with_dtypes_together
 from attncheck.reports.difference import (
     CASE_CHANGES,
     ENVIRONMENT_CHANGES,
@@ -24,16 +25,8 @@ from attncheck.reports.difference import (
     Difference,
     error_changes,
     make_difference,
-    typed,
 )
-from attncheck.reports.difference_text import (
-    WIDTH,
-    change_lines,
-    render_diff_markdown,
-    sentences,
-    shortened,
-    write_difference,
-)
+from attncheck.reports.difference_text import render_diff_markdown, sentences, write_difference
 from attncheck.reports.machine.outcome import rows_of
 from attncheck.results.reader import matched_runs, read_runs
 
@@ -357,12 +350,12 @@ def test_an_error_grew_where_it_doubled_and_is_beyond_noise_and_the_largest_come
 LONG = "kernel_shapes/tiles/no-edge-shows-{}-the-other-corner-of-a-rather-large-tile-128-double-by-under"
 
 
-def changed(cases: list[str], implementation: str = "torch.compile", message: str = "") -> pd.DataFrame:
+def changed(cases: list[str], implementation: str = "torch.compile", message: str = "") -> list[dict[str, Any]]:
     rows = [
         ("worse", "local", implementation, case, "bfloat16", "agree", "", "numeric", "output", False, message)
         for case in cases
     ]
-    return typed(pd.DataFrame(rows, columns=list(VERDICT_CHANGES)), VERDICT_CHANGES)
+    return [dict(zip(VERDICT_CHANGES, row, strict=True)) for row in rows]
 
 
 def test_a_verdict_is_one_line_whose_names_are_cut_in_their_middle_and_stay_apart() -> None:
@@ -374,8 +367,14 @@ def test_a_verdict_is_one_line_whose_names_are_cut_in_their_middle_and_stay_apar
         assert len(line) <= WIDTH
         assert line.startswith("worse  kernel_shapes/")
         assert line.endswith("-by-under  bfloat16  agree -> numeric at output")
-    both = pd.concat([changed(["a/b"], "torch.compile"), changed(["a/b"], "jax.jit")])
+    both = [*changed(["a/b"], "torch.compile"), *changed(["a/b"], "jax.jit")]
     assert [line.split()[1] for line in change_lines("verdicts", both, WIDTH)] == ["torch.compile", "jax.jit"]
+    # Rows that differ in their dtypes only are one.
+    every = [{**row, "dtype": dtype} for dtype in ("float16", "float32") for row in changed(["a/b"])]
+    assert [row["dtype"] for row in with_dtypes_together([*every, *changed(["a/c"])])] == [
+        "float32, float16",
+        "bfloat16",
+    ]
     # Without a width everything is in full.
     (line,) = change_lines("verdicts", changed([LONG.format("at")], message="off by 2\u2026 " * 30), None)
     assert LONG.format("at") in line
@@ -413,5 +412,5 @@ def test_a_verdict_is_one_line_whose_names_are_cut_in_their_middle_and_stay_apar
 def test_every_kind_of_change_has_its_line(
     name: str, columns: tuple[str, ...], row: tuple[object, ...], parts: tuple[str, ...]
 ) -> None:
-    (line,) = change_lines(name, typed(pd.DataFrame([row], columns=list(columns)), columns), WIDTH)
+    (line,) = change_lines(name, [dict(zip(columns, row, strict=True))], WIDTH)
     assert all(part in line for part in parts)

@@ -17,9 +17,9 @@ import pytest
 from kernels import kernel as source
 from processes import wait_until
 
-from attncheck.cli.watching import MAX_LISTED, Changes, Failing, WatchedFiles, changed, failing_evaluations, remembered
+from attncheck.cli.watching import RunChanges, WatchedFiles, changed_files, failing_outcomes
+from attncheck.reports.comparison import MAX_LISTED, NO_RESULT, WRONG, Evaluation, Outcome
 from attncheck.results.format import Row
-from attncheck.results.last_failed import Evaluation
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_folder_of_cases_is_watched_with_what_comes_later(tmp_path: Path) -> N
     before = files.states()
     assert names(files, tmp_path) == {"cases/deep/a.yaml", "tags.yaml"}
     (tmp_path / "cases" / "b.yml").touch()
-    assert changed(before, files.states()) == [tmp_path / "cases" / "b.yml"]
+    assert changed_files(before, files.states()) == [tmp_path / "cases" / "b.yml"]
 
 
 def steps(*done: Callable[[], object]) -> Callable[[float], None]:
@@ -122,24 +122,23 @@ def test_a_file_of_the_same_size_in_the_place_of_another_is_a_change_and_what_is
     assert found == [kernel]
 
 
-BIG = Failing("numeric", "scores", 312000.0)
-
-SMALL = Failing("numeric", "weights", 3.0)
+BIG = Outcome(WRONG, "numeric", "scores", ", 3.1e+05 times its bound")
+SMALL = Outcome(WRONG, "numeric", "weights", ", 3 times its bound")
 
 
 def key(case: str, dtype: str = "float32", name: str = "mine.attention") -> Evaluation:
-    return f"file/{case}", dtype, name
+    return Evaluation("", name, f"file/{case}", dtype)
 
 
 def test_a_failure_says_where_it_begins_and_how_large_it_is() -> None:
     row = Row("file/a", "attention", "float32", "mine.attention", "stage", "output", "numeric", ratio=312000.0)
-    assert str(failing_evaluations([row])[key("a")]) == "numeric at output, 3.1e+05 times its bound"
+    assert str(failing_outcomes([row])[key("a")]) == "numeric at output, 3.1e+05 times its bound"
     begun = Row(**{**vars(row), "begins_at": "scores"})
-    assert str(failing_evaluations([begun])[key("a")]) == "numeric at scores, 3.1e+05 times its bound"
+    assert failing_outcomes([begun])[key("a")] == BIG
     infinite = Row(**{**vars(row), "verdict": "nonfinite", "ratio": float("inf")})
-    assert str(failing_evaluations([infinite])[key("a")]) == "nonfinite at output"
+    assert str(failing_outcomes([infinite])[key("a")]) == "nonfinite at output"
     pair = Row("file/a", "attention", "float32", "one.a", "pair", "output", "numeric", other="two.a")
-    assert set(failing_evaluations([pair])) == {key("a", name="one.a"), key("a", name="two.a")}
+    assert set(failing_outcomes([pair])) == {key("a", name="one.a"), key("a", name="two.a")}
 
 
 def test_what_could_not_be_run_says_why_whatever_its_addresses_are() -> None:
@@ -147,7 +146,7 @@ def test_what_could_not_be_run_says_why_whatever_its_addresses_are() -> None:
         Row("file/a", "attention", "float32", "m.a", "stage", "", "error", message=f"ValueError: <f at {address}>")
         for address in ("0x7fa001", "0x99")
     ]
-    found = [failing_evaluations([row])["file/a", "float32", "m.a"] for row in rows]
+    found = [failing_outcomes([row])[key("a", name="m.a")] for row in rows]
     assert found[0] == found[1]
     assert str(found[0]) == "error: ValueError: <f at 0x...>"
 
@@ -155,33 +154,32 @@ def test_what_could_not_be_run_says_why_whatever_its_addresses_are() -> None:
 def test_each_kind_of_change_is_counted_and_listed_with_its_dtypes_together() -> None:
     before = {key("a"): BIG, key("b"): BIG, key("c"): BIG, key("c", "float64"): BIG, key("d"): SMALL, key("e"): SMALL}
     now = {key("b"): SMALL, key("d"): SMALL, key("f", "float64"): BIG, key("f"): BIG}
-    changes = Changes.between(before, now, {*now, key("e")})
-    assert changes.headline == "2 newly failing, 3 newly passing, 1 failing otherwise, 2 failing as before"
-    assert list(changes.lines()) == [
-        "newly failing: mine.attention: file/f [float64, float32]: numeric at scores, 3.1e+05 times its bound",
-        "newly passing: mine.attention: file/a [float32]: was numeric at scores, 3.1e+05 times its bound",
-        "newly passing: mine.attention: file/c [float64, float32]: was numeric at scores, 3.1e+05 times its bound",
-        "failing otherwise: mine.attention: file/b [float32]: numeric at weights, 3 times its bound; "
-        "was numeric at scores, 3.1e+05 times its bound",
+    found = RunChanges.between(before, now, {*now, key("e")})
+    assert found.headline == "2 verdicts got worse, 3 got better, 1 changed otherwise; 5 fail"
+    assert [" ".join(line.split()) for line in found.lines()] == [
+        "worse mine.attention file/f float64, float32 passes -> numeric at scores, 3.1e+05 times its bound",
+        "better mine.attention file/a float32 numeric at scores, 3.1e+05 times its bound -> passes",
+        "better mine.attention file/c float64, float32 numeric at scores, 3.1e+05 times its bound -> passes",
+        "other mine.attention file/b float32 numeric at scores, 3.1e+05 times its bound -> "
+        "numeric at weights, 3 times its bound",
     ]
-    assert set(remembered(before, now, {*now, key("e")})) == {*now, key("e")}
+    assert found.failing == {**now, key("e"): SMALL}
 
 
 def test_the_headline_says_whether_anything_changed_and_whether_anything_fails() -> None:
-    situations: tuple[tuple[dict[Evaluation, Failing], dict[Evaluation, Failing], str], ...] = (
-        ({}, {}, "nothing changed, nothing fails"),
-        ({key("a"): BIG}, {key("a"): BIG}, "nothing changed, 1 failing as before"),
-        ({key("a"): BIG}, {}, "1 newly passing, nothing fails"),
-        ({key("a"): BIG}, {key("a"): Failing("numeric", "scores", 312400.0)}, "nothing changed, 1 failing as before"),
-        ({key("a"): BIG}, {key("a"): Failing("shape", "scores")}, "1 failing otherwise"),
+    failing, crash = {key("a"): BIG}, {key("a"): Outcome(NO_RESULT, "crash")}
+    situations: tuple[tuple[dict[Evaluation, Outcome], dict[Evaluation, Outcome], str], ...] = (
+        ({}, {}, "nothing changed; nothing fails"),
+        (failing, failing, "nothing changed; 1 fails"),
+        (failing, {}, "0 verdicts got worse, 1 got better, 0 changed otherwise; nothing fails"),
+        (failing, {key("a"): SMALL}, "0 verdicts got worse, 0 got better, 1 changed otherwise; 1 fails"),
+        (failing, crash, "1 verdict got worse, 0 got better, 0 changed otherwise; 1 fails"),
     )
     for before, now, headline in situations:
-        changes = Changes.between(before, now, now)
-        assert changes.headline == headline
-        assert changes.is_empty is not bool(list(changes.lines()))
+        assert RunChanges.between(before, now, now).headline == headline
     many = {key(f"{number:03}"): BIG for number in range(MAX_LISTED + 5)}
-    lines = list(Changes.between({}, many, ()).lines())
-    assert (len(lines), lines[-1]) == (MAX_LISTED + 1, "newly failing: and 5 more")
+    lines = list(RunChanges.between({}, many, ()).lines())
+    assert (len(lines), lines[-1]) == (MAX_LISTED + 1, "and 5 more")
 
 
 SECONDS = 180
@@ -273,28 +271,29 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> No
     seen.until("watching kernel.py, keys.yaml, wrong.py", "err")
 
     printed = seen.save("wrong.py", "WRONG = {3: 2, 5: 2}\n")
-    lines = seen.until("some-keys-keys-5 [", after=printed).splitlines()
-    assert lines[0].endswith("wrong.py: 2 newly failing (exit code 1)")
+    lines = seen.until("some-keys-keys-5 ", after=printed).splitlines()
+    assert lines[0].endswith("wrong.py: 2 verdicts got worse, 0 got better, 0 changed otherwise; 2 fail (exit code 1)")
     assert len(lines) == 3
-    assert lines[1].startswith("  newly failing: kernel.attention: keys/some-keys-keys-3 [float64]: numeric at output,")
+    worse = "  worse  kernel.attention  keys/some-keys-keys-3  float64  passes -> numeric at output,"
+    assert lines[1].startswith(worse)
 
     printed = seen.save("wrong.py", "WRONG = {5: 2, 4: 9}\n")
-    text = seen.until("failing as before", after=printed)
-    assert "wrong.py: 1 newly failing, 1 newly passing, 1 failing as before (exit code 1)" in text
+    text = seen.until("2 fail (", after=printed)
+    assert "wrong.py: 1 verdict got worse, 1 got better, 0 changed otherwise; 2 fail (exit code 1)" in text
 
     printed = seen.save("kernel.py", KERNEL.replace("def attention", "def attention(:"))
     seen.until("kernel.py cannot be loaded: SyntaxError", "err")
     assert seen.text("out")[printed:] == ""
 
     printed = seen.save("kernel.py", KERNEL.replace("WRONG.get(key.shape[-2], 1)", "WRONG.get(key.shape[-2], 1) ** 9"))
-    assert ": 2 failing otherwise (exit code 1)" in seen.until("failing otherwise", after=printed)
+    assert "2 changed otherwise; 2 fail (exit code 1)" in seen.until("changed otherwise", after=printed)
 
     printed = seen.save("keys.yaml", CASES.replace("[1, 2, 3, 4, 5]", "[1, 2, 3]"))
-    assert "keys.yaml: nothing changed, 2 failing as before" in seen.until("keys.yaml", after=printed)
+    assert "keys.yaml: nothing changed; 2 fail" in seen.until("keys.yaml", after=printed)
 
     printed = seen.save("wrong.py", "WRONG = {}\n")
     printed = seen.save("keys.yaml", CASES)
-    assert "2 newly passing, nothing fails" in seen.until("nothing fails", after=printed)
+    assert "2 got better, 0 changed otherwise; nothing fails" in seen.until("nothing fails", after=printed)
     workers = psutil.Process(seen.process.pid).children(recursive=True)
     assert seen.end() == 0
     assert seen.text("err").splitlines()[-1] == "attncheck: watching ended"
@@ -312,10 +311,10 @@ def test_what_failed_runs_first_each_run_writes_its_report_and_ctrl_c_ends_all_o
     seen.until("watching", "err")
     assert "agrees with the exact answer" in report.read_text()
     printed = seen.save("wrong.py", "WRONG = {4: 3}\n")
-    seen.until("some-keys-keys-4 [", after=printed)
+    seen.until("some-keys-keys-4 ", after=printed)
     note = "    with open('order', 'a') as file:\n        file.write(f'{key.shape[-2]}')\n"
     printed = seen.save("kernel.py", KERNEL.replace("    scores", f"{note}    scores", 1))
-    seen.until("1 failing as before", after=printed)
+    seen.until("nothing changed; 1 fails", after=printed)
     assert (seen.folder / "order").read_text() == "41235"
     wait_until(lambda: report.is_file() and "is wrong in 1 of the 5 cases" in report.read_text(), SECONDS)
     hanging = "    open('hangs', 'w').close()\n    import time\n    time.sleep(600)\n    scores"

@@ -1,0 +1,277 @@
+"""Comparison of two results, evaluation by evaluation, and the one wording of what changed.
+
+``diff``, ``bisect``, ``publish --check``, ``survey --check`` and ``check --watch`` use it. An evaluation is *worse*
+where it fails a run and did not before, or gives nothing and gave something; *better* is the opposite; a change that is
+neither, such as another stage, is *other*. A change is a line: in full, or cut to a width, names in their middle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from attncheck.errors import ExitCode
+from attncheck.spec import DTYPES
+from attncheck.verdicts import Verdict
+from attncheck.wording import counted
+
+WORSE, BETTER, OTHER = "worse", "better", "other"
+HARMLESS, WRONG, NO_RESULT = 0, 1, 2
+"""Levels of an outcome: it fails no run, is something wrong, or is nothing at all."""
+_LEVELS = {ExitCode.AGREE: HARMLESS, ExitCode.NOT_RUN: NO_RESULT}
+Row = Mapping[str, Any]
+Entry = TypeVar("Entry")
+Value = TypeVar("Value")
+
+
+class Evaluation(NamedTuple):
+    """A case in a dtype on an implementation; the environment is empty where there is only one."""
+
+    environment: str
+    implementation: str
+    case: str
+    dtype: str
+
+
+class Outcome(NamedTuple):
+    """What came of an evaluation; the message explains it, and is not compared."""
+
+    level: int
+    word: str
+    stage: str = ""
+    detail: str = ""
+    """What follows the verdict and its stage, such as how large the error is."""
+    message: str = ""
+
+    def __str__(self) -> str:
+        return outcome_text(self.word, self.stage) + self.detail
+
+
+Outcomes = Mapping[Evaluation, Outcome]
+NOTHING = Outcome(HARMLESS, "nothing")
+
+
+def outcome_text(word: str, stage: str) -> str:
+    """Write a verdict with the stage at which it begins, if there is one."""
+    return f"{word} at {stage}" if stage else word
+
+
+def level_of(verdict: str) -> int:
+    """Return the level of a verdict that is not expected; of a word that is none, that of something wrong."""
+    known = verdict in set(Verdict)
+    return _LEVELS.get(Verdict(verdict).exit_code, WRONG) if known else WRONG
+
+
+class Change(NamedTuple):
+    """Two different outcomes of an evaluation."""
+
+    evaluation: Evaluation
+    before: Outcome
+    after: Outcome
+
+    @property
+    def change(self) -> str:
+        """Return worse, better or other."""
+        if self.before.level == self.after.level:
+            return OTHER
+        return WORSE if self.after.level > self.before.level else BETTER
+
+    @property
+    def message(self) -> str:
+        """The message of what is wrong now, or of what was wrong before."""
+        if self.after.message or self.after.level:
+            return self.after.message
+        return f"before: {self.before.message}" if self.before.message else ""
+
+    def row(self) -> dict[str, Any]:
+        """Return the change as a row of the table of verdicts."""
+        return {
+            "change": self.change,
+            **self.evaluation._asdict(),
+            "before": self.before.word + ("" if self.before.stage else self.before.detail),
+            "before_stage": self.before.stage and self.before.stage + self.before.detail,
+            "after": self.after.word + ("" if self.after.stage else self.after.detail),
+            "after_stage": self.after.stage and self.after.stage + self.after.detail,
+            "message": self.message,
+        }
+
+
+def changed_entries(
+    before: Mapping[Entry, Value], after: Mapping[Entry, Value]
+) -> Iterator[tuple[Entry, Value | None, Value | None]]:
+    """Yield the keys whose values differ, with both values; None where there is none on that side."""
+    for key in dict.fromkeys([*before, *after]):
+        one, other = before.get(key), after.get(key)
+        if one != other:
+            yield key, one, other
+
+
+def changes(before: Outcomes, after: Outcomes, absent: Outcome = NOTHING) -> list[Change]:
+    """Return the evaluations whose outcomes differ, worse ones first; ``absent`` is the outcome of one that is missing.
+
+    Outcomes that differ only in their messages are the same.
+    """
+    found = [Change(key, one or absent, other or absent) for key, one, other in changed_entries(before, after)]
+    order = (WORSE, BETTER, OTHER)
+    return sorted(
+        (each for each in found if each.before[:-1] != each.after[:-1]),
+        key=lambda each: (order.index(each.change), each.evaluation),
+    )
+
+
+def summary_of(kinds: Iterable[str]) -> str:
+    """Count verdicts that changed, by kind, as a sentence without its end."""
+    counts = Counter(kinds)
+    worse = counted(counts[WORSE], "verdict")
+    return f"{worse} got worse, {counts[BETTER]:,} got better, {counts[OTHER]:,} changed otherwise"
+
+
+WIDTH = 100
+"""Columns of a line in a file or a pipe, and in a terminal that does not say how wide it is."""
+MAX_LISTED = 20
+_APART = "  "
+_MIN_NAME = 16
+_CUT = "…"
+_PARTS = (0.5, 0.6, 0.7, 0.4, 0.3)
+"""Of a name that is cut: how much of what is kept is its beginning."""
+
+
+def listed_changes(name: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Give a line for each of the first changes of a table, in full, and count the others."""
+    rows = with_dtypes_together(rows)
+    yield from change_lines(name, rows[:MAX_LISTED], None)
+    if len(rows) > MAX_LISTED:
+        yield f"and {len(rows) - MAX_LISTED:,} more"
+
+
+def with_dtypes_together(rows: Sequence[Row]) -> list[Row]:
+    """Make one row of those that differ only in their dtypes."""
+    together: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        together.setdefault(tuple(value for name, value in row.items() if name != "dtype"), []).append(row)
+    return [
+        {**rows[0], "dtype": ", ".join(sorted((row["dtype"] for row in rows), key=_dtype_order))}
+        if len(rows) > 1
+        else rows[0]
+        for rows in together.values()
+    ]
+
+
+def _dtype_order(dtype: str) -> tuple[int, str]:
+    return (DTYPES.index(dtype), "") if dtype in DTYPES else (len(DTYPES), dtype)
+
+
+def change_lines(name: str, rows: Sequence[Row], width: int | None) -> list[str]:
+    """Return a line for each row of a table of changes; without a width nothing is cut."""
+    if not rows:
+        return []
+    with_environment = len({row.get("environment") for row in rows}) > 1
+    cells = [list(_CELLS[name](row, with_environment)) for row in rows]
+    if width is not None and only_implementation(rows):
+        cells = [[change, *rest] for change, _, *rest in cells]
+    return _aligned(cells, width)
+
+
+def only_implementation(rows: Sequence[Row]) -> str:
+    """Return the implementation that every change is of: it is named once above the lines; empty for several."""
+    found = {(row.get("environment"), row.get("implementation", "")) for row in rows}
+    return found.pop()[1] if len(found) == 1 else ""
+
+
+def _aligned(cells: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Lay rows out in columns, the last of which ends where the line does.
+
+    All others but the first are cut until a line fits, the longest first.
+    """
+    *columns, texts = zip(*cells, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    if width is not None:
+        _narrow(widths, width)
+    shown = [_cut(column, length) for column, length in zip(columns, widths, strict=True)]
+    lines = (_APART.join(row).rstrip() for row in zip(*shown, texts, strict=True))
+    return [line if width is None else _ended(line, width, sum(widths) + len(_APART) * len(columns)) for line in lines]
+
+
+def _narrow(widths: list[int], most: int) -> None:
+    """Take from the longest columns what is too much, down to what still tells names apart."""
+    left = sum(widths) + len(_APART) * (len(widths) - 1) - most
+    while left > 0 and (wide := [index for index in range(1, len(widths)) if widths[index] > _MIN_NAME]):
+        longest = max(wide, key=lambda index: widths[index])
+        widths[longest] -= 1
+        left -= 1
+
+
+def _cut(names: Sequence[str], most: int) -> list[str]:
+    """Cut names where most of them can still be told apart."""
+    distinct = {part: len({shortened(name, most, part) for name in names}) for part in _PARTS}
+    part = max(_PARTS, key=lambda part: distinct[part])  # of equals the first
+    return [shortened(name, most, part).ljust(most) for name in names]
+
+
+def shortened(text: str, most: int, part: float = 0.5) -> str:
+    """Leave out what is in the middle of a long name; ``part`` of what is kept is its beginning."""
+    if len(text) <= most:
+        return text
+    first = int(part * (most - len(_CUT)))
+    return f"{text[:first]}{_CUT}{text[len(text) - (most - len(_CUT) - first) :]}"
+
+
+def _ended(line: str, most: int, start: int) -> str:
+    """End a line where there is no room; its text, which begins at ``start``, is left out rather than a few letters."""
+    if len(line) > most and start + _MIN_NAME > most >= len(line[:start].rstrip()):
+        return line[:start].rstrip()
+    return line if len(line) <= most else f"{line[: most - len(_CUT)].rstrip()}{_CUT}"
+
+
+def _implementation(row: Row, with_environment: bool) -> str:
+    return f"{row['implementation']} ({row['environment']})" if with_environment else str(row["implementation"])
+
+
+def _verdict(row: Row, with_environment: bool) -> Iterator[str]:
+    yield from (row["change"], _implementation(row, with_environment), row["case"], row["dtype"])
+    other_case = " (another case by this id)" if row.get("case_changed") else ""
+    before, after = (outcome_text(row[side], row[f"{side}_stage"]) for side in ("before", "after"))
+    yield f"{before} -> {after}{other_case}"
+    yield row["message"]
+
+
+def _error(row: Row, with_environment: bool) -> Iterator[str]:
+    yield from (row["change"], _implementation(row, with_environment), row["case"], row["dtype"], row["stage"])
+    yield f"z {_number(row['before_z'])} -> {_number(row['after_z'])}"
+    tiers = f"{row['before_tier']} -> {row['after_tier']}"
+    yield f"{_number(row['before_ratio'])} -> {_number(row['after_ratio'])} of the bound ({row['measure']}), {tiers}"
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3g}"
+
+
+def _expected_failure(row: Row, with_environment: bool) -> Iterator[str]:
+    yield from (row["change"], _implementation(row, with_environment), outcome_text(row["verdict"], row["stage"]))
+    yield f"{row['before_cases']:,} -> {row['after_cases']:,} cases"
+    yield f"{row['reason']} {row['thread']}".strip()
+
+
+def _case(row: Row, with_environment: bool) -> Iterator[str]:
+    yield from (row["change"], row["case"], f"{row['failing']:,} failing", row["what"])
+
+
+def _environment(row: Row, with_environment: bool) -> Iterator[str]:
+    yield from (row["change"], row["environment"], row["what"])
+    yield {"added": row["after"], "removed": row["before"]}.get(row["change"], f"{row['before']} -> {row['after']}")
+
+
+def _count(row: Row, with_environment: bool) -> Iterator[str]:
+    yield from (row["change"], row["implementation"], row["feature"], row["what"])
+
+
+_CELLS: Mapping[str, Callable[[Row, bool], Iterator[str]]] = {
+    "verdicts": _verdict,
+    "errors": _error,
+    "expected_failures": _expected_failure,
+    "cases": _case,
+    "environments": _environment,
+    "counts": _count,
+}
