@@ -25,7 +25,7 @@ import pytest
 from numpy.typing import NDArray
 from processes import wait_until
 
-from attncheck.backends import BACKENDS, numpy_backend
+from attncheck.backends import BACKENDS
 from attncheck.execution import process_state
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
@@ -370,9 +370,3 @@ def test_memory_that_a_call_gets_was_full_of_nan_where_that_is_asked() -> None:
     plain, poisoned = run(careless, Step(CALL), Step(CALL, nan_memory=True))
     assert not np.isnan(plain.outcome.stages["output"]).all()
     assert np.isnan(poisoned.outcome.stages["output"]).mean() > 0.5
-
-
-def test_a_backend_of_the_table_is_asked_alike() -> None:
-    first, second = run_session(numpy_backend, Session((Step(CALL, stays=True), Step(CALL, nan_memory=True))))
-    assert first.changed == first.altered == first.shared == ()
-    np.testing.assert_array_equal(first.outcome.stages["output"], second.outcome.stages["output"])

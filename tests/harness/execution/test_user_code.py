@@ -111,15 +111,11 @@ def test_a_function_of_a_file_is_called_and_its_array_is_the_output_whatever_its
         np.testing.assert_allclose(outcome.stages["output"], reference(), rtol=1e-13)
 
 
-def test_a_module_by_itself_offers_whatever_it_calls_as_the_contract_does(write: Write, tmp_path: Path) -> None:
-    text = (
-        ATTENTION
-        + "\ndef softmax(scores):\n    e = np.exp(scores)\n    return {'weights': e / e.sum(-1, keepdims=True)}\n"
-    )
-    scores = np.array([[[[0.0, 1.0]]]])
-    outcome = outcome_here(write(text), Task("softmax", {}, {"scores": scores}))
+def test_a_module_by_itself_offers_whatever_it_calls_as_the_contract_does(write: Write) -> None:
+    text = f"{ATTENTION}\ndef softmax(scores):\n    return {{'weights': scores * 0 + 0.5}}\n"
+    outcome = outcome_here(write(text), Task("softmax", {}, {"scores": np.array([[[[0.0, 1.0]]]])}))
     assert isinstance(outcome, Computed)
-    np.testing.assert_allclose(outcome.stages["weights"].sum(), 1)
+    assert (outcome.stages["weights"] == 0.5).all()
 
 
 def test_what_is_no_parameter_or_is_denied_is_unsupported(write: Write) -> None:
@@ -153,14 +149,6 @@ def test_a_function_whose_third_input_is_no_value_is_not_looked_at_as_if_it_were
     outcome = outcome_here(target, Task("scoring", {"score": "general"}, inputs))
     assert isinstance(outcome, Computed), outcome
     np.testing.assert_array_equal(outcome.stages["scores"], np.full((1, 1, 2, 4), 15.0))
-
-
-def test_a_lambda_that_is_handed_over_runs_in_a_worker_too(tmp_path: Path) -> None:
-    offset = 2.0
-    found = select_callable(lambda query, key, value: np.zeros_like(query) + offset, None, None)
-    outcome = outcome_of(found, problem(), tmp_path)
-    assert isinstance(outcome, Computed)
-    assert (outcome.stages["output"] == offset).all()
 
 
 def test_what_a_function_declares_is_read_before_it_runs(write: Write) -> None:
@@ -317,16 +305,6 @@ def test_what_no_implementation_may_do_is_an_error_with_its_reason(write: Write)
         outcome = outcome_here(f"{write(text)}:attention", problem())
         assert isinstance(outcome, Failure)
         assert (outcome.verdict, message in outcome.message) == ("error", True), outcome
-
-
-def test_what_it_prints_goes_to_the_log_and_not_to_standard_output(
-    write: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    text = "print('while loading')\n" + ATTENTION.replace("    scores =", "    print('while running')\n    scores =", 1)
-    (found,) = select_implementations(None, [f"{write(text)}:attention"]).implementations
-    assert isinstance(outcome_of(found, problem(), tmp_path), Computed)
-    assert "while" not in capfd.readouterr().out
-    assert "while running" in "".join(path.read_text() for path in tmp_path.glob("*.txt"))
 
 
 # A kernel, and what it takes its number from: a module beside it, a package's module, and a folder without __init__.

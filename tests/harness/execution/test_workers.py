@@ -36,7 +36,7 @@ from attncheck.execution.call import (
 from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
+from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import (
     MAX_EQUAL_CRASHES,
@@ -54,11 +54,9 @@ from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
 from attncheck.results.reader import read_run
-from attncheck.store import VARIABLE, cache_folder
+from attncheck.store import VARIABLE
 
 RunnersOf = Callable[..., list[list[GroupRunner[str]]]]
-
-posix_only = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
 
 
 @pytest.fixture
@@ -69,50 +67,32 @@ def worker() -> Iterator[WorkerProcess]:
 
 
 def test_one_process_answers_one_call_after_the_other(worker: WorkerProcess) -> None:
-    assert worker.call(operator.add, 2, 3, seconds=30) == 5
-    assert worker.call(os.getpid, seconds=30) == worker.pid
-    assert worker.call(operator.mul, b"x", 2**22, seconds=30) == b"x" * 2**22
-    assert worker.call(os.getpid, seconds=30) == worker.pid != os.getpid()
-
-
-def test_what_is_raised_is_told_and_the_process_goes_on(worker: WorkerProcess) -> None:
-    with pytest.raises(RemoteError, match=r"^ZeroDivisionError: division by zero$"):
-        worker.call(operator.truediv, 1, 0, seconds=30)
-    with pytest.raises(RemoteError, match=r"^SystemExit: 3$"):
-        worker.call(sys.exit, 3, seconds=30)
-    with pytest.raises(RemoteError, match=r"^what it returned cannot be sent: TypeError$"):
-        worker.call(threading.Lock, seconds=30)
-    assert worker.call(operator.add, 2, 3, seconds=30) == 5
-
-
-def test_what_cannot_be_asked_is_the_caller_s_fault_and_a_call_ends_when_somebody_wants_it(
-    worker: WorkerProcess,
-) -> None:
+    for function, arguments, told in (
+        (operator.truediv, (1, 0), "ZeroDivisionError: division by zero"),
+        (sys.exit, (3,), "SystemExit: 3"),
+        (threading.Lock, (), "what it returned cannot be sent: TypeError"),
+    ):
+        assert worker.call(os.getpid, seconds=30) == worker.pid != os.getpid()
+        with pytest.raises(RemoteError, match=f"^{told}$"):
+            worker.call(function, *arguments, seconds=30)
     with pytest.raises(TypeError, match="cannot pickle"):
         worker.call(operator.is_, threading.Lock(), None, seconds=30)
-    assert worker.call(operator.add, 2, 3, seconds=30) == 5
-    with pytest.raises(CallCancelled, match=r"^enough$"):
-        worker.call(time.sleep, 60, seconds=30, look=lambda: "enough")
-    with pytest.raises(CallTimeout):
-        WorkerProcess().call(time.sleep, 60, seconds=0.3)
+    assert worker.call(operator.mul, b"x", 2**22, seconds=30) == b"x" * 2**22
 
 
-@posix_only
-def test_a_process_that_ends_is_told_in_that_call_and_in_every_later_one(worker: WorkerProcess) -> None:
-    with pytest.raises(WorkerDied, match=r"^died with exit code -10 \(SIGUSR1\)$"):
-        worker.call(signal.raise_signal, signal.SIGUSR1, seconds=30)
-    for _ in range(2):
-        with pytest.raises(WorkerDied, match=r"before it was asked$"):
-            worker.call(os.getpid, seconds=30)
-
-
-def test_to_end_it_twice_does_no_harm_and_ends_a_call_under_way(worker: WorkerProcess) -> None:
-    worker.call(os.getpid, seconds=30)
+@pytest.mark.usefixtures("forked_workers")
+def test_a_call_ends_when_its_time_is_up_or_somebody_ends_it(worker: WorkerProcess) -> None:
     threading.Timer(0.2, worker.end).start()
     with pytest.raises(WorkerDied):
         worker.call(time.sleep, 60, seconds=30)
+    with pytest.raises(WorkerDied, match="before it was asked"):
+        worker.call(os.getpid, seconds=30)
     worker.end()
     assert has_ended(worker.pid)
+    with pytest.raises(CallCancelled, match=r"^enough$"):
+        WorkerProcess().call(time.sleep, 60, seconds=30, look=lambda: "enough")
+    with pytest.raises(CallTimeout):
+        WorkerProcess().call(time.sleep, 60, seconds=0.3)
 
 
 SCRIPT = """
@@ -214,48 +194,33 @@ def described(workers: DescribedWorkers, kernel: Path) -> UserImplementation:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_process_is_handed_over_once_and_ended_where_nobody_takes_it(kernel: Path, tmp_path: Path) -> None:
+def test_a_process_is_handed_over_once_and_to_nobody_who_prepares_it_otherwise(kernel: Path, tmp_path: Path) -> None:
     with DescribedWorkers() as workers:
         entry = described(workers, kernel)
-        ((pid, _),) = noted(tmp_path, "loaded")
         worker = workers.take(entry, threads=1)
         assert worker is not None
-        assert worker.pid == int(pid)
+        assert worker.pid == int(noted(tmp_path, "loaded")[0][0])
         assert workers.take(entry, threads=1) is None
     assert worker.is_alive
     worker.end()
-    with DescribedWorkers() as workers:
-        described(workers, kernel)
-    wait_until(lambda: has_ended(int(noted(tmp_path, "loaded")[1][0])))
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_a_process_that_was_prepared_otherwise_is_not_taken_and_ends(kernel: Path, tmp_path: Path) -> None:
     for threads, variables in ((2, {}), (1, {"SOME_FLAG": "1"})):
         with DescribedWorkers() as workers:
-            entry = replace(described(workers, kernel), environment=variables)
-            assert workers.take(entry, threads) is None
-            pid = int(noted(tmp_path, "loaded")[-1][0])
-            wait_until(lambda: has_ended(pid))  # noqa: B023 -- it is waited for here
+            assert workers.take(replace(described(workers, kernel), environment=variables), threads) is None
+    with DescribedWorkers() as workers:
+        described(workers, kernel)  # nobody takes it
+    wait_until(lambda: all(has_ended(int(pid)) for pid, _ in noted(tmp_path, "loaded")))
 
 
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("is_killed_before", [True, False])
-def test_a_worker_that_follows_the_first_is_loaded_anew(is_killed_before: bool, kernel: Path, tmp_path: Path) -> None:
-    if not is_killed_before:
-        text = kernel.read_text().replace('    note("called")\n', "    os._exit(7)\n")
-        kernel.write_text(text, encoding="utf-8")
+def test_a_worker_that_follows_the_first_is_loaded_anew(kernel: Path, tmp_path: Path) -> None:
     with DescribedWorkers() as workers:
         (found,) = select_implementations(None, [f"{kernel}:attention"], described=workers).implementations
         first = int(noted(tmp_path, "loaded")[0][0])
-        if is_killed_before:
-            os.kill(first, signal.SIGKILL)
-            wait_until(lambda: has_ended(first))
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: has_ended(first))
         runner: GroupRunner[str] = GroupRunner(Group(found, ("float32",)), Limits(), tmp_path, described=workers)
-        outcomes = [runner.evaluate(TASK) for _ in range(1 if is_killed_before else 2)]
+        assert isinstance(runner.evaluate(TASK), Computed)
         runner.close()
-    for outcome in outcomes:
-        assert isinstance(outcome, Computed) if is_killed_before else getattr(outcome, "verdict", None) == "crash"
     assert len({pid for pid, _ in noted(tmp_path, "loaded")}) == 2
 
 
@@ -340,6 +305,8 @@ def test_modes_share_one_process_and_each_prints_to_its_own_log(runners_of: Runn
     assert len(set(pids(first, tmp_path) + pids(second, tmp_path))) == 1
     assert (len(pids(first, tmp_path)), len(pids(second, tmp_path))) == (2, 1)
     assert first.description["version"] == np.__version__
+    second.stop()
+    assert has_ended(pids(first, tmp_path)[0])
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -385,16 +352,6 @@ def test_a_mode_that_cannot_start_beside_others_starts_alone(runners_of: Runners
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_runner_that_is_stopped_ends_the_process_that_it_shares(runners_of: RunnersOf, tmp_path: Path) -> None:
-    ((first, second),) = runners_of("pass", "pass")
-    assert answered(first.evaluate(task()))
-    (pid,) = pids(first, tmp_path)
-    second.stop()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("bundled", "same"), [(True, False), (False, True)])
 def test_a_bundled_framework_makes_room_earlier_than_what_may_hold_a_model(
     bundled: bool, same: bool, runners_of: RunnersOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -412,15 +369,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def test_without_a_word_of_the_user_it_is_the_users_cache_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder().name == "attncheck"
-    assert tmp_path in cache_folder().parents or os.name != "posix"
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="nothing is kept on macOS")
@@ -441,13 +389,6 @@ def test_a_framework_gets_a_folder_of_its_own_unless_it_is_set_switched_off_or_c
     shutil.rmtree(folder)
     folder.write_text("a file")
     assert with_cache(BACKENDS["jax"], keep=True).environment == BACKENDS["jax"].environment
-
-
-def test_an_own_implementation_shares_its_frameworks(folder: Path) -> None:
-    entry = entry_of(Target("kernel.py", "attention"), {"framework": "jax"}, None)
-    kept = with_cache(entry, keep=True)
-    assert kept.target == entry.target
-    assert kept.environment == with_cache(BACKENDS["jax"], keep=True).environment
 
 
 @pytest.mark.jax
@@ -554,14 +495,6 @@ def test_the_rest_is_untried_and_is_tried_when_the_run_goes_on(
     assert [line[: len(start)] for line, start in zip(wrong, beginnings, strict=True)] == beginnings
     assert check_picky("", "--resume")[::2] == (ExitCode.NOT_RUN, stopped)
     assert check_picky("", "--resume", "--keep-going")[::2] == (ExitCode.NOT_RUN, ["crash"] * 7)
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_one_that_answers_in_between_is_tried_to_the_end(
-    check_picky: Callable[..., tuple[int, str, list[str]]],
-) -> None:
-    verdicts = check_picky("ceg")[2]
-    assert verdicts == ["crash", "crash", "agree", "crash", "agree", "crash", "agree"]
 
 
 @pytest.mark.usefixtures("forked_workers")
