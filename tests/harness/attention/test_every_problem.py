@@ -274,27 +274,6 @@ def test_radii_hold_to_first_order_and_are_no_many_times_that(name: str) -> None
 # Radii by hand.
 
 
-def moved_by(operation: str, inputs: dict[str, list[float]], radii: dict[str, list[float]], **options: Any) -> Any:
-    """Return the balls of the stages of rows of numbers that move by radii."""
-    arrays, around = ({name: np.array([[[row]]]) for name, row in rows.items()} for rows in (inputs, radii))
-    return propagate(operation, options, Inputs(arrays, around))
-
-
-def softmax_moved(scores: list[float], radii: list[float]) -> Any:
-    return moved_by("softmax", {"scores": scores}, {"scores": radii})
-
-
-def test_products_sums_and_factors_move_by_what_they_are_made_of() -> None:
-    balls = moved_by("scoring", {"query": [2.0], "key": [-3.0]}, {"query": [0.5], "key": [0.25]}, scale=-4.0)
-    # |2.5 * -3.25 + 6| = 2.125 = 2 * 0.25 + 0.5 * 3 + 0.5 * 0.25
-    assert (balls["raw_scores"].value.item(), balls["raw_scores"].radius.item()) == (-6.0, 2.125)
-    assert (balls["scores"].value.item(), balls["scores"].radius.item()) == (24.0, 8.5)
-    inputs, radii = {"scores": [1.0, 2.0], "bias": [4.0, -np.inf]}, {"scores": [0.5, 0.5], "bias": [0.25, 0.0]}
-    total = moved_by("masking", inputs, radii)["biased"]
-    np.testing.assert_array_equal(total.value.ravel(), [5.0, -np.inf])
-    np.testing.assert_array_equal(total.radius.ravel(), [0.75, 0.0])
-
-
 def corners(scores: Array, radius: Array) -> tuple[Array, float]:
     """Return the largest moves of the weights and of log_sum_exp at all corners, by the definition."""
 
@@ -325,28 +304,3 @@ def test_softmax_moves_to_its_radius_in_some_corner_and_never_beyond(spread: flo
         if size < 300:
             assert (balls["weights"].radius[0] <= 1.001 * weights + rounded).all()
             assert balls["log_sum_exp"].radius.item() <= 1.001 * log_sum + rounded
-
-
-def test_what_hardly_counts_may_win_what_wins_may_lose_and_what_is_alone_stays() -> None:
-    balls = softmax_moved([0.0, -800.0], [0.0, 1000.0])
-    np.testing.assert_array_equal(balls["weights"].value.ravel(), [1, 0])
-    np.testing.assert_array_equal(balls["weights"].radius.ravel(), [1, 1])
-    # -800 + 1000 = 200 is the row's new maximum.
-    np.testing.assert_allclose(balls["log_sum_exp"].radius.ravel(), [200], rtol=1e-14)
-    # A finite fill of -1e30, as it is rounded to float32, can never win.
-    moved = softmax_moved([0.0, 0.0, -1e30], [1e-9, 1e-9, 1e22])["weights"].radius
-    np.testing.assert_allclose(moved.ravel(), [5e-10, 5e-10, 0], rtol=1e-8, atol=0)
-    # p' = 1 / (1 + e^(60 - 40 + 1)), far below 1, although e^-40 vanishes beside 1.
-    moved = softmax_moved([0.0, -40.0], [60.0, 1.0])["weights"].radius
-    np.testing.assert_allclose(moved.ravel(), [1.0, 1.0], rtol=1e-8)
-    balls = softmax_moved([3.0], [50.0])
-    assert (balls["weights"].radius.item(), balls["log_sum_exp"].radius.item()) == (0, 50)
-
-
-@pytest.mark.parametrize("radius", [0.0, 1e-3, 5.0, 1e5, 1e300])
-def test_an_additive_score_cannot_leave_the_range_of_its_vector(radius: float) -> None:
-    arrays = {"query": np.array([[9.0]]), "key": np.array([[0.0]]), "query_weight": np.array([[1.0]])}
-    arrays |= {"key_weight": np.array([[1.0]]), "score_vector": np.array([3.0])}
-    radii = {name: np.zeros(array.shape) for name, array in arrays.items()} | {"query": np.array([[radius]])}
-    ball = propagate("scoring", {"score": "additive"}, Inputs(arrays, radii))["scores"]
-    assert ball.radius.item() == pytest.approx(3 * min(radius, 2), rel=1e-15)

@@ -161,19 +161,6 @@ def test_an_empty_row_has_an_output_of_exactly_zero() -> None:
     assert output.high[0, 0, 4].all()
 
 
-@pytest.mark.parametrize("size", [(1, 64, 64), (40, 64, 64), (63, 63, 63), (50, 80, 90), (64, 64, 64)])
-def test_products_are_the_same_with_zeros_around_them(size: tuple[int, int, int]) -> None:
-    rows, inner, columns = size
-    query, key = normal(rows, inner), normal(columns, inner)
-    exact = exact_stages(Problem("scoring", {"score": "dot"}, {"query": query, "key": key}), ["scores"])["scores"]
-    for row in range(0, rows, 13):
-        one = {"query": query[row : row + 1], "key": key}
-        alone = exact_stages(Problem("scoring", {"score": "dot"}, one), ["scores"])["scores"]
-        part = slice(row, row + 1)
-        assert agree(alone, Enclosure(exact.high[part], exact.low[part], exact.radius[part]))
-        assert exact.radius[row].max() < 2.0**-94
-
-
 # Precision.
 
 
@@ -326,31 +313,3 @@ def test_what_is_not_finite_where_it_is_attended_has_no_exact_value(poison: floa
 
 
 # Gradients.
-
-
-def grouped_attention(query: Array, key: Array, value: Array, bias: Array, allowed: Array, cap: float) -> Array:
-    key, value = np.repeat(key, 2, axis=1), np.repeat(value, 2, axis=1)
-    scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
-    powers = np.where(allowed, np.exp(cap * np.tanh(scores / cap) + bias), 0)
-    total = powers.sum(axis=-1, keepdims=True)
-    return np.asarray(powers / np.where(total == 0, 1, total) @ value)
-
-
-def test_gradients_agree_with_complex_steps() -> None:
-    problem, step = draw("gradients, all"), 1e-40
-    exact = exact_stages(Problem(*problem.laid_out()))
-    inputs, allowed = problem.inputs, problem.inputs["mask"] & np.tri(5, 6, dtype=bool)
-    for name in ("query", "key", "value", "bias"):
-        for at in list(np.ndindex(inputs[name].shape))[::3]:
-            moved = {each: inputs[each].astype(complex) for each in ("query", "key", "value", "bias")}
-            moved[name][at] += 1j * step
-            slope = (grouped_attention(**moved, allowed=allowed, cap=1.5) * inputs["grad_output"]).sum().imag / step
-            assert abs(slope - exact[f"grad_{name}"].high[at]) < 1e-13, (name, at)
-    assert (exact["grad_query"].high[0, :, 2] == 0).all()
-    assert (exact["grad_query"].radius[0, :, 2] == 0).all()
-    assert (
-        exact_from(
-            Canonical.of(problem.lowered().canonical()), {n: each.high for n, each in exact.items()}, ["grad_value"]
-        )
-        is None
-    )

@@ -21,7 +21,6 @@ from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.oracle import OutsideDomain, are_blocked, exact_results, exact_stages
 from attncheck.attention.sampling import MAX_ELEMENTS, rows_of_stage, sampled_rows
 from attncheck.execution.worker import Computed
-from attncheck.judging import judge as judging
 from attncheck.judging.judge import judge, judge_pairs, worst_bounds
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth, find_truth, truth_of_case
@@ -179,15 +178,6 @@ def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothi
         assert found.verdict is verdict
 
 
-def test_what_is_too_large_is_not_kept(problem: Sampled, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = 2 * QUERIES * 8
-    stages = {stage: array for stage, array in problem.stages.items() if array.size <= most}
-    monkeypatch.setattr(judging, "MAX_KEPT", most)
-    assert judging.kept_stages(problem.stages) == stages
-    assert worst_bounds(problem.part, "native").keys() == judging.exact_values(problem.part).keys() == stages.keys()
-    assert {"scores", "weights", "masked"}.isdisjoint(stages)
-
-
 # Faults.
 
 
@@ -205,15 +195,6 @@ def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole_and_in_no_ot
     for value in (np.nan, np.inf):
         found = attention.judge(output=attention.moved("output", (0, 1, 128, 3), value))["output"]
         assert (found.verdict, found.index, found.against) == (Verdict.NONFINITE, (0, 1, 128, 3), "exact")
-
-
-def test_a_fault_in_a_projection_is_found() -> None:
-    layer = pose("multi_head_attention")
-    assert 41 not in layer.rows  # of a key all rows are judged
-    places = {"query": (0, 1, 64, 2), "key": (0, 1, 41, 2), "value": (0, 0, 41, 3)}
-    for stage, index in (places | {"context": (0, 0, 149, 3), "output": (0, 149, 2)}).items():
-        found = layer.judge(**{stage: layer.moved(stage, index)})[stage]
-        assert (found.verdict, found.index) == (Verdict.NUMERIC, index)
 
 
 def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_everywhere(attention: Sampled) -> None:
