@@ -169,16 +169,6 @@ def _named(glob: str) -> str:
     return glob.replace("*", "x").replace("?", "x")
 
 
-def test_the_lists_are_installed_with_the_backends() -> None:
-    from importlib.resources import files
-
-    folder = Path(str(files("attncheck.backends"))) / "expected_failures"
-    installed = {path.stem for path in folder.glob("*.yaml")}
-    written = Path(__file__).parents[3] / "backends" / "expected_failures"
-    assert installed == {path.stem for path in written.glob("*.yaml")}
-    assert installed <= set(EVERYTHING)
-
-
 def test_an_entry_of_a_property_says_nothing_of_a_call_and_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     entry = "{{implementation: a.b, cases: [x/*]{}, verdict: {}, decided: numeric, reason: it rolls a die}}"

@@ -67,17 +67,17 @@ def test_merged_heads_of_a_document_keep_the_radius_of_what_is_printed(load_text
     assert make_exact_inputs(case)["query"].radius.tolist() == [[[[0.05]], [[0.005]]]]
 
 
-@pytest.mark.parametrize(
-    ("storage", "dtypes"),
-    [("bfloat16", ["float64", "float32"]), ("float16", ["float32"]), ("float32", ["float64"])],
-)
-def test_inputs_are_rounded_to_their_storage_and_then_widened(load_text: Load, storage: str, dtypes: list[str]) -> None:
-    fields = f"    storage: {storage}\n    dtypes: [{', '.join(dtypes)}]\n"
+def test_inputs_are_rounded_to_their_storage_and_then_widened(load_text: Load) -> None:
     text = SPLIT.replace("{draw: randn, shape: [2, 4, 3, 6]}", "{values: [[1.1, 2, 3, 4, 5, 6]]}")
-    case = _loaded(load_text, text.replace("[2, 2, 5, 6]", "[5, 6]") + fields)
+    text = text.replace("[2, 2, 5, 6]", "[5, 6]")
     # 1.1 = 1.000110011001100110011001100... in binary, cut to 8, 11 and 24 bits
-    kept = {"bfloat16": 1 + 13 / 2**7, "float16": 1 + 102 / 2**10, "float32": 1 + 838861 / 2**23}[storage]
-    for dtype in dtypes:
+    for storage, dtype, kept in (
+        ("bfloat16", "float64", 1 + 13 / 2**7),
+        ("bfloat16", "float32", 1 + 13 / 2**7),
+        ("float16", "float32", 1 + 102 / 2**10),
+        ("float32", "float64", 1 + 838861 / 2**23),
+    ):
+        case = _loaded(load_text, f"{text}    storage: {storage}\n    dtypes: [{dtype}]\n")
         inputs = convert_inputs(case, make_exact_inputs(case), dtype)
         assert str(inputs.arrays["query"].dtype) == dtype
         assert inputs.arrays["query"][0, 0, 0, 0] == kept
@@ -92,44 +92,21 @@ LONG = """\
 """
 
 
-def test_a_stage_that_is_not_judged_may_be_too_large_to_be_held(load_text: Load) -> None:
+def test_only_the_stages_that_are_named_are_judged_and_held(load_text: Load) -> None:
+    assert _loaded(load_text, SPLIT).judged_stages is None
+    assert _loaded(load_text, SPLIT + "    stages: [output, weights]\n").judged_stages == ("output", "weights")
     assert _loaded(load_text, LONG + "    stages: [output]\n").judged_stages == ("output",)
 
 
-def test_only_the_stages_that_are_named_are_judged(load_text: Load) -> None:
-    assert _loaded(load_text, SPLIT).judged_stages is None
-    assert _loaded(load_text, SPLIT + "    stages: [output, weights]\n").judged_stages == ("output", "weights")
-
-
-OPTIONS_HEAD = """\
-title: Options
-source: {kind: derivation, title: Made for this test}
-operation: attention
-arrays: {q: {constant: 1, shape: [2, 4, 3, 6]}, k: {constant: 1, shape: [2, 2, 5, 6]}}
-"""
-CASES = "cases:\n  - name: The case at hand\n"
-INPUTS = "    inputs: {query: q, key: k, value: k%s}\n"
-
-
-def with_options(load_text: Load, options: str, inputs: str = INPUTS % "", defaults: str = "") -> Case:
-    [case] = load_text(OPTIONS_HEAD + CASES + inputs + (f"    options: {options}\n" if options else "") + defaults)
-    return case
-
-
-DEFAULTS = "defaults: {options: {heads: 4, kv_heads: 3, alignment: bottom_right, score: general, window: [1, 1]}}\n"
-
-
 def test_defaults_are_for_the_cases_that_they_fit(load_text: Load) -> None:
-    assert with_options(load_text, "", defaults=DEFAULTS).options == {
-        "window": (1, 1),
-        "alignment": "bottom_right",
-    }
-    causal = DEFAULTS.replace(", window: [1, 1]", "")
-    assert with_options(load_text, "", defaults=causal).options == {}
-    assert with_options(load_text, "{is_causal: true}", defaults=causal).options == {
-        "is_causal": True,
-        "alignment": "bottom_right",
-    }
+    fitting = "heads: 4, kv_heads: 3, alignment: bottom_right, score: general"
+    for defaults, options, expected in (
+        (f"{fitting}, window: [1, 1]", "", {"window": (1, 1), "alignment": "bottom_right"}),
+        (fitting, "", {}),
+        (fitting, "    options: {is_causal: true}\n", {"is_causal": True, "alignment": "bottom_right"}),
+    ):
+        head = HEAD.replace("defaults: {", f"defaults: {{options: {{{defaults}}}, ")
+        assert load_text(head + SPLIT + options)[0].options == expected
 
 
 # The first line of the case's own text is line 10, a further input's line 13.
@@ -166,13 +143,15 @@ def test_lengths_are_whole_numbers_in_every_dtype(load_text: Load) -> None:
         assert case.supports_statistics
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "number"),
-    [("float64, bfloat16", "3.389e38"), ("float32", "3.395e38"), ("float16", "65504"), ("bfloat16", "1.0e-50")],
-)
-def test_a_number_may_be_as_large_as_the_narrowest_dtype_holds(load_text: Load, dtypes: str, number: str) -> None:
-    inputs = SHARED.replace("{draw: randn, shape: [2, 4, 3, 6]}", f"{{constant: {number}, shape: [2, 4, 3, 6]}}")
-    assert with_input(load_text, inputs=f"{inputs}    dtypes: [{dtypes}]\n").dtypes == tuple(dtypes.split(", "))
+def test_a_number_may_be_as_large_as_the_narrowest_dtype_holds(load_text: Load) -> None:
+    for dtypes, number in (
+        ("float64, bfloat16", "3.389e38"),
+        ("float32", "3.395e38"),
+        ("float16", "65504"),
+        ("bfloat16", "1.0e-50"),
+    ):
+        inputs = SHARED.replace("{draw: randn, shape: [2, 4, 3, 6]}", f"{{constant: {number}, shape: [2, 4, 3, 6]}}")
+        assert with_input(load_text, inputs=f"{inputs}    dtypes: [{dtypes}]\n").dtypes == tuple(dtypes.split(", "))
 
 
 def _shaped(query: str, key: str, more: str = "") -> str:
@@ -182,33 +161,27 @@ def _shaped(query: str, key: str, more: str = "") -> str:
 ANY = "draw: randn, shape: "
 
 
-@pytest.mark.parametrize(
-    ("inputs", "weights", "output"),
-    [
-        (_shaped(ANY + "[0, 4, 3, 6]", ANY + "[0, 2, 5, 6]"), (0, 4, 3, 5), (0, 4, 3, 6)),
-        (_shaped(ANY + "[2, 4, 0, 6]", ANY + "[2, 4, 5, 6]"), (2, 4, 0, 5), (2, 4, 0, 6)),
-        (_shaped(ANY + "[2, 4, 3, 6]", ANY + "[2, 4, 0, 6]"), (2, 4, 3, 0), (2, 4, 3, 6)),
-        (_shaped("constant: 1, shape: [3, 6]", "constant: 1, shape: [0, 6]"), (1, 1, 3, 0), (1, 1, 3, 6)),
-        (_shaped("identity: 6", "ascending: [1, 2], shape: [0, 6]"), (1, 1, 6, 0), (1, 1, 6, 6)),
-        (_shaped("identity: 6", "geometric: [1, 2], shape: [0, 6]"), (1, 1, 6, 0), (1, 1, 6, 6)),
-        (
-            _shaped(ANY + "[3, 6]", ANY + "[0, 6]", "      mask: {constant: 1, shape: [3, 0]}\n"),
-            (1, 1, 3, 0),
-            (1, 1, 3, 6),
-        ),
-        (_shaped(ANY + "[3, 6]", ANY + "[0, 6]", "      key_lengths: {values: [0]}\n"), (1, 1, 3, 0), (1, 1, 3, 6)),
-    ],
+EMPTY: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
+    (_shaped(ANY + "[0, 4, 3, 6]", ANY + "[0, 2, 5, 6]"), (0, 4, 3, 5), (0, 4, 3, 6)),
+    (_shaped(ANY + "[2, 4, 0, 6]", ANY + "[2, 4, 5, 6]"), (2, 4, 0, 5), (2, 4, 0, 6)),
+    (_shaped(ANY + "[2, 4, 3, 6]", ANY + "[2, 4, 0, 6]"), (2, 4, 3, 0), (2, 4, 3, 6)),
+    (_shaped("constant: 1, shape: [3, 6]", "constant: 1, shape: [0, 6]"), (1, 1, 3, 0), (1, 1, 3, 6)),
+    (_shaped("identity: 6", "ascending: [1, 2], shape: [0, 6]"), (1, 1, 6, 0), (1, 1, 6, 6)),
+    (_shaped("identity: 6", "geometric: [1, 2], shape: [0, 6]"), (1, 1, 6, 0), (1, 1, 6, 6)),
+    (_shaped(ANY + "[3, 6]", ANY + "[0, 6]", "      mask: {constant: 1, shape: [3, 0]}\n"), (1, 1, 3, 0), (1, 1, 3, 6)),
+    (_shaped(ANY + "[3, 6]", ANY + "[0, 6]", "      key_lengths: {values: [0]}\n"), (1, 1, 3, 0), (1, 1, 3, 6)),
 )
-def test_there_may_be_no_batch_no_query_and_no_key(
-    load_text: Load, inputs: str, weights: tuple[int, ...], output: tuple[int, ...]
-) -> None:
-    case = with_input(load_text, inputs=inputs)
-    assert (case.stage_shapes["weights"], case.stage_shapes["output"]) == (weights, output)
-    made = convert_inputs(case, make_exact_inputs(case), "float16")
-    assert {name: array.shape for name, array in made.arrays.items()} == case.input_shapes
-    for form in (Problem.called, Problem.canonical):
-        mask = form(Problem("attention", {"is_causal": True, "window": (1, 1)}, made.arrays)).inputs.get("mask")
-        assert mask is None or np.broadcast_shapes(mask.shape, weights) == weights
+
+
+def test_there_may_be_no_batch_no_query_and_no_key(load_text: Load) -> None:
+    for inputs, weights, output in EMPTY:
+        case = with_input(load_text, inputs=inputs)
+        assert (case.stage_shapes["weights"], case.stage_shapes["output"]) == (weights, output)
+        made = convert_inputs(case, make_exact_inputs(case), "float16")
+        assert {name: array.shape for name, array in made.arrays.items()} == case.input_shapes
+        for form in (Problem.called, Problem.canonical):
+            mask = form(Problem("attention", {"is_causal": True, "window": (1, 1)}, made.arrays)).inputs.get("mask")
+            assert mask is None or np.broadcast_shapes(mask.shape, weights) == weights
 
 
 @pytest.mark.parametrize("generator", ["numpy-legacy", "r", "torch"])
@@ -241,15 +214,17 @@ cases:
 """
 
 
-@pytest.mark.parametrize(
-    "known",
-    ['"1 3 5 7\\n2 4 6 8"', '["1 3 5 7\\n2 4 6 8"]', '["1 3\\n2 4", "5 7\\n6 8"]', '[["1 3\\n2 4", "5 7\\n6 8"]]'],
-)
-def test_results_are_compared_with_their_heads_side_by_side_or_one_by_one(load_text: Load, known: str) -> None:
-    [case] = load_text(LINEAR_HEAD + PRINTED.replace("WHAT", known))
-    [expected] = case.expected
-    assert expected.numbers is not None
-    assert expected.numbers.value.tolist() == [[[[1, 3], [2, 4]], [[5, 7], [6, 8]]]]
+def test_results_are_compared_with_their_heads_side_by_side_or_one_by_one(load_text: Load) -> None:
+    for known in (
+        '"1 3 5 7\\n2 4 6 8"',
+        '["1 3 5 7\\n2 4 6 8"]',
+        '["1 3\\n2 4", "5 7\\n6 8"]',
+        '[["1 3\\n2 4", "5 7\\n6 8"]]',
+    ):
+        [case] = load_text(LINEAR_HEAD + PRINTED.replace("WHAT", known))
+        numbers = case.expected[0].numbers
+        assert numbers is not None
+        assert numbers.value.tolist() == [[[[1, 3], [2, 4]], [[5, 7], [6, 8]]]]
 
 
 # What is expected.
@@ -295,23 +270,23 @@ def test_the_dtype_that_numbers_were_computed_in_may_be_of_16_bits(tmp_path: Pat
         _load_beside(tmp_path, text + "    computed_in: float16\n")
 
 
-@pytest.mark.parametrize(
-    ("printed", "message"),
-    [
-        ("{file: missing.npy}", r"expect\[0\].printed.file: there is no file 'missing.npy'"),
-        ("{file: ../output.npy}", r"expect\[0\].printed.file: .* leads out of the folder"),
-        ("{file: narrow.npy}", r"expect\[0\].printed: expected numbers of shape 1x1x2x2, got 2x1"),
-        ("{file: many.npy}", r"expect\[0\].printed.file: 40000 numbers; expected at most 30000"),
-        ("{file: output.npy, times: 2}", r"expect\[0\].printed.*times"),
-        ("{file: output.npy}, decimals: 3", r"expect\[0\].decimals: says how numbers were printed"),
-    ],
-)
-def test_numbers_of_a_file_that_cannot_be_expected_are_refused(tmp_path: Path, printed: str, message: str) -> None:
+REFUSED = {
+    "{file: missing.npy}": r"expect\[0\].printed.file: there is no file 'missing.npy'",
+    "{file: ../output.npy}": r"expect\[0\].printed.file: .* leads out of the folder",
+    "{file: narrow.npy}": r"expect\[0\].printed: expected numbers of shape 1x1x2x2, got 2x1",
+    "{file: many.npy}": r"expect\[0\].printed.file: 40000 numbers; expected at most 30000",
+    "{file: output.npy, times: 2}": r"expect\[0\].printed.*times",
+    "{file: output.npy}, decimals: 3": r"expect\[0\].decimals: says how numbers were printed",
+}
+
+
+def test_numbers_of_a_file_that_cannot_be_expected_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "output.npy", np.ones((2, 2)))
     np.save(tmp_path / "narrow.npy", np.ones((2, 1)))
     np.save(tmp_path / "many.npy", np.ones((200, 200)))
-    with pytest.raises(CaseError, match=message):
-        _load_beside(tmp_path, STORED.replace("{file: %s}", printed))
+    for printed, message in REFUSED.items():
+        with pytest.raises(CaseError, match=message):
+            _load_beside(tmp_path, STORED.replace("{file: %s}", printed))
 
 
 # How printed numbers came about.

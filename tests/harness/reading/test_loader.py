@@ -19,9 +19,7 @@ from attncheck.errors import CaseError, Diagnostic, ExitCode
 from attncheck.reading import case_maker
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import MAX_LOOKED_AT
-from attncheck.reading.loader import load_tags
 from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
-from attncheck.reading.selection import exists
 from attncheck.reading.yaml_reader import MAX_BYTES, YamlFault, read_yaml
 
 Load = Callable[[str | bytes], list[Case]]
@@ -129,12 +127,6 @@ def test_nan_at_the_top_of_the_file_is_only_for_cases_that_allow_it(load_text: L
     assert len(load_text(probing + other + arrays)) == 2
 
 
-def test_an_id_of_a_cases_own_stays_when_its_name_is_reworded(load_text: Load) -> None:
-    for name in (NAME, "Another sentence"):
-        (case,) = load_text(_case(INPUTS + "id: stable-2").replace(NAME, name))
-        assert (case.id, case.name) == ("prefix/stable-2", name)
-
-
 def test_a_case_holds_what_the_file_says(load_text: Load) -> None:
     text = _case(
         "operation: scoring\n"
@@ -165,14 +157,6 @@ def test_a_case_holds_what_the_file_says(load_text: Load) -> None:
     assert case.expected[0].numbers.value.tolist() == [[[[5.0, 11.0]]]]
     assert not case.expected[0].numbers.half_unit.any()
     assert case.expected[2].numbers is None
-
-
-def test_tags_are_read_with_what_they_probe(tmp_path: Path) -> None:
-    (tmp_path / "tags.yaml").write_text("tags:\n  far-apart: {probes: large scores, defect: exp overflows}\n")
-    tags = load_tags(tmp_path, "tags.yaml")
-    assert {name: (tag.probes, tag.defect) for name, tag in tags.items()} == {
-        "far-apart": ("large scores", "exp overflows")
-    }
 
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -286,14 +270,6 @@ def test_arrays_that_are_too_large_together_are_refused_before_they_are_made(loa
     assert (fault.line, fault.case) == (7, "Case 1")
 
 
-def test_a_long_context_is_not_too_large(load_text: Load) -> None:
-    arrays = ", ".join(f"{name}: {{draw: randn, shape: [1, 1, 32768, 64]}}" for name in ("key", "value"))
-    query = "query: {draw: randn, shape: [1, 1, 1024, 64]}"
-    case = f"  - {{name: Long, operation: attention, inputs: {{{query}, {arrays}}}}}\n"
-    [loaded] = load_text(f"{FUZZ_HEAD}defaults: {{random: {{generator: numpy-legacy, seed: 1}}}}\ncases:\n{case}")
-    assert loaded.input_shapes["key"] == (1, 1, 32768, 64)
-
-
 def test_cases_cannot_refer_to_one_large_array_without_end(load_text: Load) -> None:
     numbers, most = 4096, MAX_LOOKED_AT // 4096 // 2
     arrays = f"arrays: {{a: {{values: [{', '.join(['1'] * numbers)}]}}}}\n"
@@ -332,9 +308,3 @@ def test_the_arrays_of_a_file_are_checked_once_and_not_with_every_case(
     assert len([path for path in seen if path[0] == "arrays"]) == 200
     fault = only_fault(load_text, f"{FUZZ_HEAD}arrays: {{{group}, one_more: {{identity: 1}}}}\ncases:\n{cases}")
     assert "at most 200 items" in fault.message
-
-
-def test_what_no_file_can_be_called_does_not_exist(tmp_path: Path) -> None:
-    assert exists(tmp_path)
-    assert not exists(tmp_path / ("x" * 5000))
-    assert not exists(tmp_path / "a\0b")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import _LAID_OUT_BY, Problem, poisoned, query_offset
+from attncheck.reading.lowering import _LAID_OUT_BY, Problem, poisoned
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS
 
@@ -85,12 +85,6 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Array], tuple[i
 
 
 Drawn = tuple[dict[str, Any], dict[str, Array], tuple[int, ...], int]
-
-
-@given(problem=problems())
-def test_the_first_query_stands_where_the_alignment_says(problem: Drawn) -> None:
-    options, inputs, shape, past = problem
-    assert query_offset(options, inputs) == offset_of(options, shape[2], shape[3], past)
 
 
 @given(problem=problems())

@@ -92,72 +92,51 @@ def test_without_patterns_all_that_is_bundled_is_read_in_a_fixed_order(everythin
     }
 
 
-@pytest.mark.parametrize(
-    ("patterns", "prefix"),
-    [
+def test_bundled_cases_are_found_under_any_of_their_names(tmp_path: Path, everything: Selection) -> None:
+    for patterns, prefix in (
         ("softmax softmax* cases/softmax.yaml cases/softmax softmax.yaml soft?ax", "softmax/"),
         ("documents documents/ cases/documents/* documents/*", "documents/"),
         ("softmax/*eighth* softmax/eight-equal-scores-give-an-eighth-each-exactly", "softmax/eight-equal"),
-    ],
-)
-def test_bundled_cases_are_found_under_any_of_their_names(
-    patterns: str, prefix: str, tmp_path: Path, everything: Selection
-) -> None:
-    wanted = [identity for identity in ids(everything) if identity.startswith(prefix)]
-    assert wanted
-    for pattern in patterns.split():
-        assert ids(select_cases([pattern], base=tmp_path)) == wanted, pattern
+    ):
+        wanted = [identity for identity in ids(everything) if identity.startswith(prefix)]
+        assert wanted
+        assert [each for each in patterns.split() if ids(select_cases([each], base=tmp_path)) != wanted] == []
 
 
-@pytest.mark.parametrize(
-    ("pattern", "prefixes"),
-    [
-        ("softmax/eight-equal-scores-give-an-eighth-each-exactly", {"softmax"}),
-        ("cases/softmax/*eighth*", {"softmax"}),
-        ("probes/ro*/*", {"probes/"}),
-        ("s*/*equal*", {"s"}),
-    ],
-)
-def test_only_files_that_may_hold_a_case_are_read(
-    pattern: str, prefixes: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_files_that_may_hold_a_case_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     def load(path: Path, name: str, id_prefix: str, *others: Any) -> list[Case]:
         read.append(id_prefix)
         return load_kept_case_file(path, name, id_prefix, *others)
 
-    wanted = ids(select_cases([pattern], base=tmp_path))
     monkeypatch.setattr(selection, "load_kept_case_file", load)
-    assert ids(select_cases([pattern], base=tmp_path)) == wanted
-    assert read
-    assert all(any(each.startswith(prefix) for prefix in prefixes) for each in read)
+    for pattern, prefix in (("cases/softmax/*eighth*", "softmax"), ("probes/ro*/*", "probes/"), ("s*/*equal*", "s")):
+        read.clear()
+        assert ids(select_cases([pattern], base=tmp_path))
+        assert read
+        assert all(each.startswith(prefix) for each in read)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "message"),
-    [
-        (["nonsense"], "is neither a file or folder nor a glob that matches a bundled case"),
-        (["softmax/nonsense*"], "is neither a file or folder nor a glob"),
-        (["cases/nonsense.yaml"], "is neither a file or folder nor a glob"),
-        (["./softmax"], "is neither a file or folder nor a glob"),
-        (["*tile-5000*"], "nor a glob that matches a bundled case"),
-        (["mine/tags.yaml"], "is no case file"),
-        (["mine/notes.txt"], "is no case file"),
-        (["mine/empty"], "holds no case files"),
-        (["kernel.py"], "--implementation kernel.py"),
-        (["kernel.py:attention", "scoring"], "--implementation kernel.py:attention"),
-    ],
-)
-def test_what_holds_no_cases_is_refused(
-    patterns: list[str], message: str, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+UNKNOWN = "is neither a file or folder nor a glob that matches a bundled case"
+
+
+def test_what_holds_no_cases_is_refused(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own / "notes.txt").write_text("")
     (own / "empty").mkdir()
     (tmp_path / "kernel.py").write_text("def attention(query, key, value): ...\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=message):
-        select_cases(patterns, base=tmp_path)
+    for patterns, message in (
+        *((name, UNKNOWN) for name in ("nonsense", "softmax/nonsense*", "cases/nonsense.yaml", "./softmax")),
+        ("*tile-5000*", UNKNOWN),
+        ("mine/tags.yaml", "is no case file"),
+        ("mine/notes.txt", "is no case file"),
+        ("mine/empty", "holds no case files"),
+        ("kernel.py", "--implementation kernel.py"),
+        ("kernel.py:attention scoring", "--implementation kernel.py:attention"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            select_cases(patterns.split(), base=tmp_path)
 
 
 def test_a_folder_of_ones_own_is_read_with_its_own_tags(own: Path, tmp_path: Path) -> None:
@@ -171,22 +150,17 @@ def test_a_folder_of_ones_own_is_read_with_its_own_tags(own: Path, tmp_path: Pat
 
 
 def test_ids_do_not_depend_on_how_the_file_or_its_folder_is_named(own: Path, tmp_path: Path) -> None:
-    for pattern in ("mine", "mine/", "mine/cases.yaml", "./mine", "mine/../mine", str(own)):
-        assert ids(select_cases([pattern], base=tmp_path)) == ["mine/cases/in-double-alone", "mine/cases/plain"]
-    twice = select_cases(["mine", "mine/cases.yaml", str(own)], base=tmp_path)
-    assert ids(twice) == ["mine/cases/in-double-alone", "mine/cases/plain"]
+    once = [[name] for name in ("mine", "mine/", "mine/cases.yaml", "./mine", "mine/../mine", str(own))]
+    for patterns in (*once, ["mine", "mine/cases.yaml", str(own)]):
+        assert ids(select_cases(patterns, base=tmp_path)) == ["mine/cases/in-double-alone", "mine/cases/plain"]
+    assert ids(select_cases(["mine"], dtypes=["float32"], base=tmp_path)) == ["mine/cases/plain"]
 
 
 def test_a_folder_is_read_with_what_lies_below_but_nothing_hidden(own: Path, tmp_path: Path) -> None:
     for name in ("deeper/further.yml", ".git/hidden.yaml", "deeper/.cache/hidden.yaml"):
-        write(own / name, OWN.format(tag="my-tag"))
-    write(own / "deeper" / "tags.yaml", "tags:\n  my-tag: {probes: Deeper., defect: Deeper.}\n")
-    assert files_of(ids(select_cases(["mine"], base=tmp_path))) == {"mine/cases", "mine/deeper/further"}
-
-
-def test_bundled_tags_may_be_used_in_ones_own_cases(tmp_path: Path) -> None:
-    write(tmp_path / "mine.yaml", OWN.format(tag="uniform"))
-    assert ids(select_cases(["mine.yaml"], tags=["uniform"], base=tmp_path)) == ["mine/plain"]
+        write(own / name, OWN.format(tag="uniform"))  # a bundled tag
+    found = ids(select_cases(["mine"], base=tmp_path))
+    assert files_of(found) == {"mine/cases", "mine/deeper/further"}
 
 
 def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path, everything: Selection) -> None:
@@ -197,16 +171,6 @@ def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path,
         assert len(chosen) < len(among)
 
 
-def test_an_unknown_tag_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^undefined tag 'nope'; `attncheck list tags` lists all$"):
-        select_cases(tags=["nope"], base=tmp_path)
-
-
-def test_a_dtype_leaves_out_the_cases_that_are_not_declared_for_it(own: Path, tmp_path: Path) -> None:
-    assert ids(select_cases(["mine"], dtypes=["float32"], base=tmp_path)) == ["mine/cases/plain"]
-    assert len(select_cases(["mine"], dtypes=["float32", "float64"], base=tmp_path).cases) == 2
-
-
 def test_a_file_with_a_fault_is_left_out_and_the_others_are_read(own: Path, tmp_path: Path) -> None:
     write(own / "bad.yaml", OWN.format(tag="no-such-tag"))
     selection = select_cases(["mine"], base=tmp_path)
@@ -214,13 +178,6 @@ def test_a_file_with_a_fault_is_left_out_and_the_others_are_read(own: Path, tmp_
     (fault,) = selection.faults
     assert str(fault).startswith('mine/bad.yaml:7: case "Plain": ')
     assert "undefined tag 'no-such-tag'" in str(fault)
-
-
-def test_a_fault_in_tags_is_told_once_however_often_the_folder_is_named(own: Path, tmp_path: Path) -> None:
-    write(own / "tags.yaml", "tags: 7\n")
-    selection = select_cases(["mine", "mine/cases.yaml"], base=tmp_path)
-    assert len([fault for fault in selection.faults if fault.file == "mine/tags.yaml"]) == 1
-    assert list(selection.cases) == []
 
 
 def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> None:
@@ -249,17 +206,10 @@ def test_what_the_shell_makes_of_a_star_in_a_checkout_is_the_whole_corpus(
     assert "softmax" not in files_of(ids(select_cases(["cases"], base=checkout)))
 
 
-@pytest.mark.parametrize("others", [[], ["scoring"]], ids=["alone", "beside others"])
-def test_a_program_that_is_called_as_bundled_cases_are_hides_none(others: list[str], tmp_path: Path) -> None:
+def test_a_program_that_is_called_as_bundled_cases_are_hides_none(tmp_path: Path) -> None:
     (tmp_path / "softmax").write_bytes(b"ELF")
-    assert "softmax" in files_of(ids(select_cases(["softmax", *others], base=tmp_path)))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names have to be text")
-def test_a_file_whose_name_is_no_text_is_named_readably(tmp_path: Path) -> None:
-    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.yaml"))
-    write(path, OWN.format(tag="axis"))
-    assert ids(select_cases([path.name], base=tmp_path)) == ["caf?/in-double-alone", "caf?/plain"]
+    for patterns in (["softmax"], ["softmax", "scoring"]):
+        assert "softmax" in files_of(ids(select_cases(patterns, base=tmp_path)))
 
 
 ONE = f"{TEMPLATE}/no-edge-shows-in-causal-gradients-tile-48-under-by-over"
@@ -274,20 +224,12 @@ def ids_of(cases: object) -> set[str]:
     return {case.id for case in cases}  # type: ignore[attr-defined]
 
 
-def lengths(tile: int, name: str) -> set[int]:
-    return {case.input_shapes[name][-2] for case in of_tile(tile) if name in case.input_shapes}
-
-
 def test_queries_and_keys_stand_around_the_edges_of_the_tile() -> None:
-    assert lengths(48, "query") == {1, 3, 47, 48, 49, 97}
-    assert lengths(48, "key") == {3, 47, 48, 49, 97}
-    assert lengths(48, "past_key") == {48}
-
-
-def test_a_small_tile_is_judged_at_every_stage_and_a_larger_one_at_the_output() -> None:
-    assert all(case.judged_stages is None for case in of_tile(32))
-    of_attention = [case for case in of_tile(33) if case.operation == "attention"]
-    assert all(case.judged_stages == ("output",) for case in of_attention)
+    cases = of_tile(48)
+    for name, lengths in (("query", {1, 3, 47, 48, 49, 97}), ("key", {3, 47, 48, 49, 97}), ("past_key", {48})):
+        assert {case.input_shapes[name][-2] for case in cases if name in case.input_shapes} == lengths
+    assert all(case.judged_stages is None for case in of_tile(32))  # a small tile is judged at every stage
+    assert {case.judged_stages for case in of_tile(33) if case.operation == "attention"} == {("output",)}
 
 
 def test_gradients_that_cannot_be_judged_whole_are_left_out_and_that_is_said() -> None:
@@ -301,10 +243,10 @@ def test_gradients_that_cannot_be_judged_whole_are_left_out_and_that_is_said() -
     assert all(case.input_shapes["query"][-2] == 3 for case in kept)
 
 
-@pytest.mark.parametrize("given", [0, 1, 4097, -3, "x", "", "4.5", 2.0, True, None, "9" * 50, [16]])
-def test_what_is_no_tile_is_refused(given: object) -> None:
-    with pytest.raises(UsageError, match="--tile: expected a whole number from 2 to 4096, got "):
-        read_tiles([given], "--tile")
+def test_what_is_no_tile_is_refused() -> None:
+    for tile in (0, 1, 4097, -3, "x", "", "4.5", 2.0, True, None, "9" * 50, [16]):
+        with pytest.raises(UsageError, match="--tile: expected a whole number from 2 to 4096, got "):
+            read_tiles([tile], "--tile")
 
 
 def test_they_come_besides_whatever_is_named_and_none_twice() -> None:
@@ -325,20 +267,13 @@ def test_a_glob_that_names_a_tile_matches_its_cases_and_no_others() -> None:
 
 def test_an_id_alone_leads_to_its_case(tmp_path: Path) -> None:
     case, _ = select_one(ONE, base=tmp_path)
-    assert (case.id, case.file) == (ONE, f"cases/{TEMPLATE}.yaml")
-    assert case.input_shapes["query"][-2:] == (47, 64)
+    assert (case.id, case.file, case.input_shapes["query"][-2:]) == (ONE, f"cases/{TEMPLATE}.yaml", (47, 64))
     part = f"{TEMPLATE}.yaml::causal gradients (tile 48, under by over)"
     assert select_one(part, base=tmp_path)[0].id == ONE
     with pytest.raises(NoSuchCase):
         select_one(ONE.replace("48", "5000"), base=tmp_path)
-
-
-def test_cases_that_a_check_met_are_read_again_by_their_ids(tmp_path: Path) -> None:
     addresses = {each: each for each in (ONE, ONE.replace("48", "16"), "masking/gone")}
     assert read_called(addresses, tmp_path).keys() == {ONE, ONE.replace("48", "16")}
-
-
-def test_the_tiles_of_ids_and_globs() -> None:
     assert tiles_named([ONE, "*tile-64*", "x-tile-7", "atile-9", "tile-08", "tile-40960", "tile-1"]) == (48, 64, 7)
 
 
@@ -376,57 +311,42 @@ def found(here: Path) -> Callable[..., str]:
     return lambda wanted, configured=(): select_one(wanted, configured, here)[0].id
 
 
-@pytest.mark.parametrize(
-    ("identity", "names"),
-    [
-        (
-            "my cases/a/two-equal-keys",
-            [
-                *("my cases/a/two-equal-keys", "./my cases/a/two-equal-keys", "my cases/a.yaml::two-equal-keys"),
-                *("my cases/a.yaml/two-equal-keys", "my cases/a.yaml::Two equal keys"),
-            ],
-        ),
-        ("my cases/a/two-equal-keys-and-a-mask", ["my cases/a.yaml::and a", "my cases/a.yaml/KEYS-AND"]),
-        ("my cases/b/the-only-one", ["my cases/b.yml", "my cases/b/the-only-one"]),
-        (
-            BUNDLED,
-            [
-                *(BUNDLED, "cases/attention.yaml::causal row sees", "attention/a-causal-row-sees*"),
-                "attention.yaml/a-causal-row-sees-its-own-key-and-earlier-ones",
-            ],
-        ),
-    ],
-)
-def test_a_case_is_found_by_its_id_or_a_part_of_its_name(
-    identity: str, names: list[str], found: Callable[..., str]
-) -> None:
-    assert [name for name in names if found(name) != identity] == []
+IDENTITIES = {
+    "my cases/a/two-equal-keys": (
+        *("my cases/a/two-equal-keys", "./my cases/a/two-equal-keys", "my cases/a.yaml::two-equal-keys"),
+        *("my cases/a.yaml/two-equal-keys", "my cases/a.yaml::Two equal keys"),
+    ),
+    "my cases/a/two-equal-keys-and-a-mask": ("my cases/a.yaml::and a", "my cases/a.yaml/KEYS-AND"),
+    "my cases/b/the-only-one": ("my cases/b.yml", "my cases/b/the-only-one"),
+    BUNDLED: (
+        *(BUNDLED, "cases/attention.yaml::causal row sees", "attention/a-causal-row-sees*"),
+        "attention.yaml/a-causal-row-sees-its-own-key-and-earlier-ones",
+    ),
+    "c/my-id": ("c/my-id", "c.yaml::my-id", "c.yaml::A sentence"),
+}
 
 
-def test_a_case_with_an_id_of_its_own_is_found_by_that_and_by_its_name(here: Path, found: Callable[..., str]) -> None:
+def test_a_case_is_found_by_its_id_or_a_part_of_its_name(here: Path, found: Callable[..., str]) -> None:
     case = "  - {name: A sentence, id: my-id, inputs: {scores: {values: [[1, 2]]}}}\n"
     (here / "c.yaml").write_text(FILE + case + case.replace("my-id", "other").replace("A s", "Another s"), "utf-8")
-    for wanted in ("c/my-id", "c.yaml::my-id", "c.yaml::A sentence"):
-        assert found(wanted) == "c/my-id"
+    for identity, names in IDENTITIES.items():
+        assert [name for name in names if found(name) != identity] == []
 
 
 SEVERAL = r"matches \d cases; name one of them:\n(.*\n)*  my cases/a/two-equal-keys\n"
 NOWHERE = r"expected its id, a glob .* FILE\.yaml::PART of a name"
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
+def test_what_leads_to_none_or_several_is_refused(found: Callable[..., str]) -> None:
+    for names, message in (
         (["my cases/a.yaml", "my cases/a.yaml::equal", "my cases"], SEVERAL),
         (["my cases/a.yaml::gone"], "has 'gone' in its name; its cases are\n  my cases/a/a-mask"),
         (["my cases/a/gone", "my cases/gone.yaml::a", "gone", "gone/*", "::", "a/", "?"], NOWHERE),
-    ],
-)
-def test_what_leads_to_none_or_several_is_refused(names: list[str], message: str, found: Callable[..., str]) -> None:
-    for name in names:
-        with pytest.raises(UsageError, match=message) as error:
-            found(name)
-        assert isinstance(error.value, NoSuchCase) == (message == NOWHERE)
+    ):
+        for name in names:
+            with pytest.raises(UsageError, match=message) as error:
+                found(name)
+            assert isinstance(error.value, NoSuchCase) == (message == NOWHERE)
 
 
 def test_ones_own_file_comes_before_a_bundled_one_of_the_same_name(here: Path, found: Callable[..., str]) -> None:
@@ -507,79 +427,61 @@ def matching(cases: list[Case], text: str) -> str:
     return "".join(case.name[0] for case in cases if expression.matches(case))
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("causal", "A"),
-        ("CAUSAL", "A"),
-        ("known", "E"),  # a tag
-        ("kno", "E"),
-        ("prefix/equal-lengths", "E"),  # an id
-        ("'equal lengths'", "E"),
-        ('"a causal row" or scores', "AS"),
-        ("not causal", "ES"),
-        ("not not causal", "A"),
-        ("causal or equal and scores", "A"),  # and binds closer than or
-        ("(causal or equal) and scores", ""),
-        ("not causal and not equal", "S"),  # and not closer than and
-        ("Lk=8", "ES"),
-        ("Lk == 8", "ES"),
-        ("Lk!=8", "A"),
-        ("Lk>64", "A"),
-        ("Lk>=65 and Lk<=65", "A"),
-        ("Lk<65", "ES"),
-        ("Lk%8=0", "ES"),
-        ("Lk % 8 != 0", "A"),
-        ("Lq!=Lk", "AS"),
-        ("H!=Hkv", "E"),
-        ("Dv<D", "E"),
-        ("Lq%3=B", "E"),
-        ("Lq%7=B", ""),
-        ("Lk%63=B", ""),
-        ("Lk%6=B", "E"),
-        ("D!=99", "EA"),  # what has no such axis has no length that could differ
-        ("not D=99", "EAS"),
-        ("P=0", ""),
-        ("(((Lk=8)))", "ES"),
-        ("-row", "A"),
-    ],
-)
-def test_what_an_expression_matches(cases: list[Case], text: str, names: str) -> None:
-    assert matching(cases, text) == names
+MATCHED = {
+    "A": (
+        *("causal", "CAUSAL", "not not causal", "-row", "Lk!=8", "Lk>64", "Lk>=65 and Lk<=65", "Lk % 8 != 0"),
+        "causal or equal and scores",  # and binds closer than or
+    ),
+    "E": (
+        *("known", "kno", "prefix/equal-lengths", "'equal lengths'"),  # tags, ids and names
+        *("H!=Hkv", "Dv<D", "Lq%3=B", "Lk%6=B"),
+    ),
+    "S": ("not causal and not equal",),  # and not closer than and
+    "AS": ('"a causal row" or scores', "Lq!=Lk"),
+    "ES": ("not causal", "Lk=8", "Lk == 8", "Lk<65", "Lk%8=0", "(((Lk=8)))"),
+    "EA": ("D!=99",),  # what has no such axis has no length that could differ
+    "EAS": ("not D=99",),
+    "": ("(causal or equal) and scores", "Lq%7=B", "Lk%63=B", "P=0"),
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "column"),
-    [
-        ("Lk>>8", "expected a whole number or an axis, got '>'", 3),
-        ("Lx>8", "unknown axis 'Lx'; expected one of B, H, Hkv, Lq, Lk, ", 0),
-        ("Lk=Lx", "unknown axis 'Lx'", 3),
-        ("8<Lk", "expected an axis on the left of a comparison, got '8'", 0),
-        ("Lk=-1", "expected a whole number or an axis, got '-1'", 3),
-        ("Lk=", "expected a whole number or an axis, got the end", 3),
-        ("Lk=and", "expected a whole number or an axis, got 'and'", 3),
-        ("Lk%0=1", "expected a whole number larger than 0, got '0'", 3),
-        ("Lk%8", "expected =, !=, <, <=, > or >=, got the end", 4),
-        ("a b", "expected 'and', 'or' or the end, got 'b'", 2),
-        ("a and or b", "expected a word, an axis or '(', got 'or'", 6),
-        ("not", "expected a word, an axis or '(', got the end", 3),
-        ("(a or b", "expected ')', got the end", 7),
-        ("a)", "expected 'and', 'or' or the end, got ')'", 1),
-        ("a and 'b", 'expected a closing quote, got "\'b"', 6),
-        ("a or !b", "expected a word, an axis or a comparison, got '!b'", 5),
-        ("a or ''", "expected a text between the quotes", 6),
-        ("", "expected a word, an axis or '(', got the end", 0),
-        ("(" * 51 + "a" + ")" * 51, "expected at most 50 levels of parentheses and 'not'", 50),
-        ("not " * 51 + "a", "expected at most 50 levels", 200),
-    ],
-)
-def test_a_wrong_expression_is_one_error_that_points_at_the_place(text: str, message: str, column: int) -> None:
-    with pytest.raises(UsageError) as error:
-        read_expression(text, "-k")
-    first, shown, pointer = str(error.value).split("\n")
-    assert first.startswith(f"-k: {message}")
-    assert shown == f"  {text}"
-    assert pointer == f"  {' ' * column}^"
+def test_what_an_expression_matches(cases: list[Case]) -> None:
+    for names, texts in MATCHED.items():
+        assert [text for text in texts if sorted(matching(cases, text)) != sorted(names)] == []
+
+
+WRONG = {
+    "Lk>>8": ("expected a whole number or an axis, got '>'", 3),
+    "Lx>8": ("unknown axis 'Lx'; expected one of B, H, Hkv, Lq, Lk, ", 0),
+    "Lk=Lx": ("unknown axis 'Lx'", 3),
+    "8<Lk": ("expected an axis on the left of a comparison, got '8'", 0),
+    "Lk=-1": ("expected a whole number or an axis, got '-1'", 3),
+    "Lk=": ("expected a whole number or an axis, got the end", 3),
+    "Lk=and": ("expected a whole number or an axis, got 'and'", 3),
+    "Lk%0=1": ("expected a whole number larger than 0, got '0'", 3),
+    "Lk%8": ("expected =, !=, <, <=, > or >=, got the end", 4),
+    "a b": ("expected 'and', 'or' or the end, got 'b'", 2),
+    "a and or b": ("expected a word, an axis or '(', got 'or'", 6),
+    "not": ("expected a word, an axis or '(', got the end", 3),
+    "(a or b": ("expected ')', got the end", 7),
+    "a)": ("expected 'and', 'or' or the end, got ')'", 1),
+    "a and 'b": ('expected a closing quote, got "\'b"', 6),
+    "a or !b": ("expected a word, an axis or a comparison, got '!b'", 5),
+    "a or ''": ("expected a text between the quotes", 6),
+    "": ("expected a word, an axis or '(', got the end", 0),
+    "(" * 51 + "a" + ")" * 51: ("expected at most 50 levels of parentheses and 'not'", 50),
+    "not " * 51 + "a": ("expected at most 50 levels", 200),
+}
+"""Expressions, what is said of them, and the column that is pointed at."""
+
+
+def test_a_wrong_expression_is_one_error_that_points_at_the_place() -> None:
+    for text, (message, column) in WRONG.items():
+        with pytest.raises(UsageError) as error:
+            read_expression(text, "-k")
+        first, shown, pointer = str(error.value).split("\n")
+        assert first.startswith(f"-k: {message}")
+        assert (shown, pointer) == (f"  {text}", f"  {' ' * column}^")
 
 
 def test_what_cannot_be_shown_on_a_line_is_pointed_at_by_its_column() -> None:
