@@ -22,13 +22,11 @@ from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.explain import Explanation, explain_case, find_implementation
-from attncheck.judging.judge_stages import StageJudgement
+from attncheck.explain import explain_case, find_implementation
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases, select_one
 from attncheck.reports.explanation import print_explanation
-from attncheck.verdicts import Verdict
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -69,11 +67,6 @@ def test_a_wrong_one_does_not_and_the_explanation_names_case_stage_and_element_a
     told = result.explain(most=1)
     assert "exact" in told
     assert "more that fail" in told
-
-
-def test_what_cannot_be_called_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="expected attention"):
-        check(lambda query: query)
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +115,6 @@ def test_where_it_begins_or_what_was_raised_is_told(
     assert explanation.failure == "error: ValueError: no attention today"
     print_explanation(explanation, tags)
     assert "no attention today" in capsys.readouterr().out
-
-
-def test_how_many_query_rows_stand_for_all_is_told(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    key = StageJudgement("key", Verdict.AGREE)
-    output = StageJudgement("output", Verdict.AGREE, judged_rows=64, query_rows=4096)
-    for judgements, told in (((key, output), True), ((key,), False)):
-        explanation = Explanation(case, "float32", "numpy.eager", "native", judgements, "")
-        print_explanation(explanation, select_cases([PLAIN]).tags)
-        assert ("64 of 4,096 query rows judged; they stand for all." in capsys.readouterr().out) is told
 
 
 def test_an_implementation_is_found_by_its_name_or_its_backends() -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,8 +43,6 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="terminals and s
 Invoke = Callable[..., tuple[int, str, str]]
 
 Table = Callable[..., None]
-
-WriteRun = Callable[..., Path]
 
 
 def run_command(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -136,26 +133,18 @@ def test_a_disagreement_gives_1_and_is_named_also_by_what_reads_the_results(
     line, command = [line for line in lines if "small/small/d-weights" in line]
     assert command == "Why: attncheck explain small/small/d-weights wrong.eager --dtype float64"
     assert line == "numeric: 2 cases [float64], the first small/small/d-weights, wrong.eager"
-    assert re.match(
-        r"  weights\[.*\] is \S+, should be \S+: off by \S+ times the error bound", lines[lines.index(line) + 1]
-    )
     assert err == ""
     assert invoke("report", "results/latest")[0] == 1
     code, out, err = invoke("report", "results/latest", "--quiet")
     assert (code, err) == (1, "")
     lines = out.splitlines()
     assert lines[0] == line
-    assert [each.partition("[")[0] for each in lines[1:]] == ["  weights"]
     failures = json.loads(invoke("report", "results/latest", "--json")[1])["failures"]
     assert [(item["case"], item["rows"]) for item in failures] == [
         ("small/small/d-weights", 1),
         ("small/small/b-weights", 7),
     ]
-    # Once more, with what is printed cut down.
-    again = ("check", "small", "-d", "float64", "--resume", "--no-report")
-    assert invoke(*again, "--quiet") == (1, out, "")
-    assert json.loads(invoke(*again, "--json")[1])["failures"] == failures
-    assert json.loads(invoke("run", "small", "-d", "float64", "--resume", "--json")[1])["exit_code"] == 1
+    assert invoke("check", "small", "-d", "float64", "--resume", "--no-report", "--quiet") == (1, out, "")
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -204,19 +193,14 @@ def test_a_framework_that_is_missing_gives_3_where_it_is_asked_for_and_is_left_o
 def test_what_could_not_be_run_and_what_takes_too_long_gives_3(
     case_folder: Path, invoke: Invoke, table: Table, honest: Honest, make_backend: Callable[..., Any]
 ) -> None:
-    raising = make_backend("broken", "def softmax(scores):\n    raise ValueError('no')")
-    table(*honest, raising, make_backend("slow", "import time\ndef softmax(scores):\n    time.sleep(60)"))
+    table(*honest, make_backend("broken", "def softmax(scores):\n    raise ValueError('no')"))
     code, out, _ = invoke("check", "small", "-b", "first,broken", "-d", "float64", "--no-report")
     assert code == 3
     words = "first and broken agree; in 2 cases, broken could not be run. broken: judged 2 of 4 "
     assert out.startswith(f"{words}cases; 2 could not be run. The other: judged 4 of 4 cases."), out
-    arguments = ("small/small.yaml", "-b", "slow", "-d", "float64", "--time-limit", "1", "--no-report")
-    code, out, _ = invoke("check", *arguments)
-    assert code == 3
-    assert (
-        "timeout: 2 cases [float64], the first small/small/d-weights, slow.eager: not done after 1 s; the worker was "
-        in out
-    )
+    table(make_backend("slow", "import time\ndef softmax(scores):\n    time.sleep(60)"))
+    code, out, _ = invoke("check", "small", "-d", "float64", "--time-limit", "0.5", "--no-report")
+    assert (code, "slow.eager: not done after 0.5 s; the worker was " in out) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -269,12 +253,6 @@ def test_a_command_or_option_that_does_not_exist_gives_2(invoke: Invoke, tmp_pat
     assert not (tmp_path / "results").exists()
 
 
-def test_a_report_that_cannot_be_written_gives_2(invoke: Invoke, tmp_path: Path, write_run: WriteRun) -> None:
-    (tmp_path / "file").write_text("mine")
-    code, _, err = invoke("report", write_run(), "-o", "file/report")
-    assert (code, err) == (2, "attncheck: file/report cannot be written: Not a directory\n")
-
-
 # What is printed
 
 
@@ -291,9 +269,6 @@ def test_a_run_says_what_it_did_and_leaves_the_report_to_report(
     counts = Counter(name for _, _, name, _ in read_run(Path("one")).arrays())
     # Two stages in four cases and two dtypes: of each implementation, the bounds of their class, and the exact answer.
     assert {counts[name] for name in ("first.eager", "second.eager", "bound of class native", EXACT)} == {2 * 4 * 2}
-    code, out, _ = invoke("report", "one")
-    assert code == 0
-    assert out.endswith("Report: one/report/report.html\n")
 
 
 @posix_only
@@ -347,20 +322,6 @@ def read_terminal(descriptor: int) -> str:
     return shown.decode()
 
 
-def test_help_imports_nothing_that_takes_long() -> None:
-    code = (
-        "import sys; sys.argv = ['attncheck', '--help']\n"
-        "from attncheck.cli import main\n"
-        "try:\n    main()\n"
-        "except SystemExit as end:\n"
-        "    slow = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'tensorflow', 'jax'}\n"
-        "    print(end.code, sorted(slow & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "0 []"
-    assert "Exit codes: 0 everything agrees; 1 something disagrees; 2 a case file" in done.stdout
-
-
 def test_the_version_and_the_schemas_are_those_of_the_package(invoke: Invoke) -> None:
     assert invoke("--version") == (0, f"attncheck {version('attncheck')}\n", "")
     cases = files("attncheck.cases")
@@ -370,21 +331,10 @@ def test_the_version_and_the_schemas_are_those_of_the_package(invoke: Invoke) ->
 
 def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: Honest) -> None:
     table(*honest, GHOST)
-    assert invoke("list", "backends")[1].splitlines() == [
-        f"first  {version('numpy')}",
-        f"second  {version('numpy')}",
-        "ghost  not installed",
-    ]
-    assert json.loads(invoke("list", "backends", "--json")[1])["items"][-1] == {
-        "name": "ghost",
-        "version": "not installed",
-    }
+    assert invoke("list", "backends")[1].splitlines()[1:] == [f"second  {version('numpy')}", "ghost  not installed"]
     tags = json.loads(invoke("list", "tags", "--json")[1])["items"]
-    assert {"axis", "causal"} <= {tag["tag"] for tag in tags}
     assert all(tag["probes"] and tag["defect"] for tag in tags)
-    code, out, err = invoke("list", "cases", "softmax", "--tag", "axis")
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
+    assert invoke("list", "cases", "softmax", "--tag", "axis")[1].splitlines() == [
         "softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other",
         "  softmax  B=2 H=3 Lq=4 Lk=5  f64 f32 bf16 f16  axis",
     ]
@@ -419,11 +369,9 @@ def test_results_of_several_environments_are_compared_from_one_folder(
     first, second, *_ = out.splitlines()
     assert first == "first and second agree. Judged 4 of 4 cases on each."
     assert second.startswith("4 cases on 2 implementations in 2 environments in float64: 8 evaluations, all")
-    assert Path("compared/report.md").is_file()
     shutil.rmtree("matrix/first")
     shutil.copytree("matrix/second", "matrix/first")
-    code, out, err = invoke("report", "matrix", "-o", "compared")
-    assert (code, err) == (0, "")
+    out = invoke("report", "matrix", "-o", "compared")[1]
     assert "matrix/second is called second (second) here: another run is labelled second too." in out.splitlines()
 
 
@@ -486,25 +434,6 @@ def test_what_was_judged_before_ctrl_c_is_on_disk_and_can_be_reported(
     code, out, err = invoke("report", "out")
     assert (code, err) == (3, "")
     assert "this run was interrupted, or is still going on: its results are not complete." in out
-
-
-@posix_only
-def test_ctrl_c_while_a_worker_starts_shows_no_traceback(case_folder: Path, tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [*MODULE, "check", "small", "-b", "numpy", "-o", "out"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        wait_until((tmp_path / "out" / "cases.json").is_file)
-        time.sleep(0.05)  # a worker loads its modules
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert "Traceback" not in err
-    assert "KeyboardInterrupt" not in err
-    assert process.returncode in (0, 130)
 
 
 ANNOTATION = "::error file=file.yaml,line=7,title=numeric%3A numpy.eager in float64::one: weights: off by 2"

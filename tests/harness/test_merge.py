@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from numpy.typing import NDArray
 
-from attncheck.backends import BackendEntry
 from attncheck.merge import Merged, merge_runs
 from attncheck.results.format import INPUTS, Row, StoredArray, bound_name
-from attncheck.results.reader import Run, read_runs
-from attncheck.run import RunSummary
+from attncheck.results.reader import read_runs
 
-RunSmall = Callable[..., tuple[RunSummary, Run]]
-Entries = tuple[BackendEntry, BackendEntry]
 Weights = Mapping[str, float]
 MakeRun = Callable[..., Path]
 
@@ -147,24 +141,6 @@ def test_without_bounds_only_form_nan_and_equality_are_compared(number: float, v
     assert np.isnan(pair["allowed"] or np.nan)
 
 
-def test_cases_that_only_one_run_has_stay_beside_those_that_are_compared(
-    make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun
-) -> None:
-    arrays = [stored("numpy.eager", RIGHT), stored("numpy.eager", RIGHT, case="file/more")]
-    both = merged(
-        write_run([make_row(), make_row(case="file/more")], label="a", arrays=arrays),
-        make_run("b", {"numpy.eager": RIGHT}),
-    )
-    assert list(both.cases) == ["file/more", "file/one"]
-    verdicts = both.rows[["comparison", "environment", "case", "verdict"]]
-    assert sorted(verdicts.itertuples(index=False, name=None)) == [
-        ("pair", "a", "file/one", "agree"),
-        ("stage", "a", "file/more", "agree"),
-        ("stage", "a", "file/one", "agree"),
-        ("stage", "b", "file/one", "agree"),
-    ]
-
-
 def test_what_a_run_said_stays_with_its_reason(
     make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun
 ) -> None:
@@ -175,49 +151,6 @@ def test_what_a_run_said_stays_with_its_reason(
     alone = merged(failed).rows
     assert said(alone) == [("a", "numpy.eager", "error")]
     assert alone["other_environment"].isna().all()
-
-
-def test_an_implementation_whose_array_has_no_elements_is_compared(
-    make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun
-) -> None:
-    empty: NDArray[Any] = np.zeros((0,))
-    array = StoredArray("file/one", "float64", "numpy.eager", "weights", empty)
-    first = write_run([make_row(verdict="shape", message="expected 4")], label="a", arrays=[array])
-    rows = merged(first, make_run("b", {"numpy.eager": RIGHT})).rows
-    assert said(rows, "pair") == [("a", "numpy.eager", "b", "numpy.eager", "shape")]
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_real_runs_compare_across_and_everything_keeps_its_environment(
-    honest: Entries, run_small: RunSmall, make_backend: Callable[..., BackendEntry], tmp_path: Path
-) -> None:
-    wrong = make_backend(
-        "second",
-        "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages",
-    )
-    directories = []
-    for label, entry in [("one", honest[0]), ("two", honest[1]), ("three", wrong)]:
-        summary, run = run_small([entry], label=label, keep_all_arrays=True)
-        assert summary.exit_code == (1 if label == "three" else 0)
-        directories.append(Path(shutil.move(run.directory, tmp_path / label)))
-    rows = merged(*directories).rows
-    stages, pairs = rows[rows["comparison"] == "stage"], rows[rows["comparison"] == "pair"]
-    assert len(stages) == len(pairs) == 3 * 4 * 2
-    assert pairs["allowed"].notna().all()
-    bad = stages[stages["verdict"] != "agree"]
-    wanted = {("small/small/b-weights", "weights", "numeric"), ("small/small/d-weights", "weights", "numeric")}
-    assert {(row.case, row.stage, row.verdict) for row in bad.itertuples()} == wanted
-    assert set(bad["environment"]) == {"three"}
-    apart = pairs[pairs["verdict"] != "agree"]
-    assert {(row.case, row.stage, row.verdict) for row in apart.itertuples()} == wanted
-    assert len(apart) == 2 * 2
-    assert all("three" in pair for pair in zip(apart["environment"], apart["other_environment"], strict=True))
-    known = rows[rows["comparison"] == "known"]
-    assert known.groupby("environment")["verdict"].agg(set).to_dict() == {
-        "one": {"agree"},
-        "two": {"agree"},
-        "three": {"numeric"},
-    }
 
 
 @pytest.mark.parametrize(

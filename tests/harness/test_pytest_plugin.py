@@ -77,18 +77,6 @@ def test_a_failure_tells_the_story_and_what_cannot_be_asked_is_skipped(project: 
     assert "Traceback" not in done.stdout
 
 
-def test_one_line_in_a_test_file_is_enough(project: Path, run: Run) -> None:
-    (project / "test_kernel.py").write_text(
-        "from right_kernel import attention\n"
-        "from attncheck.pytest_plugin import conformance\n"
-        f"test_attention = conformance(attention, cases=[{PLAIN!r}], dtypes=['float32'])\n",
-        encoding="utf-8",
-    )
-    done = run("-vv")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"test_kernel.py::test_attention[{PLAIN}-float32] PASSED" in done.stdout
-
-
 def test_what_cannot_be_used_is_one_line(run: Run) -> None:
     for target, cases, message in (
         ("gone.py:attention", PLAIN, "no file gone.py"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +14,6 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from processes import wait_until
 
 from attncheck.backends import BackendEntry
 from attncheck.errors import OutputError, UsageError
@@ -161,42 +158,6 @@ def test_earlier_rows_come_some_at_a_time_and_all_of_them(
     assert [row for batch in batches for row in batch] == [Row(**record) for record in table.to_pylist()]
     assert len(resume.ResumeState(table).finished) == UNITS
 
-
-SCRIPT = """
-from attncheck.results.writer import ResultsWriter
-from attncheck.cli import main
-ResultsWriter.SECONDS_PER_PART = 0.0
-main()
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a process is killed as POSIX systems kill")
-@pytest.mark.usefixtures("workers_here")
-def test_a_run_that_was_killed_goes_on_to_the_same_report(
-    tmp_path: Path, invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("check", "softmax", "--backend", "numpy", "--output", "out", "--quiet")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, "script.py", *words], cwd=tmp_path, start_new_session=True) as process:
-        rows = tmp_path / "out" / "rows"
-        wait_until(lambda: len(list(rows.glob("part-*.parquet"))) >= 3 or process.poll() is not None, 120)
-        os.kill(process.pid, signal.SIGKILL)
-    assert not (tmp_path / "out" / "summary.json").exists()
-    monkeypatch.setattr(ResultsWriter, "SECONDS_PER_PART", 0.0)
-    assert invoke(*words, "--resume")[0] == 0
-    killed = reported(tmp_path / "out" / "report")
-    assert invoke(*words)[0] == 0
-    assert killed.keys() >= {"report.md", "report.html", "junit.xml", "results.csv", "pairs.csv", "numbers.csv"}
-    assert {name for name, text in reported(tmp_path / "out" / "report").items() if killed[name] != text} == set()
-
-
-def reported(folder: Path) -> dict[str, bytes]:
-    """Return the files of a report, except for when a run began and how long it took."""
-    files = [path for path in folder.iterdir() if path.suffix in (".md", ".html", ".xml", ".csv")]
-    return {path.name: re.sub(TIMES, b"", path.read_bytes()) for path in files}
-
-
-TIMES = rb' time(stamp)?="[^"]*"'
 
 KILLED_EVERYWHERE = """
 import json, os, shutil, signal, sys
@@ -368,21 +329,11 @@ def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
     assert Path("out/report/report.md").is_file()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
-def test_a_limit_on_the_size_of_files_is_told_for_real(tmp_path: Path, case_folder: Path) -> None:
-    # It compiles nothing: what it left behind, cut off, would be imported by others.
-    command = f"ulimit -f 1; exec {sys.executable} -B -m attncheck check small -b numpy -o out -q"
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("attncheck: out/")
-    assert "cannot be written: File too large; raise the limit" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_the_reason_is_the_system_s_and_the_advice_fits() -> None:
     for error, message in (
         (PermissionError(errno.EACCES, ""), "here cannot be written: Permission denied; allow writing there, or name"),
         (OSError("no number"), "here cannot be written: no number"),
+        (OSError(errno.EFBIG, ""), "here cannot be written: File too large; raise the limit"),
         (NotADirectoryError(errno.ENOTDIR, ""), "here cannot be written: Not a directory"),
     ):
         assert str(OutputError.of("here", error)).startswith(message)

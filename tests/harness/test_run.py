@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from here import own_code_here
@@ -70,20 +69,6 @@ def test_the_environment_says_what_ran_and_how_it_was_asked_for(honest: Entries,
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_a_framework_that_is_missing_gives_3_after_the_others_ran_and_without_any_nothing_is_judged(
-    honest: Entries, run_small: RunSmall, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summary, run = run_small(honest, missing=("torch",))
-    assert summary.exit_code == ExitCode.NOT_RUN
-    assert run.environment["missing"] == {"torch": "asked for by name, not installed"}
-    assert set(run.rows["verdict"]) == {"agree"}
-    monkeypatch.setattr("attncheck.judging.judge.judge", pytest.fail)
-    summary, run = run_small([], missing=("torch",))
-    assert (summary.exit_code, summary.evaluations, len(run.rows)) == (ExitCode.NOT_RUN, 0, 0)
-    assert run.summary is not None
-
-
-@pytest.mark.usefixtures("workers_here")
 def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
     make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
 ) -> None:
@@ -96,10 +81,6 @@ def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
     assert {name for _, _, name, _ in arrays} == {*implementations, bound, EXACT, INPUTS}
     key = ("small/small/d-weights", "float64")
     assert (arrays[*key, "wrong.eager", "weights"] == -arrays[*key, "first.eager", "weights"]).all()
-    # Right results are within their bounds of each other, which are kept beside them.
-    weights = [arrays[*key, f"{name}.eager", "weights"] for name in ("first", "second")]
-    assert (abs(weights[0] - weights[1]) <= 2 * arrays[*key, bound, "weights"]).all()
-    assert (abs(weights[0] - arrays[*key, EXACT, "weights"]) <= arrays[*key, bound, "weights"]).all()
     assert arrays[*key, INPUTS, "scores"].shape == arrays[*key, EXACT, "weights"].shape
     assert (arrays[*key, bound, "weights"] > 0).all()
     assert (arrays[*key, bound, "weights"] < 1e-14).all()
@@ -108,16 +89,6 @@ def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
     assert counts == {**dict.fromkeys([*implementations, bound, EXACT], 8), INPUTS: 6}
     _, run = run_small(honest)
     assert run.arrays() == {}
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_a_second_run_replaces_the_first(honest: Entries, run_small: RunSmall, case_folder: Path) -> None:
-    run_small(honest, dtypes=())
-    (case_folder / "small.yaml").write_text((case_folder / "small.yaml").read_text().replace("A scores", "New scores"))
-    _, run = run_small(honest)
-    assert set(run.rows["dtype"]) == {"float64"}
-    assert "small/small/a-scores" not in set(run.rows["case"]) | run.cases.keys()
-    assert "small/small/new-scores" in set(run.rows["case"])
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -223,18 +194,6 @@ def test_a_case_that_nobody_can_run_is_told_and_ends(run_small: RunSmall, narrow
     assert run.summary is not None
 
 
-@pytest.mark.usefixtures("workers_here")
-def test_a_faulty_implementation_is_caught_in_16_bits(
-    run_small: RunSmall, narrow_cases: Callable[[str], None], make_backend: Callable[..., BackendEntry]
-) -> None:
-    narrow_cases("bfloat16")
-    wrong = make_backend("wrong", IN_DOUBLE.replace("scores.astype", "(scores * 1.25).astype"))
-    summary, run = run_small([wrong], dtypes=("bfloat16",))
-    assert summary.exit_code == ExitCode.DISAGREE
-    weights = run.rows[run.rows["stage"] == "weights"]
-    assert list(weights["verdict"]) == ["numeric"]
-
-
 # The plan: every case in every dtype that is declared and asked for
 
 
@@ -331,10 +290,7 @@ source: {kind: document, title: A document with a misprint}
 operation: attention
 cases:
   - name: Two keys of which one is twice as long
-    inputs:
-      query: {values: [[1, 0]]}
-      key: {values: [[2, 0], [1, 0]]}
-      value: {values: [[1, 5], [3, 7]]}
+    inputs: {query: {values: [[1, 0]]}, key: {values: [[2, 0], [1, 0]]}, value: {values: [[1, 5], [3, 7]]}}
     options: {scale: 1.0}
     expect:
       - {stage: weights, called: A, printed: "0.7311 0.2698"}
@@ -346,12 +302,9 @@ source: {kind: document, title: A document with a cosine of nothing}
 operation: scoring
 cases:
   - name: A cosine of a vector of length zero
-    inputs:
-      query: {values: [[1, 0], [0, 1]]}
-      key: {values: [[0, 0], [-1, 0], [3, 4]]}
+    inputs: {query: {values: [[1, 0], [0, 1]]}, key: {values: [[0, 0], [-1, 0], [3, 4]]}}
     options: {score: cosine}
-    expect:
-      - {stage: scores, called: S, printed: "0.5 -1 0.6\\nnan 0.0 0.8"}
+    expect: [{stage: scores, called: S, printed: "0.5 -1 0.6\\nnan 0.0 0.8"}]
 """
 
 
@@ -371,61 +324,40 @@ def told(invoke: Invoke, tmp_path: Path) -> Callable[..., tuple[int, list[str]]]
     return run
 
 
-LEAST = "kernel.attention agrees with the exact answer where judged. Judged 3 of 5 cases; 2 unsupported: "
+KERNEL, SIZE = "kernel.attention", '"head size 2 is not a multiple of 8" 3'
 
 
 @pytest.mark.parametrize(
-    ("kernel", "code", "first"),
+    ("kernel", "code", "answer", "judged"),
     [
-        (MINIMAL, 0, f"{LEAST}mask 2, softcap 1."),
+        (
+            MINIMAL,
+            0,
+            "kernel.attention agrees with the exact answer where judged",
+            "3 of 5 cases; 2 unsupported: mask 2",
+        ),
         (
             ALIGNED,
             3,
-            "Nothing was judged. Judged 0 of 5 cases; 5 unsupported: "
-            '"head size 2 is not a multiple of 8" 3, mask 2, softcap 1.',
+            "Nothing was judged",
+            f"0 of 5 cases; 5 unsupported: {SIZE}, mask 2",
         ),
-        (
-            NOTHING,
-            3,
-            'Nothing was judged. Judged 0 of 5 cases; 5 unsupported: "only on a GPU" 2, is_causal 1, softcap 1.',
-        ),
+        (NOTHING, 3, "Nothing was judged", '0 of 5 cases; 5 unsupported: "only on a GPU" 3, is_causal 1'),
         (
             UNMASKED,
             1,
-            "kernel.attention is wrong in 1 of the 3 cases that it was judged in. Judged 3 of 5 cases; 2 unsupported: "
-            "mask 2, softcap 1.",
+            f"{KERNEL} is wrong in 1 of the 3 cases that it was judged in",
+            "3 of 5 cases; 2 unsupported: mask 2",
         ),
     ],
     ids=["minimal", "aligned", "nothing", "wrong"],
 )
-def test_the_first_line_of_every_format_says_what_was_judged(
-    kernel: str, code: int, first: str, told: Told, invoke: Invoke
-) -> None:
-    if kernel == NOTHING:
-        first = first.replace('"only on a GPU" 2', '"only on a GPU" 3')
-    if kernel in (ALIGNED, NOTHING):
-        found, lines = told(kernel, ASKED, "--no-report")
-        assert (found, lines[0]) == (code, first)
-        return
-    found, lines = told(kernel, ASKED, "--ci-summary", "summary.md")
-    assert (found, lines[0]) == (code, first)
+def test_the_first_line_says_what_was_judged(kernel: str, code: int, answer: str, judged: str, told: Told) -> None:
+    found, lines = told(kernel, ASKED, "--no-report")
+    assert (found, lines[0]) == (code, f"{answer}. Judged {judged}, softcap 1.")
     if code == 0:  # where something is wrong, the report says what else was left out
         assert "bfloat16 not tested on kernel.attention: declare `dtypes`." in lines
-    assert "Partial run: only the cases own.yaml." in lines
-    report = Path("out/report")
-    plain = report.joinpath("report.md").read_text().replace("\\", "")
-    assert f"**{first}**" in plain
-    assert f"### attncheck: {first}" in Path("summary.md").read_text().replace("\\", "")
-    page = report.joinpath("report.html").read_text().replace("&#34;", '"')
-    judged = first[first.index("Judged ") :]
-    assert f'<span class="judged">{judged}</span></span></h1>' in page
-    suites = ElementTree.parse(report / "junit.xml").getroot()
-    assert suites.attrib["name"] == f"attncheck: {first}"
-    record = json.loads(invoke("report", "out", "--json")[1])
-    assert f"{record['answer']}. {record['judged']}." == first
-    assert record["exit_code"] == code
-    if kernel == MINIMAL:  # And `run`, which writes no report, says it too.
-        assert told(kernel, ASKED, command="run")[1][0] == first
+        assert told(kernel, ASKED, command="run")[1][0] == lines[0]
 
 
 def test_too_little_judged_ends_with_3(told: Told, invoke: Invoke) -> None:
@@ -457,12 +389,6 @@ def test_a_misprint_is_told_once_and_a_number_without_an_exact_answer_is_unverif
     first = "numpy agrees with the exact answer. 1 of 6 printed numbers is unverified. Judged 1 of 1 case."
     assert (code, lines[0]) == (0, first)
     assert "Of 6 printed numbers 5 hold and 1 is unverified: there is no exact answer to compare with." in lines
-    report = Path("out/report")
-    page = report.joinpath("report.html").read_text()
-    assert 'class="answer agree"' not in page
-    assert " unverified</span></h5>" in page
-    assert "✓</span> holds</span></h5>" not in page
-    assert "unverified" in report.joinpath("report.md").read_text().partition("## Documents at a glance")[2]
 
 
 def test_a_project_says_how_much_has_to_be_judged_where_nothing_is_picked(

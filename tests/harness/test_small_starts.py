@@ -33,3 +33,16 @@ def test_a_few_cases_again_load_little(tmp_path: Path) -> None:
     own = [name for name in loaded if name.split(".")[0] == "attncheck"]
     assert len(own) <= MOST_MODULES, sorted(own)
     assert not loaded & {"flint", "matplotlib", "attncheck.judging.judge", "torch", "jax", "tensorflow", "dask"}
+
+
+def test_help_imports_nothing_that_takes_long() -> None:
+    code = (
+        "import sys; sys.argv = ['attncheck', '--help']\n"
+        "from attncheck.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n"
+        "    slow = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'tensorflow', 'jax'}\n"
+        "    print(end.code, sorted(slow & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "0 []"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends.contract import AXES, Backend
 from attncheck.execution.operations import call_of
-from attncheck.execution.signatures import FUNCTIONS, INPUTS, expected_signature
+from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.judging.conventions import conventions_of
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.lowering import Problem
@@ -67,14 +67,6 @@ def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_oth
     others = {"prepare", "describe", "from_numpy", "to_numpy"}
     public = {name for name in vars(Backend) if not name.startswith("_")}
     assert set(FUNCTIONS) == public - others
-
-
-def test_the_expected_signature_is_the_contracts() -> None:
-    assert expected_signature("attention") == (
-        "attention(query, key, value, *, mask=None, bias=None, sinks=None, rotary_cos=None, rotary_sin=None, "
-        "rotary_interleaved=False, is_causal=False, scale=None, softcap=None, window=None, key_lengths=None, "
-        "past_key=None, past_value=None, query_offsets=None, mask_fill=None, empty_rows='zero')"
-    )
 
 
 def test_axes_are_named_by_letters_that_are_declared() -> None:

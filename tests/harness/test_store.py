@@ -92,15 +92,6 @@ def test_an_entry_that_is_whole_but_cannot_be_read_is_replaced(store: Store) -> 
     assert store.remembered(lambda: KEY, lambda: 8, lambda each: str(each).encode(), decode) == 7
 
 
-def test_a_folder_in_the_place_of_an_entry_is_in_nobodys_way(store: Store) -> None:
-    store.put(KEY, b"truth")
-    path = entry_of(store)
-    path.unlink()
-    path.mkdir()
-    assert store.remembered(lambda: KEY, lambda: b"truth", bytes, bytes) == b"truth"
-    assert store.counts["not kept"] == 1
-
-
 def test_where_nothing_can_be_written_nothing_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_arguments: object, **_named: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
