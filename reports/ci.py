@@ -24,16 +24,14 @@ import pandas as pd
 
 from attncheck.errors import ExitCode, OutputError
 from attncheck.explain import NUMBERS
-from attncheck.reports.defects import Defect, defects, first_commands, grouped
-from attncheck.reports.failure_patterns import in_common_lines
+from attncheck.reports.defects import Defect, defects, grouped
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.machine.documents import Failure, header, plain
 from attncheck.reports.machine.outcome import failures_of
-from attncheck.reports.markdown import DEFECT_HEADINGS, code, commands, defect_cells, escape, table
+from attncheck.reports.markdown import blocks_lines, code, escape
+from attncheck.reports.sections import implementations, wrong
 from attncheck.reports.summary import make_summary
-from attncheck.reports.terminal import verdict_counts
 from attncheck.verdicts import Verdict
-from attncheck.wording import counted
 
 MAX_SUMMARY_BYTES = 1024 * 1024
 """What a step's summary may have in all: a longer one is not shown at all."""
@@ -49,7 +47,8 @@ def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) 
     Where no report is written, ``report`` is the folder of the results.
     """
     answer = make_summary(frames)
-    headings, lines = verdict_counts(frames)
+    bad = wrong(frames, _MAX_LISTED, most_letters=_MAX_LETTERS)
+    counts = [implementations(frames)] if frames.columns else []
     listed = [escape(_short(line)) for line in (*answer.sentences, *frames.notes[:_MAX_LISTED])]
     unsaid = len(frames.notes) - _MAX_LISTED
     return "\n".join(
@@ -59,29 +58,12 @@ def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) 
             *(f"- {line}" for line in listed),
             *([f"- and {unsaid} more that could not be run"] if unsaid > 0 else []),
             "",
-            *table(list(map(escape, headings)), [list(map(escape, line)) for line in lines], "l" + "r" * len(headings)),
+            *blocks_lines([*counts, *([] if bad is None else bad.blocks)]),
             "",
-            *_wrong(frames),
             f"The whole report: {code(report)}" if is_written else f"The results, without a report: {code(report)}",
             "",
         ]
     )
-
-
-def _wrong(frames: Frames) -> list[str]:
-    found = defects(frames)
-    if not found:
-        return []
-    listed = found[:_MAX_LISTED]
-    rows = [defect_cells(frames, defect, _short(defect.text)) for defect in listed]
-    more = len(found) - len(listed)
-    return [
-        *(line for said in in_common_lines(frames) for line in (f"**{escape(_short(said))}.**", "")),
-        *table(DEFECT_HEADINGS, rows, "llrllll"),
-        "",
-        *([f"And {counted(more, 'more defect')}.", ""] if more else []),
-        *commands(first_commands(frames)),
-    ]
 
 
 def append_summary(text: str, path: Path) -> None:

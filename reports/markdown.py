@@ -1,8 +1,8 @@
 """The report in Markdown that reads well on a forge, and the elements of Markdown that show any text as it is.
 
-In order: the answer; what is wrong or expected to be; each document's printed numbers beside each implementation's; the
-verdict of every case on every implementation, or, of very many, of those that do not agree; properties; the largest
-differences; versions.
+In order: the answer; a row for each implementation; what is wrong or expected to be; each document's printed numbers
+beside each implementation's; the verdict of every case on every implementation, or, of very many, of those that do not
+agree; properties; the largest differences; versions. Sections are rendered from their blocks (``sections.py``).
 """
 
 from __future__ import annotations
@@ -15,17 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.reports.defects import (
-    EMPTY_ROWS_NOTE,
-    EXPECTED_FAILURES_NOTE,
-    Defect,
-    address_of,
-    count_following,
-    defects,
-    empty_rows,
-    expected_failure_groups,
-    first_commands,
-)
 from attncheck.reports.documents import (
     DocumentCase,
     DocumentPage,
@@ -38,33 +27,39 @@ from attncheck.reports.documents import (
     document_pages,
     number_counts_of,
 )
-from attncheck.reports.failure_patterns import described, in_common_lines
 from attncheck.reports.frames import (
+    FAILS_A_RUN,
     Column,
     Frames,
     count_numbers,
     documents_of,
     element_in,
-    environment_facts,
     records,
     rows_judged,
     under_erratum,
 )
 from attncheck.reports.html.contents import unique_slugs
-from attncheck.reports.properties import (
-    OUTCOMES_NOTE,
-    PropertyCell,
-    asked_rows,
-    command_for,
-    failing_first,
-    property_table,
-    words_by_title,
+from attncheck.reports.sections import (
+    Block,
+    Code,
+    Details,
+    Entries,
+    Figure,
+    Inline,
+    Items,
+    Section,
+    Table,
+    Text,
+    by_implementation,
+    environments,
+    expected_to_fail,
+    properties,
+    queries_without_key,
+    wrong,
 )
 from attncheck.reports.summary import make_summary, verdict_table
-from attncheck.reports.terminal import verdict_counts
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.wording import counted, written_element
 
 _EXPLAINED = (
     "Printed numbers, each counted once: those that hold wherever they were compared, that do not hold, and that are "
@@ -103,73 +98,7 @@ def _count(number: int) -> str:
     return str(number or "-")
 
 
-_MAX_CASES = 3
-
-
-def expected_failures_section(frames: Frames) -> list[str]:
-    """Return a line per implementation and reason; nothing where no failure was expected."""
-    expected = expected_failure_groups(frames)
-    if not expected:
-        return []
-    rows = [
-        [
-            escape(frames.named(group.implementation, group.environment)),
-            group.verdict,
-            _cases(group.cases),
-            " ".join(group.dtypes),
-            code(group.begins_at),
-            escape(group.reason),
-            link(group.thread),
-        ]
-        for group in expected
-    ]
-    headings = ["implementation", "verdict", "cases", "dtypes", "begins at", "reason", "thread"]
-    lines = [
-        "## Expected failures",
-        "",
-        EXPECTED_FAILURES_NOTE,
-        "",
-        *table(headings, rows),
-    ]
-    if following := count_following(frames):
-        what = counted(following, "comparison")
-        lines += ["", f"In {what} with other implementations or numbers, these are the reason for the difference."]
-    return lines
-
-
-def empty_rows_section(frames: Frames) -> list[str]:
-    """Return what each implementation gives for a query without a key, where not all give the same."""
-    found = empty_rows(frames)
-    if found is None:
-        return []
-    rows = [
-        [escape(frames.title(column)), *(str(counts[word] or "-") for word in found.words)]
-        for column, counts in found.given.items()
-    ]
-    return [
-        "## Queries without a key",
-        "",
-        EMPTY_ROWS_NOTE,
-        "",
-        *table(["implementation", *found.words], rows, "l" + "r" * len(found.words)),
-    ]
-
-
-def _cases(cases: Sequence[str]) -> str:
-    shown = "<br>".join(code(case) for case in cases[:_MAX_CASES])
-    return shown if len(cases) <= _MAX_CASES else f"{shown}<br>and {len(cases) - _MAX_CASES} more"
-
-
-def link(thread: str) -> str:
-    """Make a link of owner/name#number, or of an address."""
-    address = address_of(thread)
-    if address and address != thread:
-        return f"[{escape(thread)}]({address})"
-    return f"<{thread}>" if address else escape(thread)
-
-
 _MAX_LISTED = 50
-_MAX_CASES = 200
 _LARGEST = 15
 
 
@@ -177,31 +106,18 @@ def render_markdown(frames: Frames) -> str:
     """Return the whole report. The same frames give the same text."""
     sections = [
         _opening(frames),
-        wrong_section(frames),
-        expected_failures_section(frames),
-        empty_rows_section(frames),
+        section_lines(by_implementation(frames)),
+        section_lines(wrong(frames, _MAX_LISTED)),
+        section_lines(expected_to_fail(frames)),
+        section_lines(queries_without_key(frames)),
         document_overview(frames),
         verdict_section(frames),
-        *_properties(frames),
-        *_documents(frames),
+        section_lines(properties(frames)),
+        *document_sections(frames),
         _largest(frames),
-        _environments(frames),
+        section_lines(environments(frames)),
     ]
     return "\n".join(line for section in sections if section for line in [*section, ""])
-
-
-def _properties(frames: Frames) -> list[list[str]]:
-    if not frames.properties:
-        return []
-
-    return [properties_section(frames)]
-
-
-def _documents(frames: Frames) -> list[list[str]]:
-    if not documents_of(frames):
-        return []
-
-    return document_sections(frames)
 
 
 def _opening(frames: Frames) -> list[str]:
@@ -210,72 +126,6 @@ def _opening(frames: Frames) -> list[str]:
     lines += [f"- {escape(sentence)}" for sentence in answer.sentences]
     lines += [f"- {escape(note)}." for note in frames.notes]
     return lines
-
-
-DEFECT_HEADINGS = ("what is wrong", "implementation", "cases", "dtype", "verdict", "stage", "simplest case")
-
-
-def wrong_section(frames: Frames) -> list[str]:
-    """Return what fails, a line per case, dtype and implementation; nothing where nothing does."""
-    found = defects(frames)
-    if not found:
-        return []
-    listed = found[:_MAX_LISTED]
-    rows = []
-    for defect in listed:
-        *cells, simplest = defect_cells(frames, defect, defect.text)
-        rows.append([*cells, simplest + _shape_and_tags(frames, defect.row), str(defect.rows)])
-    more = len(found) - len(listed)
-    lines = [
-        "## What is wrong",
-        "",
-        "Each line is one thing that an implementation does wrong, with the first stage that shows it, or what a "
-        "document prints wrongly; the last column counts all failing comparisons.",
-        "",
-        *(line for said in in_common_lines(frames) for line in (f"**{escape(said)}.**", "")),
-        *table([*DEFECT_HEADINGS, "rows"], rows, "llrllllr"),
-        *(line for each in listed if each.others for line in _cases_of(each)),
-    ]
-    if more:
-        lines += ["", f"And {counted(more, 'more defect')}, in `results.csv` and `numbers.csv`."]
-    again = commands(first_commands(frames))
-    return [*lines, "", *again[:-1]] if again else lines
-
-
-def defect_cells(frames: Frames, defect: Defect, text: str) -> list[str]:
-    """Return the cells of a defect: its text, who has it, how often, and its simplest case."""
-    row = defect.row
-    return [
-        escape(text),
-        escape(frames.named(row["implementation"], row["environment"])),
-        str(len(defect.cases)),
-        ", ".join(defect.dtypes),
-        f"**{row['verdict']}**",
-        code(row["stage"]),
-        code(row["case"]),
-    ]
-
-
-def _cases_of(defect: Defect) -> list[str]:
-    """Fold the cases of a defect away, where Markdown shows them on demand."""
-    who = escape(str(defect.row["implementation"]))
-    rest = len(defect.cases) - _MAX_CASES
-    return [
-        "",
-        "<details>",
-        f"<summary>The {len(defect.cases):,} cases: {defect.name}, {who}</summary>",
-        "",
-        *(f"- {code(case)}" for case in defect.cases[:_MAX_CASES]),
-        *([f"- and {rest:,} more"] if rest > 0 else []),
-        "",
-        "</details>",
-    ]
-
-
-def _shape_and_tags(frames: Frames, row: Mapping[str, Any]) -> str:
-    """Say below a failing case what shape it has and what it probes."""
-    text = described(frames.cases[row["case"]]) if row["implementation"] else ""
-    return f"<br>{escape(text)}" if text else ""
 
 
 def _largest(frames: Frames) -> list[str]:
@@ -322,12 +172,6 @@ def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> list[str]:
         number(row["ratio"]),
         row["verdict"],
     ]
-
-
-def _environments(frames: Frames) -> list[str]:
-    rows = [[escape(name), *map(escape, texts)] for name, texts in environment_facts(frames)]
-    headings = ["", *map(escape, frames.environments["environment"])]
-    return ["## Environments", "", *table(headings, rows)]
 
 
 _MAX_VISIBLE = 40
@@ -419,52 +263,6 @@ def _matrix(numbers: NumberTable) -> list[str]:
     return body if len(lines) <= _MAX_VISIBLE else details(f"{caption}: {count(len(lines))}", body)
 
 
-_MAX_COMMANDS = 3
-
-
-def properties_section(frames: Frames) -> list[str]:
-    """Return a line per property with what it comes to on each implementation; nothing where none was asked."""
-    rows = asked_rows(frames)
-    if not rows:
-        return []
-    shown = property_table(rows)
-    lines = [[code(line.name), escape(line.says), *map(_property_cell, line.cells)] for line in shown.lines]
-    headings = ["property", "what must hold", *map(escape, shown.columns)]
-    section = ["## Properties", "", OUTCOMES_NOTE, "", *table(headings, lines)]
-    failing = failing_first(rows)
-    if not failing:
-        return section
-    wrong = [
-        [
-            *(escape(row.implementation), code(row.property_name), code(row.case), row.dtype, f"**{row.verdict}**"),
-            written_element(row.index or "", row.stage),
-            *map(_number, (row.value, row.reference, row.exact, row.first_bound, row.second_bound)),
-            escape(row.message),
-        ]
-        for row in failing[:_MAX_LISTED]
-    ]
-    columns = ["implementation", "property", "case", "dtype", "outcome", "element", "first", "second", "exact"]
-    columns += ["its bound", "the other's", "what happened"]
-    section += ["", "### Properties that do not hold", "", *table(columns, wrong, "llllllrrrrrl")]
-    if len(failing) > _MAX_LISTED:
-        section += ["", f"And {len(failing) - _MAX_LISTED} more, in `properties.csv`."]
-    again = words_by_title(frames)
-    shown_again = commands([line for row in failing[:_MAX_COMMANDS] if (line := command_for(row, again))])
-    return [*section, "", *shown_again[:-1]] if shown_again else section
-
-
-def _number(value: float | None) -> str:
-    """Write a number shortly, NaN too: it is what went wrong."""
-    return "" if value is None else f"{value:.6g}"
-
-
-def _property_cell(cell: PropertyCell) -> str:
-    text = escape(cell.text)
-    if cell.state == "failing":
-        return f"**{text}**"
-    return f"{text}, expected" if cell.state == "xfail" else text
-
-
 _MAX_LISTED_CASES, _MAX_CELLS = 2_000, 40_000
 """A forge shows no file of many megabytes, and nobody reads one."""
 
@@ -501,13 +299,10 @@ def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> list[str]
     """Say that not all is shown, and count what is not."""
     others = sum(set(cells.values()) != {"agree"} for cells in verdicts.values())
     which = f"the {shown:,}" if shown == others else f"{shown:,} of the {others:,}"
-    headings, counts = verdict_counts(frames)
     return [
         f"{len(verdicts):,} cases on {len(frames.columns):,} implementations are too many to be read one by one. The "
         f"tables below show {which} in which some implementation does not agree or did not run, those that fail first; "
-        "every verdict is in `results.csv`. This is how many cases have which verdict:",
-        "",
-        *table([escape(heading) for heading in headings], [[escape(cell) for cell in line] for line in counts]),
+        "every verdict is in `results.csv`.",
         "",
     ]
 
@@ -543,6 +338,57 @@ def _sampled(frames: Frames) -> dict[str, str]:
     return {row["case"]: f" ({rows_judged(row['judged_rows'], row['query_rows'])})" for row in records(rows)}
 
 
+def section_lines(section: Section | None) -> list[str]:
+    """Render a section; nothing for none."""
+    return [] if section is None else [f"## {section.title}", "", *blocks_lines(section.blocks)]
+
+
+def blocks_lines(blocks: Iterable[Block]) -> list[str]:
+    """Render blocks, an empty line between them."""
+    lines = [line for block in blocks for line in [*_block(block), ""]]
+    return lines[:-1]
+
+
+def _block(block: Block) -> list[str]:
+    match block:
+        case Items():
+            return [f"- {inline(item)}" for item in block.items]
+        case Table():
+            rows = [list(map(inline, row)) for row in block.rows]
+            return table(list(map(escape, block.headings)), rows, block.align)
+        case Code():
+            return ["```", *block.lines, "```"]
+        case Details():
+            return details(block.summary, blocks_lines(block.blocks))
+        case Entries():
+            entries = ((f"{number}. ", blocks) for number, (_, blocks) in enumerate(block.entries, 1))
+            return [line for entry in entries for line in _entry(*entry)]
+    return [escape(block.words) if isinstance(block, Figure) else inline(block.content)]
+
+
+def _entry(number: str, blocks: Sequence[Block]) -> list[str]:
+    """Render an entry of a numbered list: its texts line by line, then what else it has, as far in as the number."""
+    texts = [block for block in blocks if isinstance(block, Text)]
+    first = "<br>".join(inline(text.content) for text in texts)
+    rest = blocks_lines(block for block in blocks if not isinstance(block, Text))
+    return [f"{number}{first}", *(f"{' ' * len(number)}{line}".rstrip() for line in (["", *rest, ""] if rest else []))]
+
+
+def inline(part: Inline) -> str:
+    """Render a text with its marks."""
+    if isinstance(part, tuple):
+        return "".join(map(inline, part))
+    if isinstance(part, str):
+        edges = (" " if part != part.lstrip() else "", " " if part.strip() != part.lstrip() else "")
+        return escape(part).join(edges) if part.strip() else part
+    if part.kind == "break":
+        return "<br>"
+    if part.address:
+        return f"<{part.text}>" if part.text == part.address else f"[{escape(part.text)}]({part.address})"
+    text = code(part.text) if part.kind in ("code", "case") else escape(part.text)
+    return f"**{text}**" if part.kind in ("strong", *FAILS_A_RUN) else text
+
+
 # An ampersand is special only where it begins a character reference, such as &lt;
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#]|&(?=#?\w+;))")
 
@@ -571,11 +417,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
 def details(summary: str, lines: Iterable[str]) -> list[str]:
     """Fold lines away behind a summary; without HTML they are simply there."""
     return ["<details>", f"<summary>{html.escape(summary)}</summary>", "", *lines, "", "</details>"]
-
-
-def commands(lines: Sequence[str]) -> list[str]:
-    """Show commands as they are to be pasted; nothing for none. A command has no line break and no backtick in it."""
-    return ["See it again, in the folder where the check ran:", "", "```", *lines, "```", ""] if lines else []
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -23,7 +23,8 @@ from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.comparison import HARMLESS, Change, Evaluation, Outcome, changes, level_of
 from attncheck.reports.frames import Cell, Frames, State, cell_table, expected_failures, records, stage_order
-from attncheck.reports.markdown import document_overview, escape, expected_failures_section, table, wrong_section
+from attncheck.reports.markdown import document_overview, escape, section_lines, table
+from attncheck.reports.sections import expected_to_fail, wrong
 from attncheck.reports.summary import make_summary
 from attncheck.reports.write import csv_text, harmless
 from attncheck.verdicts import ALL_CASES, Verdict
@@ -210,8 +211,8 @@ def render_readme(frames: Frames) -> str:
     sections = [
         _opening(frames),
         _versions(frames),
-        wrong_section(frames),
-        expected_failures_section(frames),
+        section_lines(wrong(frames, 50)),
+        section_lines(expected_to_fail(frames)),
         document_overview(frames),
     ]
     return "\n".join(line for section in sections if section for line in [*section, ""])

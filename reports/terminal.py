@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,25 +13,24 @@ from rich.table import Table
 
 from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.defects import Defect, cause_line, defects, defects_of, first_commands
-from attncheck.reports.documents import unverified_on
 from attncheck.reports.failure_patterns import in_common_lines
-from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, State, cell_table, worst_cell
+from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, State, worst_cell
 from attncheck.reports.properties import (
-    PropertyTable,
     broken_properties,
     command_for,
     failing_first,
-    property_table,
     sentence_of,
 )
+from attncheck.reports.sections import Inline, how_wrong, implementations, properties_of
+from attncheck.reports.sections import Table as TableBlock
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec.properties import PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
-from attncheck.wording import counted, told_apart, written_element, written_ratio
+from attncheck.wording import counted, written_element
 
 if TYPE_CHECKING:
-    from attncheck.reports.machine.documents import Failure
+    pass
 
 
 _MAX_LISTED = 3
@@ -119,7 +116,7 @@ def _print_answer(frames: Frames, console: Console, announced: Collection[str], 
     for note in frames.notes:
         if note not in announced:
             console.print(f"{note}.", soft_wrap=True)
-    console.print(_counts(frames))
+    console.print(terminal_table(implementations(frames)))
 
 
 def _shown(frames: Frames) -> list[Defect]:
@@ -140,19 +137,6 @@ def _lines(frames: Frames, defect: Defect) -> list[str]:
     return [line, f"  {how_wrong(failure, of_several=len(defect.dtypes) > 1)}"]
 
 
-def how_wrong(failure: Failure, *, of_several: bool) -> str:
-    """Describe a wrong element: its value, the right one, and the error in units of the bound."""
-    if failure.element is None or failure.computed is None or failure.exact is None:
-        return failure.message
-    computed, exact = told_apart(failure.computed, failure.exact)
-    element = written_element(failure.element, failure.element_stage or "")
-    where = f" in {failure.dtype}" if of_several else ""
-    text = f"{element} is {computed}{where}, should be {exact}"
-    if failure.ratio is None or not math.isfinite(failure.ratio):
-        return text
-    return f"{text}: off by {written_ratio(failure.ratio)} times the error bound"
-
-
 def _line(frames: Frames, defect: Defect) -> str:
     row = defect.row
     where = f" {frames.named(row['implementation'], row['environment'])}".rstrip()
@@ -164,37 +148,6 @@ def _line(frames: Frames, defect: Defect) -> str:
         return f"{defect.name}: {which}{where}"
     # On one line, also because a CI system takes a line that begins with :: for a command.
     return f"{defect.name}: {which}{where}: {row['message']}"
-
-
-def _counts(frames: Frames) -> Table:
-    """Cases per verdict, one line per implementation."""
-    table = Table(box=None, pad_edge=False)
-    headings, lines = verdict_counts(frames)
-    for stage, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if stage else "left")
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
-def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
-    """Count cases per verdict: the headings, and a line per implementation; "-" where there is none.
-
-    What was not judged has columns of its own, numbers that were not compared another.
-    """
-    cells = cell_table(frames)
-    words = {
-        column: Counter(counted_as(row[column]) if column in row else "not run" for row in cells.values())
-        for column in frames.columns
-    }
-    shown = sorted({word for counts in words.values() for word in counts}, key=lambda word: (word != "agree", word))
-    open_numbers = {column: unverified_on(frames, column) for column in frames.columns}
-    lines = [
-        [frames.title(column), *(str(counts[word]) if counts[word] else "-" for word in shown)]
-        + ([str(open_numbers[column] or "-")] if any(open_numbers.values()) else [])
-        for column, counts in words.items()
-    ]
-    return ["implementation", *shown, *(["unverified numbers"] if any(open_numbers.values()) else [])], lines
 
 
 def counted_as(cells: Mapping[str, Cell]) -> str:
@@ -213,7 +166,7 @@ def print_properties(
     console = console or plain_console()
     if not quiet:
         console.print(sentence_of(rows), style="bold", soft_wrap=True)
-        console.print(_terminal_table(property_table(rows)))
+        console.print(terminal_table(properties_of(rows)))
     failing = failing_first(rows)
     _print_broken(console, [(row, command_for(row, again)) for row in failing])
     if len(failing) > _MAX_PROPERTIES:
@@ -234,14 +187,21 @@ def _not_run(rows: Sequence[Row]) -> list[str]:
     return [*lines[:_MAX_PROPERTIES], *more]
 
 
-def _terminal_table(table: PropertyTable) -> Table:
+def terminal_table(table: TableBlock) -> Table:
+    """Render a table of a section."""
     shown = Table(box=None, pad_edge=False, show_edge=False)
-    for column in ("property", *table.columns):
-        shown.add_column(column, overflow="fold")
-    for line in table.lines:
-        cells = [f"{cell.text}, expected" if cell.state == "xfail" else cell.text for cell in line.cells]
-        shown.add_row(line.name, *cells)
+    for heading, letter in zip(table.headings, table.align.ljust(len(table.headings), "l"), strict=False):
+        shown.add_column(heading, justify="right" if letter == "r" else "left", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*map(plain_text, row))
     return shown
+
+
+def plain_text(part: Inline) -> str:
+    """Return a text without its marks."""
+    if isinstance(part, tuple):
+        return "".join(map(plain_text, part))
+    return part if isinstance(part, str) else part.text
 
 
 def explanation_of(row: Row, call: str) -> list[str]:

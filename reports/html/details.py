@@ -39,6 +39,7 @@ from attncheck.reports.html.contents import (
     urgent_first,
     within,
 )
+from attncheck.reports.sections import Details, Figure, Text
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
@@ -392,34 +393,38 @@ _CELL, _LEFT, _TOP = 14, 52, 44
 """Pixels: of a square, and of the room for lengths beside and above them."""
 
 
-@dataclass(frozen=True)
-class DrawnLengths:
-    """A map with its title, what it shows in words, its switches, and as SVG.
-
-    A switch has a name, and choices with a class of the style sheet, a text, and whether it is chosen at first.
-    """
-
-    title: str
-    explained: str
-    words: str
-    grid: str
-    switches: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-    picture: Markup
+_LEGEND = (
+    "A square: the chosen cases of these lengths. Crossed out: all of them fail; one stroke: some fail; plain: all "
+    "pass. Dashed: Lq = Lk."
+)
 
 
-def drawn_lengths(frames: Frames) -> tuple[DrawnLengths, ...]:
-    """Return a map for every implementation that fails."""
-    return tuple(
-        DrawnLengths(
-            title=frames.title(found.column, with_version=False),
-            explained=found.explained,
-            words=f"{found.failing.sum():,} of {counted(int(found.cases.sum()), 'case')} fail",
-            grid=found.grid_words(),
-            switches=tuple(_switches(found)),
-            picture=_picture(found),
-        )
-        for found in length_maps(frames)
+def drawn_lengths(frames: Frames) -> list[Details]:
+    """Return a map for every implementation that fails, with switches that choose what it shows."""
+    return [_drawn(frames, found, number) for number, found in enumerate(length_maps(frames), 1)]
+
+
+def _drawn(frames: Frames, found: LengthMap, number: int) -> Details:
+    title = frames.title(found.column, with_version=False)
+    words = f"{found.failing.sum():,} of {counted(int(found.cases.sum()), 'case')} fail. {found.grid_words()}"
+    switches = Markup().join(_switch(f"l{number}-{name}", name, choices) for name, choices in _switches(found))
+    form = (
+        '<div class="lengths">{}<div class="scroll" role="group" aria-label="Map of lengths at which {} fails" '
+        'tabindex="0">{}</div></div>'
     )
+    figure = Figure(found.words(), Markup(form).format(switches, title, _picture(found)))
+    summary = f"Where {title} fails, by the lengths of queries and keys"
+    return Details(summary, [Text(words), figure, Text(_LEGEND, "muted")], is_open=number == 1)
+
+
+def _switch(group: str, name: str, choices: Sequence[tuple[str, str]]) -> Markup:
+    """Return radio buttons, each with a class of the style sheet; the first is chosen."""
+    form = Markup('<label><input type="radio" name="{}" class="{}"{}> {}</label>')
+    buttons = (
+        form.format(group, kind, "" if number else Markup(" checked"), text)
+        for number, (kind, text) in enumerate(choices)
+    )
+    return Markup('<fieldset class="switch"><legend>{}</legend>{}</fieldset>').format(name, Markup().join(buttons))
 
 
 def _switches(found: LengthMap) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:

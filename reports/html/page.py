@@ -12,9 +12,10 @@ import re
 import sys
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b, sha256
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -25,21 +26,11 @@ import jinja2
 import pandas as pd
 from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from attncheck.errors import ExitCode
 from attncheck.reports.coverage import coverage
-from attncheck.reports.defects import (
-    EXPECTED_FAILURES_NOTE,
-    Defect,
-    address_of,
-    commands_again,
-    count_following,
-    defects,
-    empty_rows,
-    expected_failure_groups,
-)
-from attncheck.reports.failure_patterns import described, in_common_lines
+from attncheck.reports.defects import defects
 from attncheck.reports.frames import (
     CellRow,
     Column,
@@ -47,7 +38,6 @@ from attncheck.reports.frames import (
     State,
     cell_table,
     documents_of,
-    environment_facts,
     expected_failures,
     failing,
     is_unsupported,
@@ -71,8 +61,25 @@ from attncheck.reports.html.contents import (
     within,
 )
 from attncheck.reports.html.details import case_details, drawn_lengths, verdict_matrix
-from attncheck.reports.properties import OUTCOMES_NOTE, asked_rows, broken_properties, property_table
-from attncheck.reports.summary import exit_code_of, findings, make_summary
+from attncheck.reports.sections import (
+    Block,
+    Code,
+    Details,
+    Entries,
+    Figure,
+    Inline,
+    Items,
+    Mark,
+    Table,
+    Text,
+    by_implementation,
+    environments,
+    expected_to_fail,
+    properties,
+    queries_without_key,
+    wrong,
+)
+from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
@@ -84,26 +91,15 @@ _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
 _OF_RECORDS = ("misprint", "!")
 """No implementation is wrong: a document or a record is."""
 _UNVERIFIED, _IN_PART = ("unverified", "?"), ("unverified", "◐")
-_ALWAYS_SHOWN = (State.AGREE, State.UNVERIFIED, State.UNSUPPORTED, State.FAILING)
-_FIRST = (State.FAILING, State.MISPRINT, State.XPASS)
-"""Counted first, since a phone shows no more than one or two columns."""
+_FORMS = {
+    "break": "<br>",
+    "level": '<span class="level" style="--part:{percent:.0f}%">{}</span>',
+    **{name: f"<{name}>{{}}</{name}>" for name in ("code", "strong", "small")},
+}
+"""By kind of mark: how it is written."""
+_MANY_ITEMS = 6
+"""A longer list has columns."""
 _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a part of an address
-
-
-@dataclass(frozen=True)
-class DefectCard:
-    """One defect: what is wrong, the simplest case with a wrong element, and all cases where they are several."""
-
-    state: str
-    implementation: str
-    defect: Defect
-    message: str
-    described: str
-    """The shape of the simplest case, and what it probes."""
-    command: str
-    anchor: str
-    cases: tuple[tuple[str, str], ...]
-    """Cases that are listed, each with its anchor."""
 
 
 def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
@@ -112,38 +108,28 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     anchors = make_anchors(sorted(table), frames.columns)
     every = defects(frames)
-    found = every[: budget.wrong]
-    detailed = _detailed(frames, table, {each.row["case"] for each in found}, budget)
+    detailed = _detailed(frames, table, {each.row["case"] for each in every[: budget.wrong]}, budget)
     evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
     columns = _failing_first(frames, table)
     files = verdict_matrix(frames, columns, table, anchors, detailed, budget)
     linked = frozenset({*detailed, *(row.case for file in files for row in file.rows)})
     tone, symbol = _tone(frames, table)
-    occurring = {cell.state for row in whole_table.values() for cells in row.values() for cell in cells.values()}
-    states = (state for state in State if state in occurring or state in _ALWAYS_SHOWN)
-    shown = tuple(sorted(states, key=lambda state: _FIRST.index(state) if state in _FIRST else len(_FIRST)))
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     documents = _documents(frames, anchors, budget)
+    pictures = drawn_lengths(frames) if every else ()
     return {
         "answer": make_summary(frames),
         "tone": tone,
         "symbol": symbol,
         "notes": frames.notes,
-        "states": tuple((state.value, SYMBOLS[state], state.value) for state in shown),
-        "counts": tuple(_counts(frames, column, whole_table, shown) for column in frames.columns),
-        "defects": _defect_cards(frames, found, _links(frames, anchors, linked), budget.listed),
-        "defects_left_out": len(every) - len(found),
-        # what the failing cases have in common and the passing ones have not
-        "in_common": tuple(in_common_lines(frames)),
-        # where in (Lq, Lk) each implementation fails
-        "lengths": drawn_lengths(frames) if len(findings(frames)) else (),
+        "wrong": wrong(frames, budget.wrong, most_cases=budget.listed, pictures=pictures),
+        "counts": by_implementation(frames),
         "title": frames.title,
         "columns": columns,
         "many_environments": frames.has_several_environments,
         "files": files,
         "cases": len(table),
-        "unsupported": [each for each in coverage(frames) if each.lacks.cases or each.lacks.not_offered],
         "dtypes": tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
         "tags": tags,
         "words": tuple(sorted(words)),
@@ -157,20 +143,17 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         # whether they are so many that a computation is laid out only when it comes into view
         "documents_late": sum(document.shown for document in documents) > budget.computations,
         "pairs": pair_table(frames, anchors),
-        "expected_failures": tuple(expected_failure_groups(frames)),
-        "following": count_following(frames),
-        "empty_rows": empty_rows(frames),
-        "expected_failures_note": EXPECTED_FAILURES_NOTE,
-        "environments": tuple(frames.environments["environment"]),
+        "expected_failures": expected_to_fail(frames),
+        "empty_rows": queries_without_key(frames),
+        "environments": environments(frames),
         "incomplete": tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
         # those of the incomplete that were asked to stop
         "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
-        "facts": environment_facts(frames),
-        **_properties(frames, budget),
+        "properties": properties(frames, budget.wrong),
+        # renders blocks of sections, with links to the cases that the page shows
+        "blocks": partial(blocks_html, _links(frames, anchors, linked)),
         # cases that have an anchor on the page
         "linked": linked,
-        "case_anchor": anchors.case,
-        "address_of": address_of,
     }
 
 
@@ -192,17 +175,6 @@ def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnD
     from attncheck.reports.html.evidence import drawn_documents
 
     return drawn_documents(frames, anchors, budget)
-
-
-def _properties(frames: Frames, budget: Budget) -> dict[str, Any]:
-    """Return what was asked of properties; the table is None where nothing was."""
-    broken = broken_properties(frames) if frames.properties else ()
-    return {
-        "properties": property_table(asked_rows(frames)) if frames.properties else None,
-        "properties_note": OUTCOMES_NOTE,
-        "broken": broken[: budget.wrong],
-        "broken_left_out": max(0, len(broken) - budget.wrong),
-    }
 
 
 def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]:
@@ -249,71 +221,92 @@ def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]
     return sorted(frames.columns, key=lambda column: -failing_in[column])
 
 
-def _counts(
-    frames: Frames, column: Column, table: Mapping[str, CellRow], shown: Iterable[State]
-) -> tuple[str, int, list[tuple[str, str, str, int, str]]]:
-    """Count evaluations, that is cases in dtypes: the title, all of them, and of each state its share in percent."""
-    states = Counter(cell.state for row in table.values() for cell in row.get(column, {}).values())
-    total = states.total()
-    counts = [
-        (state.value, SYMBOLS[state], state.value, states[state], f"{100 * states[state] / max(total, 1):.2f}")
-        for state in shown
-    ]
-    return frames.title(column), total, counts
+Link = Callable[[Mark], str]
+"""The anchor of a case as an implementation computes it; empty where the page has it not."""
 
 
-_STATE_OF = {State.MISPRINT.value: State.MISPRINT, State.XPASS.value: State.XPASS}
-
-
-def _defect_cards(
-    frames: Frames, found: Sequence[Defect], link: Callable[..., str], most: int
-) -> tuple[DefectCard, ...]:
-    """Return a card for each defect; all cards together list so many cases."""
-    if not found:
-        return ()
-    from attncheck.reports.machine.outcome import failures_of
-    from attncheck.reports.terminal import how_wrong
-
-    cards = []
-    failures = failures_of(frames, pd.DataFrame([each.row for each in found]))
-    for defect, failure in zip(found, failures, strict=True):
-        message = str(defect.row["message"])
-        if defect.diagnosis:
-            message = how_wrong(failure, of_several=len(defect.dtypes) > 1)
-        listed = defect.cases[:most] if defect.others else ()
-        most -= len(listed)
-        anchor, cases = link(defect.row, str(defect.row["case"])), [(case, link(defect.row, case)) for case in listed]
-        cards.append(_defect_card(frames, defect, message, anchor, cases))
-    return tuple(cards)
-
-
-def _defect_card(
-    frames: Frames, defect: Defect, message: str, anchor: str, cases: Iterable[tuple[str, str]]
-) -> DefectCard:
-    row = defect.row
-    implementation, verdict = str(row["implementation"]), str(row["verdict"])
-    is_known = defect.is_shown_by_calls
-    return DefectCard(
-        state=_STATE_OF.get(verdict, State.FAILING).value,
-        implementation=frames.named(implementation, row["environment"]),
-        defect=defect,
-        message=message,
-        described=described(frames.cases[row["case"]]) if implementation else "",
-        command=next(iter(commands_again(frames, row)), "") if is_known else "",
-        anchor=anchor,
-        cases=tuple(cases),
-    )
-
-
-def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Callable[[Mapping[str, Any], str], str]:
-    """Return what gives the anchor of a case as a row's implementation computes it; none where the page has it not."""
+def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Link:
     columns = {(column.environment, column.implementation): column for column in frames.columns}
 
-    def link(row: Mapping[str, Any], case: str) -> str:
-        column = columns.get((row["environment"], row["implementation"]))
-        return "" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column)
+    def link(mark: Mark) -> str:
+        if mark.text not in linked:
+            return ""
+        column = columns.get(mark.column)
+        return anchors.case(mark.text) if column is None else anchors.cell(mark.text, column)
 
     return link
+
+
+def blocks_html(link: Link, blocks: Iterable[Block]) -> Markup:
+    """Render blocks of a section."""
+    return Markup("\n").join(_block_html(link, block) for block in blocks)
+
+
+def _block_html(link: Link, block: Block) -> Markup:
+    inline = partial(inline_html, link)
+    match block:
+        case Text():
+            found = _element("p", block.kind, inline(block.content))
+        case Items():
+            items = _each("<li>{}</li>", map(inline, block.items))
+            found = _element("ul", "cases" if len(block.items) > _MANY_ITEMS else "", items)
+        case Table():
+            found = _table_html(block, inline)
+        case Code():
+            found = _each('<pre class="command"><code>{}</code></pre>', block.lines)
+        case Details():
+            is_open = Markup(" open") if block.is_open else ""
+            form = Markup('<details class="plain"{}><summary>{}</summary>{}</details>')
+            found = form.format(is_open, block.summary, blocks_html(link, block.blocks))
+        case Entries():
+            entries = (_element("li", state, blocks_html(link, inner)) for state, inner in block.entries)
+            found = _element("ol", "wrong", Markup().join(entries))
+        case Figure():
+            found = Markup(block.markup)
+    return found
+
+
+def _element(tag: str, kind: str, content: Markup) -> Markup:
+    return Markup("<{}{}>{}</{}>").format(tag, Markup(' class="{}"').format(kind) if kind else "", content, tag)
+
+
+def _each(form: str, parts: Iterable[object]) -> Markup:
+    return Markup().join(Markup(form).format(part) for part in parts)
+
+
+def _table_html(table: Table, inline: Callable[[Inline], Markup]) -> Markup:
+    """Render a table that scrolls by itself; its first column names the rows."""
+    letters = table.align.ljust(len(table.headings), "l")[: len(table.headings)]
+    classes = [Markup(' class="n"') if letter == "r" else "" for letter in letters]
+    heads = zip(classes, table.headings, strict=True)
+    head = Markup().join(Markup('<th scope="col"{}>{}</th>').format(*each) for each in heads)
+    rows = []
+    for first, *cells in table.rows:
+        rest = (
+            Markup("<td{}>{}</td>").format(kind, inline(cell)) for kind, cell in zip(classes[1:], cells, strict=True)
+        )
+        rows.append(Markup('<tr><th scope="row">{}</th>{}</tr>\n').format(inline(first), Markup().join(rest)))
+    return Markup(
+        '<div class="scroll" role="group" aria-label="{caption}" tabindex="0"><table><caption>{caption}</caption>\n'
+        "<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>"
+    ).format(caption=table.caption, head=head, rows=Markup().join(rows))
+
+
+def inline_html(link: Link, part: Inline) -> Markup:
+    """Render a text with its marks."""
+    if isinstance(part, tuple):
+        return Markup().join(inline_html(link, each) for each in part)
+    if isinstance(part, str):
+        return escape(part)
+    address = f"#{anchor}" if part.kind == "case" and (anchor := link(part)) else part.address
+    if address:
+        outside = "" if address.startswith("#") else Markup(' rel="noreferrer noopener"')
+        return Markup('<a href="{}"{}>{}</a>').format(address, outside, part.text)
+    if part.kind in SYMBOLS:
+        form = '<span class="tag {}"><span aria-hidden="true">{}</span> {}</span>'
+        return Markup(form).format(part.kind, SYMBOLS[State(part.kind)], part.text)
+    form = _FORMS.get(part.kind, "{}")
+    return Markup(form).format(part.text, percent=min(100.0, 100 * float(part.text)) if part.kind == "level" else 0)
 
 
 _NEAR = 0.1

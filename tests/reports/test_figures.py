@@ -41,6 +41,7 @@ from attncheck.reports.panels import (
     shades,
     short_number,
 )
+from attncheck.reports.sections import Figure, Text
 from attncheck.reports.show import image_format, matrix_text, print_case, save_case, work_out
 
 HOSTILE = "$\\frac{ </svg><script>alert('\"1\"')</script> & \x00\x1b[31m\ud800\n\u202e 日本 \\n }_^$"
@@ -224,6 +225,14 @@ ENDS = {16: ((17, 65, 129), ()), 64: ((65, 129), (63, 64, 128))}
 """Lengths behind whole tiles, and others, which a line for queries does not share."""
 
 
+def drawn_in(frames: Frames) -> tuple[str, str]:
+    """Return what the map of the only failing implementation says, and its markup."""
+    ((words, figure, _),) = (each.blocks for each in drawn_lengths(frames))
+    assert isinstance(words, Text)
+    assert isinstance(figure, Figure)
+    return str(words.content), figure.markup
+
+
 @pytest.mark.parametrize("tile", ENDS)
 def test_a_forgotten_tail_is_said_in_words_and_its_tile_is_drawn(
     records: list[dict[str, Any]], judged_where: JudgedWhere, tile: int
@@ -242,12 +251,11 @@ def test_a_forgotten_tail_is_said_in_words_and_its_tile_is_drawn(
     for (row, column), failing in np.ndenumerate(found.failing):
         expected = found.cases[row, column] if past(tile)({"Lk": found.keys[column]}) else 0
         assert failing == expected
-    (drawn,) = drawn_lengths(frames)
-    assert drawn.grid == f"Lines are drawn where a tile of {tile} ends."
-    assert 'class="lt"' in drawn.picture
-    assert f'aria-label="{line}. {count} of {len(records)} cases fail' in drawn.picture
+    words, picture = drawn_in(frames)
+    assert words.endswith(f"Lines are drawn where a tile of {tile} ends.")
+    assert f'aria-label="{line}. {count} of {len(records)} cases fail' in picture
     # Lines stand behind whole tiles.
-    path = drawn.picture.partition('class="lt" d="')[2].partition('"')[0]
+    path = picture.partition('class="lt" d="')[2].partition('"')[0]
     places = {int(part.split()[0]) for part in path.split("M")[1:] if "V" in part}
     behind, others = ({52 + 14 * found.keys.index(length) for length in each} for each in ENDS[tile])
     assert behind <= places
@@ -262,7 +270,7 @@ def test_a_map_shows_causal_cases_and_ranges_of_widths_and_where_both_lengths_ar
 ) -> None:
     frames = judged_where(past(16))
     (found,) = length_maps(frames)
-    (drawn,) = drawn_lengths(frames)
+    _, picture = drawn_in(frames)
     causal = [bool(case["options"].get("is_causal")) for case in records]
     wide = [lengths_of(case)["D"] > 128 for case in records]
     assert 0 < sum(causal) < len(causal)
@@ -272,22 +280,20 @@ def test_a_map_shows_causal_cases_and_ranges_of_widths_and_where_both_lengths_ar
     assert counts.get((0, 5), 0) == sum(wide)
     widths = [count for (causality, width), count in counts.items() if width and not causality]
     assert sum(widths) == len(records)
-    kinds, ranges = (dict(choices) for _, choices in drawn.switches)
     failing = sum(past(16)(lengths_of(case)) for case, is_causal in zip(records, causal, strict=True) if is_causal)
-    assert kinds["c1"] == f"causal ({failing:,} of {sum(causal):,})"
-    assert len(ranges) == len(widths) + 1
-    assert drawn.picture.count('<g class="v v') == len(found.views) == 3 * len(ranges)
+    assert f'class="c1"> causal ({failing:,} of {sum(causal):,})</label>' in picture
+    assert picture.count('class="w') == len(widths) + 1
+    assert picture.count('<g class="v v') == len(found.views) == 3 * (len(widths) + 1)
     # The diagonal goes through the middle of every square of equal lengths.
-    points = drawn.picture.partition('class="ld" points="')[2].partition('"')[0].split()
+    points = picture.partition('class="ld" points="')[2].partition('"')[0].split()
     equal = set(found.queries) & set(found.keys)
     assert {f"{52 + 14 * found.keys.index(n) + 7},{44 + 14 * found.queries.index(n) + 7}" for n in equal} <= set(points)
 
 
 def test_where_no_tile_explains_anything_none_is_drawn(judged_where: JudgedWhere) -> None:
-    (drawn,) = drawn_lengths(judged_where(lambda lengths: lengths["D"] % 3 == 0))
-    assert drawn.grid == "No tile of 16, 32, 64, 128 or 256 tells what fails from what passes."
-    assert drawn.explained == ""
-    assert [f'class="{kind}"' in drawn.picture for kind in ("lt", "ls", "lp")] == [False, True, True]
+    words, picture = drawn_in(judged_where(lambda lengths: lengths["D"] % 3 == 0))
+    assert words.endswith("No tile of 16, 32, 64, 128 or 256 tells what fails from what passes.")
+    assert [f'class="{kind}"' in picture for kind in ("lt", "ls", "lp")] == [False, True, True]
     assert length_maps(judged_where(lambda lengths: False)) == ()  # what fails nowhere has no map
 
 

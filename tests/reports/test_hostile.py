@@ -60,6 +60,7 @@ def softmax(scores, **options):
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 SECTIONS = [
     *("# Attention conformance report", "## What is wrong", "## Documents at a glance", "## Verdicts"),
+    "## By implementation",
     *("## Expected failures", "## Documents", "## Largest differences between two implementations", "## Environments"),
 ]
 
@@ -236,7 +237,7 @@ def test_markdown_tables_keep_their_columns_and_nothing_becomes_markup(hostile: 
             assert len(set(widths)) <= 1, line
             widths = []
         # What is left when code and escaped characters are taken out is what Markdown acts on.
-        outside_blocks = re.sub(r"^```\n([^`\n]*\n)+```$", "", text, flags=re.MULTILINE)
+        outside_blocks = re.sub(r"^ *```\n([^`\n]*\n)+ *```$", "", text, flags=re.MULTILINE)
         outside_code = re.sub(r"(?<!\\)(`+)[^\n]*?(?<!`)\1(?!`)", "", outside_blocks)
         acted_on = re.sub(r"\\[\\`*_{}\[\]<>()#|~&]", "", outside_code)
         assert not re.search(r"<(script|img|/td|/style)", acted_on)

@@ -19,7 +19,8 @@ from attncheck.reports.defects import (
 )
 from attncheck.reports.documents import misprints
 from attncheck.reports.frames import Cell, Column, Frames, State, cell_table, worst_cell
-from attncheck.reports.markdown import link
+from attncheck.reports.markdown import inline
+from attncheck.reports.sections import Mark
 from attncheck.reports.summary import exit_code_of, make_summary, verdict_table, what_is_wrong
 from attncheck.reports.write import (
     AMBER,
@@ -277,9 +278,12 @@ def test_only_issues_and_https_are_links_and_the_rest_is_text() -> None:
     assert address_of("https://example.org/a?b#c") == "https://example.org/a?b#c"
     for thread in ("http://example.org", "javascript:alert(1)", "https:", "https://[", "https://example.org/a b", ""):
         assert address_of(thread) == "", thread
-    assert link("javascript:alert(1)") == "javascript:alert(1)"
-    assert link("a/b#1") == r"[a/b\#1](https://github.com/a/b/issues/1)"
-    assert link("https://example.org") == "<https://example.org>"
+    threads = {
+        "javascript:alert(1)": "javascript:alert(1)",
+        "a/b#1": r"[a/b\#1](https://github.com/a/b/issues/1)",
+        "https://example.org": "<https://example.org>",
+    }
+    assert {thread: inline(Mark(thread, "link", address_of(thread))) for thread in threads} == threads
 
 
 def test_expected_failures_are_grouped_by_reason(hand: Any) -> None:

@@ -55,14 +55,15 @@ def test_where_all_agree_nothing_is_said_quietly_and_without_results_what_was_le
     assert "this run was interrupted, or is still going on: its results are not complete." in lines
 
 
-def test_cases_are_counted_per_implementation_by_the_dtype_in_which_they_fail(hand: Any, printed: Printed) -> None:
+def test_evaluations_are_counted_and_the_largest_error_is_told_by_dtype(hand: Any, printed: Printed) -> None:
     torch, lacking = {"implementation": "torch.eager"}, {"verdict": "unsupported", "stage": ""}
     rows = [
-        {"case": "file/a"},
+        {"case": "file/a", "ratio": 0.25},
+        {"case": "file/a", "ratio": 0.125, "stage": "output"},
         {"case": "file/b", "comparison": "printed", "verdict": "misprint", "xfail": True},
         {"case": "file/b"},
         {"case": "file/c", "verdict": "numeric"},
-        {"case": "file/c", "dtype": "float32"},
+        {"case": "file/c", "dtype": "float32", "ratio": 0.5},
         {"case": "file/d", "dtype": "float32", "verdict": "numeric", "xfail": True},
         {"case": "file/d"},
         {"case": "file/e"} | lacking,
@@ -72,11 +73,12 @@ def test_cases_are_counted_per_implementation_by_the_dtype_in_which_they_fail(ha
         torch | {"case": "file/b", "verdict": "unverified"},
     ]
     lines = printed(hand.frames(rows))
+    errors = ["error in float64", "error in float32"]
     (start,) = [number for number, line in enumerate(lines) if line.startswith("implementation ")]
     assert [re.split(r"  +", line) for line in lines[start : start + 3]] == [
-        ["implementation", "agree", "crash", "not run", "numeric", "unsupported", "xfail numeric"],
-        ["numpy.eager 1.0", "3", "-", "-", "1", "-", "1"],
-        ["torch.eager 1.0", "-", "1", "3", "-", "1", "-"],
+        ["implementation", "right", "known", "wrong", "unsupported", "unverified", *errors],
+        ["numpy.eager 1.0", "5", "1 numeric", "1 numeric", "1", "-", "0.25", "0.5"],
+        ["torch.eager 1.0", "-", "-", "1 crash", "1", "1", "-", "-"],
     ]
 
 
@@ -212,10 +214,10 @@ def test_every_format_prints_the_commands_of_its_failures_and_each_kind_of_them_
     found = commands_of(project)
     assert {name: len(lines) for name, lines in found.items()} == {
         "terminal": 1,
-        "report.md": 1,
+        "report.md": 2,  # of each of two defects
         "report.html": 2 * len(CASES) + 2,  # of each case, and of each of two defects
         "junit.xml": len(CASES),
-        "summary": 1,
+        "summary": 2,
         "scripts": 2 * len(CASES),
         "environment": 1,
     }

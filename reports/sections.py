@@ -1,0 +1,399 @@
+"""Sections of a report, made once from the frames: the terminal, Markdown and the page each render the same blocks.
+
+A section has a title and blocks: texts, lists, tables, figures, code, and what is folded away. A text is made of plain
+strings and marks, which a format shows as well as it can. The matrix, maps and pictures are the page's alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from attncheck.reports.coverage import coverage
+from attncheck.reports.defects import (
+    EMPTY_ROWS_NOTE,
+    EXPECTED_FAILURES_NOTE,
+    Defect,
+    address_of,
+    commands_again,
+    count_following,
+    defects,
+    empty_rows,
+    expected_failure_groups,
+)
+from attncheck.reports.documents import unverified_on
+from attncheck.reports.failure_patterns import described, in_common_lines
+from attncheck.reports.frames import (
+    Column,
+    Frames,
+    State,
+    cell_table,
+    environment_facts,
+    once_for_frames,
+)
+from attncheck.reports.properties import (
+    OUTCOMES_NOTE,
+    BrokenProperty,
+    PropertyCell,
+    asked_rows,
+    broken_properties,
+    property_table,
+)
+from attncheck.results.format import Row
+from attncheck.spec import DTYPES
+from attncheck.verdicts import Verdict
+from attncheck.wording import counted, told_apart, written_element, written_ratio
+
+if TYPE_CHECKING:
+    from attncheck.reports.machine.documents import Failure
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A part of a text that is set apart: ``code``, ``strong``, ``small``, a ``case`` of the report, or a verdict.
+
+    Of a verdict ``kind`` is a ``State``. ``address`` is where a link leads, ``column`` the environment and the
+    implementation as which a case is linked to.
+    """
+
+    text: str
+    kind: str = "code"
+    address: str = ""
+    column: tuple[str, str] = ("", "")
+
+
+Inline = str | Mark | tuple["Inline", ...]
+BREAK = Mark("\n", "break")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; ``kind`` is its class on the page."""
+
+    content: Inline
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    items: Sequence[Inline]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; ``align`` has l or r for each column, l where it is short. The first column names the rows."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Inline]]
+    align: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """Commands, a line each."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Details:
+    """Blocks behind a summary."""
+
+    summary: str
+    blocks: Sequence[Block]
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture as markup of the page, and what it shows in words, for formats that draw nothing."""
+
+    words: str
+    markup: str
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A numbered list whose entries are blocks, each with a state."""
+
+    entries: Sequence[tuple[str, Sequence[Block]]]
+
+
+Block = Text | Items | Table | Code | Details | Figure | Entries
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title, an anchor that links lead to, and blocks."""
+
+    title: str
+    anchor: str
+    blocks: Sequence[Block]
+
+
+_OF_RECORDS = (State.MISPRINT, State.XPASS)
+_ALWAYS_SHOWN = (State.AGREE, State.FAILING)
+_COUNTED: Mapping[State, str] = {
+    State.AGREE: "right",
+    State.XFAIL: "known",
+    State.FAILING: "wrong",
+    State.MISPRINT: "misprint",
+    State.XPASS: "xpass",
+    State.UNSUPPORTED: "unsupported",
+    State.UNVERIFIED: "unverified",
+}
+_SPELT_OUT = (State.FAILING, State.XFAIL)
+"""States of which a count says which verdicts they are."""
+_MAX_CASES = 3
+"""Cases that a cell of a table names."""
+
+
+@once_for_frames
+def implementations(frames: Frames) -> Table:
+    """Count evaluations of each implementation: right, known, wrong and the rest, and say how accurate it is by dtype.
+
+    An evaluation is a case in one dtype. How accurate: the largest error of what agrees, in units of what rounding
+    allows.
+    """
+    counts = {column: _counts(frames, column) for column in frames.columns}
+    states = [state for state in _COUNTED if state in _ALWAYS_SHOWN or any(state in each for each in counts.values())]
+    errors = _largest_errors(frames)
+    dtypes = [dtype for dtype in DTYPES if any(key[2] == dtype for key in errors)]
+    numbers = {column: unverified_on(frames, column) for column in frames.columns}
+    with_numbers = any(numbers.values())
+    rows: list[Sequence[Inline]] = [
+        (
+            frames.title(column),
+            *(_count(state, counts[column].get(state, Counter())) for state in states),
+            *([str(numbers[column] or "-")] if with_numbers else []),
+            *(_accuracy(errors.get((column.environment, column.implementation, dtype))) for dtype in dtypes),
+        )
+        for column in frames.columns
+    ]
+    headings = ["implementation", *(_COUNTED[state] for state in states)]
+    headings += ["unverified numbers"] if with_numbers else []
+    headings += [f"error in {dtype}" for dtype in dtypes]
+    caption = (
+        "Evaluations, a case in one dtype each; and the largest error of those that are right, where 1 is what "
+        "rounding allows"
+    )
+    return Table(
+        caption, headings, rows, "l" + "".join("l" if state in _SPELT_OUT else "r" for state in states) + "rrrrr"
+    )
+
+
+def by_implementation(frames: Frames) -> Section | None:
+    """Return a row for each implementation, and what those lack that were not judged in all cases; None without any."""
+    if not frames.columns:
+        return None
+    lacking = [
+        Details(
+            f"{frames.title(each.column, with_version=False)}: {each.rest}",
+            [Items([f"{what}: {count:,}" for what, count in each.lacks.singly])],
+        )
+        for each in coverage(frames)
+        if each.lacks.cases or each.lacks.not_offered
+    ]
+    return Section("By implementation", "counts", [implementations(frames), *lacking])
+
+
+def _counts(frames: Frames, column: Column) -> dict[State, Counter[str]]:
+    """Count the verdicts of a column's cells, by state; what a document alone has wrong counts as right."""
+    found: dict[State, Counter[str]] = {}
+    for row in cell_table(frames).values():
+        for cell in row.get(column, {}).values():
+            state = State.AGREE if cell.state is State.ERRATUM else cell.state
+            found.setdefault(state, Counter())[cell.verdict] += 1
+    return found
+
+
+def _count(state: State, verdicts: Counter[str]) -> Inline:
+    if not verdicts:
+        return "-"
+    words = ", ".join(f"{number:,} {verdict}" for verdict, number in verdicts.most_common())
+    return Mark(words if state in _SPELT_OUT else f"{verdicts.total():,}", state.value)
+
+
+def _largest_errors(frames: Frames) -> dict[tuple[str, str, str], float]:
+    """Return the largest error over its bound of stages that agree, by environment, implementation and dtype."""
+    results = frames.results
+    held = results[results["verdict"].eq(Verdict.AGREE) & results["ratio"].notna()]
+    return dict(held.groupby(["environment", "implementation", "dtype"])["ratio"].max())
+
+
+def _accuracy(ratio: float | None) -> Inline:
+    return "-" if ratio is None else Mark(f"{ratio:.2g}", "level")
+
+
+def wrong(
+    frames: Frames, most: int, *, most_letters: int = 10_000, most_cases: int = 2_000, pictures: Sequence[Block] = ()
+) -> Section | None:
+    """Return what is wrong, an entry for each defect with its simplest case; None where nothing is."""
+    found = defects(frames)
+    if not found:
+        return None
+    from attncheck.reports.machine.outcome import failures_of
+
+    shown = found[:most]
+    failures = failures_of(frames, pd.DataFrame([each.row for each in shown]))
+    entries = []
+    for defect, failure in zip(shown, failures, strict=True):
+        message = how_wrong(failure, of_several=len(defect.dtypes) > 1) if defect.diagnosis else failure.message
+        entries.append(_entry(frames, defect, _cut(message, most_letters), most_cases))
+        most_cases -= len(defect.cases)
+    more = len(found) - len(shown)
+    files = (Mark("results.csv"), " and ", Mark("numbers.csv"))
+    rest = [Text((f"And {counted(more, 'more defect')}, in ", *files, "."))] if more else []
+    common = [Text(Mark(f"{_cut(line, most_letters)}.", "strong"), "in-common") for line in in_common_lines(frames)]
+    return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *pictures])
+
+
+def _entry(frames: Frames, defect: Defect, message: str, most_cases: int) -> tuple[str, list[Block]]:
+    row, cases = defect.row, defect.cases
+    state = row["verdict"] if row["verdict"] in _OF_RECORDS else State.FAILING.value
+    who = frames.named(row["implementation"], row["environment"])
+    dtypes = f", in {', '.join(defect.dtypes)}" if row["dtype"] else ""
+    stage: Inline = (" at ", Mark(row["stage"])) if row["stage"] else ""
+    what: Inline = (" ", Mark(defect.text, "strong")) if defect.diagnosis else stage
+    comparisons = "1 comparison fails" if defect.rows == 1 else f"{defect.rows:,} comparisons fail"
+    simplest: Inline = (("The simplest: " if defect.others else ""), Mark(row["case"], "case", column=defect.column))
+    blocks: list[Block] = [
+        Text((Mark(row["verdict"], state), what), "what"),
+        Text(f"{f'{who}: ' if who else ''}{counted(len(cases), 'case')}{dtypes}; {comparisons}"),
+        Text(simplest, "where"),
+    ]
+    shape = described(frames.cases[row["case"]]) if row["implementation"] else ""
+    blocks += [Text(shape, "muted")] if shape else []
+    blocks += [Text(message, "message")] if message else []
+    again = commands_again(frames, row) if defect.is_shown_by_calls else ()
+    blocks += [Code(again)] if again else []
+    blocks += [_folded_cases(f"All {len(cases):,} cases", cases, most_cases, defect.column)] if defect.others else []
+    return state, blocks
+
+
+def _folded_cases(summary: str, cases: Sequence[str], most: int, column: tuple[str, str] = ("", "")) -> Details:
+    """Fold cases away, the first ones by name."""
+    named: list[Inline] = [Mark(case, "case", column=column) for case in cases[: max(0, most)]]
+    if rest := len(cases) - len(named):
+        named.append(f"and {rest:,} more, in results.csv")
+    return Details(summary, [Items(named)])
+
+
+def expected_to_fail(frames: Frames) -> Section | None:
+    """Return a row for each implementation and reason; None where no failure was expected."""
+    found = expected_failure_groups(frames)
+    if not found:
+        return None
+    headings = ["implementation", "verdict", "cases", "dtypes", "begins at", "reason", "thread"]
+    rows = [
+        (
+            frames.named(group.implementation, group.environment),
+            Mark(group.verdict, State.XFAIL.value),
+            _first_cases(group.cases),
+            ", ".join(group.dtypes),
+            Mark(group.begins_at),
+            group.reason,
+            Mark(group.thread, "link", address_of(group.thread)),
+        )
+        for group in found
+    ]
+    folded = [
+        _folded_cases(f"The {len(group.cases):,} cases of {group.implementation}: {group.reason}", group.cases, 200)
+        for group in found
+        if len(group.cases) > _MAX_CASES
+    ]
+    table = Table("Expected failures by implementation and reason", headings, rows)
+    what = counted(count_following(frames), "comparison")
+    why = Text(f"In {what} with other implementations or numbers, these are the reason for the difference.")
+    last = [why] if count_following(frames) else []
+    return Section("Expected failures", "expected-failures", [Text(EXPECTED_FAILURES_NOTE), table, *folded, *last])
+
+
+def _first_cases(cases: Sequence[str]) -> Inline:
+    shown: list[Inline] = [part for case in cases[:_MAX_CASES] for part in (BREAK, Mark(case, "case"))]
+    more: list[Inline] = [BREAK, f"and {len(cases) - _MAX_CASES} more"] if len(cases) > _MAX_CASES else []
+    return (*shown[1:], *more)
+
+
+def queries_without_key(frames: Frames) -> Section | None:
+    """Return what each implementation gives for a query without a key; None where all give the same."""
+    found = empty_rows(frames)
+    if found is None:
+        return None
+    rows = [
+        (frames.title(column), *(str(counts[word] or "-") for word in found.words))
+        for column, counts in found.given.items()
+    ]
+    headings = ["implementation", *found.words]
+    table = Table("Cases by what a query without a key gives", headings, rows, "l" + "r" * len(found.words))
+    return Section("Queries without a key", "empty-rows", [Text(EMPTY_ROWS_NOTE), table])
+
+
+def environments(frames: Frames) -> Section:
+    """Return what is known of each environment."""
+    complete = zip(frames.environments["environment"], frames.environments["complete"], strict=True)
+    headings = ["", *(label if is_complete else f"{label} (partial)" for label, is_complete in complete)]
+    rows = [(name, *texts) for name, texts in environment_facts(frames)]
+    return Section("Environments", "environments", [Table("Where each run ran", headings, rows)])
+
+
+def properties(frames: Frames, most: int = 50) -> Section | None:
+    """Return what each property comes to on each implementation, and what does not hold; None where none was asked."""
+    rows = asked_rows(frames)
+    if not rows:
+        return None
+    broken = broken_properties(frames)
+    more = len(broken) - most
+    rest = [Text((f"And {more} more, in ", Mark("properties.csv"), "."))] if more > 0 else []
+    heading = [Text(Mark("Properties that do not hold", "strong"))] if broken else []
+    folded = [_broken(each) for each in broken[:most]]
+    return Section("Properties", "properties", [Text(OUTCOMES_NOTE), properties_of(rows), *heading, *folded, *rest])
+
+
+def properties_of(rows: Sequence[Row]) -> Table:
+    """Return implementation by property."""
+    table = property_table(rows)
+    lines = [(Mark(line.name), line.says, *map(_property_cell, line.cells)) for line in table.lines]
+    caption = "What holds between two calls, by property and implementation"
+    return Table(caption, ["property", "what must hold", *table.columns], lines)
+
+
+def _property_cell(cell: PropertyCell) -> Inline:
+    """Write an outcome, and where variants differ, how many had which."""
+    expected = ", expected" if cell.state == State.XFAIL else ""
+    counts = (BREAK, Mark(cell.detail, "small")) if ", " in cell.detail else ()
+    return (Mark(f"{cell.text}{expected}", cell.state), *counts)
+
+
+def _broken(broken: BrokenProperty) -> Details:
+    row = broken.row
+    named: list[Inline] = [(f"{name}: ", Mark(value)) for name, value in broken.numbers]
+    again = [Code([broken.command])] if broken.command else []
+    return Details(
+        f"{row.implementation}: {row.property_name} in {row.case}, {row.dtype}",
+        [Text(f"{broken.says} {row.message}."), Items([f"further calls: {row.variant}", *named]), *again],
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def how_wrong(failure: Failure, *, of_several: bool) -> str:
+    """Describe a wrong element: its value, the right one, and the error in units of the bound."""
+    if failure.element is None or failure.computed is None or failure.exact is None:
+        return failure.message
+    computed, exact = told_apart(failure.computed, failure.exact)
+    element = written_element(failure.element, failure.element_stage or "")
+    where = f" in {failure.dtype}" if of_several else ""
+    text = f"{element} is {computed}{where}, should be {exact}"
+    if failure.ratio is None or not abs(failure.ratio) < float("inf"):
+        return text
+    return f"{text}: off by {written_ratio(failure.ratio)} times the error bound"
