@@ -23,6 +23,9 @@ from torch.nn.attention.flex_attention import (
 from attncheck.backends import torch_backend, torch_compile
 from attncheck.backends.contract import Stages, Window
 
+_LEAST_WIDTH_ON_A_GPU = 16
+"""Of queries, keys and values; the kernel of torch/_inductor/kernel/flex raises for less."""
+
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -99,6 +102,10 @@ class Flex:
         return self._attend(query, key, value, mods, score_mod=_score_mod(softcap, None), scale=scale)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mods: list[MaskMod], **options: Any) -> Stages:
+        if self is COMPILED and query.is_cuda and min(query.size(-1), value.size(-1)) < _LEAST_WIDTH_ON_A_GPU:
+            raise NotImplementedError(
+                f"compiled for a GPU, flex_attention takes widths of {_LEAST_WIDTH_ON_A_GPU} and more"
+            )
         block_mask: BlockMask | None = None
         if mods:
             batch, heads, queries, _ = query.shape

@@ -22,6 +22,8 @@ __all__ = ["attention", "describe", "from_numpy", "prepare", "to_numpy"]
 
 _QUERIES, _KEYS, _LEAST_WIDTH = 32, 32, 16
 """Rows of a block, and what a product of blocks has at least on every axis."""
+_MOST_WIDTH_ON_A_GPU = 256
+"""An H100 has 227 KiB of shared memory for a block; a width of 512 takes 258 KiB in 16 bits."""
 
 
 def describe() -> dict[str, str]:
@@ -123,6 +125,8 @@ def attention(
         key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
     batch, heads, queries, width = query.shape
     keys, value_width = key.size(2), value.size(3)
+    if query.is_cuda and max(width, value_width) > _MOST_WIDTH_ON_A_GPU:
+        raise NotImplementedError(f"its blocks fit into a GPU's shared memory up to a width of {_MOST_WIDTH_ON_A_GPU}")
     output = query.new_empty((batch, heads, queries, value_width))
     log_sum_exp = query.new_empty((batch, heads, queries), dtype=torch.float32)
     scale = 1 / math.sqrt(width) if scale is None else scale
