@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
-_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_absorbed", ABSORBED, classes=NATIVE),)
+_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_backend", ABSORBED, attribute="ABSORBED", classes=NATIVE),)
 
 # On a GPU, unless a precision is asked for, float32 products are those of tensor cores:
 # https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
@@ -57,6 +57,7 @@ _JAX_ON_CUDA = (
         "attncheck.backends.jax_jit",
         "the eager code in jax.jit; on a GPU",
         _TENSOR_CORES,
+        attribute="JIT",
         standard_only=True,
         device="cuda",
     ),
@@ -202,6 +203,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "jit",
                     "attncheck.backends.jax_jit",
                     "the eager code in jax.jit: JAX's default mode",
+                    attribute="JIT",
                     standard_only=True,
                 ),
                 Mode(

@@ -7,16 +7,67 @@ which others are copied from, spells all of them out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any, Unpack
 
-from attncheck.backends.contract import EmptyRows, Norm, NormOver, Stages, Tensor, Window
+from attncheck.backends.contract import (
+    Backend,
+    Latent,
+    MaskedRows,
+    Norm,
+    Normalized,
+    NormOver,
+    Projected,
+    Stages,
+    Tensor,
+    spelled_out,
+)
+
+_SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
+_OF_MODELS = ("attention", "multi_head_attention")
+
+
+def functions_of(backend: Any) -> dict[str, Callable[..., Stages]]:
+    """Return those functions of the contract that a backend has and that compute something, in the contract's order."""
+    names = (name for name in vars(Backend) if not name.startswith("_") and name not in _SERVICES)
+    return {name: getattr(backend, name) for name in names if hasattr(backend, name)}
+
+
+def with_functions(backend: Any, functions: Mapping[str, Callable[..., Stages]], **services: Any) -> SimpleNamespace:
+    """Return a backend that has these functions, and of another one the services that are not given."""
+    shared = {name: getattr(backend, name) for name in _SERVICES}
+    return SimpleNamespace(**{**shared, **services, **functions})
+
+
+def compiled(backend: Any, compile_function: Callable[..., Any], *without: str, **services: Any) -> SimpleNamespace:
+    """Return a backend with each of its functions compiled, but for those that are named."""
+    functions = {name: each for name, each in functions_of(backend).items() if name not in without}
+    return with_functions(backend, {name: compile_function(each) for name, each in functions.items()}, **services)
+
+
+def compiled_output(backend: Any, compile_function: Callable[..., Any], **services: Any) -> SimpleNamespace:
+    """Return a backend whose attention is compiled, of which only the output is returned, as models call it."""
+    functions = {name: compile_function(output_alone(getattr(backend, name))) for name in _OF_MODELS}
+    return with_functions(backend, functions, **services)
+
+
+def output_alone(function: Callable[..., Stages]) -> Callable[..., Stages]:
+    """Return a function that returns its output alone, as models call it."""
+
+    @wraps(function)
+    def without_stages(*inputs: object, **options: object) -> Stages:
+        return {"output": function(*inputs, **options)["output"]}
+
+    return without_stages
 
 
 def make_attend(mask_scores: Callable[..., Stages], softmax: Callable[..., Stages]) -> Callable[..., Stages]:
     """Return what masks scores, normalises them and averages the values."""
 
-    def attend(stages: Stages, value: Tensor, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
+    def attend(stages: Stages, value: Tensor, **masks: Unpack[MaskedRows]) -> Stages:
+        empty_rows = masks.pop("empty_rows", "zero")
         stages |= mask_scores(stages["scores"], **masks)
         *_, logits = stages.values()  # the last stage that was asked for
         stages |= softmax(logits, empty_rows=empty_rows)
@@ -32,6 +83,7 @@ def make_general_attention(
 ) -> Callable[..., Stages]:
     """Return attention with a bilinear score."""
 
+    @spelled_out
     def general_attention(
         query: Tensor,
         key: Tensor,
@@ -39,25 +91,10 @@ def make_general_attention(
         weight: Tensor,
         *,
         score_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **masks: Unpack[MaskedRows],
     ) -> Stages:
         """Attend with a bilinear score."""
-        masks: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "is_causal": is_causal,
-            "window": window,
-            "key_lengths": key_lengths,
-            "mask_fill": mask_fill,
-        }
-        scores = general_scores(query, key, weight, score_bias=score_bias)
-        return attend(scores, value, masks, empty_rows)
+        return attend(general_scores(query, key, weight, score_bias=score_bias), value, **masks)
 
     return general_attention
 
@@ -68,6 +105,7 @@ def make_additive_attention(
 ) -> Callable[..., Stages]:
     """Return attention with an additive score."""
 
+    @spelled_out
     def additive_attention(
         query: Tensor,
         key: Tensor,
@@ -77,25 +115,11 @@ def make_additive_attention(
         score_vector: Tensor,
         *,
         score_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **masks: Unpack[MaskedRows],
     ) -> Stages:
         """Attend with an additive score."""
-        masks: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "is_causal": is_causal,
-            "window": window,
-            "key_lengths": key_lengths,
-            "mask_fill": mask_fill,
-        }
         scores = additive_scores(query, key, query_weight, key_weight, score_vector, score_bias=score_bias)
-        return attend(scores, value, masks, empty_rows)
+        return attend(scores, value, **masks)
 
     return additive_attention
 
@@ -106,31 +130,17 @@ def make_cosine_attention(
 ) -> Callable[..., Stages]:
     """Return attention with the cosine as score."""
 
+    @spelled_out
     def cosine_attention(
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *,
         scale: float | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **masks: Unpack[MaskedRows],
     ) -> Stages:
         """Attend with the cosine as score."""
-        masks: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "is_causal": is_causal,
-            "window": window,
-            "key_lengths": key_lengths,
-            "mask_fill": mask_fill,
-        }
-        scores = cosine_scores(query, key, scale=scale)
-        return attend(scores, value, masks, empty_rows)
+        return attend(cosine_scores(query, key, scale=scale), value, **masks)
 
     return cosine_attention
 
@@ -142,6 +152,7 @@ def make_normalized_attention(
 ) -> Callable[..., Stages]:
     """Return attention of queries and keys that are normalised, before or after their rotation."""
 
+    @spelled_out
     def normalized_attention(
         query: Tensor,
         key: Tensor,
@@ -153,32 +164,20 @@ def make_normalized_attention(
         norm_after_rotation: bool = False,
         query_norm_weight: Tensor | None = None,
         key_norm_weight: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        rotary_cos: Tensor | None = None,
-        rotary_sin: Tensor | None = None,
-        rotary_interleaved: bool = False,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
+        **options: Unpack[Normalized],
     ) -> Stages:
         """Normalise queries and keys, rotate them, and attend; or rotate them first."""
-        options: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal, "scale": scale}
-        options |= {"softcap": softcap, "window": window, "key_lengths": key_lengths}
-        tables: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-        tables["rotary_interleaved"] = rotary_interleaved
         stages: Stages = {}
-        if norm_after_rotation and rotary_cos is not None and rotary_sin is not None:
-            stages["rotated_query"] = query = rotate(query, rotary_cos, rotary_sin, rotary_interleaved)
-            stages["rotated_key"] = key = rotate(key, rotary_cos, rotary_sin, rotary_interleaved)
-            tables = {}
+        cos, sin = options.get("rotary_cos"), options.get("rotary_sin")
+        if norm_after_rotation and cos is not None and sin is not None:
+            interleaved = options.get("rotary_interleaved", False)
+            stages["rotated_query"] = query = rotate(query, cos, sin, interleaved)
+            stages["rotated_key"] = key = rotate(key, cos, sin, interleaved)
+            options = {**options, "rotary_cos": None, "rotary_sin": None}
         is_full = norm_over == "full"
         stages["normalized_query"] = normalize(query, query_norm_weight, norm, epsilon, is_full)
         stages["normalized_key"] = normalize(key, key_norm_weight, norm, epsilon, is_full)
-        return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options, **tables)
+        return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options)
 
     return normalized_attention
 
@@ -191,6 +190,7 @@ def make_multi_head_attention(
 ) -> Callable[..., Stages]:
     """Return attention in heads, between projections."""
 
+    @spelled_out
     def multi_head_attention(
         query: Tensor,
         key: Tensor,
@@ -206,20 +206,8 @@ def make_multi_head_attention(
         key_bias: Tensor | None = None,
         value_bias: Tensor | None = None,
         output_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        rotary_cos: Tensor | None = None,
-        rotary_sin: Tensor | None = None,
-        rotary_interleaved: bool = False,
-        is_causal: bool = False,
         scale: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **options: Unpack[Projected],
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more."""
         if output_weight is None and output_bias is not None:
@@ -230,17 +218,7 @@ def make_multi_head_attention(
             "key": split_heads(project(key, key_weight, key_bias), kv_heads),
             "value": split_heads(project(value, value_weight, value_bias), kv_heads),
         }
-        masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-        masks |= {
-            "past_key": past_key,
-            "past_value": past_value,
-            "window": window,
-            "key_lengths": key_lengths,
-            "empty_rows": empty_rows,
-        }
-        masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
-        masks["mask_fill"] = mask_fill
-        stages |= attention(**stages, **masks, scale=scale)
+        stages |= attention(**stages, **options, scale=scale)
         stages["context"] = stages.pop("output")
         merged = merge_heads(stages["context"])
         stages["output"] = merged if output_weight is None else project(merged, output_weight, output_bias)
@@ -249,18 +227,20 @@ def make_multi_head_attention(
     return multi_head_attention
 
 
-def make_absorbed(
-    attention: Callable[..., Stages],
+def absorbed(
+    backend: Any,
     concatenate: Callable[..., Tensor],
     times_transposed: Callable[[Tensor, Tensor], Tensor],
-) -> Callable[..., Stages]:
-    """Return latent attention whose projections are absorbed, made of what joins arrays, and of a @ b^T.
+    compile_function: Callable[..., Any] = lambda function: function,
+) -> SimpleNamespace:
+    """Return a backend's latent attention with its projections absorbed, made of what joins arrays, and of a @ b^T.
 
     As servers decode, no key and no value is made: behind the query's own projection this is attention to one head of
     keys, the latent vectors, which are its values, too. DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section
     2.1.2.
     """
 
+    @spelled_out
     def latent_attention(
         query: Tensor,
         latent: Tensor,
@@ -269,24 +249,16 @@ def make_absorbed(
         *,
         query_rotary: Tensor | None = None,
         key_rotary: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        query_offsets: Tensor | None = None,
+        **options: Unpack[Latent],
     ) -> Stages:
         """Attend to latent vectors, and project their mean."""
-        options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "softcap": softcap}
-        options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
-        if scale is None:
-            scale = 1 / math.sqrt(query.shape[-1] + (0 if query_rotary is None else query_rotary.shape[-1]))
+        if options.get("scale") is None:
+            width = query.shape[-1] + (0 if query_rotary is None else query_rotary.shape[-1])
+            options = {**options, "scale": 1 / math.sqrt(width)}
         query, key = times_transposed(query, key_projection), latent  # (B, H, Lq, C), (B, Lk, C)
         if query_rotary is not None and key_rotary is not None:
             query, key = (concatenate(each, axis=-1) for each in ((query, query_rotary), (key, key_rotary)))
-        stages = attention(query, key[:, None], latent[:, None], scale=scale, **options)
+        stages: Stages = backend.attention(query, key[:, None], latent[:, None], **options)
         return stages | {"output": stages["output"] @ value_projection}
 
-    return latent_attention
+    return with_functions(backend, {"latent_attention": compile_function(latent_attention)})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ForwardRef, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 if TYPE_CHECKING:
     # A worker reads the table of backends before it limits NumPy's threads, so nothing here may import NumPy.
@@ -61,6 +62,121 @@ Norm = Literal["rms", "l2"]
 
 NormOver = Literal["head", "full"]
 """What a norm is taken of: each head by itself, or all heads of a position together."""
+
+
+class Edges(TypedDict, total=False):
+    """Causality and a window."""
+
+    is_causal: bool
+    window: Window | None
+
+
+class Scaling(TypedDict, total=False):
+    """The factor of scaled dot products, and their softcap."""
+
+    scale: float | None
+    softcap: float | None
+
+
+class Sinks(TypedDict, total=False):
+    """One more logit of each head."""
+
+    sinks: Tensor | None
+
+
+class Masks(Edges, total=False):
+    """Whom a query may attend to, and a bias."""
+
+    mask: Tensor | None
+    bias: Tensor | None
+    key_lengths: Tensor | None
+
+
+class MaskedRows(Masks, total=False):
+    """Masks, the score of a forbidden key, and what a query without a key gives."""
+
+    mask_fill: float | None
+    empty_rows: EmptyRows
+
+
+class Rotary(TypedDict, total=False):
+    """The tables of a rotary embedding."""
+
+    rotary_cos: Tensor | None
+    rotary_sin: Tensor | None
+    rotary_interleaved: bool
+
+
+class Past(TypedDict, total=False):
+    """Keys and values of a cache, before those of the call."""
+
+    past_key: Tensor | None
+    past_value: Tensor | None
+
+
+class Positions(TypedDict, total=False):
+    """Where each batch entry's queries begin."""
+
+    query_offsets: Tensor | None
+
+
+class Scored(Scaling, Sinks, Edges, total=False):
+    """Keywords of attention to sequences and to pages."""
+
+
+class Differentiated(MaskedRows, Scaling, Sinks, Rotary, total=False):
+    """Keywords of attention that has gradients."""
+
+
+class Attended(Differentiated, Past, Positions, total=False):
+    """All keywords of ``attention``."""
+
+
+class Normalized(Masks, Scaling, Sinks, Rotary, total=False):
+    """Keywords of attention behind a norm, beside those of the norm."""
+
+
+class Latent(Masks, Scaling, Positions, total=False):
+    """Keywords of attention to latent vectors, beside the parts that are rotated."""
+
+
+class Projected(MaskedRows, Sinks, Rotary, Past, total=False):
+    """Keywords of attention between projections, beside ``scale`` and those of the projections."""
+
+
+DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(("mask", "bias", "sinks", "rotary_cos", "rotary_sin")),
+    "rotary_interleaved": False,
+    "is_causal": False,
+    **dict.fromkeys(("scale", "softcap", "window", "key_lengths", "past_key", "past_value")),
+    **dict.fromkeys(("query_offsets", "mask_fill")),
+    "empty_rows": "zero",
+}
+"""Every keyword of a group with its default, in the order of signatures."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def spelled_out(function: Function) -> Function:
+    """Show a function's keyword group in full, to whoever asks for its signature: a capability is a parameter."""
+    shown: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            shown.append(parameter)
+            continue
+        group = function.__globals__[parameter.annotation.removeprefix("Unpack[").removesuffix("]")]
+        own = group.__annotations__
+        known = [name for name in DEFAULTS if name in own]
+        shown += (
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=_text(own[name]))
+            for name in known
+        )
+    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return function
+
+
+def _text(annotation: Any) -> Any:
+    return annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
 
 
 class Backend(Protocol):
@@ -162,28 +278,13 @@ class Backend(Protocol):
         scores (B, H, Lq, T) -> weights (B, H, Lq, T), log_sum_exp (B, H, Lq).
         """
 
+    @spelled_out
     def attention(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        rotary_cos: Tensor | None = None,
-        rotary_sin: Tensor | None = None,
-        rotary_interleaved: bool = False,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-        query_offsets: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **options: Unpack[Attended],
     ) -> Stages:
         """Rotate, score, mask, normalise and average the values.
 
@@ -210,6 +311,7 @@ class Backend(Protocol):
         "RoFormer", section 3.4.2; pairs that are R apart as in Black et al. 2022, "GPT-NeoX-20B", section 2.1.1.
         """
 
+    @spelled_out
     def general_attention(
         self,
         query: Tensor,
@@ -218,13 +320,7 @@ class Backend(Protocol):
         weight: Tensor,
         *,
         score_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **masks: Unpack[MaskedRows],
     ) -> Stages:
         """Attend with a bilinear score: q W k^T + b.
 
@@ -234,6 +330,7 @@ class Backend(Protocol):
         Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", sections 3 and 3.1.
         """
 
+    @spelled_out
     def additive_attention(
         self,
         query: Tensor,
@@ -244,13 +341,7 @@ class Backend(Protocol):
         score_vector: Tensor,
         *,
         score_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **masks: Unpack[MaskedRows],
     ) -> Stages:
         """Attend with an additive score, a small feed-forward network: tanh(q Wq + k Wk + b) . v.
 
@@ -261,6 +352,7 @@ class Backend(Protocol):
         appendix A.1.2.
         """
 
+    @spelled_out
     def cosine_attention(
         self,
         query: Tensor,
@@ -268,13 +360,7 @@ class Backend(Protocol):
         value: Tensor,
         *,
         scale: float | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **masks: Unpack[MaskedRows],
     ) -> Stages:
         """Attend with a score that is the cosine of the angle between query and key, times ``scale`` (1 when None).
 
@@ -284,26 +370,14 @@ class Backend(Protocol):
         Graves et al. 2014, "Neural Turing Machines", section 3.3.1.
         """
 
+    @spelled_out
     def attention_gradients(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         grad_output: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        rotary_cos: Tensor | None = None,
-        rotary_sin: Tensor | None = None,
-        rotary_interleaved: bool = False,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **options: Unpack[Differentiated],
     ) -> Stages:
         """Differentiate sum(grad_output * output) of ``attention`` by the framework's own means.
 
@@ -313,6 +387,7 @@ class Backend(Protocol):
         gradients of query, key, bias and sinks; nor has a score that ``mask_fill`` took the place of.
         """
 
+    @spelled_out
     def packed_attention(
         self,
         query: Tensor,
@@ -322,11 +397,7 @@ class Backend(Protocol):
         cu_seqlens_k: Tensor,
         *,
         key_lengths: Tensor | None = None,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
+        **options: Unpack[Scored],
     ) -> Stages:
         """Attend within each of S sequences that lie one after the other.
 
@@ -340,6 +411,7 @@ class Backend(Protocol):
         flash_attn_varlen_func.
         """
 
+    @spelled_out
     def packed_attention_gradients(
         self,
         query: Tensor,
@@ -350,11 +422,7 @@ class Backend(Protocol):
         grad_output: Tensor,
         *,
         key_lengths: Tensor | None = None,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
+        **options: Unpack[Scored],
     ) -> Stages:
         """Differentiate sum(grad_output * output) of ``packed_attention`` by the framework's own means.
 
@@ -363,6 +431,7 @@ class Backend(Protocol):
         query uses has a gradient of 0.
         """
 
+    @spelled_out
     def paged_attention(
         self,
         query: Tensor,
@@ -370,12 +439,7 @@ class Backend(Protocol):
         value_pages: Tensor,
         block_table: Tensor,
         key_lengths: Tensor,
-        *,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
+        **options: Unpack[Scored],
     ) -> Stages:
         """Attend to keys and values that lie in pages of a cache.
 
@@ -389,6 +453,7 @@ class Backend(Protocol):
         PagedAttention", section 4.1.
         """
 
+    @spelled_out
     def quantized_attention(
         self,
         query: Tensor,
@@ -399,11 +464,7 @@ class Backend(Protocol):
         *,
         mask: Tensor | None = None,
         key_lengths: Tensor | None = None,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
+        **options: Unpack[Scored],
     ) -> Stages:
         """Attend to keys and values that are stored in 8 bits.
 
@@ -413,6 +474,7 @@ class Backend(Protocol):
         Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv 2209.05433.
         """
 
+    @spelled_out
     def normalized_attention(
         self,
         query: Tensor,
@@ -425,17 +487,7 @@ class Backend(Protocol):
         norm_after_rotation: bool = False,
         query_norm_weight: Tensor | None = None,
         key_norm_weight: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        rotary_cos: Tensor | None = None,
-        rotary_sin: Tensor | None = None,
-        rotary_interleaved: bool = False,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
+        **options: Unpack[Normalized],
     ) -> Stages:
         """Normalise queries and keys, then rotate them and attend; or rotate them first, ``norm_after_rotation``.
 
@@ -452,6 +504,7 @@ class Backend(Protocol):
         Normalization for Transformers", section 3, with epsilon as in torch.nn.functional.normalize.
         """
 
+    @spelled_out
     def latent_attention(
         self,
         query: Tensor,
@@ -461,14 +514,7 @@ class Backend(Protocol):
         *,
         query_rotary: Tensor | None = None,
         key_rotary: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        query_offsets: Tensor | None = None,
+        **options: Unpack[Latent],
     ) -> Stages:
         """Attend to keys and values that are projections of one latent vector of each token (MLA).
 
@@ -484,6 +530,7 @@ class Backend(Protocol):
         DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, sections 2.1.2 and 2.1.3.
         """
 
+    @spelled_out
     def multi_head_attention(
         self,
         query: Tensor,
@@ -500,20 +547,8 @@ class Backend(Protocol):
         key_bias: Tensor | None = None,
         value_bias: Tensor | None = None,
         output_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        rotary_cos: Tensor | None = None,
-        rotary_sin: Tensor | None = None,
-        rotary_interleaved: bool = False,
-        is_causal: bool = False,
         scale: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-        mask_fill: float | None = None,
-        empty_rows: EmptyRows = "zero",
+        **options: Unpack[Projected],
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more.
 

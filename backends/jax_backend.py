@@ -10,7 +10,7 @@ import math
 import os
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import composed
-from attncheck.backends.contract import EmptyRows, LseBase, Norm, Stages, Tensor, Window
+from attncheck.backends.contract import (
+    Differentiated,
+    EmptyRows,
+    Latent,
+    LseBase,
+    Norm,
+    Scored,
+    Stages,
+    Tensor,
+    Window,
+    spelled_out,
+)
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -207,40 +218,28 @@ def attention(
     return stages
 
 
+@spelled_out
 def attention_gradients(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     grad_output: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **options: Unpack[Differentiated],
 ) -> Stages:
     """Differentiate by reverse mode: the vector-Jacobian product of the output."""
-    options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"window": window, "key_lengths": key_lengths, "mask_fill": mask_fill, "empty_rows": empty_rows}
-    options |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
+    rest: dict[str, Any] = {**options}
+    given = [rest.pop("bias", None), rest.pop("sinks", None)]
 
     def output_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
-        return attention(query, key, value, bias=bias, sinks=sinks, **options)["output"]
+        return attention(query, key, value, bias=bias, sinks=sinks, **rest)["output"]
 
-    _, pull_back = jax.vjp(output_of, query, key, value, bias, sinks)
+    _, pull_back = jax.vjp(output_of, query, key, value, *given)
     names = ("grad_query", "grad_key", "grad_value", "grad_bias", "grad_sinks")
     gradients = zip(names, pull_back(grad_output), strict=True)
     return {name: gradient for name, gradient in gradients if gradient is not None}
 
 
+@spelled_out
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -249,18 +248,15 @@ def packed_attention(
     cu_seqlens_k: Tensor,
     *,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Attend under one mask for all sequences."""
-    masks: dict[str, Any] = {"key_lengths": key_lengths, "is_causal": is_causal, "window": window}
-    key, value, mask = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, **masks)
-    return attention(query, key, value, mask=mask, sinks=sinks, scale=scale, softcap=softcap)
+    edges = options.pop("is_causal", False), options.pop("window", None)
+    key, value, mask = _packed(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths, edges)
+    return attention(query, key, value, mask=mask, **options)
 
 
+@spelled_out
 def packed_attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -270,33 +266,25 @@ def packed_attention_gradients(
     grad_output: Tensor,
     *,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Differentiate by reverse mode, under one mask for all sequences."""
-    masks: dict[str, Any] = {"key_lengths": key_lengths, "is_causal": is_causal, "window": window}
-    key, value, mask = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, **masks)
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    edges = options.pop("is_causal", False), options.pop("window", None)
+    key, value, mask = _packed(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths, edges)
     return attention_gradients(query, key, value, grad_output, mask=mask, **options)
 
 
+@spelled_out
 def paged_attention(
     query: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
     block_table: Tensor,
     key_lengths: Tensor,
-    *,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Gather the pages of every batch entry, and attend to the keys that are used."""
+    edges = options.pop("is_causal", False), options.pop("window", None)
     # What stands behind the last page that is used may be none.
     pages = jnp.clip(block_table, 0, key_pages.shape[0] - 1)
     key, value = (
@@ -307,12 +295,12 @@ def paged_attention(
     # A weight of 0 times NaN is NaN.
     key, value = (jnp.where(is_used[:, None, :, None], each, 0) for each in (key, value))
     query_positions = np.arange(query.shape[2]) + used - query.shape[2]  # (B, Lq)
-    mask = is_used[:, None] & _near(query_positions[..., None], positions, is_causal, window)
+    mask = is_used[:, None] & _near(query_positions[..., None], positions, *edges)
     mask = mask[:, None]
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
     return attention(query, key, value, mask=mask, **options)
 
 
+@spelled_out
 def quantized_attention(
     query: Tensor,
     key: Tensor,
@@ -322,21 +310,16 @@ def quantized_attention(
     *,
     mask: Tensor | None = None,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Widen keys and values, multiply them with their scales, and attend."""
     key, value = (
         each.astype(query.dtype) * factor[..., None] for each, factor in ((key, key_scale), (value, value_scale))
     )
-    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "sinks": sinks, "is_causal": is_causal}
-    options |= {"scale": scale, "softcap": softcap, "window": window}
-    return attention(query, key, value, **options)
+    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
+@spelled_out
 def latent_attention(
     query: Tensor,
     latent: Tensor,
@@ -345,18 +328,9 @@ def latent_attention(
     *,
     query_rotary: Tensor | None = None,
     key_rotary: Tensor | None = None,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    query_offsets: Tensor | None = None,
+    **options: Unpack[Latent],
 ) -> Stages:
     """Make the keys and values of every head, and attend to them."""
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
     key, value = (jnp.einsum("blc,hcw->bhlw", latent, each) for each in (key_projection, value_projection))
     if query_rotary is not None and key_rotary is not None:
         shared = jnp.broadcast_to(key_rotary[:, None], (*key.shape[:-1], key_rotary.shape[-1]))
@@ -368,15 +342,12 @@ def _packed(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    *,
+    cu_seqlens: tuple[Tensor, Tensor],
     key_lengths: Tensor | None,
-    is_causal: bool,
-    window: Window | None,
+    edges: tuple[bool, Window | None],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return key and value without what is not used, and one mask for all sequences, (1, 1, Lq, Lk)."""
-    limits, positions = (cu_seqlens_q, cu_seqlens_k), [np.arange(each.shape[2]) for each in (query, key)]
+    limits, positions = cu_seqlens, [np.arange(each.shape[2]) for each in (query, key)]
     queries, keys = (  # the number of the sequence of each
         jnp.searchsorted(limit, position, side="right") - 1 for limit, position in zip(limits, positions, strict=True)
     )
@@ -386,7 +357,7 @@ def _packed(
     query_positions = positions[0] - limits[0][queries] + (used - lengths[0])[queries]
     is_used = key_positions < used[keys]
     mask = (queries[:, None] == keys) & is_used
-    mask &= _near(query_positions[:, None], key_positions, is_causal, window)
+    mask &= _near(query_positions[:, None], key_positions, *edges)
     key, value = (jnp.where(is_used[:, None], each, 0) for each in (key, value))  # a weight of 0 times NaN is NaN
     return key, value, mask[None, None]
 

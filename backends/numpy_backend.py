@@ -8,14 +8,30 @@ Translate"; Graves et al. 2014, "Neural Turing Machines". Shapes and meanings: `
 from __future__ import annotations
 
 import math
+import sys
 from functools import reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import EmptyRows, LseBase, Norm, NormOver, Stages, Window
+from attncheck.backends.composed import absorbed
+from attncheck.backends.contract import (
+    Differentiated,
+    EmptyRows,
+    Latent,
+    LseBase,
+    MaskedRows,
+    Norm,
+    Normalized,
+    NormOver,
+    Projected,
+    Scored,
+    Stages,
+    Window,
+    spelled_out,
+)
 
 Array = NDArray[Any]
 
@@ -210,6 +226,7 @@ def attention(
     return stages
 
 
+@spelled_out
 def general_attention(
     query: Array,
     key: Array,
@@ -217,27 +234,14 @@ def general_attention(
     weight: Array,
     *,
     score_bias: Array | None = None,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **masks: Unpack[MaskedRows],
 ) -> Stages:
     """Attend with a bilinear score."""
-    masks: dict[str, Any] = {
-        "mask": mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "window": window,
-        "key_lengths": key_lengths,
-        "mask_fill": mask_fill,
-    }
-    scores = general_scores(query, key, weight, score_bias=score_bias)
-    return _attend(scores, value, masks, empty_rows)
+    empty_rows = masks.pop("empty_rows", "zero")
+    return _attend(general_scores(query, key, weight, score_bias=score_bias), value, masks, empty_rows)
 
 
+@spelled_out
 def additive_attention(
     query: Array,
     key: Array,
@@ -247,55 +251,29 @@ def additive_attention(
     score_vector: Array,
     *,
     score_bias: Array | None = None,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **masks: Unpack[MaskedRows],
 ) -> Stages:
     """Attend with an additive score."""
-    masks: dict[str, Any] = {
-        "mask": mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "window": window,
-        "key_lengths": key_lengths,
-        "mask_fill": mask_fill,
-    }
+    empty_rows = masks.pop("empty_rows", "zero")
     scores = additive_scores(query, key, query_weight, key_weight, score_vector, score_bias=score_bias)
     return _attend(scores, value, masks, empty_rows)
 
 
+@spelled_out
 def cosine_attention(
     query: Array,
     key: Array,
     value: Array,
     *,
     scale: float | None = None,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **masks: Unpack[MaskedRows],
 ) -> Stages:
     """Attend with the cosine as score."""
-    masks: dict[str, Any] = {
-        "mask": mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "window": window,
-        "key_lengths": key_lengths,
-        "mask_fill": mask_fill,
-    }
-    scores = cosine_scores(query, key, scale=scale)
-    return _attend(scores, value, masks, empty_rows)
+    empty_rows = masks.pop("empty_rows", "zero")
+    return _attend(cosine_scores(query, key, scale=scale), value, masks, empty_rows)
 
 
-def _attend(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
+def _attend(stages: Stages, value: Array, masks: Any, empty_rows: EmptyRows) -> Stages:
     """Mask scores, normalise and average the values."""
     stages |= mask_scores(stages["scores"], **masks)
     *_, logits = stages.values()  # the last stage that was asked for
@@ -304,32 +282,17 @@ def _attend(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: Emp
     return stages
 
 
+@spelled_out
 def attention_gradients(
     query: Array,
     key: Array,
     value: Array,
     grad_output: Array,
-    *,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    sinks: Array | None = None,
-    rotary_cos: Array | None = None,
-    rotary_sin: Array | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **options: Unpack[Differentiated],
 ) -> Stages:
     """Differentiate by hand, from the last stage to the first: the chain rule as vector-Jacobian products."""
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths, "mask_fill": mask_fill}
-    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
-    masks["mask_fill"] = mask_fill
-    stages = attention(query, key, value, scale=scale, softcap=softcap, empty_rows=empty_rows, **masks)
+    bias, sinks, softcap = options.get("bias"), options.get("sinks"), options.get("softcap")
+    stages = attention(query, key, value, **options)
     heads, kv_heads = query.shape[1], key.shape[1]
     query, key = stages.get("rotated_query", query), stages.get("rotated_key", key)
     *_, logits, weights, log_sum_exp, _ = stages.values()
@@ -337,21 +300,24 @@ def attention_gradients(
     grad_weights = _dot(grad_output, value)
     mean = _row_sum(weights * grad_weights)
     grad_logits = _softmax_gradient(weights, grad_weights, mean)
-    if empty_rows != "zero":  # the weights of a row without a key follow from none of its scores
+    if options.get("empty_rows", "zero") != "zero":  # the weights of a row without a key follow from none of its scores
         grad_logits = np.where(logits == -np.inf, 0.0, grad_logits)
-    if mask_fill is not None:  # no gradient goes through what was put in the place of a score
-        allowed = _allowed_keys(logits, mask, is_causal, window, key_lengths)
+    if options.get("mask_fill") is not None:  # no gradient goes through what was put in the place of a score
+        edges = options.get("is_causal", False), options.get("window")
+        allowed = _allowed_keys(logits, options.get("mask"), *edges, options.get("key_lengths"))
         grad_logits = grad_logits if allowed is None else np.where(allowed, grad_logits, 0.0)
     grad_scores = grad_logits if softcap is None else grad_logits * _cap_slope(stages["capped"], softcap)
-    grad_raw_scores = grad_scores * _scale_of(query, scale)
+    grad_raw_scores = grad_scores * _scale_of(query, options.get("scale"))
     gradients = {
         "grad_query": _weighted_sum(grad_raw_scores, key),
         "grad_key": _sum_heads(_sum_over_queries(grad_raw_scores, query), kv_heads),
         "grad_value": _sum_heads(_sum_over_queries(weights, grad_output), kv_heads),
     }
+    rotary_cos, rotary_sin = options.get("rotary_cos"), options.get("rotary_sin")
     if rotary_cos is not None and rotary_sin is not None:
+        interleaved = options.get("rotary_interleaved", False)
         for name in ("grad_query", "grad_key"):  # a rotation's transpose turns backwards
-            gradients[name] = _rotate(gradients[name], rotary_cos, -rotary_sin, rotary_interleaved)
+            gradients[name] = _rotate(gradients[name], rotary_cos, -rotary_sin, interleaved)
     if bias is not None:
         gradients["grad_bias"] = _sum_broadcast(grad_logits, bias)
     if sinks is not None:
@@ -361,6 +327,7 @@ def attention_gradients(
     return gradients
 
 
+@spelled_out
 def packed_attention(
     query: Array,
     key: Array,
@@ -369,20 +336,16 @@ def packed_attention(
     cu_seqlens_k: Array,
     *,
     key_lengths: Array | None = None,
-    sinks: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Attend within one sequence after the other."""
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    edges = options.pop("is_causal", False), options.pop("window", None)
     parts: list[Stages] = []
     for queries, keys, _ in _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths):
         if parts and queries.start == queries.stop:
             continue  # no row of any result
         part = [query[:, :, queries], key[:, :, keys], value[:, :, keys]]
-        mask = _seen_from_the_end(part[0].shape[-2], part[1].shape[-2], is_causal, window)
+        mask = _seen_from_the_end(part[0].shape[-2], part[1].shape[-2], *edges)
         parts.append(attention(*part, mask=mask, **options))
     return {
         "log_sum_exp": np.concatenate([part["log_sum_exp"] for part in parts], axis=-1),
@@ -390,6 +353,7 @@ def packed_attention(
     }
 
 
+@spelled_out
 def packed_attention_gradients(
     query: Array,
     key: Array,
@@ -399,50 +363,43 @@ def packed_attention_gradients(
     grad_output: Array,
     *,
     key_lengths: Array | None = None,
-    sinks: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Differentiate one sequence after the other."""
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    edges = options.pop("is_causal", False), options.pop("window", None)
     parts: dict[str, list[Array]] = {}
     for queries, keys, unused in _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths):
         part = [query[:, :, queries], key[:, :, keys], value[:, :, keys], grad_output[:, :, queries]]
-        mask = _seen_from_the_end(part[0].shape[-2], part[1].shape[-2], is_causal, window)
+        mask = _seen_from_the_end(part[0].shape[-2], part[1].shape[-2], *edges)
         for name, gradient in attention_gradients(*part, mask=mask, **options).items():
             behind = unused if name in ("grad_key", "grad_value") else 0
             rows = gradient if not behind else np.pad(gradient, ((0, 0), (0, 0), (0, behind), (0, 0)))
             parts.setdefault(name, []).append(rows)
-    shared = {"grad_sinks": sum(parts.pop("grad_sinks"))} if sinks is not None else {}
+    shared = {"grad_sinks": sum(parts.pop("grad_sinks"))} if options.get("sinks") is not None else {}
     return {name: np.concatenate(found, axis=-2) for name, found in parts.items()} | shared
 
 
+@spelled_out
 def paged_attention(
     query: Array,
     key_pages: Array,
     value_pages: Array,
     block_table: Array,
     key_lengths: Array,
-    *,
-    sinks: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Attend to the pages of one batch entry after the other."""
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    edges = options.pop("is_causal", False), options.pop("window", None)
     parts = []
     for own, pages, used in zip(query, block_table, key_lengths, strict=True):
         pages = pages[: -(-used // key_pages.shape[1])]  # what stands behind these in the table is no page
         key, value = (_read(each, pages)[:, :, :used] for each in (key_pages, value_pages))
-        mask = _seen_from_the_end(own.shape[-2], key.shape[-2], is_causal, window)
+        mask = _seen_from_the_end(own.shape[-2], key.shape[-2], *edges)
         parts.append(attention(own[np.newaxis], key, value, mask=mask, **options))
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
+@spelled_out
 def quantized_attention(
     query: Array,
     key: Array,
@@ -452,21 +409,16 @@ def quantized_attention(
     *,
     mask: Array | None = None,
     key_lengths: Array | None = None,
-    sinks: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Widen keys and values, multiply them with their scales, and attend."""
     key, value = (
         each.astype(query.dtype) * factor[..., np.newaxis] for each, factor in ((key, key_scale), (value, value_scale))
     )
-    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "sinks": sinks, "is_causal": is_causal}
-    options |= {"scale": scale, "softcap": softcap, "window": window}
-    return attention(query, key, value, **options)
+    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
+@spelled_out
 def normalized_attention(
     query: Array,
     key: Array,
@@ -478,34 +430,23 @@ def normalized_attention(
     norm_after_rotation: bool = False,
     query_norm_weight: Array | None = None,
     key_norm_weight: Array | None = None,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    sinks: Array | None = None,
-    rotary_cos: Array | None = None,
-    rotary_sin: Array | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
+    **options: Unpack[Normalized],
 ) -> Stages:
     """Normalise queries and keys, rotate them, and attend; or rotate them first."""
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal, "scale": scale}
-    options |= {"softcap": softcap, "window": window, "key_lengths": key_lengths}
-    tables: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-    tables["rotary_interleaved"] = rotary_interleaved
     stages: Stages = {}
+    rotary_cos, rotary_sin = options.get("rotary_cos"), options.get("rotary_sin")
     if norm_after_rotation and rotary_cos is not None and rotary_sin is not None:
-        stages["rotated_query"] = query = _rotate(query, rotary_cos, rotary_sin, rotary_interleaved)
-        stages["rotated_key"] = key = _rotate(key, rotary_cos, rotary_sin, rotary_interleaved)
-        tables = {}
+        interleaved = options.get("rotary_interleaved", False)
+        stages["rotated_query"] = query = _rotate(query, rotary_cos, rotary_sin, interleaved)
+        stages["rotated_key"] = key = _rotate(key, rotary_cos, rotary_sin, interleaved)
+        options |= {"rotary_cos": None, "rotary_sin": None}
     is_full = norm_over == "full"
     stages["normalized_query"] = _normalize(query, query_norm_weight, norm, epsilon, is_full)
     stages["normalized_key"] = _normalize(key, key_norm_weight, norm, epsilon, is_full)
-    return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options, **tables)
+    return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options)
 
 
+@spelled_out
 def latent_attention(
     query: Array,
     latent: Array,
@@ -514,24 +455,16 @@ def latent_attention(
     *,
     query_rotary: Array | None = None,
     key_rotary: Array | None = None,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
-    query_offsets: Array | None = None,
+    **options: Unpack[Latent],
 ) -> Stages:
     """Make the keys and values of every head, and attend to them."""
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
     key, value = (_of_latents(latent, each) for each in (key_projection, value_projection))
     if query_rotary is not None and key_rotary is not None:
         query, key = _with_rotary(query, query_rotary), _with_rotary(key, key_rotary[:, np.newaxis])
     return attention(query, key, value, **options)
 
 
+@spelled_out
 def multi_head_attention(
     query: Array,
     key: Array,
@@ -547,20 +480,8 @@ def multi_head_attention(
     key_bias: Array | None = None,
     value_bias: Array | None = None,
     output_bias: Array | None = None,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    sinks: Array | None = None,
-    rotary_cos: Array | None = None,
-    rotary_sin: Array | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
     scale: float | None = None,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
-    past_key: Array | None = None,
-    past_value: Array | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **options: Unpack[Projected],
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
@@ -571,11 +492,7 @@ def multi_head_attention(
         "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-    masks |= {"past_key": past_key, "past_value": past_value, "window": window, "key_lengths": key_lengths}
-    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
-    masks["mask_fill"] = mask_fill
-    stages |= attention(**stages, **masks, scale=scale, empty_rows=empty_rows)
+    stages |= attention(**stages, **options, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
@@ -801,3 +718,6 @@ def _split_heads(inputs: Array, heads: int) -> Array:
 def _merge_heads(context: Array) -> Array:
     batch, heads, length, width = context.shape
     return context.swapaxes(1, 2).reshape(batch, length, heads * width)  # (B, H, L, D) -> (B, L, H*D)
+
+
+ABSORBED = absorbed(sys.modules[__name__], np.concatenate, lambda a, b: a @ np.swapaxes(b, -1, -2))

@@ -9,13 +9,24 @@ from __future__ import annotations
 import math
 import os
 from functools import reduce
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from attncheck.backends import composed
-from attncheck.backends.contract import EmptyRows, LseBase, Norm, Stages, Tensor, Window
+from attncheck.backends.contract import (
+    Differentiated,
+    EmptyRows,
+    Latent,
+    LseBase,
+    Norm,
+    Scored,
+    Stages,
+    Tensor,
+    Window,
+    spelled_out,
+)
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -200,43 +211,25 @@ def attention(
     return stages
 
 
+@spelled_out
 def attention_gradients(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     grad_output: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **options: Unpack[Differentiated],
 ) -> Stages:
     """Differentiate by GradientTape."""
-    sources = {"grad_query": query, "grad_key": key, "grad_value": value}
-    if bias is not None:
-        sources["grad_bias"] = bias
-    if sinks is not None:
-        sources["grad_sinks"] = sinks
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths, "mask_fill": mask_fill, "empty_rows": empty_rows}
-    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
-    masks["mask_fill"] = mask_fill
+    given = {"query": query, "key": key, "value": value, "bias": options.get("bias"), "sinks": options.get("sinks")}
+    sources = {f"grad_{name}": tensor for name, tensor in given.items() if tensor is not None}
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        output = attention(query, key, value, scale=scale, softcap=softcap, **masks)["output"]
+        output = attention(query, key, value, **options)["output"]
     gradients: Stages = tape.gradient(output, sources, output_gradients=grad_output)
     return gradients
 
 
+@spelled_out
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -245,18 +238,15 @@ def packed_attention(
     cu_seqlens_k: Tensor,
     *,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Attend under one mask for all sequences."""
-    masks: dict[str, Any] = {"key_lengths": key_lengths, "is_causal": is_causal, "window": window}
-    key, value, mask = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, **masks)
-    return attention(query, key, value, mask=mask, sinks=sinks, scale=scale, softcap=softcap)
+    edges = options.pop("is_causal", False), options.pop("window", None)
+    key, value, mask = _packed(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths, edges)
+    return attention(query, key, value, mask=mask, **options)
 
 
+@spelled_out
 def packed_attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -266,33 +256,25 @@ def packed_attention_gradients(
     grad_output: Tensor,
     *,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Differentiate by GradientTape, under one mask for all sequences."""
-    masks: dict[str, Any] = {"key_lengths": key_lengths, "is_causal": is_causal, "window": window}
-    key, value, mask = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, **masks)
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    edges = options.pop("is_causal", False), options.pop("window", None)
+    key, value, mask = _packed(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths, edges)
     return attention_gradients(query, key, value, grad_output, mask=mask, **options)
 
 
+@spelled_out
 def paged_attention(
     query: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
     block_table: Tensor,
     key_lengths: Tensor,
-    *,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Gather the pages of every batch entry, and attend to the keys that are used."""
+    edges = options.pop("is_causal", False), options.pop("window", None)
     # What stands behind the last page that is used may be none.
     pages = tf.clip_by_value(block_table, 0, key_pages.shape[0] - 1)
     key, value = (_gathered(each, pages) for each in (key_pages, value_pages))
@@ -301,12 +283,12 @@ def paged_attention(
     is_used = positions < used  # (B, T)
     key, value = (_without_unused(each, is_used[:, tf.newaxis, :, tf.newaxis]) for each in (key, value))
     query_positions = tf.range(query.shape[2]) + used - query.shape[2]  # (B, Lq)
-    mask = is_used[:, tf.newaxis] & _near(query_positions[..., tf.newaxis], positions, is_causal, window)
+    mask = is_used[:, tf.newaxis] & _near(query_positions[..., tf.newaxis], positions, *edges)
     mask = mask[:, tf.newaxis]
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
     return attention(query, key, value, mask=mask, **options)
 
 
+@spelled_out
 def quantized_attention(
     query: Tensor,
     key: Tensor,
@@ -316,22 +298,17 @@ def quantized_attention(
     *,
     mask: Tensor | None = None,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Widen keys and values, multiply them with their scales, and attend."""
     key, value = (
         tf.cast(each, query.dtype) * factor[..., tf.newaxis]
         for each, factor in ((key, key_scale), (value, value_scale))
     )
-    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "sinks": sinks, "is_causal": is_causal}
-    options |= {"scale": scale, "softcap": softcap, "window": window}
-    return attention(query, key, value, **options)
+    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
+@spelled_out
 def latent_attention(
     query: Tensor,
     latent: Tensor,
@@ -340,18 +317,9 @@ def latent_attention(
     *,
     query_rotary: Tensor | None = None,
     key_rotary: Tensor | None = None,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    query_offsets: Tensor | None = None,
+    **options: Unpack[Latent],
 ) -> Stages:
     """Make the keys and values of every head, and attend to them."""
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
     # As in _project: of a product over a whole axis, tf.tensordot makes one tf.matmul.
     made = (tf.tensordot(latent, each, axes=[[2], [1]]) for each in (key_projection, value_projection))  # (B, L, H, W)
     key, value = (tf.transpose(each, (0, 2, 1, 3)) for each in made)
@@ -365,15 +333,12 @@ def _packed(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    *,
+    cu_seqlens: tuple[Tensor, Tensor],
     key_lengths: Tensor | None,
-    is_causal: bool,
-    window: Window | None,
+    edges: tuple[bool, Window | None],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return key and value without what is not used, and one mask for all sequences, (1, 1, Lq, Lk)."""
-    limits = [tf.cast(each, tf.int32) for each in (cu_seqlens_q, cu_seqlens_k)]
+    limits = [tf.cast(each, tf.int32) for each in cu_seqlens]
     positions = [tf.range(each.shape[2]) for each in (query, key)]
     queries, keys = (  # the number of the sequence of each
         tf.searchsorted(limit, position, side="right") - 1 for limit, position in zip(limits, positions, strict=True)
@@ -384,7 +349,7 @@ def _packed(
     query_positions = positions[0] - tf.gather(limits[0], queries) + tf.gather(used - lengths[0], queries)
     is_used = key_positions < tf.gather(used, keys)
     mask = (queries[:, tf.newaxis] == keys) & is_used
-    mask &= _near(query_positions[:, tf.newaxis], key_positions, is_causal, window)
+    mask &= _near(query_positions[:, tf.newaxis], key_positions, *edges)
     key, value = (_without_unused(each, is_used[:, tf.newaxis]) for each in (key, value))
     return key, value, mask[tf.newaxis, tf.newaxis]
 

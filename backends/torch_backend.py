@@ -6,8 +6,9 @@ Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015. Shapes an
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +17,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from attncheck.backends import composed
-from attncheck.backends.contract import EmptyRows, LseBase, Norm, Stages, Window
+from attncheck.backends.contract import (
+    Differentiated,
+    EmptyRows,
+    Latent,
+    LseBase,
+    Norm,
+    Scored,
+    Stages,
+    Window,
+    spelled_out,
+)
 from attncheck.backends.torch_common import differentiate, may_attend, seen_from_the_end
 
 
@@ -217,44 +228,19 @@ def attention(
     return stages
 
 
+@spelled_out
 def attention_gradients(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     grad_output: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **options: Unpack[Differentiated],
 ) -> Stages:
     """Differentiate the output by autograd."""
-    inputs = {"query": query, "key": key, "value": value, "bias": bias, "sinks": sinks}
-    options = {
-        "mask": mask,
-        "is_causal": is_causal,
-        "scale": scale,
-        "softcap": softcap,
-        "window": window,
-        "key_lengths": key_lengths,
-        "mask_fill": mask_fill,
-        "empty_rows": empty_rows,
-        "rotary_cos": rotary_cos,
-        "rotary_sin": rotary_sin,
-        "rotary_interleaved": rotary_interleaved,
-    }
-    return differentiate(attention, inputs, grad_output, options)
+    return differentiate(attention, {"query": query, "key": key, "value": value}, grad_output, options)
 
 
+@spelled_out
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -263,20 +249,16 @@ def packed_attention(
     cu_seqlens_k: Tensor,
     *,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Attend within one sequence after the other."""
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    edges = options.pop("is_causal", False), options.pop("window", None)
     queries = query.tensor_split(cu_seqlens_q[1:-1].tolist(), dim=2)
     keys, values = (each.tensor_split(cu_seqlens_k[1:-1].tolist(), dim=2) for each in (key, value))
     used = [each.size(2) for each in keys] if key_lengths is None else key_lengths.tolist()
     parts = []
     for own_query, own_key, own_value, length in zip(queries, keys, values, used, strict=True):
-        mask = seen_from_the_end((own_query.size(2), length), is_causal, window, device=query.device)
+        mask = seen_from_the_end((own_query.size(2), length), *edges, device=query.device)
         own_key, own_value = own_key[:, :, :length], own_value[:, :, :length]
         parts.append(attention(own_query, own_key, own_value, mask=mask, **options))
     return {
@@ -285,6 +267,7 @@ def packed_attention(
     }
 
 
+@spelled_out
 def packed_attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -294,31 +277,22 @@ def packed_attention_gradients(
     grad_output: Tensor,
     *,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Differentiate the output by autograd."""
-    inputs = {"query": query, "key": key, "value": value, "sinks": sinks}
-    options: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "key_lengths": key_lengths}
-    options |= {"is_causal": is_causal, "scale": scale, "softcap": softcap, "window": window}
-    return differentiate(packed_attention, inputs, grad_output, options)
+    sequences = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "key_lengths": key_lengths}
+    inputs = {"query": query, "key": key, "value": value}
+    return differentiate(packed_attention, inputs, grad_output, {**sequences, **options})
 
 
+@spelled_out
 def paged_attention(
     query: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
     block_table: Tensor,
     key_lengths: Tensor,
-    *,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Gather the pages of every batch entry, and attend to the keys that are used."""
     pages = block_table.clamp(
@@ -328,13 +302,14 @@ def paged_attention(
     is_used = torch.arange(key.size(2), device=key.device) < key_lengths.view(-1, 1)
     unused = ~is_used[:, None, :, None]
     key, value = key.masked_fill(unused, 0.0), value.masked_fill(unused, 0.0)  # a weight of 0 times NaN is NaN
+    edges = options.pop("is_causal", False), options.pop("window", None)
     mask = is_used[:, None, None] & seen_from_the_end(
-        (query.size(2), key_lengths.view(-1, 1, 1, 1)), is_causal, window, key.size(2), query.device
+        (query.size(2), key_lengths.view(-1, 1, 1, 1)), *edges, key.size(2), query.device
     )
-    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
     return attention(query, key, value, mask=mask, **options)
 
 
+@spelled_out
 def quantized_attention(
     query: Tensor,
     key: Tensor,
@@ -344,21 +319,16 @@ def quantized_attention(
     *,
     mask: Tensor | None = None,
     key_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    **options: Unpack[Scored],
 ) -> Stages:
     """Widen keys and values, multiply them with their scales, and attend."""
     key, value = (
         each.to(query.dtype) * factor.unsqueeze(-1) for each, factor in ((key, key_scale), (value, value_scale))
     )
-    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "sinks": sinks, "is_causal": is_causal}
-    options |= {"scale": scale, "softcap": softcap, "window": window}
-    return attention(query, key, value, **options)
+    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
+@spelled_out
 def latent_attention(
     query: Tensor,
     latent: Tensor,
@@ -367,18 +337,9 @@ def latent_attention(
     *,
     query_rotary: Tensor | None = None,
     key_rotary: Tensor | None = None,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    query_offsets: Tensor | None = None,
+    **options: Unpack[Latent],
 ) -> Stages:
     """Make the keys and values of every head, and attend to them."""
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
     key, value = (torch.einsum("blc,hcw->bhlw", latent, each) for each in (key_projection, value_projection))
     if query_rotary is not None and key_rotary is not None:
         query = torch.cat((query, query_rotary), dim=-1)
@@ -443,3 +404,4 @@ additive_attention = composed.make_additive_attention(additive_scores, _attend)
 cosine_attention = composed.make_cosine_attention(cosine_scores, _attend)
 normalized_attention = composed.make_normalized_attention(attention, _normalize, _rotate)
 multi_head_attention = composed.make_multi_head_attention(attention, _project, _split_heads, _merge_heads)
+ABSORBED = composed.absorbed(sys.modules[__name__], torch.cat, lambda a, b: a @ b.mT)

@@ -13,15 +13,16 @@ from attncheck.backends.contract import Stages, Window
 
 def differentiate(
     attention: Callable[..., Stages],
-    inputs: Mapping[str, Tensor | None],
+    inputs: Mapping[str, Tensor],
     grad_output: Tensor,
     options: Mapping[str, Any],
 ) -> Stages:
-    """Differentiate sum(grad_output * output) of ``attention`` by its ``inputs``; a bias is one of them where given."""
+    """Differentiate sum(grad_output * output) of ``attention`` by its ``inputs``, and by a bias and sinks if given."""
+    given = {**inputs, **{name: options.get(name) for name in ("bias", "sinks")}}
     # detach() makes a leaf that shares memory and strides with the tensor that it is made from.
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items() if tensor is not None}
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items() if tensor is not None}
     with torch.enable_grad():
-        output = attention(**leaves, **options)["output"]
+        output = attention(**{**options, **leaves})["output"]
     # Where an axis is empty, a kernel may not look at its bias at all: that gradient is zero, and here it is made so.
     gradients = torch.autograd.grad(output, tuple(leaves.values()), grad_output, materialize_grads=True)
     return {f"grad_{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}

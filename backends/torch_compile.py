@@ -14,20 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from attncheck.backends import torch_backend
-from attncheck.backends.contract import EmptyRows, Stages, Window
+from attncheck.backends.composed import compiled, output_alone, with_functions
+from attncheck.backends.contract import Differentiated, Stages, Window, spelled_out
 from attncheck.backends.torch_common import differentiate, may_attend
 
 _MAX_COMPILATIONS = 1 << 16
-
-from_numpy = torch_backend.from_numpy
-to_numpy = torch_backend.to_numpy
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -49,67 +46,21 @@ def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
     return compiled
 
 
-dot_scores = _compiled(torch_backend.dot_scores)
-cosine_scores = _compiled(torch_backend.cosine_scores)
-general_scores = _compiled(torch_backend.general_scores)
-additive_scores = _compiled(torch_backend.additive_scores)
-mask_scores = _compiled(torch_backend.mask_scores)
-softmax = _compiled(torch_backend.softmax)
-attention = _compiled(torch_backend.attention)
-general_attention = _compiled(torch_backend.general_attention)
-additive_attention = _compiled(torch_backend.additive_attention)
-cosine_attention = _compiled(torch_backend.cosine_attention)
-multi_head_attention = _compiled(torch_backend.multi_head_attention)
-normalized_attention = _compiled(torch_backend.normalized_attention)
-latent_attention = _compiled(torch_backend.latent_attention)
-merge_states = _compiled(torch_backend.merge_states)
-
-
-def _output_alone(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Stages:
-    return {"output": torch_backend.attention(query, key, value, **options)["output"]}
-
-
 # A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through the
 # logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
-_differentiable = _compiled(_output_alone)
+_differentiable = _compiled(output_alone(torch_backend.attention))
 
 
+@spelled_out
 def attention_gradients(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     grad_output: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    mask_fill: float | None = None,
-    empty_rows: EmptyRows = "zero",
+    **options: Unpack[Differentiated],
 ) -> Stages:
     """Differentiate the compiled function, whose backward pass is compiled too."""
-    inputs = {"query": query, "key": key, "value": value, "bias": bias, "sinks": sinks}
-    options = {
-        "mask": mask,
-        "is_causal": is_causal,
-        "scale": scale,
-        "softcap": softcap,
-        "window": window,
-        "key_lengths": key_lengths,
-        "mask_fill": mask_fill,
-        "empty_rows": empty_rows,
-        "rotary_cos": rotary_cos,
-        "rotary_sin": rotary_sin,
-        "rotary_interleaved": rotary_interleaved,
-    }
-    return differentiate(_differentiable, inputs, grad_output, options)
+    return differentiate(_differentiable, {"query": query, "key": key, "value": value}, grad_output, options)
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -189,16 +140,20 @@ def _gradients_alone(
     key_lengths: Tensor | None = None,
 ) -> Stages:
     """Differentiate the compiled program, whose backward pass is compiled too."""
-    inputs = {"query": query, "key": key, "value": value, "bias": bias}
-    options = {"mask": mask, "is_causal": is_causal, "scale": scale, "window": window, "key_lengths": key_lengths}
+    inputs = {"query": query, "key": key, "value": value}
+    options = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "window": window}
+    options["key_lengths"] = key_lengths
     return differentiate(_attention_alone, inputs, grad_output, options)
 
 
-OUTPUT = SimpleNamespace(
+_NOT_ONE_GRAPH = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
+COMPILED = compiled(
+    torch_backend, _compiled, "attention_gradients", *_NOT_ONE_GRAPH, prepare=prepare, describe=describe
+)
+COMPILED.attention_gradients = attention_gradients
+OUTPUT = with_functions(
+    torch_backend,
+    {"attention": _attention_alone, "attention_gradients": _gradients_alone},
     prepare=prepare,
     describe=describe,
-    from_numpy=from_numpy,
-    to_numpy=to_numpy,
-    attention=_attention_alone,
-    attention_gradients=_gradients_alone,
 )

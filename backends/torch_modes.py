@@ -27,6 +27,7 @@ TORCH_MODES = (
         "compile",
         "attncheck.backends.torch_compile",
         "torch.compile of the eager code",
+        attribute="COMPILED",
         own_process=True,
         standard_only=True,
         folds_sequences=True,
@@ -139,7 +140,7 @@ TORCH_MODES = (
         classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
         attribute="FAST",
     ),
-    Mode("absorbed", "attncheck.backends.torch_absorbed", ABSORBED),
+    Mode("absorbed", "attncheck.backends.torch_backend", ABSORBED, attribute="ABSORBED"),
 )
 
 

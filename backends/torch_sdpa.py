@@ -84,8 +84,9 @@ class ScaledDotProduct:
         key_lengths: Tensor | None = None,
     ) -> Stages:
         """Differentiate the call by autograd."""
-        inputs = {"query": query, "key": key, "value": value, "bias": bias}
-        options = {"mask": mask, "is_causal": is_causal, "scale": scale, "window": window, "key_lengths": key_lengths}
+        inputs = {"query": query, "key": key, "value": value}
+        options = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "window": window}
+        options["key_lengths"] = key_lengths
         return differentiate(self.attention, inputs, grad_output, options)
 
     def _kernels(self) -> AbstractContextManager[None]:

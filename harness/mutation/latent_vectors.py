@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.backends import numpy_absorbed
+from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import _of_latents, attention, latent_attention
 from attncheck.mutation.arithmetic import Array, bfloat16
@@ -238,7 +238,7 @@ def mean_of_latents_in_bfloat16(**call: Any) -> Stages:
 
 
 control(_by, why="the projections are absorbed: no key and no value is made", name="projections_absorbed")(
-    numpy_absorbed.latent_attention
+    numpy_backend.ABSORBED.latent_attention
 )
 
 

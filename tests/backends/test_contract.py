@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 import attncheck.backends
-from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
-from attncheck.backends.contract import Backend
+from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, contract, numpy_backend
+from attncheck.backends.contract import DEFAULTS, Backend
 
 Run = Callable[..., dict[str, NDArray[Any]]]
 SERVICES = {"prepare", "describe", "from_numpy", "to_numpy"}
@@ -89,15 +89,19 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
 }
 
 
-def _functions(tree: ast.AST) -> dict[str, str]:
-    """Return each public function's parameters as written, without self and without annotations."""
+def _functions(tree: ast.AST) -> dict[str, Any]:
+    """Return each public function's parameters as written, keywords with their defaults; a group of them in full."""
     found = {}
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            for argument in (*node.args.args, *node.args.kwonlyargs):
-                argument.annotation = None
-            node.args.args = [argument for argument in node.args.args if argument.arg != "self"]
-            found[node.name] = ast.unparse(node.args)
+            taken = node.args
+            texts = [default and ast.unparse(default) for default in taken.kw_defaults]
+            keywords = list(zip([argument.arg for argument in taken.kwonlyargs], texts, strict=True))
+            annotation = "" if taken.kwarg is None else ast.unparse(taken.kwarg.annotation or taken)
+            if annotation.startswith("Unpack["):
+                group = getattr(contract, annotation.removeprefix("Unpack[").removesuffix("]"))
+                keywords += [(name, repr(each)) for name, each in DEFAULTS.items() if name in group.__annotations__]
+            found[node.name] = [argument.arg for argument in taken.args if argument.arg != "self"], keywords
     return found
 
 
@@ -106,7 +110,7 @@ def _module(name: str) -> ast.Module:
     return ast.parse((Path(attncheck.backends.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
 
 
-def _composed(tree: ast.Module) -> dict[str, str]:
+def _composed(tree: ast.Module) -> dict[str, Any]:
     """Return the functions that a module has ``composed.py`` make for it, with what the made one takes."""
     made = {name: found for node in _module("composed").body for name, found in _functions(node).items()}
     names = (ast.unparse(node.targets[0]) for node in tree.body if isinstance(node, ast.Assign))
@@ -114,8 +118,8 @@ def _composed(tree: ast.Module) -> dict[str, str]:
 
 
 def test_every_framework_has_the_functions_of_the_contract_in_its_order_with_its_parameters() -> None:
-    (contract,) = (node for node in ast.walk(_module("contract")) if isinstance(node, ast.ClassDef))
-    wanted = _functions(contract)
+    (protocol,) = (node for node in _module("contract").body if getattr(node, "name", "") == "Backend")
+    wanted = _functions(protocol)
     for entry in BACKENDS.values():
         tree = _module(entry.module.rpartition(".")[2])
         written, taken = _functions(tree), _composed(tree)
