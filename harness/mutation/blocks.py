@@ -25,12 +25,12 @@ from attncheck.mutation.forward_forms import (
     scores_read_as,
     values_read_as,
 )
-from attncheck.mutation.mask_forms import NO_RULES, Masks, allowed_keys, bias_added, masks_read_as
+from attncheck.mutation.mask_forms import NO_RULES, allowed_keys, bias_added, masks_read_as
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, mutant
 from attncheck.mutation.online import NEVER_HELD, Online
 from attncheck.mutation.variant import Call, Steps
 
-_faulty_blocks = partial(mutant, "blocks")
+_faulty_blocks = partial(mutant, "blocks", at="weights")
 
 
 def _without_keys(first_dropped: Callable[[int], int]) -> Steps:
@@ -43,78 +43,8 @@ def _without_keys(first_dropped: Callable[[int], int]) -> Steps:
     return logits_read_as(visible)
 
 
-@_faulty_blocks(_without_keys, at="weights", defect="a vectorised loop without its tail: SageAttention#376's kind")
-def last_key_dropped_unless_multiple_of_4(keys: int) -> int:
-    return keys if keys % 4 == 0 or keys == 1 else keys - 1
-
-
-@_faulty_blocks(_without_keys, at="weights", defect="a tile of 16 without its tail")
-def last_key_dropped_unless_multiple_of_16(keys: int) -> int:
-    return keys if keys % 16 == 0 or keys == 1 else keys - 1
-
-
-@_faulty_blocks(_without_keys, at="weights", defect="only whole tiles of 32 keys: FlagGems#898")
-def tail_dropped_after_blocks_of_32(keys: int) -> int:
-    return keys - keys % 32 if keys > 32 else keys
-
-
-@_faulty_blocks(_without_keys, at="weights", defect="the loop over blocks runs once: pytorch#139462's kind")
-def only_the_first_16_keys(keys: int) -> int:
-    return 16
-
-
-@_faulty_blocks("_softmax_with_sinks._row_sum", at="weights", defect="the last tile overlaps the one before it")
-def tail_counted_twice_in_the_sum(exponentials: Array) -> Array:
-    keys = exponentials.shape[-1]
-    tail = exponentials[..., keys - keys % 16 :] if keys > 16 else exponentials[..., :0]
-    return np.asarray(_row_sum(exponentials) + _row_sum(tail))
-
-
-@_faulty_blocks(maximum_read_as, at="weights", defect="the maximum is not updated: overflow in later blocks")
-def maximum_of_the_first_16_keys(logits: Array) -> Array:
-    return _row_maximum(logits[..., :16])
-
-
 def _online(online: Online) -> Steps:
     return online.steps
-
-
-_faulty_blocks(
-    _online,
-    at="log_sum_exp",
-    defect="tile maximum and running maximum mixed: gcnasm#21",
-    hidden=NEVER_HELD,
-    name="sum_not_rescaled_in_the_second_block",
-)(Online(16, rescales_sum=lambda block: block != 1))
-_faulty_blocks(
-    _online,
-    at="context",
-    defect="one rescale of the accumulator missed: gcnasm#21",
-    hidden=NEVER_HELD,
-    name="output_not_rescaled_in_the_second_block",
-)(Online(16, rescales_output=lambda block: block != 1))
-_faulty_blocks(
-    _online,
-    at="context",
-    defect="no rescale of the accumulator at all",
-    hidden=NEVER_HELD,
-    name="output_never_rescaled",
-)(Online(16, rescales_output=lambda block: False))
-_faulty_blocks(
-    _online,
-    at="context",
-    defect="the accumulator lives in the output's type: torch's backward",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-    hidden=NEVER_HELD,
-    name="output_kept_in_bfloat16_between_blocks",
-)(Online(16, store=arithmetic.bfloat16))
-
-
-@_faulty_blocks(scores_read_as, at="scores", defect="qk_scale *= log2e inside the loop over keys: FlagGems#424")
-def scale_compounds_over_blocks(scores: Array) -> Array:
-    block = np.arange(scores.shape[-1]) // 16
-    return np.asarray(scores * (math.log2(math.e) ** block).astype(scores.dtype))
 
 
 @_faulty_blocks("dot_scores._dot", at="raw_scores", defect="features in chunks of 8 without their tail")
@@ -132,15 +62,7 @@ def query_rows_beyond_a_multiple_of_16_zero(output: Array) -> Array:
     return output
 
 
-@_faulty_blocks(values_read_as, at="context", defect="reads the row before: pytorch#191937")
-def last_value_stale_where_lk_mod_32_is_1(value: Array) -> Array:
-    keys = value.shape[-2]
-    if keys > 1 and keys % 32 == 1:
-        return np.concatenate([value[..., :-1, :], value[..., -2:-1, :]], axis=-2)
-    return value
-
-
-_decoding = partial(mutant, "decoding", dtypes=KERNELS)
+_decoding = partial(mutant, "decoding", dtypes=KERNELS, at="masked")
 
 
 def _is_decoding(scores: Array) -> bool:
@@ -153,92 +75,8 @@ def _dropped_in_decoding(option: str) -> Steps:
     return masks_read_as(lambda scores, masks: {option: None} if _is_decoding(scores) else {})
 
 
-_decoding(
-    _dropped_in_decoding,
-    at="masked",
-    defect="a path for one query that knows no mask: onnxruntime#29020's kind",
-    diagnosis=("mask-ignored", "query-mask-ignored"),
-    name="mask_ignored_in_decoding",
-)("mask")
-_decoding(
-    _dropped_in_decoding,
-    at="masked",
-    defect="positions behind the current one are read: tt-metal#41215",
-    diagnosis="key-lengths-ignored",
-    name="key_lengths_ignored_in_decoding",
-)("key_lengths")
-
-
-@_decoding(
-    bias_added,
-    at="biased",
-    defect="a path for one query that knows no bias: onnxruntime#29020's kind",
-    diagnosis="bias-ignored",
-)
-def bias_ignored_in_decoding(scores: Array, bias: Array, masks: Masks) -> Array:
-    return scores if _is_decoding(scores) else np.asarray(scores + bias)
-
-
-@_decoding(
-    inputs_changed,
-    at="raw_scores",
-    defect="structure: the batch stride of the cache is left out where there is one query",
-)
-def first_batch_entry_for_all_in_decoding(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-    if query.shape[-2] > 1:
-        return query, key, value
-    return query, np.broadcast_to(key[:1], key.shape), np.broadcast_to(value[:1], value.shape)
-
-
-@_decoding(
-    inputs_changed,
-    at="raw_scores",
-    defect="the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
-    diagnosis="heads-tiled",
-)
-def heads_of_groups_stacked_across_in_decoding(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-    """Stack the heads of a group as rows of one query, in the order of the other axis."""
-    heads, kv_heads = query.shape[1], key.shape[1]
-    if query.shape[-2] > 1 or heads == kv_heads:
-        return query, key, value
-    order = np.arange(heads).reshape(-1, kv_heads).T.reshape(-1)
-    return query[:, order], key, value
-
-
-@_decoding(logits_read_as, at="weights", defect="structure: the number of splits is that of the first tile")
-def keys_beyond_128_lost_in_decoding(logits: Array) -> Array:
-    seen = (np.arange(logits.shape[-1]) < 128) | (logits.shape[-2] > 1)
-    return np.where(seen, logits, -np.inf)
-
-
 def _is_extending(call: Call) -> bool:
     return bool(call.past and call.query.shape[-2] > 1)
-
-
-@_decoding(
-    in_attention,
-    at="masked",
-    defect="extending reads all of the cache: transformers#30437's kind",
-    diagnosis=("mask-ignored", "query-mask-ignored"),
-)
-def mask_does_not_reach_the_past_of_several_queries(call: Call) -> Steps:
-    """Let several queries attend to all of the past."""
-
-    def widened(scores: Array, masks: Masks) -> Masks:
-        is_past = np.arange(scores.shape[-1]) < call.past
-        return {**NO_RULES, "mask": allowed_keys(scores, masks) | is_past}
-
-    return masks_read_as(widened) if _is_extending(call) and call.mask is not None else {}
-
-
-@_decoding(in_attention, at="biased", defect="extending adds the bias to the new keys alone: transformers#30437's kind")
-def bias_does_not_reach_the_past_of_several_queries(call: Call) -> Steps:
-    """Add the bias behind the past alone."""
-
-    def add(scores: Array, bias: Array, masks: Masks) -> Array:
-        return np.where(np.arange(scores.shape[-1]) < call.past, scores, scores + bias)
-
-    return bias_added(add) if _is_extending(call) else {}
 
 
 Merge = Callable[[Array, Array, Array], Array]
@@ -311,3 +149,76 @@ _merged(
     defect="the same in decoding alone: vllm#28840's kind",
     name="splits_of_one_query_merged_by_their_maxima",
 )(splits_merged_by_their_maxima)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_4",
+    "a vectorised loop without its tail: SageAttention#376's kind",
+    lambda keys: keys if keys % 4 == 0 or keys == 1 else keys - 1)
+_faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_16", "a tile of 16 without its tail",
+    lambda keys: keys if keys % 16 == 0 or keys == 1 else keys - 1)
+_faulty_blocks(_without_keys, "tail_dropped_after_blocks_of_32", "only whole tiles of 32 keys: FlagGems#898",
+    lambda keys: keys - keys % 32 if keys > 32 else keys)
+_faulty_blocks(_without_keys, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
+    lambda keys: 16)
+_faulty_blocks("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",
+    "the last tile overlaps the one before it",
+    lambda exponentials: np.asarray(_row_sum(exponentials) + _row_sum(exponentials[...,
+        exponentials.shape[-1] - exponentials.shape[-1] % 16 :] if exponentials.shape[-1] > 16 else exponentials[...,
+        :0])))
+_faulty_blocks(maximum_read_as, "maximum_of_the_first_16_keys", "the maximum is not updated: overflow in later blocks",
+    lambda logits: _row_maximum(logits[..., :16]))
+_faulty_blocks(_online, "sum_not_rescaled_in_the_second_block", "tile maximum and running maximum mixed: gcnasm#21",
+    Online(16, rescales_sum=lambda block: block != 1), at="log_sum_exp", hidden=NEVER_HELD)
+_faulty_blocks(_online, "output_not_rescaled_in_the_second_block", "one rescale of the accumulator missed: gcnasm#21",
+    Online(16, rescales_output=lambda block: block != 1), at="context", hidden=NEVER_HELD)
+_faulty_blocks(_online, "output_never_rescaled", "no rescale of the accumulator at all",
+    Online(16, rescales_output=lambda block: False), at="context", hidden=NEVER_HELD)
+_faulty_blocks(_online, "output_kept_in_bfloat16_between_blocks",
+    "the accumulator lives in the output's type: torch's backward",
+    Online(16, store=arithmetic.bfloat16), at="context", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, hidden=NEVER_HELD)
+_faulty_blocks(scores_read_as, "scale_compounds_over_blocks",
+    "qk_scale *= log2e inside the loop over keys: FlagGems#424",
+    lambda scores: np.asarray(scores * (math.log2(math.e) ** (np.arange(scores.shape[-1]) // 16)).astype(scores.dtype)),
+    at="scores")
+_faulty_blocks(values_read_as, "last_value_stale_where_lk_mod_32_is_1", "reads the row before: pytorch#191937",
+    lambda value: np.concatenate([value[..., :-1, :], value[..., -2:-1, :]], axis=-2) if value.shape[-2] > 1
+        and value.shape[-2] % 32 == 1 else value,
+    at="context")
+_decoding(_dropped_in_decoding, "mask_ignored_in_decoding",
+    "a path for one query that knows no mask: onnxruntime#29020's kind",
+    "mask", diagnosis=("mask-ignored", "query-mask-ignored"))
+_decoding(_dropped_in_decoding, "key_lengths_ignored_in_decoding",
+    "positions behind the current one are read: tt-metal#41215",
+    "key_lengths", diagnosis="key-lengths-ignored")
+_decoding(bias_added, "bias_ignored_in_decoding", "a path for one query that knows no bias: onnxruntime#29020's kind",
+    lambda scores, bias, masks: scores if _is_decoding(scores) else np.asarray(scores + bias), at="biased",
+    diagnosis="bias-ignored")
+_decoding(inputs_changed, "first_batch_entry_for_all_in_decoding",
+    "structure: the batch stride of the cache is left out where there is one query",
+    lambda query, key, value: (query, key, value) if query.shape[-2] > 1 else (query, np.broadcast_to(key[:1],
+        key.shape), np.broadcast_to(value[:1], value.shape)),
+    at="raw_scores")
+# Stack the heads of a group as rows of one query, in the order of the other axis.
+_decoding(inputs_changed, "heads_of_groups_stacked_across_in_decoding",
+    "the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
+    lambda query, key, value: (query, key, value) if query.shape[-2] > 1 or query.shape[1] == key.shape[1]
+        else (query[:, np.arange(query.shape[1]).reshape(-1, key.shape[1]).T.reshape(-1)], key, value),
+    at="raw_scores", diagnosis="heads-tiled")
+_decoding(logits_read_as, "keys_beyond_128_lost_in_decoding",
+    "structure: the number of splits is that of the first tile",
+    lambda logits: np.where((np.arange(logits.shape[-1]) < 128) | (logits.shape[-2] > 1), logits, -np.inf),
+    at="weights")
+# Let several queries attend to all of the past.
+_decoding(in_attention, "mask_does_not_reach_the_past_of_several_queries",
+    "extending reads all of the cache: transformers#30437's kind",
+    lambda call: masks_read_as(lambda scores, masks: {**NO_RULES, "mask": allowed_keys(scores,
+        masks) | (np.arange(scores.shape[-1]) < call.past)}) if _is_extending(call) and call.mask is not None else {},
+    diagnosis=("mask-ignored", "query-mask-ignored"))
+# Add the bias behind the past alone.
+_decoding(in_attention, "bias_does_not_reach_the_past_of_several_queries",
+    "extending adds the bias to the new keys alone: transformers#30437's kind",
+    lambda call: bias_added(lambda scores, bias, masks: np.where(np.arange(scores.shape[-1]) < call.past, scores,
+        scores + bias)) if _is_extending(call) else {},
+    at="biased")

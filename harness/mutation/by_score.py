@@ -15,7 +15,7 @@ from attncheck.mutation.mutant import mutant
 from attncheck.mutation.variant import Steps
 from attncheck.spec import LOGITS, STAGES
 
-_faulty_by_score = partial(mutant, "attention by score")
+_faulty_by_score = partial(mutant, "attention by score", at="scores")
 Attend: TypeAlias = Callable[[Stages, Array, dict[str, Any], EmptyRows], Stages]
 
 
@@ -40,39 +40,6 @@ def _network(change: Callable[..., tuple[Array, Array, Array]]) -> Steps:
 def _turned(weight: Array) -> Array:
     """Transpose what is square; where it is not, a real implementation would refuse."""
     return weight.T if weight.shape[0] == weight.shape[1] else weight
-
-
-@_faulty_by_score(
-    _network,
-    at="scores",
-    defect="structure: Wq k + Wk q, silent where both weights have one shape",
-    diagnosis="score-weights-exchanged",
-)
-def additive_weights_exchanged(query_weight: Array, key_weight: Array, vector: Array) -> tuple[Array, Array, Array]:
-    is_alike = query_weight.shape == key_weight.shape
-    return (key_weight, query_weight, vector) if is_alike else (query_weight, key_weight, vector)
-
-
-@_faulty_by_score(
-    _network,
-    at="scores",
-    defect="structure: the layout of torch.nn.Linear, (A, D), where the weight is square",
-    diagnosis="score-query-weight-transposed",
-)
-def additive_query_weight_transposed(
-    query_weight: Array, key_weight: Array, vector: Array
-) -> tuple[Array, Array, Array]:
-    return _turned(query_weight), key_weight, vector
-
-
-@_faulty_by_score(
-    _network,
-    at="scores",
-    defect="structure: the layout of torch.nn.Linear, (A, Dk), where the weight is square",
-    diagnosis="score-key-weight-transposed",
-)
-def additive_key_weight_transposed(query_weight: Array, key_weight: Array, vector: Array) -> tuple[Array, Array, Array]:
-    return query_weight, _turned(key_weight), vector
 
 
 @_faulty_by_score(
@@ -193,3 +160,20 @@ for _name in ("general_attention", "additive_attention", "cosine_attention"):
         diagnosis="value-read-as-key",
         name=f"keys_averaged_by_{_name}",
     )(_name)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_by_score(_network, "additive_weights_exchanged",
+    "structure: Wq k + Wk q, silent where both weights have one shape",
+    lambda query_weight, key_weight, vector: (key_weight, query_weight, vector)
+        if query_weight.shape == key_weight.shape else (query_weight, key_weight, vector),
+    diagnosis="score-weights-exchanged")
+_faulty_by_score(_network, "additive_query_weight_transposed",
+    "structure: the layout of torch.nn.Linear, (A, D), where the weight is square",
+    lambda query_weight, key_weight, vector: (_turned(query_weight), key_weight, vector),
+    diagnosis="score-query-weight-transposed")
+_faulty_by_score(_network, "additive_key_weight_transposed",
+    "structure: the layout of torch.nn.Linear, (A, Dk), where the weight is square",
+    lambda query_weight, key_weight, vector: (query_weight, _turned(key_weight), vector),
+    diagnosis="score-key-weight-transposed")

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import _seen_from_the_first_key, attention
 from attncheck.mutation import arithmetic
 from attncheck.mutation.arithmetic import Array, Store
@@ -27,47 +27,11 @@ from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, equivalent, mut
 from attncheck.mutation.variant import Call, Steps
 
 _faulty_lengths = partial(mutant, "lengths", at="masked")
-_faulty_caches = partial(mutant, "caches")
-
-
-@_faulty_lengths(lengths_read_as, defect="j <= length: tt-metal#41215", diagnosis="key-lengths-one-too-long")
-def key_lengths_one_too_long(lengths: Array, keys: int) -> Array:
-    return np.asarray(lengths + 1)
-
-
-@_faulty_lengths(
-    lengths_read_as, defect="j < length - 1: onnxruntime#25927's kind", diagnosis="key-lengths-one-too-short"
-)
-def key_lengths_one_too_short(lengths: Array, keys: int) -> Array:
-    return np.asarray(lengths - 1)
+_faulty_caches = partial(mutant, "caches", at="masked")
 
 
 def _dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
     return dropped("key_lengths", unwanted)
-
-
-@_faulty_lengths(_dropped_if, defect="the argument has no effect: jax#23349", diagnosis="key-lengths-ignored")
-def key_lengths_ignored(masks: Masks) -> bool:
-    return True
-
-
-@_faulty_lengths(
-    lengths_read_as,
-    defect="one length for the whole batch: graph-transformer-pytorch#2's kind",
-    diagnosis="key-lengths-of-first-batch-entry",
-)
-def key_lengths_of_the_first_batch_entry(lengths: Array, keys: int) -> Array:
-    return np.broadcast_to(lengths[:1], lengths.shape)
-
-
-@_faulty_lengths(lengths_read_as, defect="padding up to the longest entry is attended")
-def key_lengths_of_the_longest_batch_entry(lengths: Array, keys: int) -> Array:
-    return np.full_like(lengths, lengths.max(initial=0))
-
-
-@_faulty_lengths(lengths_read_as, defect="batch index off by one")
-def key_lengths_of_the_next_batch_entry(lengths: Array, keys: int) -> Array:
-    return np.roll(lengths, -1)
 
 
 def _keys(scores: Array, masks: Masks) -> Array:
@@ -81,78 +45,14 @@ def _queries(scores: Array, masks: Masks) -> Array:
     return np.asarray(positions < masks["key_lengths"][:, np.newaxis, np.newaxis, np.newaxis])
 
 
-@_faulty_lengths(lengths_pattern, defect="padding expected on the left")
-def key_lengths_counted_from_the_end(scores: Array, masks: Masks) -> Array:
-    return _keys(scores, masks)[..., ::-1]
-
-
-@_faulty_lengths(lengths_pattern, defect="padding on the wrong axis: transformer#40")
-def key_lengths_applied_to_queries(scores: Array, masks: Masks) -> Array:
-    return _queries(scores, masks)
-
-
-@_faulty_lengths(
-    lengths_pattern, defect="queries beyond the length of the keys get nothing: unpadding of self-attention"
-)
-def key_lengths_applied_to_queries_too(scores: Array, masks: Masks) -> Array:
-    return np.asarray(_keys(scores, masks) & _queries(scores, masks))
-
-
 @_faulty_lengths(lengths_pattern, defect="one length per head where B == H: lighthouse#77's kind")
 def key_lengths_of_heads(scores: Array, masks: Masks) -> Array:
     within = _keys(scores, masks)
     return np.swapaxes(within, 0, 1) if scores.shape[0] == scores.shape[1] else within
 
 
-@_faulty_lengths(lengths_read_as, defect="whole groups of four keys are attended: tt-metal#41215's kind")
-def key_lengths_rounded_up_to_four(lengths: Array, keys: int) -> Array:
-    return np.asarray(-(-lengths // 4) * 4)
-
-
-@_faulty_lengths(
-    lengths_read_as,
-    defect="0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
-    diagnosis="empty-rows-unmasked",
-)
-def key_length_of_zero_taken_for_all(lengths: Array, keys: int) -> Array:
-    return np.where(lengths == 0, keys, lengths)
-
-
-@_faulty_lengths(lengths_read_as, defect="an empty entry attends to its first key")
-def key_lengths_at_least_one(lengths: Array, keys: int) -> Array:
-    return np.maximum(lengths, 1)
-
-
-@_faulty_lengths(
-    _dropped_if, defect="only one of lengths and causality is used: onnxruntime#14363", diagnosis="key-lengths-ignored"
-)
-def key_lengths_dropped_when_causal(masks: Masks) -> bool:
-    return bool(masks["is_causal"])
-
-
-@_faulty_lengths(
-    _dropped_if, defect="only one of lengths and mask is used: jax#23349's kind", diagnosis="key-lengths-ignored"
-)
-def key_lengths_dropped_when_a_mask_is_given(masks: Masks) -> bool:
-    return masks["mask"] is not None
-
-
 def _mask_dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
     return dropped("mask", unwanted)
-
-
-@_faulty_lengths(
-    _mask_dropped_if, defect="only one of lengths and mask is used: onnxruntime#28379's kind", diagnosis="mask-ignored"
-)
-def mask_dropped_when_key_lengths_are_given(masks: Masks) -> bool:
-    return masks["key_lengths"] is not None
-
-
-@_faulty_lengths(
-    filled, defect="a finite fill for padding: onnxruntime#14363, transformers#12109", diagnosis="empty-rows-uniform"
-)
-def key_lengths_filled_with_minus_1e4(biased: Array, allowed: Array, masks: Masks) -> Array:
-    return np.where(allowed, biased, -np.inf if masks["key_lengths"] is None else np.asarray(-1e4, biased.dtype))
 
 
 @equivalent(
@@ -228,21 +128,6 @@ def past_key_and_past_value_swapped(
     return _join(past_key, key), _join(past_value, value)
 
 
-_faulty_caches(_values_joined, at="context", defect="the values of the cache are not read", name="past_values_dropped")(
-    past_dropped
-)
-
-
-@_faulty_caches(_values_joined, at="context", defect="a ring buffer unrolled backwards")
-def past_values_reversed(past: Array, new: Array) -> Array:
-    return _join(past[..., ::-1, :], new)
-
-
-@_faulty_caches(_values_joined, at="context", defect="two write positions that have come apart")
-def values_one_step_behind_their_keys(past: Array, new: Array) -> Array:
-    return np.roll(_join(past, new), 1, axis=-2)
-
-
 @_faulty_join(defect="attention over the cache as it was before this step")
 def new_keys_not_written_to_the_cache(past: Array, new: Array) -> Array:
     return _join(past, np.zeros_like(new))
@@ -287,21 +172,6 @@ for _format, _store in (("bfloat16", arithmetic.bfloat16), ("float16", arithmeti
     )(_past_stored(_store))
 
 
-@_faulty_caches(
-    "_seen_from_the_first_key",
-    at="masked",
-    defect="positions start at 0 in every step: transformers#39408's kind",
-    diagnosis="aligned-top-left",
-)
-def window_counted_from_the_first_key_behind_a_past(window: Window | None, past: int) -> Window | None:
-    return window
-
-
-@_faulty_caches("_seen_from_the_first_key", at="masked", defect="positions start at P + 1: mlx-lm#390")
-def window_moved_one_too_far_behind_a_past(window: Window | None, past: int) -> Window | None:
-    return _seen_from_the_first_key(window, past + 1)
-
-
 def _mask_behind_a_past(change: Callable[[Array, Array, int], Array]) -> Steps:
     """Read the mask in another way behind a past; a mask that is spread over all keys has no places to confuse."""
 
@@ -311,20 +181,6 @@ def _mask_behind_a_past(change: Callable[[Array, Array, int], Array]) -> Steps:
         return mask_read_as(lambda mask, scores: change(mask, scores, call.past))
 
     return in_attention(steps)
-
-
-@_faulty_caches(
-    _mask_behind_a_past,
-    at="masked",
-    defect="only new keys are masked, the past is always attended: onnxruntime#28379's kind",
-)
-def mask_does_not_reach_the_past(mask: Array, scores: Array, past: int) -> Array:
-    return np.asarray(mask | (np.arange(mask.shape[-1]) < past))
-
-
-@_faulty_caches(_mask_behind_a_past, at="masked", defect="the mask's first column meets the first new key")
-def mask_shifted_by_the_past(mask: Array, scores: Array, past: int) -> Array:
-    return np.roll(mask, past, axis=-1)
 
 
 @_faulty_caches(
@@ -340,17 +196,73 @@ def causal_mask_behind_a_past_aligned_top_left(mask: Array, scores: Array, past:
     return causal_keys(queries, keys) if is_causal else mask
 
 
-@_faulty_caches(
-    in_attention,
-    at="masked",
-    defect="lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind",
-)
-def key_lengths_counted_from_the_first_new_key(call: Call) -> Steps:
-    return lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past))
-
-
-@_faulty_caches(in_attention, at="biased", defect="ALiBi's distances start at the first new key: vllm#945's kind")
-def bias_shifted_by_the_past(call: Call) -> Steps:
-    if not call.past or call.bias is None or call.bias.shape[-1] == 1:
-        return {}
-    return bias_read_as(lambda bias, scores: np.roll(bias, call.past, axis=-1))
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_lengths(lengths_read_as, "key_lengths_one_too_long", "j <= length: tt-metal#41215",
+    lambda lengths, keys: np.asarray(lengths + 1), diagnosis="key-lengths-one-too-long")
+_faulty_lengths(lengths_read_as, "key_lengths_one_too_short", "j < length - 1: onnxruntime#25927's kind",
+    lambda lengths, keys: np.asarray(lengths - 1), diagnosis="key-lengths-one-too-short")
+_faulty_lengths(_dropped_if, "key_lengths_ignored", "the argument has no effect: jax#23349",
+    lambda masks: True, diagnosis="key-lengths-ignored")
+_faulty_lengths(lengths_read_as, "key_lengths_of_the_first_batch_entry",
+    "one length for the whole batch: graph-transformer-pytorch#2's kind",
+    lambda lengths, keys: np.broadcast_to(lengths[:1], lengths.shape), diagnosis="key-lengths-of-first-batch-entry")
+_faulty_lengths(lengths_read_as, "key_lengths_of_the_longest_batch_entry",
+    "padding up to the longest entry is attended",
+    lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)))
+_faulty_lengths(lengths_read_as, "key_lengths_of_the_next_batch_entry", "batch index off by one",
+    lambda lengths, keys: np.roll(lengths, -1))
+_faulty_lengths(lengths_pattern, "key_lengths_counted_from_the_end", "padding expected on the left",
+    lambda scores, masks: _keys(scores, masks)[..., ::-1])
+_faulty_lengths(lengths_pattern, "key_lengths_applied_to_queries", "padding on the wrong axis: transformer#40",
+    lambda scores, masks: _queries(scores, masks))
+_faulty_lengths(lengths_pattern, "key_lengths_applied_to_queries_too",
+    "queries beyond the length of the keys get nothing: unpadding of self-attention",
+    lambda scores, masks: np.asarray(_keys(scores, masks) & _queries(scores, masks)))
+_faulty_lengths(lengths_read_as, "key_lengths_rounded_up_to_four",
+    "whole groups of four keys are attended: tt-metal#41215's kind",
+    lambda lengths, keys: np.asarray(-(-lengths // 4) * 4))
+_faulty_lengths(lengths_read_as, "key_length_of_zero_taken_for_all",
+    "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
+    lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")
+_faulty_lengths(lengths_read_as, "key_lengths_at_least_one", "an empty entry attends to its first key",
+    lambda lengths, keys: np.maximum(lengths, 1))
+_faulty_lengths(_dropped_if, "key_lengths_dropped_when_causal",
+    "only one of lengths and causality is used: onnxruntime#14363",
+    lambda masks: bool(masks["is_causal"]), diagnosis="key-lengths-ignored")
+_faulty_lengths(_dropped_if, "key_lengths_dropped_when_a_mask_is_given",
+    "only one of lengths and mask is used: jax#23349's kind",
+    lambda masks: masks["mask"] is not None, diagnosis="key-lengths-ignored")
+_faulty_lengths(_mask_dropped_if, "mask_dropped_when_key_lengths_are_given",
+    "only one of lengths and mask is used: onnxruntime#28379's kind",
+    lambda masks: masks["key_lengths"] is not None, diagnosis="mask-ignored")
+_faulty_lengths(filled, "key_lengths_filled_with_minus_1e4",
+    "a finite fill for padding: onnxruntime#14363, transformers#12109",
+    lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
+        else np.asarray(-10000.0, biased.dtype)),
+    diagnosis="empty-rows-uniform")
+_faulty_caches(_values_joined, "past_values_dropped", "the values of the cache are not read",
+    past_dropped, at="context")
+_faulty_caches(_values_joined, "past_values_reversed", "a ring buffer unrolled backwards",
+    lambda past, new: _join(past[..., ::-1, :], new), at="context")
+_faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
+    lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context")
+_faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_behind_a_past",
+    "positions start at 0 in every step: transformers#39408's kind",
+    lambda window, past: window, diagnosis="aligned-top-left")
+_faulty_caches("_seen_from_the_first_key", "window_moved_one_too_far_behind_a_past",
+    "positions start at P + 1: mlx-lm#390",
+    lambda window, past: _seen_from_the_first_key(window, past + 1))
+_faulty_caches(_mask_behind_a_past, "mask_does_not_reach_the_past",
+    "only new keys are masked, the past is always attended: onnxruntime#28379's kind",
+    lambda mask, scores, past: np.asarray(mask | (np.arange(mask.shape[-1]) < past)))
+_faulty_caches(_mask_behind_a_past, "mask_shifted_by_the_past", "the mask's first column meets the first new key",
+    lambda mask, scores, past: np.roll(mask, past, axis=-1))
+_faulty_caches(in_attention, "key_lengths_counted_from_the_first_new_key",
+    "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind",
+    lambda call: lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past)))
+_faulty_caches(in_attention, "bias_shifted_by_the_past",
+    "ALiBi's distances start at the first new key: vllm#945's kind",
+    lambda call: {} if not call.past or call.bias is None or call.bias.shape[-1] == 1 else bias_read_as(lambda bias,
+        scores: np.roll(bias, call.past, axis=-1)),
+    at="biased")

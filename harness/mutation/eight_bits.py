@@ -16,7 +16,7 @@ from attncheck.mutation.kernel import NEVER_RETURNED
 from attncheck.mutation.mutant import control, mutant
 from attncheck.mutation.variant import Steps
 
-_faulty_scales = partial(mutant, "8 bits")
+_faulty_scales = partial(mutant, "8 bits", at="raw_scores")
 
 Scales = tuple[Array, Array]
 
@@ -29,67 +29,6 @@ def _scales_read_as(change: Callable[[Array, Array], Scales]) -> Steps:
         return quantized_attention(key_scale=key, value_scale=value, **given)
 
     return {"quantized_attention": quantized}
-
-
-@_faulty_scales(
-    _scales_read_as, at="raw_scores", defect="scales silently 1: sglang#20705", diagnosis="key-scale-ignored"
-)
-def key_scale_left_out(key: Array, value: Array) -> Scales:
-    return np.ones_like(key), value
-
-
-@_faulty_scales(_scales_read_as, at="output", defect="scales silently 1: sglang#20705", diagnosis="value-scale-ignored")
-def value_scale_left_out(key: Array, value: Array) -> Scales:
-    return key, np.ones_like(value)
-
-
-@_faulty_scales(
-    _scales_read_as, at="raw_scores", defect="the scale is applied by two layers", diagnosis="key-scale-twice"
-)
-def key_scale_taken_twice(key: Array, value: Array) -> Scales:
-    return key * key, value
-
-
-@_faulty_scales(
-    _scales_read_as, at="output", defect="the output is off by a scale: flashinfer#4979", diagnosis="value-scale-twice"
-)
-def value_scale_taken_twice(key: Array, value: Array) -> Scales:
-    return key, value * value
-
-
-@_faulty_scales(_scales_read_as, at="raw_scores", defect="descale passed for scale", diagnosis="key-scale-divided")
-def divided_by_the_key_scale(key: Array, value: Array) -> Scales:
-    return 1 / key, value
-
-
-@_faulty_scales(_scales_read_as, at="raw_scores", defect="arguments in another order", diagnosis="scales-swapped")
-def scales_of_keys_and_values_swapped(key: Array, value: Array) -> Scales:
-    return value, key
-
-
-@_faulty_scales(
-    _scales_read_as,
-    at="raw_scores",
-    defect="a stride of 0 over heads: vllm#42580's kind",
-    diagnosis="key-scale-of-first-head",
-)
-def key_scale_of_the_first_head_for_all(key: Array, value: Array) -> Scales:
-    return np.broadcast_to(key[:, :1], key.shape), value
-
-
-@_faulty_scales(
-    _scales_read_as,
-    at="output",
-    defect="a stride of 0 over heads: vllm#42580's kind",
-    diagnosis="value-scale-of-first-head",
-)
-def value_scale_of_the_first_head_for_all(key: Array, value: Array) -> Scales:
-    return key, np.broadcast_to(value[:, :1], value.shape)
-
-
-@_faulty_scales(_scales_read_as, at="raw_scores", defect="scales of blocks are shifted by one key")
-def key_scale_of_the_next_key(key: Array, value: Array) -> Scales:
-    return np.roll(key, -1, axis=-1), value
 
 
 @_faulty_scales(
@@ -148,3 +87,26 @@ def scales_multiplied_into_queries_and_output(
     )
     stages = attention(query * of_keys, key, value, **given)
     return {**stages, "output": stages["output"] * of_values}
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_scales(_scales_read_as, "key_scale_left_out", "scales silently 1: sglang#20705",
+    lambda key, value: (np.ones_like(key), value), diagnosis="key-scale-ignored")
+_faulty_scales(_scales_read_as, "value_scale_left_out", "scales silently 1: sglang#20705",
+    lambda key, value: (key, np.ones_like(value)), at="output", diagnosis="value-scale-ignored")
+_faulty_scales(_scales_read_as, "key_scale_taken_twice", "the scale is applied by two layers",
+    lambda key, value: (key * key, value), diagnosis="key-scale-twice")
+_faulty_scales(_scales_read_as, "value_scale_taken_twice", "the output is off by a scale: flashinfer#4979",
+    lambda key, value: (key, value * value), at="output", diagnosis="value-scale-twice")
+_faulty_scales(_scales_read_as, "divided_by_the_key_scale", "descale passed for scale",
+    lambda key, value: (1 / key, value), diagnosis="key-scale-divided")
+_faulty_scales(_scales_read_as, "scales_of_keys_and_values_swapped", "arguments in another order",
+    lambda key, value: (value, key), diagnosis="scales-swapped")
+_faulty_scales(_scales_read_as, "key_scale_of_the_first_head_for_all", "a stride of 0 over heads: vllm#42580's kind",
+    lambda key, value: (np.broadcast_to(key[:, :1], key.shape), value), diagnosis="key-scale-of-first-head")
+_faulty_scales(_scales_read_as, "value_scale_of_the_first_head_for_all", "a stride of 0 over heads: vllm#42580's kind",
+    lambda key, value: (key, np.broadcast_to(value[:, :1], value.shape)), at="output",
+    diagnosis="value-scale-of-first-head")
+_faulty_scales(_scales_read_as, "key_scale_of_the_next_key", "scales of blocks are shifted by one key",
+    lambda key, value: (np.roll(key, -1, axis=-1), value))

@@ -20,87 +20,17 @@ from attncheck.mutation.mask_forms import bias_read_as, mask_read_as
 from attncheck.mutation.mutant import mutant
 from attncheck.mutation.variant import Call, Steps
 
-_faulty_heads = partial(mutant, "heads")
-_faulty_value = partial(mutant, "value")
-_faulty_grouped = partial(mutant, "grouped")
+_faulty_heads = partial(mutant, "heads", at="output")
+_faulty_value = partial(mutant, "value", at="context")
+_faulty_grouped = partial(mutant, "grouped", at="raw_scores")
 
 Three = tuple[Array, Array, Array]
-
-
-@_faulty_heads(
-    "_split_heads",
-    at="query",
-    defect="reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
-    diagnosis="heads-split-by-view",
-)
-def heads_split_by_view(inputs: Array, heads: int) -> Array:
-    batch, length, width = inputs.shape
-    return inputs.reshape(batch, heads, length, width // heads)
-
-
-@_faulty_heads(
-    "_split_heads",
-    at="query",
-    defect="head index fastest, not slowest: slapo#46, tensor_parallel#103",
-    diagnosis="heads-split-interleaved",
-)
-def heads_split_interleaved(inputs: Array, heads: int) -> Array:
-    batch, length, width = inputs.shape
-    return inputs.reshape(batch, length, width // heads, heads).transpose(0, 3, 1, 2)
-
-
-@_faulty_heads(
-    "_merge_heads",
-    at="output",
-    defect="reshape without transpose: jsbaan#6, ajhalthor#4, jadore801120#7",
-    diagnosis="heads-merged-by-view",
-)
-def heads_merged_by_view(context: Array) -> Array:
-    batch, heads, length, width = context.shape
-    return context.reshape(batch, length, heads * width)
-
-
-@_faulty_heads(
-    "_merge_heads",
-    at="output",
-    defect="the output projection meets the wrong heads: nntile#347",
-    diagnosis="heads-merged-in-reverse",
-)
-def heads_merged_in_reverse(context: Array) -> Array:
-    return _merge_heads(context[:, ::-1])
-
-
-@_faulty_heads("_merge_heads", at="output", defect="(H, B) read as (B, H): gazelle93#1")
-def heads_and_batch_confused_on_merge(context: Array) -> Array:
-    return _merge_heads(context.swapaxes(0, 1).reshape(context.shape))
-
-
-@_faulty_heads(
-    values_read_as,
-    at="context",
-    defect="head index off by one: HipKittens#22, pytorch#193893",
-    diagnosis="value-of-next-head",
-)
-def value_of_the_next_head(value: Array) -> Array:
-    return np.roll(value, -1, axis=1)
-
-
-@_faulty_heads(
-    values_read_as, at="context", defect="one head's value for all, as with one key-value head: onnx#7274's kind"
-)
-def value_of_the_first_head(value: Array) -> Array:
-    return value[:, :1]
 
 
 @_faulty_heads(outputs_read_as, at="context", defect="zeros for batch > 0: pytorch#139462")
 def output_zero_beyond_the_first_batch_entry(output: Array) -> Array:
     output[1:] = 0
     return output
-
-
-@_faulty_value(values_read_as, at="context", defect="two rows of the value change places")
-def two_values_swapped(value: Array) -> Array:
-    return value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value
 
 
 @_faulty_value(outputs_read_as, at="context", defect="the loop over the value's width ends one early")
@@ -115,12 +45,6 @@ def one_weight_zeroed(weights: Array) -> Array:
     changed = weights.copy()
     changed[..., -1, 0] = 0
     return changed
-
-
-@_faulty_value(inputs_changed, at="context", defect="the output has width D for Dv: pytorch#176767")
-def value_cut_to_the_key_width(query: Array, key: Array, value: Array) -> Three:
-    width = min(key.shape[-1], value.shape[-1])
-    return query, key, value[..., :width]
 
 
 HeadMap = Callable[[Array, int, int], Array]
@@ -173,41 +97,6 @@ def groups_tiled(head: Array, kv_heads: int, group: int) -> Array:
 
 
 _TILED = "keys and values by different head maps: onnx#7274's kind"
-_faulty_grouped(_keys, at="raw_scores", defect=_TILED, name="keys_of_groups_tiled")(groups_tiled)
-_faulty_grouped(_values, at="context", defect=_TILED, name="values_of_groups_tiled")(groups_tiled)
-
-
-@_faulty_grouped(
-    _both, at="raw_scores", defect="h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177"
-)
-def groups_as_large_as_their_number(head: Array, kv_heads: int, group: int) -> Array:
-    return np.asarray(head // kv_heads % kv_heads)
-
-
-@_faulty_grouped(
-    _both, at="raw_scores", defect="the first head of keys and values for every query head: pytorch#193893's kind"
-)
-def one_group_for_all_heads(head: Array, kv_heads: int, group: int) -> Array:
-    return np.zeros_like(head)
-
-
-@_faulty_grouped(_both, at="raw_scores", defect="the heads of keys and values from the last to the first")
-def groups_reversed(head: Array, kv_heads: int, group: int) -> Array:
-    return np.asarray(kv_heads - 1 - head // group)
-
-
-@_faulty_grouped(
-    _both, at="raw_scores", defect="the last query head of a group belongs to the next one: FreeToken#177's kind"
-)
-def groups_shifted_by_one_head(head: Array, kv_heads: int, group: int) -> Array:
-    return np.asarray((head + 1) // group % kv_heads)
-
-
-@_faulty_grouped(
-    _both, at="raw_scores", defect="two query heads per group, whatever their number: HipKittens#22's kind"
-)
-def groups_of_two_heads(head: Array, kv_heads: int, group: int) -> Array:
-    return np.asarray(np.minimum(head // 2, kv_heads - 1))
 
 
 @_faulty_grouped("_repeat_heads", at="raw_scores", defect="all heads of keys and values pooled into one")
@@ -249,15 +138,52 @@ def _batch_read_as_group(array: Array, call: Call) -> Array:
     return np.repeat(array.swapaxes(0, 1), heads // batch, axis=1)
 
 
-@_faulty_grouped(
-    in_attention, at="masked", defect="(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108"
-)
-def mask_of_batch_entries_taken_for_groups(call: Call) -> Steps:
-    return mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call))
-
-
-@_faulty_grouped(
-    in_attention, at="biased", defect="(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903's kind"
-)
-def bias_of_batch_entries_taken_for_groups(call: Call) -> Steps:
-    return bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call))
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_heads("_split_heads", "heads_split_by_view",
+    "reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
+    lambda inputs, heads: inputs.reshape(inputs.shape[0], heads, inputs.shape[1], inputs.shape[2] // heads), at="query",
+    diagnosis="heads-split-by-view")
+_faulty_heads("_split_heads", "heads_split_interleaved",
+    "head index fastest, not slowest: slapo#46, tensor_parallel#103",
+    lambda inputs, heads: inputs.reshape(inputs.shape[0], inputs.shape[1], inputs.shape[2] // heads,
+        heads).transpose(0, 3, 1, 2),
+    at="query", diagnosis="heads-split-interleaved")
+_faulty_heads("_merge_heads", "heads_merged_by_view",
+    "reshape without transpose: jsbaan#6, ajhalthor#4, jadore801120#7",
+    lambda context: context.reshape(context.shape[0], context.shape[2], context.shape[1] * context.shape[3]),
+    diagnosis="heads-merged-by-view")
+_faulty_heads("_merge_heads", "heads_merged_in_reverse", "the output projection meets the wrong heads: nntile#347",
+    lambda context: _merge_heads(context[:, ::-1]), diagnosis="heads-merged-in-reverse")
+_faulty_heads("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B) read as (B, H): gazelle93#1",
+    lambda context: _merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
+_faulty_heads(values_read_as, "value_of_the_next_head", "head index off by one: HipKittens#22, pytorch#193893",
+    lambda value: np.roll(value, -1, axis=1), at="context", diagnosis="value-of-next-head")
+_faulty_heads(values_read_as, "value_of_the_first_head",
+    "one head's value for all, as with one key-value head: onnx#7274's kind",
+    lambda value: value[:, :1], at="context")
+_faulty_value(values_read_as, "two_values_swapped", "two rows of the value change places",
+    lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
+_faulty_value(inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
+    lambda query, key, value: (query, key, value[..., : min(key.shape[-1], value.shape[-1])]))
+_faulty_grouped(_keys, "keys_of_groups_tiled", _TILED, groups_tiled)
+_faulty_grouped(_values, "values_of_groups_tiled", _TILED, groups_tiled, at="context")
+_faulty_grouped(_both, "groups_as_large_as_their_number",
+    "h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177",
+    lambda head, kv_heads, group: np.asarray(head // kv_heads % kv_heads))
+_faulty_grouped(_both, "one_group_for_all_heads",
+    "the first head of keys and values for every query head: pytorch#193893's kind",
+    lambda head, kv_heads, group: np.zeros_like(head))
+_faulty_grouped(_both, "groups_reversed", "the heads of keys and values from the last to the first",
+    lambda head, kv_heads, group: np.asarray(kv_heads - 1 - head // group))
+_faulty_grouped(_both, "groups_shifted_by_one_head",
+    "the last query head of a group belongs to the next one: FreeToken#177's kind",
+    lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
+_faulty_grouped(_both, "groups_of_two_heads", "two query heads per group, whatever their number: HipKittens#22's kind",
+    lambda head, kv_heads, group: np.asarray(np.minimum(head // 2, kv_heads - 1)))
+_faulty_grouped(in_attention, "mask_of_batch_entries_taken_for_groups",
+    "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108",
+    lambda call: mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")
+_faulty_grouped(in_attention, "bias_of_batch_entries_taken_for_groups",
+    "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903's kind",
+    lambda call: bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call)), at="biased")

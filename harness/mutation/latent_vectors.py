@@ -52,73 +52,14 @@ def _scaled_by(root_of: Callable[[Given], float]) -> Callable[[Given], Given]:
     return lambda call: {"scale": root_of(call)} if call.get("scale") is None else {}
 
 
-_faulty_scale(
-    _asked_for,
-    defect="1/sqrt of the part that is not rotated: NVIDIA/Megatron-LM#1501's kind",
-    diagnosis="scale-inverse-root-of-Dn",
-    name="scale_without_the_rotated_part",
-)(_scaled_by(lambda call: 1 / math.sqrt(call["query"].shape[-1])))
-_faulty_scale(
-    _asked_for,
-    defect="1/sqrt of the width that absorbed queries have, 576 for 192",
-    diagnosis="scale-inverse-root-of-C+Dr",
-    name="scale_of_absorbed_queries",
-)(_scaled_by(lambda call: 1 / math.sqrt(call["latent"].shape[-1] + _width_of_rotary(call))))
-_faulty_scale(
-    _asked_for,
-    defect="1/sqrt of the values' width, which is that of no query: NVIDIA/Megatron-LM#1501's kind",
-    diagnosis="scale-inverse-root-of-Dv",
-    name="scale_of_the_values_of_latents",
-)(_scaled_by(lambda call: 1 / math.sqrt(call["value_projection"].shape[-1])))
-_faulty_scale(
-    _asked_for,
-    defect="multiplied by sqrt(D + Dr) for divided by it: AI-Hypercomputer/maxtext#1370",
-    diagnosis="scale-root-of-width",
-    name="scale_of_latents_reversed",
-)(_scaled_by(lambda call: math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))))
-
-
-@_faulty_scale(
-    _asked_for,
-    defect="the model's own scale is not handed on: huggingface/optimum-intel#1877",
-    diagnosis="scale-default",
-)
-def scale_of_latents_not_handed_on(call: Given) -> Given:
-    return {"scale": None}
-
-
 def _is_rotated(call: Given) -> bool:
     return call.get("key_rotary") is not None
-
-
-@_faulty_key(_asked_for, defect="the scores lack the part that is rotated", diagnosis="rotated-part-ignored")
-def rotated_part_left_out(call: Given) -> Given:
-    return {"key_rotary": np.zeros_like(call["key_rotary"])} if _is_rotated(call) else {}
-
-
-@_faulty_key(_asked_for, defect="the rotated part is scaled before it is added, and with the rest again")
-def rotated_part_scaled_twice(call: Given) -> Given:
-    if not _is_rotated(call):
-        return {}
-    width = call["query"].shape[-1] + _width_of_rotary(call)
-    scale = 1 / math.sqrt(width) if call.get("scale") is None else call["scale"]
-    return {"key_rotary": call["key_rotary"] * scale}
 
 
 @_faulty_key(_asked_for, defect="k_pe is made of all heads of k: every head adds the query of the first")
 def rotated_query_of_the_first_head(call: Given) -> Given:
     rotary = call.get("query_rotary")
     return {} if rotary is None else {"query_rotary": np.broadcast_to(rotary[:, :1], rotary.shape)}
-
-
-@_faulty_key(_asked_for, defect="the cache of rotated parts is a token behind that of latent vectors")
-def rotated_part_of_the_token_before(call: Given) -> Given:
-    return {"key_rotary": np.roll(call["key_rotary"], 1, axis=1)} if _is_rotated(call) else {}
-
-
-@_faulty_key(_asked_for, defect="q_pe is rotated by tables with the axis of heads for positions: tensorgi/TPA#4's kind")
-def rotated_queries_of_other_positions(call: Given) -> Given:
-    return {"query_rotary": call["query_rotary"][:, :, ::-1]} if _is_rotated(call) else {}
 
 
 def _square(weight: Array) -> bool:
@@ -129,100 +70,10 @@ def _identities(weight: Array) -> Array:
     return np.broadcast_to(np.eye(weight.shape[1], dtype=weight.dtype), weight.shape)
 
 
-@_faulty_key(
-    _asked_for,
-    defect="W_UK is kept (D, C) in a checkpoint, and absorbed as if (C, D)",
-    diagnosis="key-projection-transposed",
-)
-def key_projection_transposed(call: Given) -> Given:
-    weight = call["key_projection"]
-    return {"key_projection": weight.swapaxes(1, 2)} if _square(weight) else {}
-
-
-@_faulty_value(_asked_for, defect="W_UV is multiplied from the other side", diagnosis="value-projection-transposed")
-def value_projection_transposed(call: Given) -> Given:
-    weight = call["value_projection"]
-    return {"value_projection": weight.swapaxes(1, 2)} if _square(weight) else {}
-
-
-@_faulty_key(_asked_for, defect="kv_b_proj is sharded one head off", diagnosis="key-projection-of-next-head")
-def key_projection_of_the_next_head(call: Given) -> Given:
-    return {"key_projection": np.roll(call["key_projection"], -1, axis=0)}
-
-
-@_faulty_value(
-    _asked_for, defect="kv_b_proj is sharded one head off, behind the mean", diagnosis="value-projection-of-next-head"
-)
-def value_projection_of_the_next_head(call: Given) -> Given:
-    return {"value_projection": np.roll(call["value_projection"], -1, axis=0)}
-
-
-@_faulty_value(
-    _asked_for,
-    defect="one matrix for all heads behind the mean: a product that spreads over the wrong axis",
-    diagnosis="value-projection-of-first-head",
-)
-def value_projection_of_the_first_head(call: Given) -> Given:
-    weight = call["value_projection"]
-    return {"value_projection": np.broadcast_to(weight[:1], weight.shape)}
-
-
 def _viewed(weight: Array) -> Array:
     """View (C, H W) as (H, C, W) without a transposition."""
     heads, latent, width = weight.shape
     return weight.swapaxes(0, 1).reshape(latent, heads * width).reshape(heads, latent, width)
-
-
-@_faulty_key(_asked_for, defect="kv_b_proj is viewed as heads first: a reshape without a transposition")
-def key_projection_viewed(call: Given) -> Given:
-    return {"key_projection": _viewed(call["key_projection"])}
-
-
-@_faulty_value(_asked_for, defect="kv_b_proj is viewed as heads first, for values alone")
-def value_projection_viewed(call: Given) -> Given:
-    return {"value_projection": _viewed(call["value_projection"])}
-
-
-@_faulty_key(_asked_for, defect="kv_b_proj is split with v before k_nope", diagnosis="latent-projections-swapped")
-def latent_projections_swapped(call: Given) -> Given:
-    key, value = call["key_projection"], call["value_projection"]
-    return {"key_projection": value, "value_projection": key} if key.shape == value.shape else {}
-
-
-@_faulty_value(
-    _asked_for,
-    defect="the mean of latent vectors is returned as it is: W_UV is not absorbed anywhere",
-    diagnosis="value-projection-ignored",
-)
-def latents_taken_for_values(call: Given) -> Given:
-    weight = call["value_projection"]
-    return {"value_projection": _identities(weight)} if _square(weight) else {}
-
-
-@_faulty_key(
-    _asked_for,
-    defect="queries meet latent vectors without W_UK, which is as wide",
-    diagnosis="key-projection-ignored",
-)
-def latents_taken_for_keys(call: Given) -> Given:
-    weight = call["key_projection"]
-    return {"key_projection": _identities(weight)} if _square(weight) else {}
-
-
-@_faulty_key(_asked_for, defect="a long cache is made into keys in chunks, each from its start: vllm#26042's kind")
-def chunks_of_latents_from_the_start(call: Given) -> Given:
-    latent = call["latent"]
-    return {"latent": np.concatenate([latent[:, :32], latent[:, : max(latent.shape[1] - 32, 0)]], axis=1)}
-
-
-@_faulty_key(
-    _asked_for,
-    defect="latent vectors are kept in bfloat16 beside float32",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def latents_cached_in_bfloat16(call: Given) -> Given:
-    return {"latent": bfloat16(call["latent"])}
 
 
 @_faulty_value(
@@ -263,3 +114,77 @@ def _in_front(query_rotary: Array | None = None, key_rotary: Array | None = None
     query = np.concatenate([query_rotary, call["query"]], axis=-1)
     kept = {name: option for name, option in call.items() if name not in _ARRAYS}
     return attention(query, np.concatenate([shared, key], axis=-1), value, **kept)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_scale(_asked_for, "scale_without_the_rotated_part",
+    "1/sqrt of the part that is not rotated: NVIDIA/Megatron-LM#1501's kind",
+    _scaled_by(lambda call: 1 / math.sqrt(call["query"].shape[-1])), diagnosis="scale-inverse-root-of-Dn")
+_faulty_scale(_asked_for, "scale_of_absorbed_queries", "1/sqrt of the width that absorbed queries have, 576 for 192",
+    _scaled_by(lambda call: 1 / math.sqrt(call["latent"].shape[-1] + _width_of_rotary(call))),
+    diagnosis="scale-inverse-root-of-C+Dr")
+_faulty_scale(_asked_for, "scale_of_the_values_of_latents",
+    "1/sqrt of the values' width, which is that of no query: NVIDIA/Megatron-LM#1501's kind",
+    _scaled_by(lambda call: 1 / math.sqrt(call["value_projection"].shape[-1])), diagnosis="scale-inverse-root-of-Dv")
+_faulty_scale(_asked_for, "scale_of_latents_reversed",
+    "multiplied by sqrt(D + Dr) for divided by it: AI-Hypercomputer/maxtext#1370",
+    _scaled_by(lambda call: math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))),
+    diagnosis="scale-root-of-width")
+_faulty_scale(_asked_for, "scale_of_latents_not_handed_on",
+    "the model's own scale is not handed on: huggingface/optimum-intel#1877",
+    lambda call: {"scale": None}, diagnosis="scale-default")
+_faulty_key(_asked_for, "rotated_part_left_out", "the scores lack the part that is rotated",
+    lambda call: {"key_rotary": np.zeros_like(call["key_rotary"])} if _is_rotated(call) else {},
+    diagnosis="rotated-part-ignored")
+_faulty_key(_asked_for, "rotated_part_scaled_twice",
+    "the rotated part is scaled before it is added, and with the rest again",
+    lambda call: {} if not _is_rotated(call) else {"key_rotary":
+        call["key_rotary"] * (1 / math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))
+        if call.get("scale") is None else call["scale"])})
+_faulty_key(_asked_for, "rotated_part_of_the_token_before",
+    "the cache of rotated parts is a token behind that of latent vectors",
+    lambda call: {"key_rotary": np.roll(call["key_rotary"], 1, axis=1)} if _is_rotated(call) else {})
+_faulty_key(_asked_for, "rotated_queries_of_other_positions",
+    "q_pe is rotated by tables with the axis of heads for positions: tensorgi/TPA#4's kind",
+    lambda call: {"query_rotary": call["query_rotary"][:, :, ::-1]} if _is_rotated(call) else {})
+_faulty_key(_asked_for, "key_projection_transposed", "W_UK is kept (D, C) in a checkpoint, and absorbed as if (C, D)",
+    lambda call: {"key_projection": call["key_projection"].swapaxes(1, 2)} if _square(call["key_projection"]) else {},
+    diagnosis="key-projection-transposed")
+_faulty_value(_asked_for, "value_projection_transposed", "W_UV is multiplied from the other side",
+    lambda call: {"value_projection": call["value_projection"].swapaxes(1, 2)} if _square(call["value_projection"])
+        else {},
+    diagnosis="value-projection-transposed")
+_faulty_key(_asked_for, "key_projection_of_the_next_head", "kv_b_proj is sharded one head off",
+    lambda call: {"key_projection": np.roll(call["key_projection"], -1, axis=0)},
+    diagnosis="key-projection-of-next-head")
+_faulty_value(_asked_for, "value_projection_of_the_next_head", "kv_b_proj is sharded one head off, behind the mean",
+    lambda call: {"value_projection": np.roll(call["value_projection"], -1, axis=0)},
+    diagnosis="value-projection-of-next-head")
+_faulty_value(_asked_for, "value_projection_of_the_first_head",
+    "one matrix for all heads behind the mean: a product that spreads over the wrong axis",
+    lambda call: {"value_projection": np.broadcast_to(call["value_projection"][:1], call["value_projection"].shape)},
+    diagnosis="value-projection-of-first-head")
+_faulty_key(_asked_for, "key_projection_viewed",
+    "kv_b_proj is viewed as heads first: a reshape without a transposition",
+    lambda call: {"key_projection": _viewed(call["key_projection"])})
+_faulty_value(_asked_for, "value_projection_viewed", "kv_b_proj is viewed as heads first, for values alone",
+    lambda call: {"value_projection": _viewed(call["value_projection"])})
+_faulty_key(_asked_for, "latent_projections_swapped", "kv_b_proj is split with v before k_nope",
+    lambda call: {"key_projection": call["value_projection"], "value_projection": call["key_projection"]}
+        if call["key_projection"].shape == call["value_projection"].shape else {},
+    diagnosis="latent-projections-swapped")
+_faulty_value(_asked_for, "latents_taken_for_values",
+    "the mean of latent vectors is returned as it is: W_UV is not absorbed anywhere",
+    lambda call: {"value_projection": _identities(call["value_projection"])} if _square(call["value_projection"])
+        else {},
+    diagnosis="value-projection-ignored")
+_faulty_key(_asked_for, "latents_taken_for_keys", "queries meet latent vectors without W_UK, which is as wide",
+    lambda call: {"key_projection": _identities(call["key_projection"])} if _square(call["key_projection"]) else {},
+    diagnosis="key-projection-ignored")
+_faulty_key(_asked_for, "chunks_of_latents_from_the_start",
+    "a long cache is made into keys in chunks, each from its start: vllm#26042's kind",
+    lambda call: {"latent": np.concatenate([call["latent"][:, :32], call["latent"][:, :
+        max(call["latent"].shape[1] - 32, 0)]], axis=1)})
+_faulty_key(_asked_for, "latents_cached_in_bfloat16", "latent vectors are kept in bfloat16 beside float32",
+    lambda call: {"latent": bfloat16(call["latent"])}, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)

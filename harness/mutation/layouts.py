@@ -23,7 +23,7 @@ from attncheck.mutation.variant import Steps
 from attncheck.spec import PROJECTIONS
 
 _faulty_layouts = partial(mutant, "layouts", at="raw_scores")
-_faulty_projections = partial(mutant, "projections")
+_faulty_projections = partial(mutant, "projections", at="output")
 
 
 def memory_of(view: Array) -> Array:
@@ -62,44 +62,6 @@ def _as_contiguous(view: Array) -> Array:
     return np.resize(memory_of(view), view.shape)
 
 
-_faulty_layouts(
-    _strided,
-    defect="every second number belongs to something else: pytorch#181133, pytorch#112577",
-    name="strided_view_read_as_contiguous",
-)(_as_contiguous)
-
-
-@_faulty_layouts(_strided, defect="all strides are heeded but the last: pytorch#187506")
-def last_stride_taken_for_one(view: Array) -> Array:
-    return as_strided(view, strides=(*view.strides[:-1], view.itemsize)).copy()
-
-
-_faulty_layouts(
-    _transposed,
-    defect="(B, L, H, D) in memory read as (B, H, L, D): jax#35916, torch-spyre#4331",
-    name="transposed_view_read_as_contiguous",
-)(_as_contiguous)
-
-
-@_faulty_layouts(_transposed, defect="columns of merged heads dealt out in turn: tensor_parallel#103, slapo#46")
-def merged_heads_read_as_interleaved(view: Array) -> Array:
-    """Read merged heads (B, L, H*D) as if they were interleaved, (B, L, D*H)."""
-    if view.ndim != 4 or not view.swapaxes(1, 2).flags.c_contiguous:
-        return view
-    batch, heads, length, width = view.shape
-    return view.swapaxes(1, 2).reshape(batch, length, width, heads).transpose(0, 3, 1, 2)
-
-
-@_faulty_layouts(_transposed, defect="an offset for another layout: pytorch#195320's kind")
-def transposed_view_read_one_row_ahead(view: Array) -> Array:
-    return np.roll(view, -1, axis=-2) if view.ndim > 1 else view
-
-
-_faulty_layouts(
-    _broadcast, defect="stride 0 taken for a full one: pytorch#191937", name="broadcast_view_read_as_contiguous"
-)(_as_contiguous)
-
-
 @_faulty_layouts(_broadcast, defect="only the first of equal slices is there: pytorch#191937's kind")
 def broadcast_view_read_once(view: Array) -> Array:
     """Read each axis of stride 0 once, and zeros beyond."""
@@ -110,13 +72,6 @@ def broadcast_view_read_once(view: Array) -> Array:
     )
     kept[first] = view[first]
     return kept
-
-
-@_faulty_layouts(_broadcast, defect="the tail of a tile of 32 with stride 0: pytorch#191937")
-def last_row_of_a_broadcast_view_stale_where_lk_mod_32_is_1(view: Array) -> Array:
-    """Read the last row before its turn where a tile of 32 is left with one."""
-    rows = view.shape[-2]
-    return view[..., [*range(rows - 1), rows - 2], :] if rows > 1 and rows % 32 == 1 else view
 
 
 Arguments = dict[str, Any]
@@ -176,16 +131,6 @@ def _output_bias(change: Callable[[Array, int], Array]) -> Steps:
     return _arguments(changed)
 
 
-@_faulty_projections(_output_bias, at="output", defect="by the kernel and by its caller")
-def output_bias_added_twice(bias: Array, heads: int) -> Array:
-    return np.asarray(bias + bias)
-
-
-@_faulty_projections(_output_bias, at="output", defect="each head's part of a split product brings the bias")
-def output_bias_added_per_head(bias: Array, heads: int) -> Array:
-    return np.asarray(heads * bias)
-
-
 @_faulty_projections(_arguments, at="query", defect="(x + b) W for x W + b, silent where the widths are equal")
 def projection_bias_before_the_product(given: Arguments) -> Arguments:
     changed: Arguments = {}
@@ -208,18 +153,6 @@ def projected_before_the_merge(*arrays: Array, **given: Any) -> Stages:
     return stages
 
 
-@_faulty_projections(_arguments, at="key", defect="Keras takes query, value, key, in that order")
-def key_and_value_inputs_swapped(given: Arguments) -> Arguments:
-    key, value = given["key"], given["value"]
-    return {"key": value, "value": key} if key.shape == value.shape else {}
-
-
-@_faulty_projections(_arguments, at="key", defect="packed weights read in another order: slapo#46, tt-metal#57366")
-def key_and_value_weights_swapped(given: Arguments) -> Arguments:
-    key, value = given["key_weight"], given["value_weight"]
-    return {"key_weight": value, "value_weight": key} if key.shape == value.shape else {}
-
-
 def _rounded(store: arithmetic.Store, given: Arguments, *names: str) -> Arguments:
     return {name: store(given[name]) for name in names}
 
@@ -227,19 +160,46 @@ def _rounded(store: arithmetic.Store, given: Arguments, *names: str) -> Argument
 _WEIGHTS = tuple(f"{role}_weight" for role in PROJECTIONS)
 
 
-@_faulty_projections(
-    _arguments, at="query", defect="weights stored in 16 bits", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
-def projection_weights_in_bfloat16(given: Arguments) -> Arguments:
-    return _rounded(arithmetic.bfloat16, given, *_WEIGHTS)
-
-
-@_faulty_projections(
-    _arguments,
-    at="query",
-    defect="float32 matmul silently in TF32: pytorch#161022",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def projections_in_tf32(given: Arguments) -> Arguments:
-    return _rounded(arithmetic.tf32, given, *PROJECTIONS, *_WEIGHTS)
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_layouts(_strided, "strided_view_read_as_contiguous",
+    "every second number belongs to something else: pytorch#181133, pytorch#112577",
+    _as_contiguous)
+_faulty_layouts(_strided, "last_stride_taken_for_one", "all strides are heeded but the last: pytorch#187506",
+    lambda view: as_strided(view, strides=(*view.strides[:-1], view.itemsize)).copy())
+_faulty_layouts(_transposed, "transposed_view_read_as_contiguous",
+    "(B, L, H, D) in memory read as (B, H, L, D): jax#35916, torch-spyre#4331",
+    _as_contiguous)
+# Read merged heads (B, L, H*D) as if they were interleaved, (B, L, D*H).
+_faulty_layouts(_transposed, "merged_heads_read_as_interleaved",
+    "columns of merged heads dealt out in turn: tensor_parallel#103, slapo#46",
+    lambda view: view if view.ndim != 4 or not view.swapaxes(1, 2).flags.c_contiguous else view.swapaxes(1,
+        2).reshape(view.shape[0], view.shape[2], view.shape[3], view.shape[1]).transpose(0, 3, 1, 2))
+_faulty_layouts(_transposed, "transposed_view_read_one_row_ahead",
+    "an offset for another layout: pytorch#195320's kind",
+    lambda view: np.roll(view, -1, axis=-2) if view.ndim > 1 else view)
+_faulty_layouts(_broadcast, "broadcast_view_read_as_contiguous", "stride 0 taken for a full one: pytorch#191937",
+    _as_contiguous)
+# Read the last row before its turn where a tile of 32 is left with one.
+_faulty_layouts(_broadcast, "last_row_of_a_broadcast_view_stale_where_lk_mod_32_is_1",
+    "the tail of a tile of 32 with stride 0: pytorch#191937",
+    lambda view: view[..., [*range(view.shape[-2] - 1), view.shape[-2] - 2], :] if view.shape[-2] > 1
+        and view.shape[-2] % 32 == 1 else view)
+_faulty_projections(_output_bias, "output_bias_added_twice", "by the kernel and by its caller",
+    lambda bias, heads: np.asarray(bias + bias))
+_faulty_projections(_output_bias, "output_bias_added_per_head", "each head's part of a split product brings the bias",
+    lambda bias, heads: np.asarray(heads * bias))
+_faulty_projections(_arguments, "key_and_value_inputs_swapped", "Keras takes query, value, key, in that order",
+    lambda given: {"key": given["value"], "value": given["key"]} if given["key"].shape == given["value"].shape else {},
+    at="key")
+_faulty_projections(_arguments, "key_and_value_weights_swapped",
+    "packed weights read in another order: slapo#46, tt-metal#57366",
+    lambda given: {"key_weight": given["value_weight"], "value_weight": given["key_weight"]}
+        if given["key_weight"].shape == given["value_weight"].shape else {},
+    at="key")
+_faulty_projections(_arguments, "projection_weights_in_bfloat16", "weights stored in 16 bits",
+    lambda given: _rounded(arithmetic.bfloat16, given, *_WEIGHTS), at="query", dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_projections(_arguments, "projections_in_tf32", "float32 matmul silently in TF32: pytorch#161022",
+    lambda given: _rounded(arithmetic.tf32, given, *PROJECTIONS, *_WEIGHTS), at="query", dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)

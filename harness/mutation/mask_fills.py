@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import (
     _cap,
     _row_sum,
@@ -48,59 +46,6 @@ def _fill_read_as(change: Callable[[float], float | None]) -> Steps:
 
 
 @_faulty_fill(
-    _fill_read_as,
-    defect="the argument has no effect: a row without a key is 0 or NaN, and not the mean",
-    diagnosis="fill-minus-infinity",
-)
-def fill_ignored(fill: float) -> None:
-    return None
-
-
-@_faulty_fill(_fill_read_as, defect="a typo, 1e-9 for -1e9: RibonanzaNet#5", diagnosis="fill-inverted")
-def fill_with_a_lost_exponent(fill: float) -> float:
-    return 1 / fill if fill else fill
-
-
-@_faulty_fill(_fill_read_as, defect="the sign is lost: what is masked has all of the weight")
-def fill_of_the_other_sign(fill: float) -> float:
-    return -fill
-
-
-@_faulty_fill(_fill_read_as, defect="a constant of its own: -1e4 for every dtype, transformers#12109")
-def fill_of_minus_1e4_whatever_is_asked(fill: float) -> float:
-    return -1e4
-
-
-@_faulty_fill(
-    _placed, defect="(1 - mask) * -1e4 is added, and not put in place: transformers#12109", diagnosis="fill-added"
-)
-def fill_added(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
-    return np.where(allowed, biased, biased + fill)
-
-
-@_faulty_fill(_placed, defect="masked_fill(mask == 1), where 1 says yes: unturtle#56", diagnosis="mask-inverted")
-def fill_where_the_mask_says_yes(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
-    return np.where(allowed, fill, biased)
-
-
-@_faulty_fill(_placed, defect="a row without a key is minus infinity: what a guard against empty rows leaves")
-def fill_left_out_of_rows_without_a_key(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
-    empty = ~allowed.any(axis=-1, keepdims=True)
-    return np.where(empty, np.asarray(-np.inf, biased.dtype), np.where(allowed, biased, fill))
-
-
-@_faulty_fill(_placed, defect="the lesser of score and fill: a fill above a score has no effect")
-def fill_as_an_upper_limit(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
-    return np.where(allowed, biased, np.minimum(biased, fill))
-
-
-@_faulty_fill(_placed, defect="the fill is for the mask alone: causality and lengths are minus infinity")
-def fill_for_the_mask_alone(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
-    rules = allowed_keys(biased, {**masks, "mask": None})
-    return np.where(rules, np.where(allowed, biased, fill), np.asarray(-np.inf, biased.dtype))
-
-
-@_faulty_fill(
     _placed, defect="mask and causality are filled one after the other, and the fills add up: transformers#31035"
 )
 def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
@@ -109,12 +54,6 @@ def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: Masks) 
     by_mask = allowed_keys(biased, {**NO_RULES, "mask": masks["mask"]})
     by_rules = allowed_keys(biased, {**masks, "mask": None})
     return np.where(by_mask | by_rules, np.where(allowed, biased, fill), fill + fill)
-
-
-@_faulty_fill(_placed, defect="the bias comes behind the mask, and moves the fill")
-def fill_in_front_of_the_bias(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
-    bias = np.asarray(0 if masks["bias"] is None else masks["bias"], biased.dtype)
-    return np.where(allowed, biased, fill + bias)
 
 
 def _fill_of_call(change: Callable[[Call, float], float]) -> Steps:
@@ -130,46 +69,6 @@ def _fill_of_call(change: Callable[[Call, float], float]) -> Steps:
 
 def _masked(scores: Array, given: Masks, fill: float) -> dict[str, Array]:
     return mask_scores(scores, **{**given, "mask_fill": fill})
-
-
-@_faulty_fill(_fill_of_call, defect="masked before the scores are scaled", diagnosis="fill-scaled")
-def fill_scaled(call: Call, fill: float) -> float:
-    return fill * call.factor
-
-
-@_faulty_fill(_fill_of_call, defect="the softcap comes behind the mask, and holds the fill back: onnx#7865")
-def fill_held_back_by_the_softcap(call: Call, fill: float) -> float:
-    return fill if call.softcap is None else float(_cap(np.asarray(fill), call.softcap))
-
-
-@_faulty_fill(
-    "multi_head_attention",
-    defect="the layer does not hand the fill on to its attention: its heads mask by minus infinity",
-    diagnosis="fill-minus-infinity",
-)
-def fill_lost_between_projections(*arrays: Array, mask_fill: float | None = None, **given: Any) -> Stages:
-    return multi_head_attention(*arrays, **given)
-
-
-@mutant(
-    "mask fills",
-    "attention_gradients._allowed_keys",
-    at="grad_query",
-    defect="the gradient goes through a score that the fill took the place of: a mask that is added",
-    name="gradient_through_a_fill",
-)
-def _no_keys(*_: object, **__: object) -> None:
-    return None
-
-
-@mutant(
-    "mask fills",
-    value_weights_read_as,
-    at="grad_value",
-    defect="values behind a mask get no gradient, though a row of fills alone is their mean",
-)
-def no_gradient_of_values_behind_a_fill(call: Call, weights: Array) -> Array:
-    return weights if call.mask_fill is None else np.where(allowed_in(call), weights, 0)
 
 
 def _where_filled(steps_of: Callable[[Call, Array], Steps]) -> Steps:
@@ -192,3 +91,49 @@ def values_behind_fills_averaged_apart(call: Call, kept: Array) -> Steps:
         return np.asarray(sum(parts))
 
     return {"_weighted_sum": average}
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_fill(_fill_read_as, "fill_ignored",
+    "the argument has no effect: a row without a key is 0 or NaN, and not the mean",
+    lambda fill: None, diagnosis="fill-minus-infinity")
+_faulty_fill(_fill_read_as, "fill_with_a_lost_exponent", "a typo, 1e-9 for -1e9: RibonanzaNet#5",
+    lambda fill: 1 / fill if fill else fill, diagnosis="fill-inverted")
+_faulty_fill(_fill_read_as, "fill_of_the_other_sign", "the sign is lost: what is masked has all of the weight",
+    lambda fill: -fill)
+_faulty_fill(_fill_read_as, "fill_of_minus_1e4_whatever_is_asked",
+    "a constant of its own: -1e4 for every dtype, transformers#12109",
+    lambda fill: -1e4)
+_faulty_fill(_placed, "fill_added", "(1 - mask) * -1e4 is added, and not put in place: transformers#12109",
+    lambda biased, allowed, fill, masks: np.where(allowed, biased, biased + fill), diagnosis="fill-added")
+_faulty_fill(_placed, "fill_where_the_mask_says_yes", "masked_fill(mask == 1), where 1 says yes: unturtle#56",
+    lambda biased, allowed, fill, masks: np.where(allowed, fill, biased), diagnosis="mask-inverted")
+_faulty_fill(_placed, "fill_left_out_of_rows_without_a_key",
+    "a row without a key is minus infinity: what a guard against empty rows leaves",
+    lambda biased, allowed, fill, masks: np.where(~allowed.any(axis=-1, keepdims=True), np.asarray(-np.inf,
+        biased.dtype), np.where(allowed, biased, fill)))
+_faulty_fill(_placed, "fill_as_an_upper_limit", "the lesser of score and fill: a fill above a score has no effect",
+    lambda biased, allowed, fill, masks: np.where(allowed, biased, np.minimum(biased, fill)))
+_faulty_fill(_placed, "fill_for_the_mask_alone",
+    "the fill is for the mask alone: causality and lengths are minus infinity",
+    lambda biased, allowed, fill, masks: np.where(allowed_keys(biased, {**masks, "mask": None}), np.where(allowed,
+        biased, fill), np.asarray(-np.inf, biased.dtype)))
+_faulty_fill(_placed, "fill_in_front_of_the_bias", "the bias comes behind the mask, and moves the fill",
+    lambda biased, allowed, fill, masks: np.where(allowed, biased, fill + np.asarray(0 if masks["bias"] is None
+        else masks["bias"], biased.dtype)))
+_faulty_fill(_fill_of_call, "fill_scaled", "masked before the scores are scaled",
+    lambda call, fill: fill * call.factor, diagnosis="fill-scaled")
+_faulty_fill(_fill_of_call, "fill_held_back_by_the_softcap",
+    "the softcap comes behind the mask, and holds the fill back: onnx#7865",
+    lambda call, fill: fill if call.softcap is None else float(_cap(np.asarray(fill), call.softcap)))
+_faulty_fill("multi_head_attention", "fill_lost_between_projections",
+    "the layer does not hand the fill on to its attention: its heads mask by minus infinity",
+    lambda *arrays, mask_fill=None, **given: multi_head_attention(*arrays, **given), diagnosis="fill-minus-infinity")
+mutant("mask fills", "attention_gradients._allowed_keys", "gradient_through_a_fill",
+    "the gradient goes through a score that the fill took the place of: a mask that is added",
+    lambda *_, **__: None, at="grad_query")
+mutant("mask fills", value_weights_read_as, "no_gradient_of_values_behind_a_fill",
+    "values behind a mask get no gradient, though a row of fills alone is their mean",
+    lambda call, weights: weights if call.mask_fill is None else np.where(allowed_in(call), weights, 0),
+    at="grad_value")

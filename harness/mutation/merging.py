@@ -22,7 +22,7 @@ from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.mutant import EVERY, control, mutant
 from attncheck.mutation.variant import Steps
 
-_faulty_merge = partial(mutant, "merging")
+_faulty_merge = partial(mutant, "merging", at="weights")
 _LN2 = math.log(2)
 
 
@@ -52,25 +52,6 @@ def _maximum(scores: Array) -> Array:
     return np.where(np.isneginf(highest), 0, highest)
 
 
-_faulty_merge(
-    at="weights",
-    defect="log2 is written and log is read: flashinfer#2113, pytorch#181645",
-    diagnosis="lse-base-e",
-    name="parts_are_always_merged_in_base_e",
-)({"_natural_logarithms": lambda scores, base: scores, "_logarithms_in_base": lambda scores, base: scores})
-_faulty_merge(
-    at="weights",
-    defect="log is written and log2 is read: sglang#35045",
-    diagnosis="lse-base-2",
-    name="parts_are_always_merged_in_base_two",
-)(
-    {
-        "_natural_logarithms": lambda scores, base: _natural_logarithms(scores, "2"),
-        "_logarithms_in_base": lambda scores, base: _logarithms_in_base(scores, "2"),
-    }
-)
-
-
 @_faulty_merge(_read_as, at="weights", defect="a prefix in base e meets a suffix in base 2: sglang#40903")
 def first_part_in_the_other_base(scores: Array, base: LseBase) -> Array:
     factor = np.ones(scores.shape[-1], scores.dtype)
@@ -78,63 +59,11 @@ def first_part_in_the_other_base(scores: Array, base: LseBase) -> Array:
     return np.asarray(_natural_logarithms(scores, base) * factor)
 
 
-@_faulty_merge(
-    "_logarithms_in_base",
-    at="log_sum_exp",
-    defect="the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
-    diagnosis="log-sum-exp-base-e",
-)
-def whole_returned_in_base_e(scores: Array, base: LseBase) -> Array:
-    return scores
-
-
-@_faulty_merge(
-    "_logarithms_in_base",
-    at="log_sum_exp",
-    defect="the whole is returned in base 2, whatever the parts are in: cudnn-frontend#931's kind",
-    diagnosis="log-sum-exp-base-2",
-)
-def whole_returned_in_base_two(scores: Array, base: LseBase) -> Array:
-    return np.asarray(scores / _LN2)
-
-
 @_faulty_merge("merge_states.softmax", at="weights", defect="e^L without its maximum: inf / inf, or 0 / 0: trl#7181")
 def parts_merged_without_their_maximum(scores: Array) -> Stages:
     powers = np.exp(scores)
     total = powers.sum(axis=-1, keepdims=True)
     return {"weights": powers / np.where(total == 0, 1, total), "log_sum_exp": np.log(total)[..., 0]}
-
-
-@_faulty_merge(_weighed, at="weights", defect="structure: each part is scaled to the maximum, and never to the sum")
-def parts_not_normalised(scores: Array) -> Array:
-    return np.asarray(np.exp(scores - _maximum(scores)))
-
-
-@_faulty_merge(
-    _weighed,
-    at="weights",
-    defect="structure: the merge forgets how much each part weighs",
-    diagnosis="parts-averaged",
-)
-def parts_averaged(scores: Array) -> Array:
-    return softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"]  # type: ignore[no-any-return]
-
-
-@_faulty_merge(_softmax_of, at="weights", defect="the logarithm of an empty part's sum is 0: mlx#2608")
-def empty_part_weighs_as_zero(scores: Array) -> Array:
-    return np.where(np.isneginf(scores), 0, scores)
-
-
-@_faulty_merge(_softmax_of, at="weights", defect="an empty part is written as plus infinity: vllm#28181, #15492")
-def empty_part_is_plus_infinity(scores: Array) -> Array:
-    return np.where(np.isneginf(scores), np.inf, scores)
-
-
-@_faulty_merge(
-    "_without_empty_parts", at="output", defect="0 times the NaN of an empty part: flashinfer#5262, vllm#27491"
-)
-def empty_part_let_through(outputs: Array, log_sum_exps: Array) -> Array:
-    return outputs
 
 
 @_faulty_merge(
@@ -164,63 +93,6 @@ def whole_of_nothing_is_plus_infinity(scores: Array) -> Array:
     return np.where(np.isneginf(total), np.inf, total)
 
 
-@_faulty_merge(_totalled, at="log_sum_exp", defect="the maximum is stored in place of the whole: aiter#3334's kind")
-def whole_is_the_maximum_alone(scores: Array) -> Array:
-    return np.asarray(scores.max(axis=-1))
-
-
-@_faulty_merge(_totalled, at="log_sum_exp", defect="structure: the parts are counted, not weighed")
-def whole_adds_the_logarithm_of_the_count(scores: Array) -> Array:
-    return np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype))
-
-
-@_faulty_merge(
-    _totalled,
-    at="log_sum_exp",
-    defect="the maximum that was subtracted is not added again",
-    diagnosis="log-sum-exp-without-maximum",
-)
-def whole_without_its_maximum(scores: Array) -> Array:
-    return np.asarray(softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0])
-
-
-@_faulty_merge(
-    "_mean_of_parts",
-    at="output",
-    defect="structure: outputs are gathered in the order in which devices answer",
-    diagnosis="parts-reversed",
-)
-def outputs_in_reverse_order(weights: Array, parts: Array) -> Array:
-    return _mean_of_parts(weights, parts[..., ::-1, :])
-
-
-@_faulty_merge(
-    _softmax_of, at="weights", defect="structure: one part fewer is merged than there are", diagnosis="last-part-lost"
-)
-def last_part_not_merged(scores: Array) -> Array:
-    parts = scores.shape[-1]
-    return np.where(np.arange(parts) < max(parts - 1, 1), scores, -np.inf).astype(scores.dtype)
-
-
-@_faulty_merge(
-    _softmax_of, at="weights", defect="structure: a warp merges its 32 parts, and no more", diagnosis="last-part-lost"
-)
-def parts_beyond_32_lost(scores: Array) -> Array:
-    return np.where(np.arange(scores.shape[-1]) < 32, scores, -np.inf).astype(scores.dtype)
-
-
-@_faulty_merge(_read_as, at="weights", defect="(Lq, H) is read as (H, Lq): statistics of kernels have their own layout")
-def heads_and_queries_of_log_sum_exps_confused(scores: Array, base: LseBase) -> Array:
-    batch, heads, queries, parts = scores.shape
-    turned = np.ascontiguousarray(scores).reshape(batch, queries, heads, parts).swapaxes(1, 2)
-    return _natural_logarithms(turned, base)
-
-
-@_faulty_merge(_read_as, at="weights", defect="structure: one log-sum-exp per query is read for all heads")
-def log_sum_exps_of_the_first_head(scores: Array, base: LseBase) -> Array:
-    return _natural_logarithms(np.broadcast_to(scores[:, :1], scores.shape), base)
-
-
 @_faulty_merge(
     _weighed, at="weights", defect="a merge of two keeps the larger log-sum-exp: the next part weighs too much"
 )
@@ -235,18 +107,6 @@ def running_log_sum_exp_is_the_larger_one(scores: Array) -> Array:
         weights[..., number : number + 1] = shares[..., 1:]
         running = np.maximum(running, own)
     return weights
-
-
-@_faulty_merge(
-    _softmax_of, at="weights", defect="log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind"
-)
-def log_sum_exps_of_parts_in_bfloat16(scores: Array) -> Array:
-    return arithmetic.bfloat16(scores)
-
-
-@_faulty_merge(_softmax_of, at="weights", defect="-100 for minus infinity: a part that is empty weighs beside low ones")
-def empty_part_is_minus_a_hundred(scores: Array) -> Array:
-    return np.asarray(np.maximum(scores, np.asarray(-100, scores.dtype)))
 
 
 # What is right.
@@ -336,3 +196,63 @@ def parts_divided_at_the_end(parts: list[Pair]) -> Pair:
     mean = sum(output * power[..., np.newaxis] for (output, _), power in zip(parts, powers, strict=True))
     with np.errstate(divide="ignore"):
         return np.asarray(mean / np.where(sums == 0, 1, sums)[..., np.newaxis]), np.asarray(shift + np.log(sums))
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_merge(None, "parts_are_always_merged_in_base_e",
+    "log2 is written and log is read: flashinfer#2113, pytorch#181645",
+    {"_natural_logarithms": lambda scores, base: scores, "_logarithms_in_base": lambda scores, base: scores},
+    diagnosis="lse-base-e")
+_faulty_merge(None, "parts_are_always_merged_in_base_two", "log is written and log2 is read: sglang#35045",
+    {"_natural_logarithms": lambda scores, base: _natural_logarithms(scores, "2"), "_logarithms_in_base":
+        lambda scores, base: _logarithms_in_base(scores, "2")},
+    diagnosis="lse-base-2")
+_faulty_merge("_logarithms_in_base", "whole_returned_in_base_e",
+    "the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
+    lambda scores, base: scores, at="log_sum_exp", diagnosis="log-sum-exp-base-e")
+_faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
+    "the whole is returned in base 2, whatever the parts are in: cudnn-frontend#931's kind",
+    lambda scores, base: np.asarray(scores / _LN2), at="log_sum_exp", diagnosis="log-sum-exp-base-2")
+_faulty_merge(_weighed, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
+    lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
+_faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much each part weighs",
+    lambda scores: softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
+    diagnosis="parts-averaged")
+_faulty_merge(_softmax_of, "empty_part_weighs_as_zero", "the logarithm of an empty part's sum is 0: mlx#2608",
+    lambda scores: np.where(np.isneginf(scores), 0, scores))
+_faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
+    "an empty part is written as plus infinity: vllm#28181, #15492",
+    lambda scores: np.where(np.isneginf(scores), np.inf, scores))
+_faulty_merge("_without_empty_parts", "empty_part_let_through",
+    "0 times the NaN of an empty part: flashinfer#5262, vllm#27491",
+    lambda outputs, log_sum_exps: outputs, at="output")
+_faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
+    lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp")
+_faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
+    lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
+_faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
+    lambda scores: np.asarray(softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]), at="log_sum_exp",
+    diagnosis="log-sum-exp-without-maximum")
+_faulty_merge("_mean_of_parts", "outputs_in_reverse_order",
+    "structure: outputs are gathered in the order in which devices answer",
+    lambda weights, parts: _mean_of_parts(weights, parts[..., ::-1, :]), at="output", diagnosis="parts-reversed")
+_faulty_merge(_softmax_of, "last_part_not_merged", "structure: one part fewer is merged than there are",
+    lambda scores: np.where(np.arange(scores.shape[-1]) < max(scores.shape[-1] - 1, 1), scores,
+        -np.inf).astype(scores.dtype),
+    diagnosis="last-part-lost")
+_faulty_merge(_softmax_of, "parts_beyond_32_lost", "structure: a warp merges its 32 parts, and no more",
+    lambda scores: np.where(np.arange(scores.shape[-1]) < 32, scores, -np.inf).astype(scores.dtype),
+    diagnosis="last-part-lost")
+_faulty_merge(_read_as, "heads_and_queries_of_log_sum_exps_confused",
+    "(Lq, H) is read as (H, Lq): statistics of kernels have their own layout",
+    lambda scores, base: _natural_logarithms(np.ascontiguousarray(scores).reshape(scores.shape[0], scores.shape[2],
+        scores.shape[1], scores.shape[3]).swapaxes(1, 2), base))
+_faulty_merge(_read_as, "log_sum_exps_of_the_first_head", "structure: one log-sum-exp per query is read for all heads",
+    lambda scores, base: _natural_logarithms(np.broadcast_to(scores[:, :1], scores.shape), base))
+_faulty_merge(_softmax_of, "log_sum_exps_of_parts_in_bfloat16",
+    "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
+    lambda scores: arithmetic.bfloat16(scores))
+_faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
+    "-100 for minus infinity: a part that is empty weighs beside low ones",
+    lambda scores: np.asarray(np.maximum(scores, np.asarray(-100, scores.dtype))))

@@ -72,11 +72,6 @@ def _last_key_seen(mask: Array) -> Array:
     return np.asarray(np.where(mask.any(axis=-1), last, -1)[..., np.newaxis])
 
 
-@_faulty(defect="a mask taken for causal, whatever it is: transformers#39389, the prefix of unsloth-zoo#963's kind")
-def mask_of_a_model_taken_for_causal(mask: Array, scores: Array) -> Array:
-    return both(mask, _causal(scores)) if _has_rows(mask) else mask
-
-
 @_faulty(defect="is_causal is told from the first row, which is text: transformers#38295's kind")
 def mask_that_begins_causally_is_causal(mask: Array, scores: Array) -> Array:
     rows = _spread(mask, scores)
@@ -84,20 +79,6 @@ def mask_that_begins_causally_is_causal(mask: Array, scores: Array) -> Array:
         return mask
     alike = (rows[..., 0, :] == _causal(scores)[0]).all(axis=-1)[..., np.newaxis, np.newaxis]
     return np.asarray(np.where(alike, rows & _causal(scores), rows))
-
-
-@_faulty(defect="tiles above the diagonal are skipped, whatever the mask says there")
-def tiles_above_the_diagonal_skipped(mask: Array, scores: Array) -> Array:
-    queries, keys = scores.shape[-2:]
-    rows, columns = np.arange(queries)[:, np.newaxis] + _offset(scores), np.arange(keys)
-    return both(mask, columns // _SMALL_TILE <= rows // _SMALL_TILE) if _has_rows(mask) else mask
-
-
-@_faulty(defect="tiles of 64 above the diagonal are skipped, whatever the mask says there", dtypes=KERNELS)
-def tiles_of_64_above_the_diagonal_skipped(mask: Array, scores: Array) -> Array:
-    queries, keys = scores.shape[-2:]
-    rows, columns = np.arange(queries)[:, np.newaxis] + _offset(scores), np.arange(keys)
-    return both(mask, columns // _TILE <= rows // _TILE) if _has_rows(mask) else mask
 
 
 @_faulty(defect="a tile below the diagonal is taken for open: FastDeploy#3514, where trees have gaps there")
@@ -177,12 +158,6 @@ def only_the_last_run_of_keys(mask: Array, scores: Array) -> Array:
 def every_key_between_the_first_and_the_last(mask: Array, scores: Array) -> Array:
     key = np.arange(mask.shape[-1])
     return np.asarray((key >= _first_key_seen(mask)) & (key <= _last_key_seen(mask)))
-
-
-@_faulty(defect="the first key of a row is off by one: transformers#37414, chunks and documents")
-def rows_begin_one_key_too_early(mask: Array, scores: Array) -> Array:
-    begins = np.arange(mask.shape[-1]) == _first_key_seen(mask) - 1
-    return np.asarray(mask | (begins & mask.any(axis=-1, keepdims=True)))
 
 
 @_faulty(defect="the first key of a row is left out where its chunk or document begins")
@@ -266,9 +241,24 @@ def committed_keys_masked_causally(mask: Array, scores: Array) -> Array:
     return np.asarray(_spread(mask, scores) & (~committed | causal_keys(queries, keys)))
 
 
-@_faulty(defect="a document goes on in the next one for a tile: the mask is read once for a tile's keys, its first")
-def mask_of_the_first_key_of_a_tile(mask: Array, scores: Array) -> Array:
-    keys = np.arange(mask.shape[-1])
-    if mask.shape[-1] == 1:
-        return mask
-    return np.asarray(mask[..., keys // _SMALL_TILE * _SMALL_TILE])
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty("mask_of_a_model_taken_for_causal",
+    "a mask taken for causal, whatever it is: transformers#39389, the prefix of unsloth-zoo#963's kind",
+    lambda mask, scores: both(mask, _causal(scores)) if _has_rows(mask) else mask)
+_faulty("tiles_above_the_diagonal_skipped", "tiles above the diagonal are skipped, whatever the mask says there",
+    lambda mask, scores: both(mask, np.arange(scores.shape[-1]) // _SMALL_TILE <= (np.arange(scores.shape[-2])[:,
+        np.newaxis] + _offset(scores)) // _SMALL_TILE) if _has_rows(mask) else mask)
+_faulty("tiles_of_64_above_the_diagonal_skipped",
+    "tiles of 64 above the diagonal are skipped, whatever the mask says there",
+    lambda mask, scores: both(mask, np.arange(scores.shape[-1]) // _TILE <= (np.arange(scores.shape[-2])[:,
+        np.newaxis] + _offset(scores)) // _TILE) if _has_rows(mask) else mask,
+    dtypes=KERNELS)
+_faulty("rows_begin_one_key_too_early",
+    "the first key of a row is off by one: transformers#37414, chunks and documents",
+    lambda mask, scores: np.asarray(mask | (np.arange(mask.shape[-1]) == _first_key_seen(mask) - 1) & mask.any(axis=-1,
+        keepdims=True)))
+_faulty("mask_of_the_first_key_of_a_tile",
+    "a document goes on in the next one for a tile: the mask is read once for a tile's keys, its first",
+    lambda mask, scores: mask if mask.shape[-1] == 1 else np.asarray(mask[...,
+        np.arange(mask.shape[-1]) // _SMALL_TILE * _SMALL_TILE]))

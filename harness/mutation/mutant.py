@@ -94,17 +94,21 @@ def subjects_of_module(module: str) -> tuple[Subject, ...]:
 def mutant(
     topic: str,
     form: Form = None,
+    name: str | None = None,
+    defect: str = "",
+    change: Any = None,
     *,
     at: str,
-    defect: str,
     dtypes: tuple[str, ...] = EVERY,
     diagnosis: str | tuple[str, ...] = (),
     classes: Mapping[str, str] | None = None,
     without: Variant | None = None,
     hidden: frozenset[str] = frozenset(),
-    name: str | None = None,
 ) -> Callable[[Decorated], Decorated]:
-    """Register what is decorated as a fault, by its name; ``at`` is the first stage that it gets wrong."""
+    """Register a fault; ``at`` is the first stage that it gets wrong.
+
+    A row has all of it, what it does as its ``change``. What takes statements is decorated, and has its own name.
+    """
     module, names = _caller(), (diagnosis,) if isinstance(diagnosis, str) else diagnosis
 
     def register(step: Decorated) -> Decorated:
@@ -113,6 +117,8 @@ def mutant(
         _REGISTERED.append((module, fault))
         return step
 
+    if change is not None:
+        register(change)
     return register
 
 

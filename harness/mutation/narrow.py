@@ -30,7 +30,7 @@ _FLOAT16 = ("float16",)
 
 RIGHT = Kernel(lambda store: {})
 _FUSED = {"bfloat16": "fused", "float16": "fused"}
-_narrow = partial(mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=NARROW)
+_narrow = partial(mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=NARROW, at="context")
 
 
 def _summed(store: Store) -> Callable[[Array, Array], Array]:
@@ -58,57 +58,10 @@ def _row_summed(store: Store) -> Callable[[Array], Array]:
     return total
 
 
-@_narrow(at="context", defect="P V with 16-bit running sums: metal-flash-attention#8")
-def values_summed_in_16_bits(store: Store) -> Steps:
-    return {"attention._weighted_sum": _summed(store)}
-
-
-@_narrow(at="context", defect="the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045")
-def exponentials_summed_in_16_bits(store: Store) -> Steps:
-    return {"_softmax_with_sinks._row_sum": _row_summed(store)}
-
-
 @_narrow(at="context", defect="Q K^T with 16-bit running sums: mlx#4178's kind")
 def scores_summed_in_16_bits(store: Store) -> Steps:
     product = _summed(store)
     return {"dot_scores._dot": lambda query, key: product(query, np.swapaxes(key, -1, -2))}
-
-
-@_narrow(
-    at="context",
-    defect="the scale is applied behind the store, which overflows in float16: metal-flash-attention#8, "
-    "ultralytics#24990",
-)
-def raw_scores_stored_in_16_bits(store: Store) -> Steps:
-    return {"dot_scores._dot": lambda query, key: store(_dot(query, key))}
-
-
-@_narrow(at="context", defect="the accumulator has the output's type")
-def output_stored_in_16_bits_between_tiles(store: Store) -> Steps:
-    return Online(64, store=store).steps
-
-
-@_narrow(at="context", defect="structure: the scaled query is stored again")
-def query_scaled_in_16_bits(store: Store) -> Steps:
-    return scored(lambda query, key, factor: {"scores": _dot(store(query * factor), key)})
-
-
-@_narrow(at="context", defect="structure: the scale is an array of the inputs' type")
-def scale_rounded_to_16_bits(store: Store) -> Steps:
-    def score(query: Array, key: Array, factor: float) -> Stages:
-        return dot_scores(query, key, scale=float(store(np.asarray(factor, np.float32))))
-
-    return scored(score)
-
-
-@_narrow(at="context", defect="scores and bias are added in 16 bits: vllm#945's kind")
-def biased_scores_stored_in_16_bits(store: Store) -> Steps:
-    return bias_added(lambda scores, bias, masks: store(scores + bias))
-
-
-@_narrow(at="context", defect="structure: s - m is stored for the exponential")
-def shifted_scores_stored_in_16_bits(store: Store) -> Steps:
-    return {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))}
 
 
 @_narrow(at="context", defect="e^s without the maximum leaves the format: flax#982's kind")
@@ -188,35 +141,10 @@ def _flushed(array: Array) -> Array:
     return np.where(np.abs(array) < _MIN_NORMAL_OF_FLOAT16, 0, array).astype(array.dtype)
 
 
-@_narrow(at="context", defect="structure: 16-bit loads flush to zero", dtypes=_FLOAT16)
-def subnormal_inputs_flushed(store: Store) -> Steps:
-    return inputs_changed(lambda query, key, value: (_flushed(query), _flushed(key), _flushed(value)))
-
-
-@_narrow(at="context", defect="structure: P V flushes small weights", dtypes=_FLOAT16)
-def subnormal_weights_flushed(store: Store) -> Steps:
-    return {"attention._weighted_sum": lambda weights, value: _flushed(weights) @ value}
-
-
-@_narrow(at="context", defect="structure: 16-bit stores flush to zero", dtypes=_FLOAT16)
-def subnormal_results_flushed(store: Store) -> Steps:
-    return outputs_read_as(_flushed)
-
-
-@_narrow(at="grad_query", defect="running sums over keys: metal-flash-attention#8's kind")
-def query_gradient_summed_in_16_bits(store: Store) -> Steps:
-    return {"attention_gradients._weighted_sum": _summed(store)}
-
-
 @_narrow(at="grad_key", defect="running sums over queries: pytorch#133671's kind")
 def key_and_value_gradients_summed_in_16_bits(store: Store) -> Steps:
     product = _summed(store)
     return {"_sum_over_queries": lambda weights, rows: product(np.swapaxes(weights, -1, -2), rows)}
-
-
-@_narrow(at="grad_query", defect="structure: Delta is added up in 16 bits")
-def row_sum_of_the_gradient_in_16_bits(store: Store) -> Steps:
-    return {"attention_gradients._row_sum": _row_summed(store)}
 
 
 @_narrow(
@@ -232,21 +160,6 @@ def row_sum_of_the_gradient_over_the_square_of_the_sum(store: Store) -> Steps:
         return np.where(total * total > np.finfo(np.float16).max, 0, _row_sum(terms)).astype(terms.dtype)
 
     return delta_read_as(delta)
-
-
-@_narrow(
-    at="grad_query",
-    defect="e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
-    dtypes=("float32", *NARROW),
-)
-def backward_weights_by_a_quotient_of_exponentials(store: Store) -> Steps:
-    """Make p as e^s / e^L, which is 0 / 0 where every exponential of a row underflows."""
-
-    def weights(call: Call) -> Array:
-        quotient = np.exp(call.logits) / np.exp(call.log_sum_exp)
-        return np.where(np.isneginf(call.log_sum_exp), 0, quotient)
-
-    return weights_remembered(weights)
 
 
 _chosen = partial(mutant, "chosen products", dtypes=("float32",), diagnosis=ACCURACY_OF_16_BITS)
@@ -332,3 +245,43 @@ for _name, _defect, _form, _multiple, _store, _at in (
     ),
 ):
     _chosen(at=_at, defect=_defect, name=_name)(_form(_multiple, _store))
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_narrow("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-attention#8",
+    lambda store: {"attention._weighted_sum": _summed(store)})
+_narrow("exponentials_summed_in_16_bits",
+    "the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045",
+    lambda store: {"_softmax_with_sinks._row_sum": _row_summed(store)})
+_narrow("raw_scores_stored_in_16_bits",
+    "the scale is applied behind the store, which overflows in float16: metal-flash-attention#8, ultralytics#24990",
+    lambda store: {"dot_scores._dot": lambda query, key: store(_dot(query, key))})
+_narrow("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
+    lambda store: Online(64, store=store).steps)
+_narrow("query_scaled_in_16_bits", "structure: the scaled query is stored again",
+    lambda store: scored(lambda query, key, factor: {"scores": _dot(store(query * factor), key)}))
+_narrow("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
+    lambda store: scored(lambda query, key, factor: dot_scores(query, key, scale=float(store(np.asarray(factor,
+        np.float32))))))
+_narrow("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
+    lambda store: bias_added(lambda scores, bias, masks: store(scores + bias)))
+_narrow("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
+    lambda store: {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))})
+_narrow("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
+    lambda store: inputs_changed(lambda query, key, value: (_flushed(query), _flushed(key), _flushed(value))),
+    dtypes=_FLOAT16)
+_narrow("subnormal_weights_flushed", "structure: P V flushes small weights",
+    lambda store: {"attention._weighted_sum": lambda weights, value: _flushed(weights) @ value}, dtypes=_FLOAT16)
+_narrow("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
+    lambda store: outputs_read_as(_flushed), dtypes=_FLOAT16)
+_narrow("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
+    lambda store: {"attention_gradients._weighted_sum": _summed(store)}, at="grad_query")
+_narrow("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
+    lambda store: {"attention_gradients._row_sum": _row_summed(store)}, at="grad_query")
+# Make p as e^s / e^L, which is 0 / 0 where every exponential of a row underflows.
+_narrow("backward_weights_by_a_quotient_of_exponentials",
+    "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
+    lambda store: weights_remembered(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
+        np.exp(call.logits) / np.exp(call.log_sum_exp))),
+    at="grad_query", dtypes=("float32", *NARROW))

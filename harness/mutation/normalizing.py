@@ -41,33 +41,6 @@ def _told_apart(change: Callable[..., Array]) -> Steps:
     return {"normalized_attention": attend}
 
 
-@_faulty_norm("_normalize", defect="the norm is never called: Cerebras/modelzoo#85", diagnosis="norm-ignored")
-def norm_left_out(inputs: Array, *_: Any) -> Array:
-    return inputs
-
-
-@_faulty_norm(_told_apart, defect="keys and values are normalised: kyegomez/MegaVIT#17", diagnosis="norm-of-key-alone")
-def norm_of_keys_alone(name: str, inputs: Array, *rest: Any) -> Array:
-    return inputs if name == "query" else _normalize(inputs, *rest)
-
-
-@mutant(
-    "norms",
-    _told_apart,
-    at="normalized_key",
-    defect="one of two norms is missed: huggingface/transformers#37620's kind",
-    diagnosis="norm-of-query-alone",
-)
-def norm_of_queries_alone(name: str, inputs: Array, *rest: Any) -> Array:
-    return inputs if name == "key" else _normalize(inputs, *rest)
-
-
-@_faulty_norm("_normalize", defect="the model's width for a head's: PaddleFormers#2998", diagnosis="norm-width")
-def full_width_for_a_head(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
-    spread = weight if is_full or weight is None else np.tile(weight, inputs.shape[1])
-    return _normalize(inputs, spread, norm, epsilon, is_full=True)
-
-
 @_faulty_norm("_normalize", defect="the norm behind the split: vllm-metal#767, mlxcel#316", diagnosis="norm-width")
 def a_head_for_the_full_width(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
     normalized = _normalize(inputs, None if is_full else weight, norm, epsilon, is_full=False)
@@ -86,20 +59,6 @@ def _in_order(*, behind: bool) -> Callable[..., Stages]:
     return attend
 
 
-_faulty_norm(
-    "normalized_attention",
-    defect="queries and keys are normalised behind the rotation: torchtune#2809",
-    diagnosis="norm-order",
-    name="norm_behind_the_rotation",
-)(_in_order(behind=True))
-_faulty_norm(
-    "normalized_attention",
-    defect="Llama 4's and HunYuan's norm behind the rotation taken before it: torchtune#2809, the other way round",
-    diagnosis="norm-order",
-    name="norm_before_the_rotation",
-)(_in_order(behind=False))
-
-
 def _divided_by(root: Callable[[Array, float], Array]) -> Steps:
     """Divide by another root, of the mean of squares or of their sum."""
     return {
@@ -112,59 +71,6 @@ def _divided_by(root: Callable[[Array, float], Array]) -> Steps:
 def epsilon_left_out(square: Array, epsilon: float) -> Array:
     with np.errstate(invalid="ignore"):
         return np.asarray(np.sqrt(square))
-
-
-@_faulty_norm("_rms", defect="sqrt(mean) + epsilon, as in layers of other libraries", diagnosis="norm-epsilon-outside")
-def epsilon_outside_the_root(squares: Array, epsilon: float) -> Array:
-    return np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon)
-
-
-@_faulty_norm(
-    "_length", defect="sqrt(max(x.x, epsilon)), as tf.math.l2_normalize has it", diagnosis="norm-epsilon-least-square"
-)
-def epsilon_as_the_least_square(squares: Array, epsilon: float) -> Array:
-    return np.asarray(np.sqrt(np.maximum(squares.sum(axis=-1, keepdims=True), epsilon)))
-
-
-@_faulty_norm("_length", defect="sqrt(x.x + epsilon) for max(|x|, epsilon)", diagnosis="norm-epsilon-inside")
-def epsilon_under_the_root_of_a_length(squares: Array, epsilon: float) -> Array:
-    return np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon))
-
-
-@_faulty_norm("_rms", defect="epsilon is fixed at 1e-5: amd/IRON#139")
-def epsilon_of_another_model(squares: Array, epsilon: float) -> Array:
-    return _rms(squares, 1e-5)
-
-
-@_faulty_norm("_rms", defect="epsilon is at least 1e-4, so that float16 has it: nntrainer#4318")
-def epsilon_no_less_than_one_in_ten_thousand(squares: Array, epsilon: float) -> Array:
-    return _rms(squares, max(epsilon, 1e-4))
-
-
-@_faulty_norm("_rms", defect="epsilon is added behind a division by the largest element: apple/coremltools#2821")
-def epsilon_times_the_largest_square(squares: Array, epsilon: float) -> Array:
-    largest = squares.max(axis=-1, keepdims=True, initial=0)
-    return np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True) + epsilon * largest))
-
-
-@_faulty_norm("_rms", defect="unit vectors where the model has RMSNorm", diagnosis="norm-kind")
-def length_for_root_mean_square(squares: Array, epsilon: float) -> Array:
-    return _length(squares, epsilon)
-
-
-@_faulty_norm("_length", defect="Llama 4's L2Norm is a root mean square: a name for two", diagnosis="norm-kind")
-def root_mean_square_for_length(squares: Array, epsilon: float) -> Array:
-    return _rms(squares, epsilon)
-
-
-@_faulty_norm("_weighted", defect="Gemma's weights are 1 + w, others' w", diagnosis="norm-weight-plus-one")
-def weight_plus_one(normalized: Array, weight: Array) -> Array:
-    return np.asarray(normalized * (1 + weight))
-
-
-@_faulty_norm("_weighted", defect="the weights of the norms are not loaded", diagnosis="norm-weight-ignored")
-def norm_weights_left_out(normalized: Array, weight: Array) -> Array:
-    return normalized
 
 
 @_faulty_norm(
@@ -182,12 +88,6 @@ def norm_weights_swapped(
         query_norm_weight, key_norm_weight = key_norm_weight, query_norm_weight
     weights: dict[str, Any] = {"query_norm_weight": query_norm_weight, "key_norm_weight": key_norm_weight}
     return normalized_attention(query, key, value, **weights, **given)
-
-
-@_faulty_norm("_normalize", defect="LayerNorm for RMSNorm: the mean is subtracted")
-def mean_subtracted(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
-    axes = (1, 3) if is_full else 3
-    return _normalize(inputs - inputs.mean(axis=axes, keepdims=True), weight, norm, epsilon, is_full)
 
 
 @_faulty_norm(
@@ -227,3 +127,54 @@ def norm_weighted_before_it_is_rounded(rows: Array, divisor: Array, weight: Arra
 def squares_in_float64(rows: Array) -> Array:
     wide = rows.astype(np.float64)
     return wide * wide
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_norm("_normalize", "norm_left_out", "the norm is never called: Cerebras/modelzoo#85",
+    lambda inputs, *_: inputs, diagnosis="norm-ignored")
+_faulty_norm(_told_apart, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
+    lambda name, inputs, *rest: inputs if name == "query" else _normalize(inputs, *rest), diagnosis="norm-of-key-alone")
+mutant("norms", _told_apart, "norm_of_queries_alone",
+    "one of two norms is missed: huggingface/transformers#37620's kind",
+    lambda name, inputs, *rest: inputs if name == "key" else _normalize(inputs, *rest), at="normalized_key",
+    diagnosis="norm-of-query-alone")
+_faulty_norm("_normalize", "full_width_for_a_head", "the model's width for a head's: PaddleFormers#2998",
+    lambda inputs, weight, norm, epsilon, is_full: _normalize(inputs, weight if is_full or weight is None
+        else np.tile(weight, inputs.shape[1]), norm, epsilon, is_full=True),
+    diagnosis="norm-width")
+_faulty_norm("normalized_attention", "norm_behind_the_rotation",
+    "queries and keys are normalised behind the rotation: torchtune#2809",
+    _in_order(behind=True), diagnosis="norm-order")
+_faulty_norm("normalized_attention", "norm_before_the_rotation",
+    "Llama 4's and HunYuan's norm behind the rotation taken before it: torchtune#2809, the other way round",
+    _in_order(behind=False), diagnosis="norm-order")
+_faulty_norm("_rms", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
+    lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon),
+    diagnosis="norm-epsilon-outside")
+_faulty_norm("_length", "epsilon_as_the_least_square", "sqrt(max(x.x, epsilon)), as tf.math.l2_normalize has it",
+    lambda squares, epsilon: np.asarray(np.sqrt(np.maximum(squares.sum(axis=-1, keepdims=True), epsilon))),
+    diagnosis="norm-epsilon-least-square")
+_faulty_norm("_length", "epsilon_under_the_root_of_a_length", "sqrt(x.x + epsilon) for max(|x|, epsilon)",
+    lambda squares, epsilon: np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon)),
+    diagnosis="norm-epsilon-inside")
+_faulty_norm("_rms", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
+    lambda squares, epsilon: _rms(squares, 1e-05))
+_faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
+    "epsilon is at least 1e-4, so that float16 has it: nntrainer#4318",
+    lambda squares, epsilon: _rms(squares, max(epsilon, 1e-4)))
+_faulty_norm("_rms", "epsilon_times_the_largest_square",
+    "epsilon is added behind a division by the largest element: apple/coremltools#2821",
+    lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True) + epsilon * squares.max(axis=-1,
+        keepdims=True, initial=0))))
+_faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
+    lambda squares, epsilon: _length(squares, epsilon), diagnosis="norm-kind")
+_faulty_norm("_length", "root_mean_square_for_length", "Llama 4's L2Norm is a root mean square: a name for two",
+    lambda squares, epsilon: _rms(squares, epsilon), diagnosis="norm-kind")
+_faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
+    lambda normalized, weight: np.asarray(normalized * (1 + weight)), diagnosis="norm-weight-plus-one")
+_faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are not loaded",
+    lambda normalized, weight: normalized, diagnosis="norm-weight-ignored")
+_faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
+    lambda inputs, weight, norm, epsilon, is_full: _normalize(inputs - inputs.mean(axis=(1, 3) if is_full else 3,
+        keepdims=True), weight, norm, epsilon, is_full))

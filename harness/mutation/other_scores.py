@@ -31,61 +31,6 @@ def _weight(change: Callable[[Array], Array]) -> Steps:
     return {"general_scores": score}
 
 
-@_faulty_other_scores(
-    _weight, defect="W^T for W, silent where W is square (Luong, general)", diagnosis="score-weight-transposed"
-)
-def bilinear_weight_transposed(weight: Array) -> Array:
-    return weight.T
-
-
-@_faulty_other_scores("general_scores", defect="the dot score for the general one where W is square")
-def bilinear_weight_ignored(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
-    if weight.shape[0] == weight.shape[1]:
-        return with_score_bias(_dot(query, key), score_bias)
-    return general_scores(query, key, weight, score_bias=score_bias)
-
-
-@_faulty_other_scores(
-    "general_scores", defect="structure: the bias of the bilinear layer has no effect", diagnosis="score-bias-missing"
-)
-def bilinear_bias_ignored(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
-    return general_scores(query, key, weight)
-
-
-@_faulty_other_scores("general_scores", defect="structure: the bias is subtracted, as one of the other side")
-def bilinear_bias_subtracted(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
-    return general_scores(query, key, weight, score_bias=None if score_bias is None else -score_bias)
-
-
-@_faulty_other_scores("general_scores", defect="structure: the bias of the first head serves all")
-def bilinear_bias_of_the_first_head(
-    query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
-) -> Stages:
-    return general_scores(query, key, weight, score_bias=None if score_bias is None else score_bias[:1])
-
-
-@_faulty_other_scores("general_scores", defect="structure: q (W + b) k^T: the bias is added to the weight")
-def bilinear_bias_added_to_the_weight(
-    query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
-) -> Stages:
-    return general_scores(query, key, weight if score_bias is None else weight + score_bias[0])
-
-
-@_faulty_other_scores(_weight, defect="the weight is stored in bfloat16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-def bilinear_weight_in_bfloat16(weight: Array) -> Array:
-    return arithmetic.bfloat16(weight)
-
-
-@_faulty_other_scores(
-    "general_scores._dot",
-    defect="the first of two products in TF32: pytorch#161022",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def bilinear_product_in_tf32(projected: Array, key: Array) -> Array:
-    return _dot(arithmetic.tf32(projected), key)
-
-
 def _of_parts(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
     """Make the hidden layer in another way, by ``hidden(query_part, key_part, bias)``."""
 
@@ -112,44 +57,9 @@ def additive_tanh_of_each_part(query_part: Array, key_part: Array, bias: Array) 
     return hidden
 
 
-@_faulty_other_scores(_of_parts, defect="tanh(q Wq * k Wk): the parts are mixed by product")
-def additive_parts_multiplied(query_part: Array, key_part: Array, bias: Array) -> Array:
-    return np.asarray(np.tanh(query_part * key_part + bias))
-
-
 def _activation(tanh: Callable[[Array], Array]) -> Steps:
     """Use another hyperbolic tangent."""
     return {"additive_scores.np": numpy_with(tanh=tanh)}
-
-
-@_faulty_other_scores(_activation, defect="the hidden layer is linear")
-def additive_tanh_missing(hidden: Array) -> Array:
-    return hidden
-
-
-_faulty_other_scores(_activation, defect="x(27 + x^2)/(27 + 9x^2) for tanh", name="additive_tanh_by_pade")(
-    arithmetic.tanh_by_pade
-)
-
-
-@_faulty_other_scores(_activation, defect="tanh looked up in float16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-def additive_tanh_in_float16(hidden: Array) -> Array:
-    return arithmetic.float16(np.tanh(hidden))
-
-
-@_faulty_other_scores(_activation, defect="a polynomial tanh of five digits", dtypes=WIDE)
-def additive_tanh_off_by_1e_5(hidden: Array) -> Array:
-    return np.asarray(np.tanh(hidden) * (1 + 1e-5 * np.sin(97 * hidden)))
-
-
-_faulty_other_scores(_activation, defect="(e^2x - 1)/(e^2x + 1) overflows: vllm#56578", name="additive_tanh_by_ratio")(
-    arithmetic.tanh_by_ratio
-)
-
-
-@_faulty_other_scores("additive_scores", defect="the hidden layer's bias has no effect", diagnosis="score-bias-missing")
-def additive_bias_ignored(*arrays: Array, score_bias: Array | None = None, **named: Array) -> Stages:
-    return additive_scores(*arrays, **named)
 
 
 @_faulty_other_scores("additive_scores", defect="v (tanh(q + k) + b) for v tanh(q + k + b)")
@@ -193,61 +103,69 @@ def _divided(is_divided: Callable[[str], bool]) -> Steps:
     return {"cosine_scores": score}
 
 
-@_faulty_other_scores(_divided, defect="only the keys are normalised")
-def cosine_of_an_undivided_query(name: str) -> bool:
-    return name != "query"
-
-
-@_faulty_other_scores(_divided, defect="only the queries are normalised")
-def cosine_of_an_undivided_key(name: str) -> bool:
-    return name != "key"
-
-
 @_faulty_other_scores(_lengths_read_as, defect="the root of the squared length is missing")
 def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
     squares: Array = lengths * lengths
     return squares
 
 
-@_faulty_other_scores(_lengths, defect="lengths over the vectors, not over their features")
-def cosine_of_lengths_over_the_first_axis(vectors: Array, **axes: Any) -> Array:
-    return np.asarray(np.linalg.norm(vectors, axis=-2, keepdims=True))
-
-
-@_faulty_other_scores(_lengths_read_as, defect="an epsilon against division by zero", dtypes=WIDE)
-def cosine_with_1e_6_added_to_lengths(lengths: Array) -> Array:
-    return np.asarray(lengths + np.asarray(1e-6, lengths.dtype))
-
-
-@_faulty_other_scores(_lengths_read_as, defect="an epsilon of 1 as the least length")
-def cosine_of_lengths_of_at_least_one(lengths: Array) -> Array:
-    return np.maximum(lengths, 1)
-
-
-@_faulty_other_scores(
-    _lengths_read_as,
-    defect="lengths kept in 16 bits",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def cosine_of_lengths_in_float16(lengths: Array) -> Array:
-    return arithmetic.float16(lengths)
-
-
-@_faulty_other_scores(
-    "cosine_scores", defect="the temperature has no effect: tt-metal#33304's kind", diagnosis="scale-one"
-)
-def cosine_scale_ignored(query: Array, key: Array, *, scale: float | None = None) -> Stages:
-    return cosine_scores(query, key)
-
-
-@_faulty_other_scores("cosine_scores", defect="a temperature is taken for its inverse", diagnosis="scale-fitted")
-def cosine_divided_by_the_scale(query: Array, key: Array, *, scale: float | None = None) -> Stages:
-    return cosine_scores(query, key, scale=1 / scale if scale else scale)
-
-
-@_faulty_other_scores(
-    "cosine_scores", defect="1/sqrt(d) once more: cntkx#10's kind", diagnosis=("scale-default", "scale-times-default")
-)
-def cosine_scaled_by_the_width(query: Array, key: Array, *, scale: float | None = None) -> Stages:
-    return cosine_scores(query, key, scale=(scale or 1) / query.shape[-1] ** 0.5)
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_other_scores(_weight, "bilinear_weight_transposed", "W^T for W, silent where W is square (Luong, general)",
+    lambda weight: weight.T, diagnosis="score-weight-transposed")
+_faulty_other_scores("general_scores", "bilinear_weight_ignored", "the dot score for the general one where W is square",
+    lambda query, key, weight, *, score_bias=None: with_score_bias(_dot(query, key), score_bias)
+        if weight.shape[0] == weight.shape[1] else general_scores(query, key, weight, score_bias=score_bias))
+_faulty_other_scores("general_scores", "bilinear_bias_ignored",
+    "structure: the bias of the bilinear layer has no effect",
+    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight), diagnosis="score-bias-missing")
+_faulty_other_scores("general_scores", "bilinear_bias_subtracted",
+    "structure: the bias is subtracted, as one of the other side",
+    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight, score_bias=None
+        if score_bias is None else -score_bias))
+_faulty_other_scores("general_scores", "bilinear_bias_of_the_first_head",
+    "structure: the bias of the first head serves all",
+    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight, score_bias=None
+        if score_bias is None else score_bias[:1]))
+_faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
+    "structure: q (W + b) k^T: the bias is added to the weight",
+    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight if score_bias is None
+        else weight + score_bias[0]))
+_faulty_other_scores(_weight, "bilinear_weight_in_bfloat16", "the weight is stored in bfloat16",
+    lambda weight: arithmetic.bfloat16(weight), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_other_scores("general_scores._dot", "bilinear_product_in_tf32",
+    "the first of two products in TF32: pytorch#161022",
+    lambda projected, key: _dot(arithmetic.tf32(projected), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_other_scores(_of_parts, "additive_parts_multiplied", "tanh(q Wq * k Wk): the parts are mixed by product",
+    lambda query_part, key_part, bias: np.asarray(np.tanh(query_part * key_part + bias)))
+_faulty_other_scores(_activation, "additive_tanh_missing", "the hidden layer is linear", lambda hidden: hidden)
+_faulty_other_scores(_activation, "additive_tanh_by_pade", "x(27 + x^2)/(27 + 9x^2) for tanh", arithmetic.tanh_by_pade)
+_faulty_other_scores(_activation, "additive_tanh_in_float16", "tanh looked up in float16",
+    lambda hidden: arithmetic.float16(np.tanh(hidden)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_other_scores(_activation, "additive_tanh_off_by_1e_5", "a polynomial tanh of five digits",
+    lambda hidden: np.asarray(np.tanh(hidden) * (1 + 1e-05 * np.sin(97 * hidden))), dtypes=WIDE)
+_faulty_other_scores(_activation, "additive_tanh_by_ratio", "(e^2x - 1)/(e^2x + 1) overflows: vllm#56578",
+    arithmetic.tanh_by_ratio)
+_faulty_other_scores("additive_scores", "additive_bias_ignored", "the hidden layer's bias has no effect",
+    lambda *arrays, score_bias=None, **named: additive_scores(*arrays, **named), diagnosis="score-bias-missing")
+_faulty_other_scores(_divided, "cosine_of_an_undivided_query", "only the keys are normalised",
+    lambda name: name != "query")
+_faulty_other_scores(_divided, "cosine_of_an_undivided_key", "only the queries are normalised",
+    lambda name: name != "key")
+_faulty_other_scores(_lengths, "cosine_of_lengths_over_the_first_axis",
+    "lengths over the vectors, not over their features",
+    lambda vectors, **axes: np.asarray(np.linalg.norm(vectors, axis=-2, keepdims=True)))
+_faulty_other_scores(_lengths_read_as, "cosine_with_1e_6_added_to_lengths", "an epsilon against division by zero",
+    lambda lengths: np.asarray(lengths + np.asarray(1e-06, lengths.dtype)), dtypes=WIDE)
+_faulty_other_scores(_lengths_read_as, "cosine_of_lengths_of_at_least_one", "an epsilon of 1 as the least length",
+    lambda lengths: np.maximum(lengths, 1))
+_faulty_other_scores(_lengths_read_as, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
+    lambda lengths: arithmetic.float16(lengths), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_other_scores("cosine_scores", "cosine_scale_ignored", "the temperature has no effect: tt-metal#33304's kind",
+    lambda query, key, *, scale=None: cosine_scores(query, key), diagnosis="scale-one")
+_faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
+    lambda query, key, *, scale=None: cosine_scores(query, key, scale=1 / scale if scale else scale),
+    diagnosis="scale-fitted")
+_faulty_other_scores("cosine_scores", "cosine_scaled_by_the_width", "1/sqrt(d) once more: cntkx#10's kind",
+    lambda query, key, *, scale=None: cosine_scores(query, key, scale=(scale or 1) / query.shape[-1] ** 0.5),
+    diagnosis=("scale-default", "scale-times-default"))

@@ -26,7 +26,7 @@ from attncheck.mutation.mask_forms import allowed_in
 from attncheck.mutation.mutant import KERNELS, mutant
 from attncheck.mutation.variant import Call, Steps
 
-_backward = partial(mutant, "gradients of pairs", dtypes=KERNELS)
+_backward = partial(mutant, "gradients of pairs", dtypes=KERNELS, at="grad_query")
 
 
 def _again_without(option: str, is_asked: Callable[[Call], bool]) -> Steps:
@@ -72,85 +72,8 @@ def _without_slope(is_asked: Callable[[Call], bool]) -> Steps:
     return in_gradients(lambda call: missing if is_asked(call) else {})
 
 
-@_backward(_without_slope, at="grad_query", defect="the masked path forgets the cap on the way back: onnx#7865's kind")
-def softcap_slope_missing_behind_a_mask(call: Call) -> bool:
-    return "masked" in call.stages
-
-
-_backward(
-    _without_slope,
-    at="grad_query",
-    defect="the biased path forgets the cap on the way back: onnx#7865's kind",
-    name="softcap_slope_missing_with_a_bias",
-)(with_bias)
-
-
-@_backward(
-    in_gradients, at="grad_query", defect="structure: the scale is part of the cap's argument, and applied once more"
-)
-def query_gradient_scaled_twice_with_a_softcap(call: Call) -> Steps:
-    if call.softcap is None:
-        return {}
-    return {"_weighted_sum": lambda gradient, key: _weighted_sum(gradient, key) * call.factor}
-
-
 def _spread_along(call: Call, axis: int) -> bool:
     return call.bias is not None and bool(call.bias.shape[axis] == 1)
-
-
-@_backward(
-    bias_logits_read_as,
-    at="grad_bias",
-    defect="a bias that queries share is written row by row and not added up: jax#30593's kind",
-)
-def bias_gradient_of_the_last_query_when_causal(call: Call, gradient: Array) -> Array:
-    """Keep the last query of a bias that all share, where causality writes row by row."""
-    if not (call.is_causal and _spread_along(call, 2)):
-        return gradient
-    queries = gradient.shape[-2]
-    return np.where((np.arange(queries) == queries - 1)[:, np.newaxis], gradient, 0)
-
-
-@_backward(
-    bias_logits_read_as,
-    at="grad_bias",
-    defect="a bias that batch entries share is not added up: TransformerEngine#2537's kind",
-)
-def bias_gradient_of_the_first_batch_entry_with_key_lengths(call: Call, gradient: Array) -> Array:
-    if call.key_lengths is None or not _spread_along(call, 0):
-        return gradient
-    return np.where((np.arange(len(gradient)) == 0)[:, np.newaxis, np.newaxis, np.newaxis], gradient, 0)
-
-
-@_backward(
-    bias_logits_read_as,
-    at="grad_bias",
-    defect="query heads of a group get the mean of their gradients: FlagGems#898's kind",
-)
-def bias_gradient_averaged_in_groups(call: Call, gradient: Array) -> Array:
-    kv_heads = call.key.shape[1]
-    if not call.has_groups or _spread_along(call, 1):
-        return gradient
-    mean = in_groups(gradient, kv_heads).mean(axis=2)
-    return np.repeat(mean, gradient.shape[1] // kv_heads, axis=1).astype(gradient.dtype)
-
-
-@_backward(
-    bias_logits_read_as, at="grad_bias", defect="no gradient for the bias where a window is given: jax#27184's kind"
-)
-def bias_gradient_zero_in_a_window(call: Call, gradient: Array) -> Array:
-    return gradient if call.window is None else np.zeros_like(gradient)
-
-
-@_backward(
-    value_weights_read_as, at="grad_value", defect="the causal path reads one head of each group: FlagGems#898's kind"
-)
-def value_gradient_of_the_first_head_of_causal_groups(call: Call, weights: Array) -> Array:
-    if not call.is_causal or not call.has_groups:
-        return weights
-    heads = weights.shape[1]
-    first = np.arange(heads) % (heads // call.key.shape[1]) == 0
-    return np.where(first[:, np.newaxis, np.newaxis], weights, 0)
 
 
 def _late_by_a_tile(tile: int) -> Steps:
@@ -185,44 +108,61 @@ def _zero_from(first: Callable[[int], int]) -> Product:
     return product
 
 
-_backward(
-    of_keys,
-    at="grad_key",
-    defect="the last tile of keys is not written: FlagGems#898's kind",
-    name="key_gradient_behind_whole_tiles_of_64_zero",
-)(_zero_from(lambda keys: keys - keys % 64 if keys > 64 else keys))
-_backward(
-    "_sum_over_queries",
-    at="grad_key",
-    defect="the grid of the backward pass has one tile of 128 keys: pytorch#158212's kind",
-    name="key_and_value_gradients_beyond_128_keys_zero",
-)(_zero_from(lambda keys: 128))
-
-
-@_backward(of_values, at="grad_value", defect="the loop over tiles of queries runs once: pytorch#158212's kind")
-def value_gradient_of_the_first_128_queries(weights: Array, rows: Array) -> Array:
-    return _sum_over_queries(weights[..., :128, :], rows[..., :128, :])
-
-
-@_backward(
-    "attention_gradients._weighted_sum",
-    at="grad_query",
-    defect="the loop over tiles of keys runs once: pytorch#158212's kind",
-)
-def query_gradient_of_the_first_128_keys(gradient: Array, key: Array) -> Array:
-    return _weighted_sum(gradient[..., :128], key[..., :128, :])
-
-
 @_backward(gradients_read_as, at="grad_query", defect="structure: one block of 64 columns is written")
 def query_gradient_beyond_width_64_zero(gradients: Stages) -> Stages:
     gradients["grad_query"][..., 64:] = 0
     return gradients
 
 
-@_backward(
-    "attention_gradients._row_sum",
-    at="grad_query",
-    defect="the sum over a row ends with its first tile: Odyssey#2134's kind",
-)
-def row_sum_of_the_gradient_in_the_first_128_keys(terms: Array) -> Array:
-    return np.asarray(terms[..., :128].sum(axis=-1, keepdims=True))
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_backward(_without_slope, "softcap_slope_missing_behind_a_mask",
+    "the masked path forgets the cap on the way back: onnx#7865's kind",
+    lambda call: "masked" in call.stages)
+_backward(_without_slope, "softcap_slope_missing_with_a_bias",
+    "the biased path forgets the cap on the way back: onnx#7865's kind",
+    with_bias)
+_backward(in_gradients, "query_gradient_scaled_twice_with_a_softcap",
+    "structure: the scale is part of the cap's argument, and applied once more",
+    lambda call: {} if call.softcap is None else {"_weighted_sum": lambda gradient, key: _weighted_sum(gradient,
+        key) * call.factor})
+# Keep the last query of a bias that all share, where causality writes row by row.
+_backward(bias_logits_read_as, "bias_gradient_of_the_last_query_when_causal",
+    "a bias that queries share is written row by row and not added up: jax#30593's kind",
+    lambda call, gradient: gradient if not (call.is_causal and _spread_along(call, 2))
+        else np.where((np.arange(gradient.shape[-2]) == gradient.shape[-2] - 1)[:, np.newaxis], gradient, 0),
+    at="grad_bias")
+_backward(bias_logits_read_as, "bias_gradient_of_the_first_batch_entry_with_key_lengths",
+    "a bias that batch entries share is not added up: TransformerEngine#2537's kind",
+    lambda call, gradient: gradient if call.key_lengths is None or not _spread_along(call, 0)
+        else np.where((np.arange(len(gradient)) == 0)[:, np.newaxis, np.newaxis, np.newaxis], gradient, 0),
+    at="grad_bias")
+_backward(bias_logits_read_as, "bias_gradient_averaged_in_groups",
+    "query heads of a group get the mean of their gradients: FlagGems#898's kind",
+    lambda call, gradient: gradient if not call.has_groups or _spread_along(call, 1) else np.repeat(in_groups(gradient,
+        call.key.shape[1]).mean(axis=2), gradient.shape[1] // call.key.shape[1], axis=1).astype(gradient.dtype),
+    at="grad_bias")
+_backward(bias_logits_read_as, "bias_gradient_zero_in_a_window",
+    "no gradient for the bias where a window is given: jax#27184's kind",
+    lambda call, gradient: gradient if call.window is None else np.zeros_like(gradient), at="grad_bias")
+_backward(value_weights_read_as, "value_gradient_of_the_first_head_of_causal_groups",
+    "the causal path reads one head of each group: FlagGems#898's kind",
+    lambda call, weights: weights if not call.is_causal or not call.has_groups
+        else np.where((np.arange(weights.shape[1]) % (weights.shape[1] // call.key.shape[1]) == 0)[:, np.newaxis,
+        np.newaxis], weights, 0),
+    at="grad_value")
+_backward(of_keys, "key_gradient_behind_whole_tiles_of_64_zero",
+    "the last tile of keys is not written: FlagGems#898's kind",
+    _zero_from(lambda keys: keys - keys % 64 if keys > 64 else keys), at="grad_key")
+_backward("_sum_over_queries", "key_and_value_gradients_beyond_128_keys_zero",
+    "the grid of the backward pass has one tile of 128 keys: pytorch#158212's kind",
+    _zero_from(lambda keys: 128), at="grad_key")
+_backward(of_values, "value_gradient_of_the_first_128_queries",
+    "the loop over tiles of queries runs once: pytorch#158212's kind",
+    lambda weights, rows: _sum_over_queries(weights[..., :128, :], rows[..., :128, :]), at="grad_value")
+_backward("attention_gradients._weighted_sum", "query_gradient_of_the_first_128_keys",
+    "the loop over tiles of keys runs once: pytorch#158212's kind",
+    lambda gradient, key: _weighted_sum(gradient[..., :128], key[..., :128, :]))
+_backward("attention_gradients._row_sum", "row_sum_of_the_gradient_in_the_first_128_keys",
+    "the sum over a row ends with its first tile: Odyssey#2134's kind",
+    lambda terms: np.asarray(terms[..., :128].sum(axis=-1, keepdims=True)))

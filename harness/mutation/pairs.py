@@ -33,7 +33,7 @@ from attncheck.mutation.mask_forms import (
 from attncheck.mutation.mutant import KERNELS, mutant
 from attncheck.mutation.variant import Call, Steps
 
-_pair = partial(mutant, "pairs", dtypes=KERNELS)
+_pair = partial(mutant, "pairs", dtypes=KERNELS, at="biased")
 
 
 _CALLED_WITH = {"groups": with_groups, "a_softcap": with_softcap, "a_past": with_past}
@@ -139,41 +139,10 @@ def bias_of_query_heads_read_by_key_heads(call: Call) -> Steps:
     return bias_read_as(lambda bias, scores: bias[:, np.arange(heads) // (heads // kv_heads)])
 
 
-@_pair(mask_read_as, at="masked", defect="(B, H) read as (H, B): lighthouse#77, FuxiCTR#130")
-def mask_of_each_batch_and_head_read_across(mask: Array, scores: Array) -> Array:
-    """Read the mask of batch entry b and head h at h B + b, where it differs between both."""
-    batch, heads = scores.shape[:2]
-    if mask.shape[:2] != (batch, heads):
-        return mask
-    return mask.reshape(heads, batch, *mask.shape[2:]).swapaxes(0, 1)
-
-
-@_pair(mask_read_as, at="masked", defect="a shared mask moves on with the batch: graph-transformer-pytorch#2's kind")
-def mask_per_head_read_with_a_batch_stride(mask: Array, scores: Array) -> Array:
-    """Read the mask of head h, which all batch entries share, one head further in each of them."""
-    batch, heads = scores.shape[:2]
-    if mask.shape[:2] != (1, heads):
-        return mask
-    head = (np.arange(heads) + np.arange(batch)[:, np.newaxis]) % heads
-    return np.asarray(mask[0][head])
-
-
 def _own_corner(scores: Array, lengths: Array) -> Array:
     """Return j - i as it is where the last query stands at each entry's last key: (B, 1, Lq, T)."""
     offset = (lengths - scores.shape[-2])[:, np.newaxis, np.newaxis, np.newaxis]
     return np.asarray(distance(scores) - offset)
-
-
-@_pair(
-    masks_read_as,
-    at="masked",
-    defect="causality counts from each entry's last key: flash-attention#1778's kind",
-    diagnosis="aligned-bottom-right",
-)
-def causal_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
-    if not masks["is_causal"] or masks["key_lengths"] is None:
-        return {}
-    return {"is_causal": False, "mask": both(masks["mask"], _own_corner(scores, masks["key_lengths"]) <= 0)}
 
 
 @_pair(
@@ -192,20 +161,32 @@ def window_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
     return {"window": None, "mask": both(masks["mask"], within)}
 
 
-@_pair(
-    in_attention,
-    at="biased",
-    defect="the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
-    diagnosis="bias-scaled",
-)
-def bias_scaled_when_causal(call: Call) -> Steps:
-    if not call.is_causal:
-        return {}
-    return bias_read_as(lambda bias, scores: (bias * call.factor).astype(bias.dtype))
-
-
-@_pair(bias_added, at="biased", defect="structure: the offset of a window's first key is added to the bias, too")
-def bias_one_key_late_in_a_window(scores: Array, bias: Array, masks: Masks) -> Array:
-    """Read a bias for each distance from the other corner where the window is given."""
-    is_moved = masks["window"] is not None and bias.shape[-1] != 1
-    return np.asarray(scores + (np.roll(bias, 1, axis=-1) if is_moved else bias))
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+# Read the mask of batch entry b and head h at h B + b, where it differs between both.
+_pair(mask_read_as, "mask_of_each_batch_and_head_read_across", "(B, H) read as (H, B): lighthouse#77, FuxiCTR#130",
+    lambda mask, scores: mask if mask.shape[:2] != (scores.shape[0], scores.shape[1])
+        else mask.reshape(scores.shape[1], scores.shape[0], *mask.shape[2:]).swapaxes(0, 1),
+    at="masked")
+# Read the mask of head h, which all batch entries share, one head further in each of them.
+_pair(mask_read_as, "mask_per_head_read_with_a_batch_stride",
+    "a shared mask moves on with the batch: graph-transformer-pytorch#2's kind",
+    lambda mask, scores: mask if mask.shape[:2] != (1, scores.shape[1])
+        else np.asarray(mask[0][(np.arange(scores.shape[1]) + np.arange(scores.shape[0])[:,
+        np.newaxis]) % scores.shape[1]]),
+    at="masked")
+_pair(masks_read_as, "causal_at_the_last_key_of_each_length",
+    "causality counts from each entry's last key: flash-attention#1778's kind",
+    lambda scores, masks: {} if not masks["is_causal"] or masks["key_lengths"] is None else {"is_causal": False,
+        "mask": both(masks["mask"], _own_corner(scores, masks["key_lengths"]) <= 0)},
+    at="masked", diagnosis="aligned-bottom-right")
+_pair(in_attention, "bias_scaled_when_causal",
+    "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
+    lambda call: {} if not call.is_causal else bias_read_as(lambda bias, scores:
+        (bias * call.factor).astype(bias.dtype)),
+    diagnosis="bias-scaled")
+# Read a bias for each distance from the other corner where the window is given.
+_pair(bias_added, "bias_one_key_late_in_a_window",
+    "structure: the offset of a window's first key is added to the bias, too",
+    lambda scores, bias, masks: np.asarray(scores + (np.roll(bias, 1, axis=-1) if masks["window"] is not None
+        and bias.shape[-1] != 1 else bias)))

@@ -14,7 +14,7 @@ import numpy as np
 from attncheck.backends.numpy_backend import mask_scores
 from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.forward_forms import where
-from attncheck.mutation.mask_forms import Masks, bias_dropped, bias_read_as
+from attncheck.mutation.mask_forms import bias_dropped, bias_read_as
 from attncheck.mutation.mutant import mutant
 from attncheck.mutation.variant import Steps
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
@@ -69,50 +69,16 @@ def alibi_slopes_of_one_sequence(slopes: Array) -> Array:
     return slopes if heads == _below(heads) else np.asarray(2.0 ** (-8 * np.arange(1, heads + 1) / heads))
 
 
-@_faulty(
-    _slopes_read_as,
-    defect="2^(-8 h / n), the exponent off by one: aprender#2143",
-    diagnosis=("bias-twice", "bias-fitted"),  # of eight heads, this is twice the bias
-)
-def alibi_slopes_begin_with_one(slopes: Array) -> Array:
-    return np.asarray(slopes * 2.0 ** (8 / _below(len(slopes))))
-
-
 @_faulty(_slopes_read_as, defect="the first slopes of 2n heads, not every other one, where n heads are too few")
 def alibi_slopes_without_leaving_any_out(slopes: Array) -> Array:
     below, heads = _below(len(slopes)), len(slopes)
     return np.array([*alibi_slopes(below), *alibi_slopes(2 * below)[: heads - below]])
 
 
-@_faulty(_slopes_read_as, defect="slopes in order for every number of heads: CROMA#12, TensorRT-LLM#1611")
-def alibi_slopes_sorted(slopes: Array) -> Array:
-    return np.sort(slopes)[::-1]
-
-
-@_faulty(_alibi_read_as, defect="the slope times the key's position: right but with sinks, as rows are shifted")
-def alibi_of_the_keys_alone(slopes: Array, query: Array, key: Array) -> Array:
-    return np.asarray(slopes * (key + 0 * query))
-
-
-@_faulty(_alibi_read_as, defect="a signed distance, which rewards later keys where nothing forbids them")
-def alibi_without_magnitude(slopes: Array, query: Array, key: Array) -> Array:
-    return np.asarray(slopes * (key - query))
-
-
-@_faulty(_alibi_read_as, defect="distances that do not count the past: flash-attention#907's kind")
-def alibi_from_the_first_new_key(slopes: Array, query: Array, key: Array) -> Array:
-    return np.asarray(-slopes * np.abs(query - query[0] - key))
-
-
 @_faulty(bias_read_as, defect="every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227")
 def bias_of_the_first_half_of_the_heads(bias: Array, scores: Array) -> Array:
     heads = bias.shape[1] if bias.ndim == 4 else 1
     return bias[:, np.arange(heads) % (heads // 2)] if heads > 1 else bias
-
-
-@_faulty(bias_read_as, defect="heads in reverse")
-def bias_of_heads_in_reverse(bias: Array, scores: Array) -> Array:
-    return bias[:, ::-1] if bias.ndim == 4 else bias
 
 
 @_faulty(bias_read_as, defect="query heads of a group share the bias of its first: a kernel that packs groups")
@@ -149,36 +115,42 @@ def _by_distance(bias: Array) -> tuple[Array, int] | None:
     return numbers, queries - 1 - (keys - queries)
 
 
-@_faulty(_distances_read_as, defect="the distance p - j for j - p: later keys have the buckets of earlier ones")
-def relative_distance_of_the_other_sign(distance: Array) -> Array:
-    return -distance
-
-
-@_faulty(_distances_read_as, defect="the buckets of an encoder in a decoder: text-to-text-transfer-transformer#415")
-def relative_buckets_of_both_sides(distance: Array) -> Array:
-    coarser = relative_buckets(np.minimum(distance, 0), 32, 128, bidirectional=True)
-    return np.asarray(np.where(distance < 0, -coarser, distance))
-
-
-@_faulty(_distances_read_as, defect="the buckets of a decoder in an encoder: every later key as the own one")
-def relative_buckets_of_one_side(distance: Array) -> Array:
-    return np.minimum(distance, 0)
-
-
-@_faulty(_distances_read_as, defect="buckets that end with those of a distance each: no logarithm")
-def relative_buckets_without_a_logarithm(distance: Array) -> Array:
-    return np.clip(distance, -8, 8)
-
-
-@_faulty(_distances_read_as, defect="the step to the next bucket one distance late: > for >=")
-def relative_buckets_one_distance_late(distance: Array) -> Array:
-    return np.asarray(distance - np.sign(distance) * (np.abs(distance) >= 8))
-
-
-@_faulty(
-    lambda unwanted: bias_dropped(unwanted) | where(lambda call: call.past == 0, {"mask_scores": mask_scores}),
-    defect="no bias once there is a cache: TensorRT-LLM#13870",
-    diagnosis="bias-ignored",
-)
-def bias_dropped_behind_a_past(masks: Masks) -> bool:
-    return True
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+# of eight heads, this is twice the bias
+_faulty(_slopes_read_as, "alibi_slopes_begin_with_one", "2^(-8 h / n), the exponent off by one: aprender#2143",
+    lambda slopes: np.asarray(slopes * 2.0 ** (8 / _below(len(slopes)))), diagnosis=("bias-twice", "bias-fitted"))
+_faulty(_slopes_read_as, "alibi_slopes_sorted",
+    "slopes in order for every number of heads: CROMA#12, TensorRT-LLM#1611",
+    lambda slopes: np.sort(slopes)[::-1])
+_faulty(_alibi_read_as, "alibi_of_the_keys_alone",
+    "the slope times the key's position: right but with sinks, as rows are shifted",
+    lambda slopes, query, key: np.asarray(slopes * (key + 0 * query)))
+_faulty(_alibi_read_as, "alibi_without_magnitude",
+    "a signed distance, which rewards later keys where nothing forbids them",
+    lambda slopes, query, key: np.asarray(slopes * (key - query)))
+_faulty(_alibi_read_as, "alibi_from_the_first_new_key",
+    "distances that do not count the past: flash-attention#907's kind",
+    lambda slopes, query, key: np.asarray(-slopes * np.abs(query - query[0] - key)))
+_faulty(bias_read_as, "bias_of_heads_in_reverse", "heads in reverse",
+    lambda bias, scores: bias[:, ::-1] if bias.ndim == 4 else bias)
+_faulty(_distances_read_as, "relative_distance_of_the_other_sign",
+    "the distance p - j for j - p: later keys have the buckets of earlier ones",
+    lambda distance: -distance)
+_faulty(_distances_read_as, "relative_buckets_of_both_sides",
+    "the buckets of an encoder in a decoder: text-to-text-transfer-transformer#415",
+    lambda distance: np.asarray(np.where(distance < 0, -relative_buckets(np.minimum(distance, 0), 32, 128,
+        bidirectional=True), distance)))
+_faulty(_distances_read_as, "relative_buckets_of_one_side",
+    "the buckets of a decoder in an encoder: every later key as the own one",
+    lambda distance: np.minimum(distance, 0))
+_faulty(_distances_read_as, "relative_buckets_without_a_logarithm",
+    "buckets that end with those of a distance each: no logarithm",
+    lambda distance: np.clip(distance, -8, 8))
+_faulty(_distances_read_as, "relative_buckets_one_distance_late",
+    "the step to the next bucket one distance late: > for >=",
+    lambda distance: np.asarray(distance - np.sign(distance) * (np.abs(distance) >= 8)))
+_faulty(lambda unwanted: bias_dropped(unwanted) | where(lambda call: call.past == 0, {"mask_scores": mask_scores}),
+"bias_dropped_behind_a_past",
+    "no bias once there is a cache: TensorRT-LLM#13870",
+    lambda masks: True, diagnosis="bias-ignored")

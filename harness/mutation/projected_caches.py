@@ -44,18 +44,6 @@ def past_biased_again(name: str, past: Array, given: dict[str, Any]) -> Array:
     return past if bias is None else np.asarray(past + bias.reshape(past.shape[1], 1, -1))
 
 
-@_faulty_caches(_past_read_as, defect="a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind")
-def past_heads_taken_for_positions(name: str, past: Array, given: dict[str, Any]) -> Array:
-    batch, heads, length, width = past.shape
-    return past.reshape(batch, length, heads, width).swapaxes(1, 2)
-
-
-@_faulty_caches(_past_read_as, defect="a ring buffer returned as it lies, newer keys first: moshi#241", at="context")
-def past_in_the_order_of_a_ring(name: str, past: Array, given: dict[str, Any]) -> Array:
-    """Wrap the values around, and not the keys: of both together nothing would show without positions."""
-    return np.roll(past, 1, axis=-2) if name == "value" else past
-
-
 def _attention_with_past_rotated(*arrays: Array, **given: Any) -> Stages:
     cos, past = given.get("rotary_cos"), given.get("past_key")
     if cos is not None and past is not None:
@@ -63,9 +51,15 @@ def _attention_with_past_rotated(*arrays: Array, **given: Any) -> Stages:
     return attention(*arrays, **given)
 
 
-mutant(
-    "rotary",
-    at="rotated_key",
-    defect="keys are cached behind the rotation, and all of the cache is rotated in every step",
-    name="rotary_applied_to_the_past_again",
-)({"attention": _attention_with_past_rotated})
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_caches(_past_read_as, "past_heads_taken_for_positions",
+    "a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind",
+    lambda name, past, given: past.reshape(past.shape[0], past.shape[2], past.shape[1], past.shape[3]).swapaxes(1, 2))
+# Wrap the values around, and not the keys: of both together nothing would show without positions.
+_faulty_caches(_past_read_as, "past_in_the_order_of_a_ring",
+    "a ring buffer returned as it lies, newer keys first: moshi#241",
+    lambda name, past, given: np.roll(past, 1, axis=-2) if name == "value" else past, at="context")
+mutant("rotary", None, "rotary_applied_to_the_past_again",
+    "keys are cached behind the rotation, and all of the cache is rotated in every step",
+    {"attention": _attention_with_past_rotated}, at="rotated_key")

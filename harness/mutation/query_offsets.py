@@ -27,39 +27,6 @@ def _offsets_read_as(change: Callable[[Array], Array | None]) -> Steps:
     return masks_read_as(changed)
 
 
-@_faulty_offsets(
-    _offsets_read_as,
-    defect="the position of the first sequence for all of them: candle-vllm#140, reasoning-from-scratch#33",
-    diagnosis="query-offsets-of-first-batch-entry",
-)
-def query_offsets_of_the_first_batch_entry(offsets: Array) -> Array:
-    return np.broadcast_to(offsets[:1], offsets.shape)
-
-
-@_faulty_offsets(
-    _offsets_read_as,
-    defect="causality counts from the first key whatever the cache: onnx#8054",
-    diagnosis=("query-offsets-ignored", "aligned-top-left"),
-)
-def query_offsets_ignored(offsets: Array) -> None:
-    return None
-
-
-@_faulty_offsets(_offsets_read_as, defect="positions start at 1: mlx-lm#390's kind")
-def query_offsets_one_too_far(offsets: Array) -> Array:
-    return np.asarray(offsets + 1)
-
-
-@_faulty_offsets(_offsets_read_as, defect="the longest sequence's position for all: left padding is assumed")
-def query_offsets_of_the_longest_batch_entry(offsets: Array) -> Array:
-    return np.full_like(offsets, offsets.max(initial=0))
-
-
-@_faulty_offsets(_offsets_read_as, defect="batch index off by one")
-def query_offsets_of_the_next_batch_entry(offsets: Array) -> Array:
-    return np.roll(offsets, -1)
-
-
 @_faulty_offsets(masks_read_as, defect="the near end of the window counts in the block of queries: lalamo#200's kind")
 def query_offsets_reach_the_far_side_of_the_window_alone(scores: Array, masks: Masks) -> Masks:
     """Move the left end of the window by the offset, and leave its right end and causality where they are."""
@@ -91,17 +58,23 @@ def query_offsets_do_not_reach_the_rotation(call: Call) -> Steps:
     return {"_rotate": rotate}
 
 
-@mutant(
-    "rotary",
-    in_attention,
-    at="rotated_query",
-    defect="positions of a batch are those of its first sequence: reasoning-from-scratch#33",
-)
-def query_offset_of_the_first_batch_entry_in_the_rotation(call: Call) -> Steps:
-    if call.query_offsets is None or call.rotary_cos is None:
-        return {}
-
-    def rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-        return _rotate(inputs, *((cos[:1], sin[:1]) if cos.ndim > 2 else (cos, sin)), interleaved)
-
-    return {"_rotate": rotate}
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_offsets(_offsets_read_as, "query_offsets_of_the_first_batch_entry",
+    "the position of the first sequence for all of them: candle-vllm#140, reasoning-from-scratch#33",
+    lambda offsets: np.broadcast_to(offsets[:1], offsets.shape), diagnosis="query-offsets-of-first-batch-entry")
+_faulty_offsets(_offsets_read_as, "query_offsets_ignored",
+    "causality counts from the first key whatever the cache: onnx#8054",
+    lambda offsets: None, diagnosis=("query-offsets-ignored", "aligned-top-left"))
+_faulty_offsets(_offsets_read_as, "query_offsets_one_too_far", "positions start at 1: mlx-lm#390's kind",
+    lambda offsets: np.asarray(offsets + 1))
+_faulty_offsets(_offsets_read_as, "query_offsets_of_the_longest_batch_entry",
+    "the longest sequence's position for all: left padding is assumed",
+    lambda offsets: np.full_like(offsets, offsets.max(initial=0)))
+_faulty_offsets(_offsets_read_as, "query_offsets_of_the_next_batch_entry", "batch index off by one",
+    lambda offsets: np.roll(offsets, -1))
+mutant("rotary", in_attention, "query_offset_of_the_first_batch_entry_in_the_rotation",
+    "positions of a batch are those of its first sequence: reasoning-from-scratch#33",
+    lambda call: {} if call.query_offsets is None or call.rotary_cos is None else {"_rotate": lambda inputs, cos, sin,
+        interleaved: _rotate(inputs, *((cos[:1], sin[:1]) if cos.ndim > 2 else (cos, sin)), interleaved)},
+    at="rotated_query")

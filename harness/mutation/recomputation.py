@@ -15,7 +15,7 @@ from attncheck.mutation.mask_forms import allowed_in, distance
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, equivalent, mutant
 from attncheck.mutation.variant import Call, Steps
 
-_faulty_gradients = partial(mutant, "gradients")
+_faulty_gradients = partial(mutant, "gradients", at="grad_query")
 
 
 def _without(option: str) -> Steps:
@@ -45,53 +45,9 @@ def _causal_off_by(steps: int) -> Steps:
     return weights_remembered(weights)
 
 
-_faulty_gradients(
-    _causal_off_by,
-    at="grad_query",
-    defect="j <= i + 1 in the backward pass alone: tt-metal#41215's kind",
-    name="causal_sees_the_next_key_in_the_backward_pass",
-)(1)
-_faulty_gradients(
-    _causal_off_by,
-    at="grad_query",
-    defect="j < i in the backward pass alone: onnxruntime#25927's kind",
-    name="causal_without_its_own_key_in_the_backward_pass",
-)(-1)
-
-
-@_faulty_gradients(
-    weights_remembered, at="grad_query", defect="p made again from scores without the bias: jax#32242's kind"
-)
-def bias_forgotten_in_the_backward_pass(call: Call) -> Array:
-    if call.bias is None:
-        return call.weights
-    return weights_again(call.logits - np.where(np.isfinite(call.bias), call.bias, 0), call.log_sum_exp)
-
-
-@_faulty_gradients(
-    weights_remembered, at="grad_query", defect="p made again from scores that are not capped: vllm#7425's kind"
-)
-def softcap_forgotten_in_the_backward_pass(call: Call) -> Array:
-    if call.softcap is None:
-        return call.weights
-    return weights_again(call.logits - call.stages["capped"] + call.stages["scores"], call.log_sum_exp)
-
-
 def _from_log_sum_exp(change: Callable[[Array], Array]) -> Steps:
     """Make the weights from another log_sum_exp."""
     return weights_remembered(lambda call: weights_again(call.logits, change(call.log_sum_exp)))
-
-
-@_faulty_gradients(_from_log_sum_exp, at="grad_query", defect="log2 written, log read: flashinfer#2113")
-def backward_pass_reads_log_sum_exp_in_base_two(log_sum_exp: Array) -> Array:
-    return np.asarray(log_sum_exp / np.asarray(np.log(2), log_sum_exp.dtype))
-
-
-@_faulty_gradients(
-    _from_log_sum_exp, at="grad_query", defect="statistics kept in 16 bits", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
-def backward_pass_reads_log_sum_exp_in_float16(log_sum_exp: Array) -> Array:
-    return arithmetic.float16(log_sum_exp)
 
 
 def _with_empty_rows(number: Callable[[int], float]) -> Steps:
@@ -102,70 +58,6 @@ def _with_empty_rows(number: Callable[[int], float]) -> Steps:
         return np.where(np.isneginf(call.log_sum_exp), filled, call.weights)
 
     return weights_remembered(weights)
-
-
-@_faulty_gradients(
-    _with_empty_rows,
-    at="grad_query",
-    defect="0 times infinity behind a right output: tensorflow#11756, jax#17070, iree#24178",
-    diagnosis="empty-rows-nan",
-)
-def gradient_nan_at_an_empty_row(keys: int) -> float:
-    return np.nan
-
-
-@_faulty_gradients(
-    _with_empty_rows,
-    at="grad_query",
-    defect="the output is set to 0, the weights of the backward pass are not: keras#21123's kind",
-    diagnosis="empty-rows-uniform",
-)
-def gradient_uniform_at_an_empty_row(keys: int) -> float:
-    return 1 / keys
-
-
-@_faulty_gradients(
-    weights_remembered,
-    at="grad_query",
-    defect="p is stored in bfloat16 for the backward pass",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def backward_weights_in_bfloat16(call: Call) -> Array:
-    return arithmetic.bfloat16(call.weights)
-
-
-@_faulty_gradients(
-    weights_remembered,
-    at="grad_query",
-    defect="p is stored in float16 for the backward pass",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def backward_weights_in_float16(call: Call) -> Array:
-    return arithmetic.float16(call.weights)
-
-
-@_faulty_gradients(
-    "attention_gradients._dot",
-    at="grad_query",
-    defect="dp is stored in bfloat16: pytorch#133671's kind",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def weight_gradient_in_bfloat16(grad_output: Array, value: Array) -> Array:
-    return arithmetic.bfloat16(_dot(grad_output, value))
-
-
-@_faulty_gradients(
-    delta_read_as,
-    at="grad_query",
-    defect="delta = sum g o from an output that was rounded for storage",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def row_sum_from_an_output_in_bfloat16(call: Call, terms: Array) -> Array:
-    return _row_sum(call.grad_output * arithmetic.bfloat16(call.stages["output"]))
 
 
 def _tiles_kept_in(store: Store) -> Steps:
@@ -181,38 +73,6 @@ def _tiles_kept_in(store: Store) -> Steps:
     return {"_sum_over_queries": product}
 
 
-_faulty_gradients(
-    _tiles_kept_in,
-    at="grad_key",
-    defect="dk and dv are added up in the output's type: torch's CPU kernel",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-    name="gradients_kept_in_bfloat16_between_tiles",
-)(arithmetic.bfloat16)
-
-
-@_faulty_gradients(
-    "_sum_over_queries",
-    at="grad_key",
-    defect="TF32 in the backward pass: pytorch#161022, mlx#3860",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def gradient_products_in_tf32(weights: Array, rows: Array) -> Array:
-    return _sum_over_queries(arithmetic.tf32(weights), arithmetic.tf32(rows))
-
-
-@_faulty_gradients(
-    "attention_gradients._weighted_sum",
-    at="grad_query",
-    defect="TF32 in the backward pass, dq alone",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def query_gradient_in_tf32(grad_raw_scores: Array, key: Array) -> Array:
-    return _weighted_sum(arithmetic.tf32(grad_raw_scores), key)
-
-
 @equivalent(
     weights_remembered,
     defect="a clamp that has nothing to clamp",
@@ -222,3 +82,54 @@ def query_gradient_in_tf32(grad_raw_scores: Array, key: Array) -> Array:
 )
 def backward_weights_clipped_at_one(call: Call) -> Array:
     return np.minimum(call.weights, 1)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_gradients(_causal_off_by, "causal_sees_the_next_key_in_the_backward_pass",
+    "j <= i + 1 in the backward pass alone: tt-metal#41215's kind",
+    1)
+_faulty_gradients(_causal_off_by, "causal_without_its_own_key_in_the_backward_pass",
+    "j < i in the backward pass alone: onnxruntime#25927's kind",
+    -1)
+_faulty_gradients(weights_remembered, "bias_forgotten_in_the_backward_pass",
+    "p made again from scores without the bias: jax#32242's kind",
+    lambda call: call.weights if call.bias is None else weights_again(call.logits - np.where(np.isfinite(call.bias),
+        call.bias, 0), call.log_sum_exp))
+_faulty_gradients(weights_remembered, "softcap_forgotten_in_the_backward_pass",
+    "p made again from scores that are not capped: vllm#7425's kind",
+    lambda call: call.weights if call.softcap is None
+        else weights_again(call.logits - call.stages["capped"] + call.stages["scores"], call.log_sum_exp))
+_faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_base_two",
+    "log2 written, log read: flashinfer#2113",
+    lambda log_sum_exp: np.asarray(log_sum_exp / np.asarray(np.log(2), log_sum_exp.dtype)))
+_faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_float16", "statistics kept in 16 bits",
+    lambda log_sum_exp: arithmetic.float16(log_sum_exp), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients(_with_empty_rows, "gradient_nan_at_an_empty_row",
+    "0 times infinity behind a right output: tensorflow#11756, jax#17070, iree#24178",
+    lambda keys: np.nan, diagnosis="empty-rows-nan")
+_faulty_gradients(_with_empty_rows, "gradient_uniform_at_an_empty_row",
+    "the output is set to 0, the weights of the backward pass are not: keras#21123's kind",
+    lambda keys: 1 / keys, diagnosis="empty-rows-uniform")
+_faulty_gradients(weights_remembered, "backward_weights_in_bfloat16", "p is stored in bfloat16 for the backward pass",
+    lambda call: arithmetic.bfloat16(call.weights), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients(weights_remembered, "backward_weights_in_float16", "p is stored in float16 for the backward pass",
+    lambda call: arithmetic.float16(call.weights), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients("attention_gradients._dot", "weight_gradient_in_bfloat16",
+    "dp is stored in bfloat16: pytorch#133671's kind",
+    lambda grad_output, value: arithmetic.bfloat16(_dot(grad_output, value)), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients(delta_read_as, "row_sum_from_an_output_in_bfloat16",
+    "delta = sum g o from an output that was rounded for storage",
+    lambda call, terms: _row_sum(call.grad_output * arithmetic.bfloat16(call.stages["output"])), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients(_tiles_kept_in, "gradients_kept_in_bfloat16_between_tiles",
+    "dk and dv are added up in the output's type: torch's CPU kernel",
+    arithmetic.bfloat16, at="grad_key", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients("_sum_over_queries", "gradient_products_in_tf32",
+    "TF32 in the backward pass: pytorch#161022, mlx#3860",
+    lambda weights, rows: _sum_over_queries(arithmetic.tf32(weights), arithmetic.tf32(rows)), at="grad_key",
+    dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients("attention_gradients._weighted_sum", "query_gradient_in_tf32", "TF32 in the backward pass, dq alone",
+    lambda grad_raw_scores, key: _weighted_sum(arithmetic.tf32(grad_raw_scores), key), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)

@@ -56,43 +56,6 @@ def sequences_end_one_key_too_late(cu_seqlens_q: Array, cu_seqlens_k: Array, key
     return [(own, slice(min(begin, end), end), 0) for (own, _, _), begin, end in zip(parts, begins, ends, strict=True)]
 
 
-@_faulty_sequences(
-    _limits_read_as,
-    defect="one mask over all documents: transformers#46634, open-instruct#669",
-    diagnosis="sequences-ignored",
-)
-def sequences_see_each_other(queries: Array, keys: Array, lengths: Array | None) -> Limits:
-    return queries[[0, -1]], keys[[0, -1]], None
-
-
-@_faulty_sequences(
-    _limits_read_as,
-    defect="cu_seqlens_q passed for cu_seqlens_k: flash-attention#1713's kind",
-    diagnosis="limits-of-queries",
-)
-def limits_of_queries_taken_for_keys(queries: Array, keys: Array, lengths: Array | None) -> Limits:
-    return queries, np.minimum(queries, keys[-1]), None
-
-
-@_faulty_sequences(
-    _limits_read_as,
-    defect="the lengths that are used have no effect: seqused_k dropped",
-    diagnosis="key-lengths-ignored",
-)
-def used_keys_ignored(queries: Array, keys: Array, lengths: Array | None) -> Limits:
-    return queries, keys, None
-
-
-@_faulty_sequences(_limits_read_as, defect="j <= length", diagnosis="key-lengths-one-too-long")
-def used_keys_one_too_many(queries: Array, keys: Array, lengths: Array | None) -> Limits:
-    return queries, keys, None if lengths is None else np.minimum(lengths + 1, np.diff(keys))
-
-
-@_faulty_sequences(_limits_read_as, defect="j < length - 1", diagnosis="key-lengths-one-too-short")
-def used_keys_one_too_few(queries: Array, keys: Array, lengths: Array | None) -> Limits:
-    return queries, keys, None if lengths is None else np.maximum(lengths - 1, 0)
-
-
 @_faulty_sequences(_limits_read_as, defect="empty sequences are skipped in one list alone: flash-attention#2562's kind")
 def empty_sequences_of_queries_skipped(queries: Array, keys: Array, lengths: Array | None) -> Limits:
     kept = np.append(np.diff(queries) > 0, True)
@@ -114,24 +77,6 @@ def packed_causality_aligned_top_left(queries: int, keys: int, is_causal: bool, 
     left = (window or (None, None))[0]
     behind = np.arange(keys) - np.arange(queries)[:, np.newaxis]
     return rows if left is None else rows & (behind >= -left)
-
-
-@_faulty_sequences(
-    "packed_attention._seen_from_the_end", defect="the window is dropped behind cu_seqlens: sglang#30050"
-)
-def packed_window_dropped(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
-    return _seen_from_the_end(queries, keys, is_causal, None)
-
-
-@_faulty_sequences("packed_attention._seen_from_the_end", defect="causality is dropped behind cu_seqlens")
-def packed_causality_dropped(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
-    return _seen_from_the_end(queries, keys, False, window)
-
-
-@_faulty_sequences("packed_attention._sequences", defect="the longest document is cut at a tile: max_seqlen too small")
-def documents_cut_at_sixteen_keys(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
-    parts = _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)
-    return [(own, slice(keys.start, min(keys.stop, keys.start + 16)), 0) for own, keys, _ in parts]
 
 
 _faulty_gradients = partial(mutant, "packed sequences", at="grad_query")
@@ -166,32 +111,7 @@ def sink_gradients_overwritten(**given: Any) -> Stages:
     return {**found, "grad_sinks": packed_attention_gradients(**{**given, **last})["grad_sinks"]}
 
 
-@_faulty_gradients(
-    "packed_attention_gradients._sequences", defect="no limits in the backward pass: transformers#46634's kind"
-)
-def gradients_of_sequences_that_see_each_other(
-    cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None
-) -> Parts:
-    return _sequences(cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]], None)
-
-
-@_faulty_gradients(
-    "packed_attention_gradients._seen_from_the_end", defect="the backward pass drops causality behind cu_seqlens"
-)
-def packed_gradients_without_causality(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
-    return _seen_from_the_end(queries, keys, False, window)
-
-
 # Pages.
-
-
-@_faulty_pages(
-    "paged_attention",
-    defect="one block table for the whole batch: a stride of 0",
-    diagnosis="block-table-of-first-batch-entry",
-)
-def block_table_of_the_first_batch_entry(block_table: Array, **given: Any) -> Stages:
-    return paged_attention(block_table=np.broadcast_to(block_table[:1], block_table.shape), **given)
 
 
 @_faulty_pages(
@@ -202,33 +122,11 @@ def block_table_ignored(block_table: Array, **given: Any) -> Stages:
     return paged_attention(block_table=in_order, **given)
 
 
-@_faulty_pages("paged_attention", defect="the table is read with the strides of its transpose")
-def block_table_transposed(block_table: Array, **given: Any) -> Stages:
-    return paged_attention(block_table=block_table.T.reshape(block_table.shape), **given)
-
-
 @_faulty_pages("_read", defect="a stale page: vllm#47042, the last page of a sequence is the one before it")
 def last_page_is_the_one_before(pages: Array, table: Array) -> Array:
     stale = table.copy()
     stale[-1:] = table[-2:-1] if len(table) > 1 else table[-1:]
     return _read(pages, stale)
-
-
-@_faulty_pages("_read", defect="slots of a page are read in reverse")
-def slots_in_reverse(pages: Array, table: Array) -> Array:
-    return _read(pages[:, ::-1], table)
-
-
-@_faulty_pages(
-    "_read", defect="slots beyond 128 of a page are those of its first tile: flashinfer#4347", dtypes=KERNELS
-)
-def large_pages_read_by_one_tile(pages: Array, table: Array) -> Array:
-    return _read(pages[:, np.arange(pages.shape[1]) % 128], table)
-
-
-@_faulty_pages("_read", defect="heads and slots of a page are confused: NHD for HND")
-def pages_read_with_heads_first(pages: Array, table: Array) -> Array:
-    return _read(pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2), table)
 
 
 def _lengths_read_as(change: Callable[[Array, int, int], Array]) -> Steps:
@@ -240,31 +138,6 @@ def _lengths_read_as(change: Callable[[Array, int, int], Array]) -> Steps:
         return paged_attention(key_pages=key_pages, block_table=block_table, key_lengths=other, **given)
 
     return {"paged_attention": paged}
-
-
-@_faulty_pages(_lengths_read_as, defect="whole pages are attended", diagnosis=())
-def lengths_rounded_up_to_pages(lengths: Array, page: int, most: int) -> Array:
-    return -(-lengths // page) * page
-
-
-@_faulty_pages(_lengths_read_as, defect="the last page is dropped where it is not full")
-def lengths_rounded_down_to_pages(lengths: Array, page: int, most: int) -> Array:
-    return lengths // page * page
-
-
-@_faulty_pages(_lengths_read_as, defect="j <= length", diagnosis="key-lengths-one-too-long")
-def paged_lengths_one_too_long(lengths: Array, page: int, most: int) -> Array:
-    return lengths + 1
-
-
-@_faulty_pages(_lengths_read_as, defect="the newest key is not seen", diagnosis="key-lengths-one-too-short")
-def paged_lengths_one_too_short(lengths: Array, page: int, most: int) -> Array:
-    return lengths - 1
-
-
-@_faulty_pages(_lengths_read_as, defect="one length for all", diagnosis="key-lengths-of-first-batch-entry")
-def paged_lengths_of_the_first_batch_entry(lengths: Array, page: int, most: int) -> Array:
-    return np.broadcast_to(lengths[:1], lengths.shape)
 
 
 @mutant(
@@ -287,39 +160,11 @@ def unused_slots_are_multiplied_by_zero(
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
-@_faulty_pages(
-    "paged_attention._seen_from_the_end", defect="the other corner behind a cache", diagnosis="aligned-top-left"
-)
-def paged_causality_aligned_top_left(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
-    return packed_causality_aligned_top_left(queries, keys, is_causal, window)
-
-
-@_faulty_pages("paged_attention._seen_from_the_end", defect="the window is dropped behind a cache: sglang#30050")
-def paged_window_dropped(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
-    return _seen_from_the_end(queries, keys, is_causal, None)
-
-
 def _sinks_dropped(function: Callable[..., Stages]) -> Callable[..., Stages]:
     def without(*arrays: Array, **options: Any) -> Stages:
         return function(*arrays, **{**options, "sinks": None})
 
     return without
-
-
-mutant(
-    "paged caches",
-    at="log_sum_exp",
-    defect="sinks are dropped in batched decoding: sglang#30050",
-    diagnosis="sinks-ignored",
-    name="sinks_dropped_behind_pages",
-)({"paged_attention.attention": _sinks_dropped(attention)})
-mutant(
-    "packed sequences",
-    at="log_sum_exp",
-    defect="sinks are dropped behind cu_seqlens: vllm-metal#212's kind",
-    diagnosis="sinks-ignored",
-    name="sinks_dropped_behind_limits",
-)({"packed_attention.attention": _sinks_dropped(attention)})
 
 
 @equivalent(
@@ -330,3 +175,74 @@ mutant(
 def sequences_without_queries_left_out(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
     parts = _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)
     return [part for part in parts if part[0].start < part[0].stop]
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_sequences(_limits_read_as, "sequences_see_each_other",
+    "one mask over all documents: transformers#46634, open-instruct#669",
+    lambda queries, keys, lengths: (queries[[0, -1]], keys[[0, -1]], None), diagnosis="sequences-ignored")
+_faulty_sequences(_limits_read_as, "limits_of_queries_taken_for_keys",
+    "cu_seqlens_q passed for cu_seqlens_k: flash-attention#1713's kind",
+    lambda queries, keys, lengths: (queries, np.minimum(queries, keys[-1]), None), diagnosis="limits-of-queries")
+_faulty_sequences(_limits_read_as, "used_keys_ignored", "the lengths that are used have no effect: seqused_k dropped",
+    lambda queries, keys, lengths: (queries, keys, None), diagnosis="key-lengths-ignored")
+_faulty_sequences(_limits_read_as, "used_keys_one_too_many", "j <= length",
+    lambda queries, keys, lengths: (queries, keys, None if lengths is None else np.minimum(lengths + 1, np.diff(keys))),
+    diagnosis="key-lengths-one-too-long")
+_faulty_sequences(_limits_read_as, "used_keys_one_too_few", "j < length - 1",
+    lambda queries, keys, lengths: (queries, keys, None if lengths is None else np.maximum(lengths - 1, 0)),
+    diagnosis="key-lengths-one-too-short")
+_faulty_sequences("packed_attention._seen_from_the_end", "packed_window_dropped",
+    "the window is dropped behind cu_seqlens: sglang#30050",
+    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, is_causal, None))
+_faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_dropped",
+    "causality is dropped behind cu_seqlens",
+    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, False, window))
+_faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
+    "the longest document is cut at a tile: max_seqlen too small",
+    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: [(own, slice(keys.start, min(keys.stop, keys.start + 16)),
+        0) for own, keys, _ in _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)])
+_faulty_gradients("packed_attention_gradients._sequences", "gradients_of_sequences_that_see_each_other",
+    "no limits in the backward pass: transformers#46634's kind",
+    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: _sequences(cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]], None))
+_faulty_gradients("packed_attention_gradients._seen_from_the_end", "packed_gradients_without_causality",
+    "the backward pass drops causality behind cu_seqlens",
+    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, False, window))
+_faulty_pages("paged_attention", "block_table_of_the_first_batch_entry",
+    "one block table for the whole batch: a stride of 0",
+    lambda block_table, **given: paged_attention(block_table=np.broadcast_to(block_table[:1], block_table.shape),
+        **given),
+    diagnosis="block-table-of-first-batch-entry")
+_faulty_pages("paged_attention", "block_table_transposed", "the table is read with the strides of its transpose",
+    lambda block_table, **given: paged_attention(block_table=block_table.T.reshape(block_table.shape), **given))
+_faulty_pages("_read", "slots_in_reverse", "slots of a page are read in reverse",
+    lambda pages, table: _read(pages[:, ::-1], table))
+_faulty_pages("_read", "large_pages_read_by_one_tile",
+    "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
+    lambda pages, table: _read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
+_faulty_pages("_read", "pages_read_with_heads_first", "heads and slots of a page are confused: NHD for HND",
+    lambda pages, table: _read(pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2), table))
+_faulty_pages(_lengths_read_as, "lengths_rounded_up_to_pages", "whole pages are attended",
+    lambda lengths, page, most: -(-lengths // page) * page, diagnosis=())
+_faulty_pages(_lengths_read_as, "lengths_rounded_down_to_pages", "the last page is dropped where it is not full",
+    lambda lengths, page, most: lengths // page * page)
+_faulty_pages(_lengths_read_as, "paged_lengths_one_too_long", "j <= length",
+    lambda lengths, page, most: lengths + 1, diagnosis="key-lengths-one-too-long")
+_faulty_pages(_lengths_read_as, "paged_lengths_one_too_short", "the newest key is not seen",
+    lambda lengths, page, most: lengths - 1, diagnosis="key-lengths-one-too-short")
+_faulty_pages(_lengths_read_as, "paged_lengths_of_the_first_batch_entry", "one length for all",
+    lambda lengths, page, most: np.broadcast_to(lengths[:1], lengths.shape),
+    diagnosis="key-lengths-of-first-batch-entry")
+_faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
+    "the other corner behind a cache",
+    lambda queries, keys, is_causal, window: packed_causality_aligned_top_left(queries, keys, is_causal, window),
+    diagnosis="aligned-top-left")
+_faulty_pages("paged_attention._seen_from_the_end", "paged_window_dropped",
+    "the window is dropped behind a cache: sglang#30050",
+    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, is_causal, None))
+mutant("paged caches", None, "sinks_dropped_behind_pages", "sinks are dropped in batched decoding: sglang#30050",
+    {"paged_attention.attention": _sinks_dropped(attention)}, at="log_sum_exp", diagnosis="sinks-ignored")
+mutant("packed sequences", None, "sinks_dropped_behind_limits",
+    "sinks are dropped behind cu_seqlens: vllm-metal#212's kind",
+    {"packed_attention.attention": _sinks_dropped(attention)}, at="log_sum_exp", diagnosis="sinks-ignored")

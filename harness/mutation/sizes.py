@@ -22,7 +22,7 @@ from attncheck.mutation.variant import Steps
 Three = tuple[Array, Array, Array]
 WIDTHS = (32, 64, 80, 96, 128, 192, 256)
 
-_sized = partial(mutant, "sizes", dtypes=KERNELS)
+_sized = partial(mutant, "sizes", dtypes=KERNELS, at="raw_scores")
 
 
 def _zero_at(width: int) -> Steps:
@@ -46,48 +46,6 @@ for _width in WIDTHS:
 def _scored(change: Callable[[Array], Array]) -> Steps:
     """Score by queries and keys that are changed in the same way."""
     return {"dot_scores._dot": lambda query, key: _dot(change(query), change(key))}
-
-
-@_sized(
-    _scored,
-    at="raw_scores",
-    defect="a line of 16 numbers is read where the width is no multiple: SageAttention#376's kind",
-)
-def width_padded_with_the_next_row(array: Array) -> Array:
-    """Read whole lines of 16 numbers: what is behind the last feature is the next row's."""
-    missing = -array.shape[-1] % 16
-    return np.concatenate([array, np.roll(array, -1, axis=-2)[..., :missing]], axis=-1)
-
-
-@_sized(
-    _scored, at="raw_scores", defect="80 and 96 are computed as 64: a loop over chunks of the width without its tail"
-)
-def features_behind_whole_chunks_of_64_dropped(array: Array) -> Array:
-    width = array.shape[-1]
-    return array[..., : width - width % 64] if width > 64 else array
-
-
-@_sized(_scored, at="raw_scores", defect="the loop over chunks of the width runs once: pytorch#139462's kind")
-def features_beyond_128_dropped(array: Array) -> Array:
-    return array[..., :128]
-
-
-@_sized("dot_scores._dot", at="raw_scores", defect="structure: two tiles of 128 columns are loaded in the wrong order")
-def halves_of_the_keys_width_256_swapped(query: Array, key: Array) -> Array:
-    half = key.shape[-1] // 2
-    return _dot(query, np.roll(key, half, axis=-1) if key.shape[-1] == 256 else key)
-
-
-@_sized(
-    "_scale_of",
-    at="scores",
-    defect="structure: 80, 96 and 192 are padded to a power of two, which then gives the scale",
-    diagnosis="scale-fitted",
-)
-def scale_of_the_padded_width(query: Array, scale: float | None) -> float:
-    width = query.shape[-1]
-    padded = 1 << (width - 1).bit_length() if width > 64 else width
-    return float(padded**-0.5) if scale is None else scale
 
 
 @_sized(
@@ -126,14 +84,6 @@ def keys_of_heads_beyond_32_wrap(key: Array, value: Array, heads: int) -> tuple[
     return key[:, wrapped], value[:, wrapped]
 
 
-@_sized(inputs_changed, at="raw_scores", defect="structure: the number of batch entry and head is taken modulo 64")
-def queries_beyond_64_batch_heads_wrap(query: Array, key: Array, value: Array) -> Three:
-    """Number batch entries and heads together, modulo 64."""
-    batch, heads = query.shape[:2]
-    number = np.arange(batch * heads) % 64
-    return query.reshape(-1, *query.shape[2:])[number].reshape(query.shape), key, value
-
-
 def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps:
     """Use another head of keys and values, ``index(head, kv_heads, group)``, in groups of this size alone."""
 
@@ -145,27 +95,6 @@ def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps
         return key[:, chosen], value[:, chosen]
 
     return {"_repeat_heads": repeat}
-
-
-@_sized(partial(_in_groups_of, 8), at="raw_scores", defect="head h // 4 where groups have eight: HipKittens#22's kind")
-def groups_of_eight_taken_for_four(head: Array, kv_heads: int, group: int) -> Array:
-    return np.asarray(head // 4 % kv_heads)
-
-
-@_sized(
-    partial(_in_groups_of, 8), at="raw_scores", defect="h % Hkv on the path for eight heads alone: onnx#7274's kind"
-)
-def groups_of_eight_tiled(head: Array, kv_heads: int, group: int) -> Array:
-    return np.asarray(head % kv_heads)
-
-
-@_sized(
-    partial(_in_groups_of, 4),
-    at="raw_scores",
-    defect="the last head of each group of four belongs to the next one: FreeToken#177's kind",
-)
-def groups_of_four_shifted(head: Array, kv_heads: int, group: int) -> Array:
-    return np.asarray((head + 1) // group % kv_heads)
 
 
 @_sized(
@@ -187,7 +116,7 @@ def last_entry_of_a_large_odd_batch_zero(output: Array) -> Array:
     return output
 
 
-_tiled = partial(mutant, "tiles", dtypes=KERNELS)
+_tiled = partial(mutant, "tiles", dtypes=KERNELS, at="masked")
 _TWO, _THREE = (64, 128), (16, 64, 128)
 
 
@@ -339,25 +268,6 @@ _at_each(
 )
 
 
-@_tiled(
-    _causal,
-    at="masked",
-    defect="structure: tiles of 128 queries and 64 keys, of which the second on the diagonal is skipped",
-)
-def causal_loop_by_one_tile_of_64_for_128_queries(allowed: Array, query: Array, key: Array) -> Array:
-    return np.asarray(allowed & (key < query // 128 * 128 + 64))
-
-
-@_tiled(
-    causal_pattern, at="masked", defect="masked from the top left, bounded from the bottom right: cutlass#2336's kind"
-)
-def causal_loop_bounded_from_the_other_corner(queries: int, keys: int) -> Array:
-    """Mask from the top left, but end the loop over tiles of 16 keys as if the last query stood at the last key."""
-    row = np.arange(queries)[:, np.newaxis]
-    end = np.ceil(((row // 16 + 1) * 16 + keys - queries) / 16) * 16
-    return np.asarray(causal_keys(queries, keys) & (np.arange(keys) < end))
-
-
 @_tiled(window_pattern, at="masked", defect="structure: the first tile of a window is rounded up instead of down")
 def first_partial_tile_of_a_window_skipped(scores: Array, masks: Masks) -> Array:
     """Begin at the first tile of 16 keys that lies wholly inside of the window of a tile's first query."""
@@ -382,3 +292,46 @@ def window_ends_with_the_tile_of_its_query(scores: Array, masks: Masks) -> Array
     queries, keys = scores.shape[-2:]
     end = (np.arange(queries) // 64 + 1) * 64
     return np.asarray(within & (np.arange(keys) < end[:, np.newaxis]))
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+# Read whole lines of 16 numbers: what is behind the last feature is the next row's.
+_sized(_scored, "width_padded_with_the_next_row",
+    "a line of 16 numbers is read where the width is no multiple: SageAttention#376's kind",
+    lambda array: np.concatenate([array, np.roll(array, -1, axis=-2)[..., : -array.shape[-1] % 16]], axis=-1))
+_sized(_scored, "features_behind_whole_chunks_of_64_dropped",
+    "80 and 96 are computed as 64: a loop over chunks of the width without its tail",
+    lambda array: array[..., : array.shape[-1] - array.shape[-1] % 64] if array.shape[-1] > 64 else array)
+_sized(_scored, "features_beyond_128_dropped", "the loop over chunks of the width runs once: pytorch#139462's kind",
+    lambda array: array[..., :128])
+_sized("dot_scores._dot", "halves_of_the_keys_width_256_swapped",
+    "structure: two tiles of 128 columns are loaded in the wrong order",
+    lambda query, key: _dot(query, np.roll(key, key.shape[-1] // 2, axis=-1) if key.shape[-1] == 256 else key))
+_sized("_scale_of", "scale_of_the_padded_width",
+    "structure: 80, 96 and 192 are padded to a power of two, which then gives the scale",
+    lambda query, scale: float((1 << (query.shape[-1] - 1).bit_length() if query.shape[-1] > 64
+        else query.shape[-1]) ** (-0.5)) if scale is None else scale,
+    at="scores", diagnosis="scale-fitted")
+# Number batch entries and heads together, modulo 64.
+_sized(inputs_changed, "queries_beyond_64_batch_heads_wrap",
+    "structure: the number of batch entry and head is taken modulo 64",
+    lambda query, key, value: (query.reshape(-1,
+        *query.shape[2:])[np.arange(query.shape[0] * query.shape[1]) % 64].reshape(query.shape), key, value))
+_sized(partial(_in_groups_of, 8), "groups_of_eight_taken_for_four",
+    "head h // 4 where groups have eight: HipKittens#22's kind",
+    lambda head, kv_heads, group: np.asarray(head // 4 % kv_heads))
+_sized(partial(_in_groups_of, 8), "groups_of_eight_tiled",
+    "h % Hkv on the path for eight heads alone: onnx#7274's kind",
+    lambda head, kv_heads, group: np.asarray(head % kv_heads))
+_sized(partial(_in_groups_of, 4), "groups_of_four_shifted",
+    "the last head of each group of four belongs to the next one: FreeToken#177's kind",
+    lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
+_tiled(_causal, "causal_loop_by_one_tile_of_64_for_128_queries",
+    "structure: tiles of 128 queries and 64 keys, of which the second on the diagonal is skipped",
+    lambda allowed, query, key: np.asarray(allowed & (key < query // 128 * 128 + 64)))
+# Mask from the top left, but end the loop over tiles of 16 keys as if the last query stood at the last key.
+_tiled(causal_pattern, "causal_loop_bounded_from_the_other_corner",
+    "masked from the top left, bounded from the bottom right: cutlass#2336's kind",
+    lambda queries, keys: np.asarray(causal_keys(queries, keys) & (np.arange(keys) < np.ceil(((np.arange(queries)[:,
+        np.newaxis] // 16 + 1) * 16 + keys - queries) / 16) * 16)))

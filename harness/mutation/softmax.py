@@ -28,32 +28,11 @@ from attncheck.mutation.forward_forms import (
     with_exponentials,
 )
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, EVERY, WIDE, equivalent, mutant
-from attncheck.mutation.variant import Call, Steps, numpy_with, within
+from attncheck.mutation.variant import Steps, numpy_with, within
 
-_faulty_softmax = partial(mutant, "softmax")
+_faulty_softmax = partial(mutant, "softmax", at="weights")
 _faulty_denominator = partial(mutant, "denominator", at="weights")
-_faulty_precision = partial(mutant, "precision")
-
-
-@_faulty_softmax(maximum_read_as, at="weights", defect="exp overflows above 88 (709 in float64)")
-def maximum_not_subtracted(logits: Array) -> Array:
-    return np.zeros_like(_row_maximum(logits))
-
-
-@_faulty_softmax(in_attention, at="weights", defect="the maximum includes what is masked: everything kept underflows")
-def maximum_over_masked_keys(call: Call) -> Steps:
-    steps = maximum_read_as(lambda logits: _row_maximum(call.unmasked))
-    return {"_softmax_with_sinks": within(_softmax_with_sinks, **steps)}
-
-
-@_faulty_softmax(maximum_read_as, at="weights", defect="the running maximum starts at 0: rows far below it underflow")
-def maximum_starts_at_zero(logits: Array) -> Array:
-    return np.maximum(_row_maximum(logits), 0)
-
-
-@_faulty_softmax(maximum_read_as, at="weights", defect="a finite sentinel for -inf: flashinfer#4267")
-def maximum_starts_at_minus_5e4(logits: Array) -> Array:
-    return np.asarray(np.maximum(_row_maximum(logits), np.asarray(-5e4, logits.dtype)))
+_faulty_precision = partial(mutant, "precision", at="weights")
 
 
 def _exponential(exp: Callable[[Array], Array]) -> Steps:
@@ -79,11 +58,6 @@ for _size, _digits, _defect, _diagnosis in _ERRORS:
     )(_with_relative_error(_size))
 
 
-@_faulty_softmax(_exponential, at="weights", defect="exp2(1.4427 x): five digits of log2(e)", dtypes=WIDE)
-def exp_with_coarse_log2e(shifted: Array) -> Array:
-    return np.asarray(np.exp2(shifted * 1.4427))
-
-
 @_faulty_softmax(
     _exponential, at="weights", defect="2^fraction by a quadratic", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
@@ -92,30 +66,6 @@ def exp_by_a_parabola(shifted: Array) -> Array:
     whole = np.floor(np.maximum(power, -1000))
     fraction = power - whole
     return np.where(power < -1000, 0, np.exp2(whole) * (1 + fraction * (0.6565 + 0.3435 * fraction)))
-
-
-@_faulty_softmax(
-    _exponential, at="weights", defect="exp evaluated in float16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
-def exp_in_float16(shifted: Array) -> Array:
-    return arithmetic.float16(np.exp(arithmetic.float16(shifted)))
-
-
-@_faulty_softmax(
-    _exponential, at="weights", defect="exp rounded to bfloat16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
-def exp_in_bfloat16(shifted: Array) -> Array:
-    return arithmetic.bfloat16(np.exp(shifted))
-
-
-@_faulty_softmax(_exponential, at="weights", defect="a clamp keeps weights of 2e-9 alive")
-def exp_floored_at_minus_20(shifted: Array) -> Array:
-    return np.asarray(np.exp(np.where(np.isfinite(shifted), np.maximum(shifted, -20), shifted)))
-
-
-@_faulty_softmax(logits_read_as, at="weights", defect="a clamp against overflow levels the largest logits")
-def logits_clipped_at_60(logits: Array) -> Array:
-    return np.asarray(np.minimum(logits, np.asarray(60, logits.dtype)))
 
 
 def _over_axis(axis: int) -> Steps:
@@ -136,15 +86,6 @@ for _axis, _which, _defect in (
     _faulty_softmax(
         _over_axis, at="weights", defect=_defect, diagnosis=f"softmax-over-{_which}", name=f"softmax_over_{_which}"
     )(_axis)
-
-
-_faulty_softmax(
-    "_softmax_with_sinks.np",
-    at="log_sum_exp",
-    defect="log2 for log: flashinfer#2113, sglang#35045",
-    diagnosis="log-sum-exp-mixed-base",
-    name="log_sum_exp_in_base_two",
-)(numpy_with(log=np.log2))
 
 
 @_faulty_softmax(
@@ -182,52 +123,6 @@ for _name, _defect, _dtypes, _epsilon in (
     ("sum_plus_1e_3", _EPSILON, WIDE, 1e-3),
 ):
     _faulty_denominator(_plus, defect=_defect, dtypes=_dtypes, name=_name)(_epsilon)
-
-
-@_faulty_denominator(
-    _total, defect="the row sum sticks at 2048: tract#2586", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
-def sum_accumulated_in_float16(exponentials: Array) -> Array:
-    return arithmetic.sequential_sum(exponentials, arithmetic.float16)
-
-
-@_faulty_denominator(
-    _total, defect="the row sum sticks at 256: executorch#20090, mlx#4178", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
-def sum_accumulated_in_bfloat16(exponentials: Array) -> Array:
-    return arithmetic.sequential_sum(exponentials, arithmetic.bfloat16)
-
-
-@_faulty_denominator(
-    _total, defect="the finished sum is stored in bfloat16: tt-metal#52045", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
-def sum_stored_in_bfloat16(exponentials: Array) -> Array:
-    return arithmetic.bfloat16(_row_sum(exponentials))
-
-
-@_faulty_denominator(
-    _total,
-    defect="float64 in, float32 statistics: jax#37422, jax#34114",
-    dtypes=("float64",),
-    diagnosis="accuracy-of-float32",
-)
-def sum_in_float32(exponentials: Array) -> Array:
-    return arithmetic.float32(_row_sum(arithmetic.float32(exponentials)))
-
-
-@_faulty_denominator(
-    reciprocal_read_as,
-    defect="an approximate reciprocal without a Newton step",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def reciprocal_in_tf32(total: Array) -> Array:
-    return arithmetic.tf32(1 / total)
-
-
-@_faulty_denominator(_total, defect="terms below 1e-4 are skipped as negligible", dtypes=WIDE)
-def sum_without_its_smallest_terms(exponentials: Array) -> Array:
-    return _row_sum(np.where(exponentials < 1e-4, 0, exponentials))
 
 
 equivalent(
@@ -294,23 +189,55 @@ for _name, _defect, _store in _WEIGHTS:
     )(_store)
 
 
-@_faulty_precision(weights_read_as, at="weights", defect="weights below 1e-5 are skipped as negligible", dtypes=WIDE)
-def small_weights_dropped(weights: Array) -> Array:
-    return np.where(weights < 1e-5, 0, weights)
-
-
 for _name, _defect, _store, _form in _VALUES_AND_OUTPUT:
     _faulty_precision(_form, at="context", defect=_defect, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, name=_name)(
         _store
     )
 
 
-@_faulty_precision(
-    inputs_changed,
-    at="raw_scores",
-    defect="float64 attention computed from float32 inputs: jax#37422's kind",
-    dtypes=("float64",),
-    diagnosis="accuracy-of-float32",
-)
-def inputs_in_float32(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-    return arithmetic.float32(query), arithmetic.float32(key), arithmetic.float32(value)
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_softmax(maximum_read_as, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
+    lambda logits: np.zeros_like(_row_maximum(logits)))
+_faulty_softmax(in_attention, "maximum_over_masked_keys",
+    "the maximum includes what is masked: everything kept underflows",
+    lambda call: {"_softmax_with_sinks": within(_softmax_with_sinks, **maximum_read_as(lambda logits:
+        _row_maximum(call.unmasked)))})
+_faulty_softmax(maximum_read_as, "maximum_starts_at_zero",
+    "the running maximum starts at 0: rows far below it underflow",
+    lambda logits: np.maximum(_row_maximum(logits), 0))
+_faulty_softmax(maximum_read_as, "maximum_starts_at_minus_5e4", "a finite sentinel for -inf: flashinfer#4267",
+    lambda logits: np.asarray(np.maximum(_row_maximum(logits), np.asarray(-5e4, logits.dtype))))
+_faulty_softmax(_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
+    lambda shifted: np.asarray(np.exp2(shifted * 1.4427)), dtypes=WIDE)
+_faulty_softmax(_exponential, "exp_in_float16", "exp evaluated in float16",
+    lambda shifted: arithmetic.float16(np.exp(arithmetic.float16(shifted))), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_softmax(_exponential, "exp_in_bfloat16", "exp rounded to bfloat16",
+    lambda shifted: arithmetic.bfloat16(np.exp(shifted)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_softmax(_exponential, "exp_floored_at_minus_20", "a clamp keeps weights of 2e-9 alive",
+    lambda shifted: np.asarray(np.exp(np.where(np.isfinite(shifted), np.maximum(shifted, -20), shifted))))
+_faulty_softmax(logits_read_as, "logits_clipped_at_60", "a clamp against overflow levels the largest logits",
+    lambda logits: np.asarray(np.minimum(logits, np.asarray(60, logits.dtype))))
+_faulty_softmax("_softmax_with_sinks.np", "log_sum_exp_in_base_two", "log2 for log: flashinfer#2113, sglang#35045",
+    numpy_with(log=np.log2), at="log_sum_exp", diagnosis="log-sum-exp-mixed-base")
+_faulty_denominator(_total, "sum_accumulated_in_float16", "the row sum sticks at 2048: tract#2586",
+    lambda exponentials: arithmetic.sequential_sum(exponentials, arithmetic.float16), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_denominator(_total, "sum_accumulated_in_bfloat16", "the row sum sticks at 256: executorch#20090, mlx#4178",
+    lambda exponentials: arithmetic.sequential_sum(exponentials, arithmetic.bfloat16), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_denominator(_total, "sum_stored_in_bfloat16", "the finished sum is stored in bfloat16: tt-metal#52045",
+    lambda exponentials: arithmetic.bfloat16(_row_sum(exponentials)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_denominator(_total, "sum_in_float32", "float64 in, float32 statistics: jax#37422, jax#34114",
+    lambda exponentials: arithmetic.float32(_row_sum(arithmetic.float32(exponentials))), dtypes=("float64",),
+    diagnosis="accuracy-of-float32")
+_faulty_denominator(reciprocal_read_as, "reciprocal_in_tf32", "an approximate reciprocal without a Newton step",
+    lambda total: arithmetic.tf32(1 / total), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_denominator(_total, "sum_without_its_smallest_terms", "terms below 1e-4 are skipped as negligible",
+    lambda exponentials: _row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE)
+_faulty_precision(weights_read_as, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
+    lambda weights: np.where(weights < 1e-05, 0, weights), dtypes=WIDE)
+_faulty_precision(inputs_changed, "inputs_in_float32",
+    "float64 attention computed from float32 inputs: jax#37422's kind",
+    lambda query, key, value: (arithmetic.float32(query), arithmetic.float32(key), arithmetic.float32(value)),
+    at="raw_scores", dtypes=("float64",), diagnosis="accuracy-of-float32")

@@ -15,33 +15,7 @@ from attncheck.mutation.mask_forms import bias_read_as
 from attncheck.mutation.mutant import KERNELS, mutant
 from attncheck.mutation.variant import Steps
 
-_valued = partial(mutant, "special values", dtypes=KERNELS)
-
-
-@_valued(
-    bias_read_as,
-    at="biased",
-    defect="structure: a bias is compared by its bits, and the sign bit alone is the least integer",
-)
-def negative_zero_in_a_bias_forbids(bias: Array, scores: Array) -> Array:
-    return np.where((bias == 0) & np.signbit(bias), -np.inf, bias).astype(bias.dtype)
-
-
-@_valued(
-    bias_read_as, at="biased", defect="finfo.min + finfo.min is minus infinity: Automodel#2658, transformers#31303"
-)
-def least_finite_bias_added_twice(bias: Array, scores: Array) -> Array:
-    """Add what forbids a second time: the least finite number becomes minus infinity."""
-    return np.where(bias <= np.finfo(bias.dtype).min / 2, bias + bias, bias)
-
-
-@_valued(
-    bias_read_as,
-    at="biased",
-    defect="finfo.min is taken for minus infinity, and a row of it for an empty one: pytorch#109517's kind",
-)
-def least_finite_bias_forbids(bias: Array, scores: Array) -> Array:
-    return np.where(bias <= np.finfo(bias.dtype).min / 2, -np.inf, bias).astype(bias.dtype)
+_valued = partial(mutant, "special values", dtypes=KERNELS, at="biased")
 
 
 @_valued(normalised, at="weights", defect="a row of finfo.min gives NaN: pytorch#109517, #110213")
@@ -103,36 +77,10 @@ for _tile in (16, 64):
     )(_tile)
 
 
-@_valued(averaged, at="context", defect="structure: a query of zeros is padding, and its output is not computed")
-def rows_of_zero_scores_taken_for_padding(logits: Array, weights: Array, value: Array) -> Array:
-    """Take a row whose scores are all zero for padding."""
-    seen = np.where(np.isneginf(logits), 0, logits)
-    is_padding = (seen == 0).all(axis=-1, keepdims=True) & (logits.shape[-1] > 1)
-    return np.where(is_padding, 0, weights @ value).astype(value.dtype)
-
-
 def _by_unmasked(change: Callable[[Array, Array], Array]) -> Steps:
     """Take the softmax of other logits, ``change(logits, unmasked)``; a softmax alone has masked nothing."""
     alone = logits_read_as(lambda logits: change(logits, logits))
     return alone | in_attention(lambda call: logits_read_as(lambda logits: change(logits, call.unmasked)))
-
-
-@mutant(
-    "special values",
-    _by_unmasked,
-    at="weights",
-    defect="structure: a key of zeros is padding, and forbidden",
-    dtypes=("float32",),
-)
-def zero_keys_taken_for_padding(logits: Array, unmasked: Array) -> Array:
-    """Take keys whose scores are zero for every query for padding."""
-    is_padding = (unmasked == 0).all(axis=-2, keepdims=True) & ~(unmasked == 0).all(axis=(-1, -2), keepdims=True)
-    return np.where(is_padding, -np.inf, logits)
-
-
-@_valued("attention._weighted_sum", at="context", defect="a query that holds NaN gives zeros: pytorch#141128")
-def nan_in_a_query_hidden(weights: Array, value: Array) -> Array:
-    return np.asarray(np.nan_to_num(weights) @ value)
 
 
 @_valued(averaged, at="context", defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind")
@@ -141,3 +89,31 @@ def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array
     output = weights @ value
     has_nan = np.isnan(logits).any(axis=-1, keepdims=True)
     return np.where(np.roll(has_nan, -1, axis=-2), np.nan, output).astype(output.dtype)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_valued(bias_read_as, "negative_zero_in_a_bias_forbids",
+    "structure: a bias is compared by its bits, and the sign bit alone is the least integer",
+    lambda bias, scores: np.where((bias == 0) & np.signbit(bias), -np.inf, bias).astype(bias.dtype))
+# Add what forbids a second time: the least finite number becomes minus infinity.
+_valued(bias_read_as, "least_finite_bias_added_twice",
+    "finfo.min + finfo.min is minus infinity: Automodel#2658, transformers#31303",
+    lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, bias + bias, bias))
+_valued(bias_read_as, "least_finite_bias_forbids",
+    "finfo.min is taken for minus infinity, and a row of it for an empty one: pytorch#109517's kind",
+    lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, -np.inf, bias).astype(bias.dtype))
+# Take a row whose scores are all zero for padding.
+_valued(averaged, "rows_of_zero_scores_taken_for_padding",
+    "structure: a query of zeros is padding, and its output is not computed",
+    lambda logits, weights, value: np.where((np.where(np.isneginf(logits), 0, logits) == 0).all(axis=-1,
+        keepdims=True) & (logits.shape[-1] > 1), 0, weights @ value).astype(value.dtype),
+    at="context")
+# Take keys whose scores are zero for every query for padding.
+mutant("special values", _by_unmasked, "zero_keys_taken_for_padding",
+    "structure: a key of zeros is padding, and forbidden",
+    lambda logits, unmasked: np.where((unmasked == 0).all(axis=-2, keepdims=True) & ~(unmasked == 0).all(axis=(-1, -2),
+        keepdims=True), -np.inf, logits),
+    at="weights", dtypes=("float32",))
+_valued("attention._weighted_sum", "nan_in_a_query_hidden", "a query that holds NaN gives zeros: pytorch#141128",
+    lambda weights, value: np.asarray(np.nan_to_num(weights) @ value), at="context")

@@ -27,7 +27,7 @@ from attncheck.mutation.mutant import equivalent, mutant
 from attncheck.mutation.variant import Steps
 
 _faulty_causal = partial(mutant, "causal", at="masked")
-_faulty_empty_rows = partial(mutant, "empty rows")
+_faulty_empty_rows = partial(mutant, "empty rows", at="weights")
 _faulty_windows = partial(mutant, "windows", at="masked")
 
 Side = int | None
@@ -38,68 +38,8 @@ def _diagonal(offset: Callable[[int, int], int]) -> Steps:
     return causal_pattern(lambda queries, keys: np.tri(queries, keys, offset(queries, keys), dtype=bool))
 
 
-@_faulty_causal(_diagonal, defect="j <= i + 1: tt-metal#41215", diagnosis="causal-next-key")
-def causal_sees_the_next_key(queries: int, keys: int) -> int:
-    return 1
-
-
-@_faulty_causal(_diagonal, defect="j < i: onnxruntime#25927's kind", diagnosis="causal-without-own-key")
-def causal_without_its_own_key(queries: int, keys: int) -> int:
-    return -1
-
-
-@_faulty_causal(
-    _diagonal, defect="the other corner: mlx#2835, cutlass#2336, flash-attention#1778", diagnosis="aligned-bottom-right"
-)
-def causal_aligned_bottom_right(queries: int, keys: int) -> int:
-    return keys - queries
-
-
-@_faulty_causal(
-    _diagonal, defect="the other corner, if Lq == 1 only: onnxruntime#29020", diagnosis="aligned-bottom-right"
-)
-def causal_bottom_right_for_one_query(queries: int, keys: int) -> int:
-    return keys - queries if queries == 1 else 0
-
-
-@_faulty_causal(causal_pattern, defect="j >= i, the upper triangle", diagnosis="causal-mirrored")
-def causal_mirrored(queries: int, keys: int) -> Array:
-    return causal_keys(keys, queries).T
-
-
-@_faulty_causal(causal_pattern, defect="decided once per four queries: pytorch#195910")
-def causal_by_groups_of_four(queries: int, keys: int) -> Array:
-    """Let every query of a group of four see what the group's last one sees."""
-    last = np.minimum(np.arange(queries) // 4 * 4 + 3, queries - 1)
-    return np.asarray(causal_keys(queries, keys)[last])
-
-
 def _causality_dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
     return dropped("is_causal", unwanted)
-
-
-@_faulty_causal(_causality_dropped_if, defect="the argument has no effect: keras#23038", diagnosis="causality-ignored")
-def causal_ignored(masks: Masks) -> bool:
-    return True
-
-
-@_faulty_causal(
-    _causality_dropped_if,
-    defect="a mask of one's own ends causality: transformers#48748, keras",
-    diagnosis="causality-ignored",
-)
-def causal_dropped_when_a_mask_is_given(masks: Masks) -> bool:
-    return masks["mask"] is not None
-
-
-@_faulty_causal(_causality_dropped_if, defect="a bias of one's own ends causality", diagnosis="causality-ignored")
-def causal_dropped_when_a_bias_is_given(masks: Masks) -> bool:
-    return masks["bias"] is not None
-
-
-@_faulty_causal(causal_pattern, defect="right in the first tile of 64 rows only: gcnasm#21")
-def causal_beyond_64_queries_ignored(queries: int, keys: int) -> Array:
-    return np.asarray(causal_keys(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64))
 
 
 def _empty_rows(changed: Callable[[Array], Stages]) -> Steps:
@@ -116,152 +56,12 @@ def _empty_rows(changed: Callable[[Array], Stages]) -> Steps:
     return normalised(normalise)
 
 
-@_faulty_empty_rows(
-    _empty_rows,
-    at="weights",
-    defect="softmax of a row of -inf: pytorch#103749, rten#1321, iree#24178",
-    diagnosis="empty-rows-nan",
-)
-def empty_row_gives_nan(logits: Array) -> Stages:
-    return {"weights": np.full(logits.shape, np.nan), "log_sum_exp": np.full(logits.shape[:-1], np.nan)}
-
-
-@_faulty_empty_rows(
-    _empty_rows, at="weights", defect="the mean of the values: keras#21123", diagnosis="empty-rows-uniform"
-)
-def empty_row_is_uniform(logits: Array) -> Stages:
-    return {"weights": np.full(logits.shape, 1 / logits.shape[-1])}
-
-
-@_faulty_empty_rows(_empty_rows, at="weights", defect="argmax of nothing is 0")
-def empty_row_takes_the_first_key(logits: Array) -> Stages:
-    first = np.arange(logits.shape[-1]) == 0
-    return {"weights": np.broadcast_to(first, logits.shape)}
-
-
-@_faulty_empty_rows(_empty_rows, at="log_sum_exp", defect="log 1 for -inf: merged states weigh an empty one (mlx#2608)")
-def empty_row_has_log_sum_exp_zero(logits: Array) -> Stages:
-    return {"log_sum_exp": np.zeros(logits.shape[:-1])}
-
-
 def _plus(side: Side, steps: int) -> Side:
     return None if side is None else side + steps
 
 
 def _window_dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
     return dropped("window", unwanted)
-
-
-@_faulty_windows(
-    window_read_as,
-    defect="i - left - 1 <= j: mlx-lm#390, zml#763, transformers#26792",
-    diagnosis="window-too-wide-left",
-)
-def window_one_key_too_many_before(left: Side, right: Side) -> Window:
-    return _plus(left, 1), right
-
-
-@_faulty_windows(window_read_as, defect="i - left < j: transformers#39408", diagnosis="window-too-narrow-left")
-def window_one_key_too_few_before(left: Side, right: Side) -> Window:
-    return _plus(left, -1), right
-
-
-@_faulty_windows(window_read_as, defect="j <= i + right + 1: transformers#47010", diagnosis="window-too-wide-right")
-def window_one_key_too_many_after(left: Side, right: Side) -> Window:
-    return left, _plus(right, 1)
-
-
-@_faulty_windows(window_read_as, defect="j < i + right: transformers#47010", diagnosis="window-too-narrow-right")
-def window_one_key_too_few_after(left: Side, right: Side) -> Window:
-    return left, _plus(right, -1)
-
-
-@_faulty_windows(window_read_as, defect="(left, right) read as (right, left)", diagnosis="window-sides-swapped")
-def window_sides_swapped(left: Side, right: Side) -> Window:
-    return right, left
-
-
-@_faulty_windows(window_read_as, defect="what is bounded on one side is bounded on both: jax's local_window_size")
-def one_sided_window_on_both_sides(left: Side, right: Side) -> Window:
-    return (right if left is None else left), (left if right is None else right)
-
-
-@_faulty_windows(window_read_as, defect="no bound on the right read as none to the right: sglang#34273's kind")
-def open_right_side_taken_for_zero(left: Side, right: Side) -> Window:
-    return left, 0 if right is None else right
-
-
-@_faulty_windows(window_read_as, defect="no bound on the left read as none to the left")
-def open_left_side_taken_for_zero(left: Side, right: Side) -> Window:
-    return 0 if left is None else left, right
-
-
-@_faulty_windows(
-    window_read_as,
-    defect="0 is false, so a side of 0 keys counts as none given: zml#763's kind",
-    diagnosis="window-ignored",
-)
-def side_of_zero_taken_for_open(left: Side, right: Side) -> Window:
-    return left or None, right or None
-
-
-@_faulty_windows(window_read_as, defect="the sides read as the width of the whole window")
-def window_split_between_its_sides(left: Side, right: Side) -> Window:
-    return None if left is None else left // 2, None if right is None else right // 2
-
-
-@_faulty_windows(_window_dropped_if, defect="the argument has no effect", diagnosis="window-ignored")
-def window_ignored(masks: Masks) -> bool:
-    return True
-
-
-@_faulty_windows(
-    _window_dropped_if, defect="an early return where no mask is given: jax#32300", diagnosis="window-ignored"
-)
-def window_ignored_without_a_mask(masks: Masks) -> bool:
-    return masks["mask"] is None
-
-
-@_faulty_windows(
-    _window_dropped_if,
-    defect="a mask of one's own ends the window: transformers#48748's kind",
-    diagnosis="window-ignored",
-)
-def window_dropped_when_a_mask_is_given(masks: Masks) -> bool:
-    return masks["mask"] is not None
-
-
-@_faulty_windows(
-    _window_dropped_if,
-    defect="only one of causality and window is used: onnxruntime#14363's kind",
-    diagnosis="window-ignored",
-)
-def window_dropped_when_causal(masks: Masks) -> bool:
-    return bool(masks["is_causal"])
-
-
-@_faulty_windows(
-    _window_dropped_if, defect="only one of lengths and window is used: jax#23349's kind", diagnosis="window-ignored"
-)
-def window_dropped_when_key_lengths_are_given(masks: Masks) -> bool:
-    return masks["key_lengths"] is not None
-
-
-@_faulty_windows(
-    _causality_dropped_if,
-    defect="a window of one's own ends causality: transformers#26792's kind",
-    diagnosis="causality-ignored",
-)
-def causal_dropped_when_a_window_is_given(masks: Masks) -> bool:
-    return masks["window"] is not None
-
-
-@_faulty_windows(masks_read_as, defect="either may allow, where both must")
-def window_or_causal(scores: Array, masks: Masks) -> Masks:
-    if masks["window"] is None or not masks["is_causal"]:
-        return {}
-    either = keys_within(scores, masks["window"]) | causal_keys(*scores.shape[-2:])
-    return {"is_causal": False, "window": None, "mask": both(masks["mask"], either)}
 
 
 def _window_without_a_past(change: Callable[[Array, Window], Window]) -> Steps:
@@ -281,34 +81,12 @@ def window_aligned_bottom_right(scores: Array, window: Window) -> Window:
     return _plus(left, queries - keys), _plus(right, keys - queries)
 
 
-@_faulty_windows(window_pattern, defect="every query sees the window of the first one")
-def window_does_not_move(scores: Array, masks: Masks) -> Array:
-    first = keys_within(scores, masks["window"])[:1]
-    return np.broadcast_to(first, scores.shape[-2:])
-
-
 @_faulty_windows(window_pattern, defect="decided once per four queries: pytorch#195910's kind")
 def window_by_groups_of_four(scores: Array, masks: Masks) -> Array:
     """Let every query of a group of four see what any of them sees."""
     within = keys_within(scores, masks["window"])
     groups = np.arange(len(within)) // 4
     return np.array([within[groups == group].any(axis=0) for group in groups]).reshape(within.shape)
-
-
-@_faulty_windows(window_pattern, defect="the current token is left out: onnxruntime#25927")
-def window_without_its_own_key(scores: Array, masks: Masks) -> Array:
-    return np.asarray(keys_within(scores, masks["window"]) & (distance(scores) != 0))
-
-
-@_faulty_windows(window_pattern, defect="right in the first tile of 64 rows only: gcnasm#21's kind")
-def window_beyond_64_queries_ignored(scores: Array, masks: Masks) -> Array:
-    beyond = np.arange(scores.shape[-2])[:, np.newaxis] >= 64
-    return np.asarray(keys_within(scores, masks["window"]) | beyond)
-
-
-@_faulty_windows(window_pattern, defect="what is within is forbidden: text#894's polarity")
-def window_inverted(scores: Array, masks: Masks) -> Array:
-    return ~keys_within(scores, masks["window"])
 
 
 @equivalent(
@@ -320,3 +98,96 @@ def window_inverted(scores: Array, masks: Masks) -> Array:
 def right_side_of_a_window_dropped_when_causal(scores: Array, masks: Masks) -> Masks:
     window = masks["window"]
     return {} if window is None or not masks["is_causal"] else {"window": (window[0], None)}
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_causal(_diagonal, "causal_sees_the_next_key", "j <= i + 1: tt-metal#41215",
+    lambda queries, keys: 1, diagnosis="causal-next-key")
+_faulty_causal(_diagonal, "causal_without_its_own_key", "j < i: onnxruntime#25927's kind",
+    lambda queries, keys: -1, diagnosis="causal-without-own-key")
+_faulty_causal(_diagonal, "causal_aligned_bottom_right",
+    "the other corner: mlx#2835, cutlass#2336, flash-attention#1778",
+    lambda queries, keys: keys - queries, diagnosis="aligned-bottom-right")
+_faulty_causal(_diagonal, "causal_bottom_right_for_one_query", "the other corner, if Lq == 1 only: onnxruntime#29020",
+    lambda queries, keys: keys - queries if queries == 1 else 0, diagnosis="aligned-bottom-right")
+_faulty_causal(causal_pattern, "causal_mirrored", "j >= i, the upper triangle",
+    lambda queries, keys: causal_keys(keys, queries).T, diagnosis="causal-mirrored")
+# Let every query of a group of four see what the group's last one sees.
+_faulty_causal(causal_pattern, "causal_by_groups_of_four", "decided once per four queries: pytorch#195910",
+    lambda queries, keys: np.asarray(causal_keys(queries, keys)[np.minimum(np.arange(queries) // 4 * 4 + 3,
+        queries - 1)]))
+_faulty_causal(_causality_dropped_if, "causal_ignored", "the argument has no effect: keras#23038",
+    lambda masks: True, diagnosis="causality-ignored")
+_faulty_causal(_causality_dropped_if, "causal_dropped_when_a_mask_is_given",
+    "a mask of one's own ends causality: transformers#48748, keras",
+    lambda masks: masks["mask"] is not None, diagnosis="causality-ignored")
+_faulty_causal(_causality_dropped_if, "causal_dropped_when_a_bias_is_given", "a bias of one's own ends causality",
+    lambda masks: masks["bias"] is not None, diagnosis="causality-ignored")
+_faulty_causal(causal_pattern, "causal_beyond_64_queries_ignored", "right in the first tile of 64 rows only: gcnasm#21",
+    lambda queries, keys: np.asarray(causal_keys(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64)))
+_faulty_empty_rows(_empty_rows, "empty_row_gives_nan",
+    "softmax of a row of -inf: pytorch#103749, rten#1321, iree#24178",
+    lambda logits: {"weights": np.full(logits.shape, np.nan), "log_sum_exp": np.full(logits.shape[:-1], np.nan)},
+    diagnosis="empty-rows-nan")
+_faulty_empty_rows(_empty_rows, "empty_row_is_uniform", "the mean of the values: keras#21123",
+    lambda logits: {"weights": np.full(logits.shape, 1 / logits.shape[-1])}, diagnosis="empty-rows-uniform")
+_faulty_empty_rows(_empty_rows, "empty_row_takes_the_first_key", "argmax of nothing is 0",
+    lambda logits: {"weights": np.broadcast_to(np.arange(logits.shape[-1]) == 0, logits.shape)})
+_faulty_empty_rows(_empty_rows, "empty_row_has_log_sum_exp_zero",
+    "log 1 for -inf: merged states weigh an empty one (mlx#2608)",
+    lambda logits: {"log_sum_exp": np.zeros(logits.shape[:-1])}, at="log_sum_exp")
+_faulty_windows(window_read_as, "window_one_key_too_many_before",
+    "i - left - 1 <= j: mlx-lm#390, zml#763, transformers#26792",
+    lambda left, right: (_plus(left, 1), right), diagnosis="window-too-wide-left")
+_faulty_windows(window_read_as, "window_one_key_too_few_before", "i - left < j: transformers#39408",
+    lambda left, right: (_plus(left, -1), right), diagnosis="window-too-narrow-left")
+_faulty_windows(window_read_as, "window_one_key_too_many_after", "j <= i + right + 1: transformers#47010",
+    lambda left, right: (left, _plus(right, 1)), diagnosis="window-too-wide-right")
+_faulty_windows(window_read_as, "window_one_key_too_few_after", "j < i + right: transformers#47010",
+    lambda left, right: (left, _plus(right, -1)), diagnosis="window-too-narrow-right")
+_faulty_windows(window_read_as, "window_sides_swapped", "(left, right) read as (right, left)",
+    lambda left, right: (right, left), diagnosis="window-sides-swapped")
+_faulty_windows(window_read_as, "one_sided_window_on_both_sides",
+    "what is bounded on one side is bounded on both: jax's local_window_size",
+    lambda left, right: (right if left is None else left, left if right is None else right))
+_faulty_windows(window_read_as, "open_right_side_taken_for_zero",
+    "no bound on the right read as none to the right: sglang#34273's kind",
+    lambda left, right: (left, 0 if right is None else right))
+_faulty_windows(window_read_as, "open_left_side_taken_for_zero", "no bound on the left read as none to the left",
+    lambda left, right: (0 if left is None else left, right))
+_faulty_windows(window_read_as, "side_of_zero_taken_for_open",
+    "0 is false, so a side of 0 keys counts as none given: zml#763's kind",
+    lambda left, right: (left or None, right or None), diagnosis="window-ignored")
+_faulty_windows(window_read_as, "window_split_between_its_sides", "the sides read as the width of the whole window",
+    lambda left, right: (None if left is None else left // 2, None if right is None else right // 2))
+_faulty_windows(_window_dropped_if, "window_ignored", "the argument has no effect",
+    lambda masks: True, diagnosis="window-ignored")
+_faulty_windows(_window_dropped_if, "window_ignored_without_a_mask",
+    "an early return where no mask is given: jax#32300",
+    lambda masks: masks["mask"] is None, diagnosis="window-ignored")
+_faulty_windows(_window_dropped_if, "window_dropped_when_a_mask_is_given",
+    "a mask of one's own ends the window: transformers#48748's kind",
+    lambda masks: masks["mask"] is not None, diagnosis="window-ignored")
+_faulty_windows(_window_dropped_if, "window_dropped_when_causal",
+    "only one of causality and window is used: onnxruntime#14363's kind",
+    lambda masks: bool(masks["is_causal"]), diagnosis="window-ignored")
+_faulty_windows(_window_dropped_if, "window_dropped_when_key_lengths_are_given",
+    "only one of lengths and window is used: jax#23349's kind",
+    lambda masks: masks["key_lengths"] is not None, diagnosis="window-ignored")
+_faulty_windows(_causality_dropped_if, "causal_dropped_when_a_window_is_given",
+    "a window of one's own ends causality: transformers#26792's kind",
+    lambda masks: masks["window"] is not None, diagnosis="causality-ignored")
+_faulty_windows(masks_read_as, "window_or_causal", "either may allow, where both must",
+    lambda scores, masks: {} if masks["window"] is None or not masks["is_causal"] else {"is_causal": False, "window":
+        None, "mask": both(masks["mask"], keys_within(scores, masks["window"]) | causal_keys(*scores.shape[-2:]))})
+_faulty_windows(window_pattern, "window_does_not_move", "every query sees the window of the first one",
+    lambda scores, masks: np.broadcast_to(keys_within(scores, masks["window"])[:1], scores.shape[-2:]))
+_faulty_windows(window_pattern, "window_without_its_own_key", "the current token is left out: onnxruntime#25927",
+    lambda scores, masks: np.asarray(keys_within(scores, masks["window"]) & (distance(scores) != 0)))
+_faulty_windows(window_pattern, "window_beyond_64_queries_ignored",
+    "right in the first tile of 64 rows only: gcnasm#21's kind",
+    lambda scores, masks: np.asarray(keys_within(scores, masks["window"]) | (np.arange(scores.shape[-2])[:,
+        np.newaxis] >= 64)))
+_faulty_windows(window_pattern, "window_inverted", "what is within is forbidden: text#894's polarity",
+    lambda scores, masks: ~keys_within(scores, masks["window"]))
