@@ -1,20 +1,25 @@
-"""Alternatives to what a case means, each a change of the problem; among them, what rows without a key give."""
+"""What a row of the catalogue is, what it makes of one case, and the changes of problems that rows share.
+
+A ``Reading`` is a row: another reading of what a case says, whatever the case. An ``Alternative`` is one case as it is
+then read. Rows are in ``readings.py`` and, where a step is another one, in ``replaced_steps.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Computation
+from attncheck.attention.scores import scale_from
 from attncheck.judging.truth import Stages, Truth
-from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
+from attncheck.judging.undefined_rows import scores_shape
 from attncheck.reading.lowering import Problem
-from attncheck.reading.shapes import score_elements
-from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
+from attncheck.spec import BY_SCORE, score_kind
 from attncheck.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
@@ -35,7 +40,8 @@ class Alternative:
     Names are the same in every case, so that one implementation's failures can be brought together. Alternatives of one
     ``answer`` cannot be told apart by a case, where 1/D is the square of 1/sqrt(D); ``unsure`` says all of them.
     ``is_fitted`` marks those with a free number, or that say less than a cause: they count where nothing else fits.
-    ``factor`` is that number, over the one that the case means.
+    ``factor`` is that number, over the one that the case means. ``shared`` describes it where all cases that it
+    explains say that: they leave an option to its default, which is another one.
     """
 
     name: str
@@ -50,6 +56,7 @@ class Alternative:
     unsure: str = ""
     is_fitted: bool = False
     factor: float | None = None
+    shared: str = ""
 
     @property
     def its_answer(self) -> str:
@@ -63,15 +70,134 @@ class Alternative:
         return value if name == "empty_rows" and self.name == f"empty-rows-{value}" else None
 
 
-def mistake(
-    name: str,
-    description: str,
-    problem: Problem,
-    stage: str = "masked",
-    stage_aliases: Mapping[str, str] | None = None,
-) -> Alternative:
-    """Return a reading that nobody means."""
-    return Alternative(name, description, stage, problem, Verdict.NUMERIC, stage_aliases=stage_aliases or {})
+@dataclass(frozen=True)
+class Form:
+    """A problem as a reading takes it, with the ``words`` that its text asks for, and what else depends on the case."""
+
+    problem: Problem
+    words: Mapping[str, object] = field(default_factory=dict)
+    stage: str = ""
+    stage_aliases: Mapping[str, str] = field(default_factory=dict)
+    replacement: StepReplacement | None = None
+    answer: str = ""
+    unsure: str = ""
+    shared: str = ""
+    option: tuple[str, str] | None = None
+
+
+Changed: TypeAlias = Callable[[Problem], Problem | None]
+"""Makes of a problem the one that is read instead; None where there is nothing of it."""
+Change: TypeAlias = Callable[[Problem], Problem | Form | Iterable[Form] | None]
+"""The same with words, or in several forms."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A row of the catalogue: what an implementation may do instead of what a case says.
+
+    ``says`` is the message, in which words in braces depend on the case, and {stage} is where it shows. ``change``
+    makes the problem as it is then read, of a case that has an input or option of the name ``of``. It departs at
+    ``stage``, unless its form says otherwise. The verdict is ``semantic`` of a convention, which somebody means, and
+    ``numeric`` of a mistake. A reading ``before_lowering`` is one of the operation that is called.
+    """
+
+    name: str
+    says: str
+    change: Change
+    of: str = ""
+    stage: str = "masked"
+    verdict: Verdict = Verdict.NUMERIC
+    before_lowering: bool = False
+
+    @property
+    def is_convention(self) -> bool:
+        """Whether somebody means it."""
+        return self.verdict is Verdict.SEMANTIC
+
+    def of_problem(self, problem: Problem) -> Iterator[Alternative]:
+        """Yield a problem as it is read so, in each form; nothing where it has nothing of it."""
+        option = problem.options.get(self.of)
+        if self.of and self.of not in problem.inputs and (option is None or option is False):
+            return
+        found = self.change(problem)
+        forms = () if found is None else (found,) if isinstance(found, Problem | Form) else found
+        for form in (Form(each) if isinstance(each, Problem) else each for each in forms):
+            yield self.alternative(replace(form, problem=form.problem.lowered()) if self.before_lowering else form)
+
+    def alternative(self, form: Form, **more: Any) -> Alternative:
+        """Return the reading of a case in one form."""
+        return Alternative(
+            self.name,
+            self.says.format_map({"stage": "{stage}", **form.words}),
+            form.stage or self.stage,
+            form.problem,
+            self.verdict,
+            form.option,
+            form.stage_aliases,
+            form.replacement,
+            form.answer,
+            form.unsure,
+            shared=form.shared,
+            **more,
+        )
+
+
+def convention(name: str, says: str, change: Change, of: str = "", stage: str = "masked", **more: Any) -> Reading:
+    """Return a reading that somebody means."""
+    return Reading(name, says, change, of, stage, Verdict.SEMANTIC, **more)
+
+
+# Changes that rows share.
+
+
+def set_to(**options: Any) -> Changed:
+    """Change options."""
+    return lambda problem: problem.with_options(**options)
+
+
+def with_input(name: str, change: Callable[[Any], Any]) -> Changed:
+    """Change one input."""
+    return lambda problem: problem.with_inputs(**{name: change(problem.inputs[name])})
+
+
+def without(name: str) -> Changed:
+    """Leave an input out."""
+    return lambda problem: problem.without_input(name)
+
+
+def of_first(name: str, axis: int) -> Changed:
+    """Take for all entries of an axis of an input what belongs to the first, as a stride of zero does."""
+
+    def change(problem: Problem) -> Problem | None:
+        array = problem.inputs[name]
+        if array.ndim < -axis or array.shape[axis] < 2:
+            return None
+        return problem.with_inputs(**{name: np.broadcast_to(array.take([0], axis), array.shape)})
+
+    return change
+
+
+def exchanged(one: str, other: str) -> Changed:
+    """Take one of two inputs of one shape for the other, and the other way round."""
+
+    def change(problem: Problem) -> Problem | None:
+        if other not in problem.inputs or problem.inputs[one].shape != problem.inputs[other].shape:
+            return None
+        return problem.with_inputs(**{one: problem.inputs[other], other: problem.inputs[one]})
+
+    return change
+
+
+def transposed(name: str) -> Changed:
+    """Swap the last two axes of an input, where they are equally long."""
+
+    def change(problem: Problem) -> Problem | None:
+        array = problem.inputs[name]
+        if array.ndim < 2 or not array.shape[-2] == array.shape[-1] > 1:
+            return None
+        return problem.with_inputs(**{name: np.swapaxes(array, -1, -2)})
+
+    return change
 
 
 def with_mask(problem: Problem) -> Problem:
@@ -85,6 +211,15 @@ def with_allowed(problem: Problem, allowed: Any) -> Problem:
     return problem.with_inputs(mask=allowed[np.newaxis, np.newaxis] if mask is None else mask & allowed)
 
 
+def folded(problem: Problem) -> Problem:
+    """Return the canonical form of a problem, with what it says of rows without a key."""
+    kept = {name: problem.options[name] for name in ("empty_rows",) if name in problem.options}
+    return problem.canonical().with_options(**kept)
+
+
+# What a problem has.
+
+
 def queries_and_keys(problem: Problem) -> tuple[int, int]:
     """Return how many queries and keys there are, the past among them."""
     if "scores" in problem.inputs:
@@ -94,35 +229,107 @@ def queries_and_keys(problem: Problem) -> tuple[int, int]:
     return int(problem.inputs["query"].shape[-2]), int(problem.inputs["key"].shape[-2] + past)
 
 
-def undefined_row_conventions(problem: Problem) -> Iterator[Alternative]:
-    """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
-    own = str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-    rows = empty_rows(problem)
-    if not rows.any():
-        return
-    for value in EMPTY_ROWS:
-        if value != own:
-            description, option = without_a_key(value, own), ("empty_rows", value)
-            yield Alternative(
-                f"empty-rows-{value}", description, "weights", problem.with_options(empty_rows=value), option=option
-            )
-    if score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
-        return  # as a mask, the next one would be of the size of the score matrix
-    allowed = allowed_keys(problem)
-    if allowed is not None:
-        plain = problem.canonical()
-        description = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
-        unmasked = plain.with_options(is_causal=False).with_inputs(mask=allowed | rows[..., np.newaxis])
-        yield Alternative(
-            "empty-rows-unmasked",
-            description,
-            "weights",
-            unmasked,
-        )
-
-
 def allowed_keys(problem: Problem) -> NDArray[np.bool_] | None:
     """Return who may attend to whom, of the scores' shape; None where nothing is forbidden."""
     plain = problem.canonical()
-    shape = scores_shape(plain)
-    return Computation.as_given(plain).allowed(shape)
+    return Computation.as_given(plain).allowed(scores_shape(plain))
+
+
+_WITH_SCALE = frozenset({"attention", "attention_gradients", "multi_head_attention"})
+
+
+def has_scale(problem: Problem) -> bool:
+    """Whether the scores are a product of query and key times a number."""
+    is_scored = problem.operation in ("scoring", *BY_SCORE)
+    return problem.operation in _WITH_SCALE or (
+        is_scored and score_kind(problem.operation, problem.options) in ("dot", "scaled_dot", "cosine")
+    )
+
+
+def scale_of(problem: Problem) -> float:
+    """Return the factor of the scores that a case means."""
+    return scale_from(problem.options, score_kind(problem.operation, problem.options), lambda: widths_of(problem)["D"])
+
+
+def has_default_scale(problem: Problem) -> bool:
+    """Whether a case leaves the scale to its default, 1/sqrt(D)."""
+    if problem.options.get("scale") is not None:
+        return False
+    return math.isclose(scale_of(problem) * math.sqrt(widths_of(problem)["D"]), 1)
+
+
+def default_scale(words: str) -> str:
+    """Say that the default scale is another one."""
+    return f"the default scale is {words}: give scale, or divide by sqrt(D)"
+
+
+def widths_of(problem: Problem) -> dict[str, int]:
+    """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
+
+    Of latent vectors, C is their own width, and Dn that of a query's part that is not rotated.
+    """
+    inputs = problem.inputs
+    if problem.operation == "multi_head_attention":
+        heads = int(problem.options["heads"])
+        shared = int(problem.options.get("kv_heads") or heads)
+        return {
+            "D": inputs["query_weight"].shape[-1] // heads,
+            "Dv": inputs["value_weight"].shape[-1] // shared,
+            "H D": inputs["query_weight"].shape[-1],
+            "E": inputs["query"].shape[-1],
+        }
+    query = inputs["query"]
+    widths = {"D": query.shape[-1]}
+    if "key_projection" in inputs:
+        widths |= {"C + Dr": inputs["key"].shape[-1], "Dn": inputs["key_projection"].shape[-1]}
+        widths |= {"C": inputs["value"].shape[-1], "Dv": inputs["value_projection"].shape[-1]}
+    elif "value" in inputs:
+        widths["Dv"] = inputs["value"].shape[-1]
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    return widths | {"H D": heads * query.shape[-1]}
+
+
+# Numbers that are taken for others.
+
+Number = tuple[str, str, Callable[[Problem], float | None]]
+"""A name, in words what the number is, and the number for a problem; None where there is none."""
+
+
+def numbered(
+    says: Callable[[str], str],
+    answer: str,
+    rows: Sequence[Number],
+    change: Callable[[Problem, float, str], Form | Sequence[Form]],
+    meant: Callable[[Problem], float] = lambda problem: 1.0,
+    **more: Any,
+) -> tuple[Reading, ...]:
+    """Return readings that are numbers in the place of one: of one number they are one answer, which says them all."""
+
+    def row(name: str, words: str, number: Callable[[Problem], float | None]) -> Reading:
+        def forms(problem: Problem) -> Iterator[Form]:
+            value = number(problem)
+            if value is None or _same(value) == _same(meant(problem)):
+                return
+            others = ((other, of(problem)) for _, other, of in rows)
+            alike = [other for other, of_it in others if of_it is not None and _same(of_it) == _same(value)]
+            found = change(problem, value, words)
+            for form in (found,) if isinstance(found, Form) else found:
+                unsure = says(" or ".join(dict.fromkeys(filter(None, alike)))).format_map(
+                    {"stage": "{stage}", **form.words}
+                )
+                yield replace(form, answer=f"{answer} {_same(value)}", unsure=unsure)
+
+        return Reading(name, says(words), forms, **more)
+
+    return tuple(row(*each) for each in rows)
+
+
+def _same(number: float) -> str:
+    """Write numbers that are one except for roundings, as 1/8 and the square of 1/sqrt(8), alike."""
+    return f"{number:.12g}"
+
+
+def scales_in_words(*scales: float) -> list[str]:
+    """Write scales with four digits, or with more where they would look the same."""
+    short = [f"{scale:.4g}" for scale in scales]
+    return short if len(set(short)) == len(set(scales)) else [f"{scale:.9g}" for scale in scales]

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from attncheck.attention.rounding import FORMATS
 from attncheck.execution.operations import is_of_shape
-from attncheck.judging.alternatives import Alternative, undefined_row_conventions
+from attncheck.judging.alternatives import Alternative
 from attncheck.judging.diagnosis import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, agrees, judge_stages, sound_stages, where_it_begins
-from attncheck.judging.readings import truth_of
-from attncheck.judging.residuals import approximate, residual
+from attncheck.judging.readings import undefined_row_conventions
+from attncheck.judging.residuals import approximate, residual, truth_of
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.judging.wrong_result import (

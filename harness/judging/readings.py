@@ -1,69 +1,300 @@
-"""All other readings of one case in one dtype: each worked out once, when the first implementation that fails needs it.
+"""The catalogue of readings: what implementations do instead of what a case says, a row each.
 
-A reading is an alternative to what the case says: a convention, a mistake, another step. A truth keeps what they come
-to, so that the next implementation that fails the same case is compared with all of them at little cost.
+A convention is another reading of the same options: where causality and windows are counted from, which truth value
+of a mask forbids, how grouped heads are shared. A mistake leaves an option out, or takes another value for it: nobody
+means that. Both are the exact answer of a problem that the case does not pose, so that a result can be compared with it
+within bounds (``wrong_result.py``). A row is offered by cases that have what it is about, and one that changes nothing
+there is told apart from the case by nobody.
 
-What is lowered may be taken for: other limits of sequences, pages, lengths, scales, projections of latent vectors.
-
-Each is the exact answer of another problem, which is laid out as the case is (``reading/lowering.py``).
+Diagnosis tries all rows on a case that fails, ``docs/diagnoses.md`` lists them, and an implementation that computes
+``reading_of(name, problem)`` in the place of a problem has that fault. Steps that are no problem's are rows, too
+(``replaced_steps.py``); ``CATALOGUE`` has all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attncheck.judging.alternatives import Alternative, mistake
-from attncheck.judging.conventions import conventions_of
-from attncheck.judging.mistakes import mistakes_of
-from attncheck.judging.replaced_steps import replaced_steps_of
-from attncheck.judging.residuals import Approximation, approximate, residual
-from attncheck.judging.truth import Stages, Truth, find_truth
-from attncheck.reading.lowering import Problem
-from attncheck.spec import LOGITS, MEANS
+from attncheck.attention.problem import Computation
+from attncheck.judging.alternatives import (
+    Alternative,
+    Change,
+    Changed,
+    Form,
+    Reading,
+    allowed_keys,
+    convention,
+    folded,
+    has_scale,
+    of_first,
+    queries_and_keys,
+    scale_of,
+    with_allowed,
+    with_input,
+    with_mask,
+    without,
+)
+from attncheck.judging.diagnosis import ACCURACY
+from attncheck.judging.readings_of_scores import SCORE_READINGS
+from attncheck.judging.replaced_steps import REPLACED_STEPS
+from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
+from attncheck.reading.lowering import Problem, query_offset
+from attncheck.reading.shapes import score_elements
+from attncheck.spec import (
+    DEFAULT_EMPTY_ROWS,
+    EMPTY_ROWS,
+    IGNORABLE,
+    LOGITS,
+    InputSpec,
+    OptionSpec,
+    without_a_key,
+)
+
+# Who may attend to whom.
+
+_ALIGNMENTS: Mapping[str, tuple[str, str]] = {
+    "top_left": ("top-left", "i"),
+    "bottom_right": ("bottom-right", "i + Lk - Lq"),
+}
 
 
-def readings_before_lowering(called: Problem) -> Iterator[Alternative]:
-    """Yield what a call of an operation that is lowered may be taken for, the likeliest first; lowered themselves."""
-    if called.operation == "quantized_attention":
-        for name, description, stage, other in _scales(called):
-            yield mistake(name, description, other.lowered(), stage)
-    elif called.operation == "latent_attention":
-        for name, description, stage, other in _projections(called):
-            yield mistake(name, description, other.lowered(), stage)
-    elif called.operation != "normalized_attention":  # whose readings are those of what it is lowered to
-        yield from _of_sequences(called)
+def _subject(problem: Problem) -> tuple[str, str] | None:
+    """Return what counts positions, and the rule by which it does; None where nothing does."""
+    if problem.options.get("is_causal"):
+        return "causality", "key j for query i iff j <= {}"
+    return ("the window", "query i stands at key {}") if problem.options.get("window") else None
 
 
-def _of_sequences(called: Problem) -> Iterator[Alternative]:
-    """Yield other corners, lengths, limits and pages."""
+def _aligned(alignment: str, position: str) -> Change:
+    """Count positions from a corner: the first query stands at the first key, or the last query at the last key."""
 
-    def convention(name: str, description: str, other: Problem) -> Alternative:
-        return Alternative(name, description, "masked", other.lowered())
+    def change(problem: Problem) -> Iterator[Form]:
+        options, subject = problem.options, _subject(problem)
+        other = problem.without_input("query_offsets").with_options(alignment=alignment)
+        if subject is None or query_offset(other.options, other.inputs) == query_offset(options, problem.inputs):
+            return
+        default = "behind the past" if "past_key" in problem.inputs else "top-left"
+        if "query_offsets" in problem.inputs:
+            default = "at the offset of each batch entry"
+        meant, *_ = _ALIGNMENTS.get(str(options.get("alignment")), (default,))
+        words = {"subject": subject[0], "rule": subject[1].format(position), "meant": meant}
+        yield Form(other, words)
+        if options.get("is_causal") and options.get("window"):
+            yield from (Form(each, words) for each in _aligned_separately(problem, other))
 
-    def wrong(name: str, description: str, other: Problem) -> Alternative:
-        return mistake(name, description, other.lowered())
+    return change
 
-    if called.options.get("is_causal") or called.options.get("window"):
-        subject = "causality" if called.options.get("is_causal") else "the window"
-        description = f"{subject} is aligned top-left in each sequence; the case means its last query and key"
-        yield convention("aligned-top-left", description, called.with_options(alignment="top_left"))
-    lengths = called.inputs.get("key_lengths")
-    if lengths is not None:
-        for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less")):
-            other = np.clip(lengths + moved, 0, _most_keys(called))
-            description = f"a key length is taken for {how}; the case means the number of keys"
-            yield convention(f"key-lengths-one-too-{name}", description, called.with_inputs(key_lengths=other))
-        if lengths.size > 1:
-            shared = np.minimum(lengths[:1], _most_keys(called))
-            description = "the key length of the first sequence is taken for all"
-            yield wrong("key-lengths-of-first-batch-entry", description, called.with_inputs(key_lengths=shared))
-    others = _pages(called) if "block_table" in called.inputs else _limits(called)
-    yield from (wrong(*each) for each in others)
+
+def _aligned_separately(problem: Problem, other: Problem) -> Iterator[Problem]:
+    """Yield one of causality and window aligned otherwise, the other one as the case means it."""
+    queries, keys = queries_and_keys(problem)
+    positions = np.arange(queries)[:, np.newaxis] + query_offset(other.options, other.inputs)
+    left, right = problem.options["window"]
+    behind = np.arange(keys) - positions
+    within = np.full(behind.shape, fill_value=True)
+    within &= left is None or behind >= -left
+    within &= right is None or behind <= right
+    yield with_allowed(problem.with_options(is_causal=False), behind <= 0)
+    yield with_allowed(problem.with_options(window=None), within)
+
+
+def _window_moved(left: int, right: int) -> Change:
+    """Move ends of a window that are given."""
+
+    def change(problem: Problem) -> Form | None:
+        window = problem.options["window"]
+        if any(end is None and move for end, move in zip(window, (left, right), strict=True)):
+            return None
+        other = [end if end is None else end + move for end, move in zip(window, (left, right), strict=True)]
+        return Form(problem.with_options(window=tuple(other)), {"window": _shown(other), "meant": _shown(window)})
+
+    return change
+
+
+def _shown(window: Any) -> str:
+    return f"[{', '.join('null' if end is None else str(end) for end in window)}]"
+
+
+def _diagonal(allows: Callable[[Any], Any]) -> Change:
+    """Let causality forbid other keys, by how far they lie behind a query. As a mask: no option says that."""
+
+    def change(problem: Problem) -> Problem:
+        queries, keys = queries_and_keys(problem)
+        behind = np.arange(keys) - np.arange(queries)[:, np.newaxis] - query_offset(problem.options, problem.inputs)
+        return with_allowed(problem.with_options(is_causal=False), allows(behind))
+
+    return change
+
+
+def _swapped_sides(problem: Problem) -> Problem | None:
+    left, right = problem.options["window"]
+    return None if left == right else problem.with_options(window=(right, left))
+
+
+def _last_row(problem: Problem) -> Problem | None:
+    """Let the last query see all keys: of tiles, the one that is left over has lost its mask."""
+    plain = problem.canonical()
+    shape = scores_shape(plain)
+    allowed = Computation.as_given(plain).kept(shape)
+    if allowed is None or not shape[-2]:
+        return None
+    unmasked = allowed.copy()
+    unmasked[..., -1, :] = True
+    return folded(problem).with_options(is_causal=False).with_inputs(mask=unmasked)
+
+
+def _transposed_mask(problem: Problem) -> Problem | None:
+    mask, (queries, keys) = problem.inputs["mask"], queries_and_keys(problem)
+    if mask.ndim < 2 or queries != keys or max(mask.shape[-2:]) < 2:
+        return None
+    return problem.with_inputs(mask=np.swapaxes(mask, -1, -2))
+
+
+def _mask_added(problem: Problem) -> Problem:
+    mask = problem.inputs["mask"]
+    bias = problem.inputs["bias"] + mask if "bias" in problem.inputs else mask.astype(np.float64)
+    return problem.with_inputs(mask=np.ones_like(mask), bias=bias)
+
+
+def _fill_added(problem: Problem) -> Form | None:
+    plain = problem.canonical()
+    kept = Computation.as_given(plain).kept(scores_shape(plain))
+    if kept is None or np.isneginf(problem.inputs.get("bias", np.zeros(1))).any():
+        return None
+    bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + problem.inputs.get("bias", 0.0)
+    other = plain.but({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
+    return Form(other, _fill_in_words(problem), stage_aliases={"masked": "biased"})
+
+
+def _fill_in_words(problem: Problem) -> dict[str, str]:
+    return {"fill": f"{problem.options['mask_fill']:.6g}"}
+
+
+def _fill_inverted(problem: Problem) -> Form | None:
+    fill = problem.options["mask_fill"]
+    if not fill or abs(math.log10(abs(fill))) < 1:
+        return None
+    return Form(problem.with_options(mask_fill=1 / fill), {"fill": f"{1 / fill:.6g}"})
+
+
+def _offsets_changed(change: Changed) -> Change:
+    """Change where queries of each batch entry stand, which a rotation shows first."""
+
+    def changed(problem: Problem) -> Form | None:
+        other = change(problem)
+        if other is None:
+            return None
+        return Form(other, stage="rotated_query" if "rotary_cos" in problem.inputs else "masked")
+
+    return changed
+
+
+def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
+    """Return the reading in which an input or option has no effect."""
+    stage = spec.asks_for or "weights"  # what asks for no stage of its own is part of the softmax
+
+    def change(problem: Problem) -> Problem | Form:
+        if isinstance(spec, OptionSpec):
+            other = problem.with_options(**{name: False if spec.type is bool else None})
+            if stage == "masked":
+                return with_mask(other)
+            return Form(other, stage_aliases={stage: LOGITS[LOGITS.index(stage) - 1]})
+        if spec.folds_into == "mask":
+            return with_mask(problem).without_input(name)
+        return problem.with_inputs(**{name: np.full_like(problem.inputs[name], spec.neutral)})
+
+    called = spec.called or name
+    verb = "are" if isinstance(spec, InputSpec) and (spec.whole or spec.adds_key) else "is"
+    slug = called.removeprefix("the ").replace(" ", "-")
+    return Reading(f"{slug}-ignored", f"{called} {verb} ignored", change, name, stage)
+
+
+_OF_FIRST = tuple(
+    Reading(
+        f"{name.replace('_', '-')}-of-first-{word.replace(' ', '-')}",
+        f"{called} of the first {word} is taken for all",
+        of_first(name, axis),
+        name,
+        stage,
+    )
+    for name, called, stage, axes in (
+        ("mask", "the mask", "masked", (-4, -3)),
+        ("bias", "the bias", "biased", (-4, -3)),
+    )
+    for axis, word in zip(axes, ("batch entry", "head"), strict=True)
+)
+
+_ATTENDING = (
+    *(
+        convention(f"aligned-{name}", f"{{subject}} is aligned {name} ({{rule}}); the case means {{meant}}",
+                   _aligned(alignment, position))
+        for alignment, (name, position) in _ALIGNMENTS.items()
+    ),
+    convention("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
+               with_input("mask", np.logical_not), "mask"),
+    convention("fill-minus-infinity", "a forbidden score is minus infinity; the case means {fill} in its place",
+               lambda problem: Form(problem.with_options(mask_fill=None), _fill_in_words(problem)), "mask_fill"),
+    *(
+        convention(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
+                   f"the window is one key too {how} on the {ends}: {{window}}; the case means {{meant}}, ends "
+                   "included",
+                   _window_moved(step * left, step * right), "window")
+        for how, step in (("narrow", -1), ("wide", 1))
+        for ends, left, right in (("left", 1, 0), ("right", 0, 1), ("left and the right", 1, 1))
+    ),
+    *(
+        convention(f"key-lengths-one-too-{name}",
+                   f"a key length is taken for {how}; the case means the number of keys",
+                   with_input("key_lengths", partial(np.add, moved)), "key_lengths")
+        for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less"))
+    ),
+    Reading("mask-added", "the mask is added to the scores as the numbers 0 and 1", _mask_added, "mask"),
+    Reading("fill-added", "{fill} is added to a forbidden score; the case means it in its place", _fill_added,
+            "mask_fill"),
+    Reading("fill-scaled", "the fill is put in place before the scores are scaled",
+            lambda problem: problem.with_options(mask_fill=problem.options["mask_fill"] * scale_of(problem))
+            if has_scale(problem) else None, "mask_fill"),
+    Reading("fill-inverted", "the fill is {fill}: the sign of an exponent is lost", _fill_inverted, "mask_fill"),
+    *(_ignored(name, spec) for name, spec in IGNORABLE.items()),
+    Reading("causal-next-key", "causality is off by one: each query sees one key too many, j <= i + 1",
+            _diagonal(lambda behind: behind <= 1), "is_causal"),
+    Reading("causal-without-own-key", "causality is off by one: no query sees its own key, j < i",
+            _diagonal(lambda behind: behind <= -1), "is_causal"),
+    Reading("causal-mirrored", "causality is mirrored: query i sees the keys j >= i",
+            _diagonal(lambda behind: behind >= 0), "is_causal"),
+    Reading("window-sides-swapped", "left and right of the window are swapped", _swapped_sides, "window"),
+    Reading("last-row-unmasked", "the last query row is not masked", _last_row),
+    Reading("mask-transposed", "queries and keys of the mask are swapped", _transposed_mask, "mask"),
+    *_OF_FIRST,
+    Reading("key-lengths-of-first-batch-entry", "the key length of the first batch entry is taken for all",
+            of_first("key_lengths", -1), "key_lengths"),
+    Reading("query-offsets-ignored", "the query offsets are ignored", _offsets_changed(without("query_offsets")),
+            "query_offsets"),
+    Reading("query-offsets-of-first-batch-entry", "the query offset of the first batch entry is taken for all",
+            _offsets_changed(of_first("query_offsets", -1)), "query_offsets"),
+)  # fmt: skip
+
+
+# Sequences and pages, before they are laid out.
+
+
+def _lengths_moved(steps: int) -> Change:
+    return _with_lengths(lambda lengths, most: np.clip(lengths + steps, 0, most))
+
+
+def _with_lengths(change: Callable[[Any, Any], Any]) -> Change:
+    """Change key lengths, given the most that each may be."""
+
+    def changed(problem: Problem) -> Problem:
+        return problem.with_inputs(key_lengths=change(problem.inputs["key_lengths"], _most_keys(problem)))
+
+    return changed
 
 
 def _most_keys(called: Problem) -> Any:
@@ -74,217 +305,166 @@ def _most_keys(called: Problem) -> Any:
     return np.diff(called.inputs["cu_seqlens_k"])
 
 
-def _limits(called: Problem) -> Iterator[tuple[str, str, Problem]]:
+def _limits_moved(steps: int) -> Change:
+    def change(called: Problem) -> Problem | None:
+        keys = called.inputs["cu_seqlens_k"]
+        moved = np.clip(keys + steps, 0, keys[-1])
+        moved[[0, -1]] = keys[[0, -1]]
+        if len(keys) < 3 or (np.diff(moved) < 0).any():
+            return None
+        return called.without_input("key_lengths").with_inputs(cu_seqlens_k=moved)
+
+    return change
+
+
+def _limits_ignored(called: Problem) -> Problem | None:
+    queries, keys = called.inputs["cu_seqlens_q"][[0, -1]], called.inputs["cu_seqlens_k"][[0, -1]]
+    if len(called.inputs["cu_seqlens_k"]) < 3:
+        return None
+    return called.without_input("key_lengths").with_inputs(cu_seqlens_q=queries, cu_seqlens_k=keys)
+
+
+def _limits_of_queries(called: Problem) -> Problem | None:
     queries, keys = called.inputs["cu_seqlens_q"], called.inputs["cu_seqlens_k"]
-    plain = called.without_input("key_lengths")
-    if "key_lengths" in called.inputs:
-        yield "key-lengths-ignored", "the key lengths are ignored", plain
-    if len(keys) > 2:
-        whole = plain.with_inputs(cu_seqlens_q=queries[[0, -1]], cu_seqlens_k=keys[[0, -1]])
-        yield "sequences-ignored", "the limits of sequences are ignored: every query sees the keys of all", whole
-        for steps, name, words in ((1, "late", "late: the next sequence's first key is seen"), (-1, "early", "early")):
-            moved = np.clip(keys + steps, 0, keys[-1])
-            moved[[0, -1]] = keys[[0, -1]]
-            if (np.diff(moved) >= 0).all():
-                yield (
-                    f"limits-one-too-{name}",
-                    f"sequences of keys end one too {words}",
-                    plain.with_inputs(cu_seqlens_k=moved),
-                )
-    if queries[-1] == keys[-1] and not np.array_equal(queries, keys):
-        yield "limits-of-queries", "the limits of queries are taken for keys", plain.with_inputs(cu_seqlens_k=queries)
+    if queries[-1] != keys[-1] or np.array_equal(queries, keys):
+        return None
+    return called.without_input("key_lengths").with_inputs(cu_seqlens_k=queries)
 
 
-def _pages(called: Problem) -> Iterator[tuple[str, str, Problem]]:
-    table, pages = called.inputs["block_table"], len(called.inputs["key_pages"])
-    first = np.broadcast_to(table[:1], table.shape)
-    yield (
-        "block-table-of-first-batch-entry",
-        "the block table of the first batch entry is taken for all",
-        called.with_inputs(block_table=first),
-    )
-    in_order = np.arange(table.size, dtype=table.dtype).reshape(table.shape) % pages
-    yield (
-        "block-table-ignored",
-        "the block table is ignored: pages are read in their order",
-        called.with_inputs(block_table=in_order),
-    )
-    reverse = _used_reversed(called)
-    yield "pages-in-reverse", "the pages of each sequence are read in reverse", called.with_inputs(block_table=reverse)
+def _pages_in_order(called: Problem) -> Problem:
+    table = called.inputs["block_table"]
+    in_order = np.arange(table.size, dtype=table.dtype).reshape(table.shape) % len(called.inputs["key_pages"])
+    return called.with_inputs(block_table=in_order)
 
 
-def _used_reversed(called: Problem) -> Any:
+def _pages_reversed(called: Problem) -> Problem:
     table, page = called.inputs["block_table"].copy(), called.inputs["key_pages"].shape[1]
     for row, used in zip(table, called.inputs["key_lengths"], strict=True):
         count = -(-int(used) // page)
         row[:count] = row[:count][::-1]
-    return table
+    return called.with_inputs(block_table=table)
 
 
-def _scales(called: Problem) -> Iterator[tuple[str, str, str, Problem]]:
-    """Yield scales of stored keys and values that are left out, taken twice, or another's."""
-    scales = {name: called.inputs[f"{name}_scale"] for name in ("key", "value")}
-    for name, stage in (("key", LOGITS[0]), ("value", MEANS[0])):
-        scale = scales[name]
-        ignored, squared = called.with_inputs(**{f"{name}_scale": np.ones_like(scale)}), scale * scale
-        yield f"{name}-scale-ignored", f"the scale of the {name}s is left out", stage, ignored
-        twice = called.with_inputs(**{f"{name}_scale": squared})
-        yield f"{name}-scale-twice", f"the scale of the {name}s is multiplied twice", stage, twice
-        with np.errstate(divide="ignore", over="ignore"):
-            inverse = (1 / scale.astype(np.float64)).astype(scale.dtype)
-        if np.isfinite(inverse.astype(np.float64)).all():
-            divided = called.with_inputs(**{f"{name}_scale": inverse})
-            yield f"{name}-scale-divided", f"the {name}s are divided by their scale", stage, divided
-        if scale.shape[1] > 1:
-            first = np.broadcast_to(scale[:, :1], scale.shape)
-            of_first = called.with_inputs(**{f"{name}_scale": first})
-            yield f"{name}-scale-of-first-head", f"the {name} scale of the first head is taken for all", stage, of_first
-    swapped = called.with_inputs(key_scale=scales["value"], value_scale=scales["key"])
-    yield "scales-swapped", "the scales of keys and values are swapped", LOGITS[0], swapped
+def _aligned_in_sequences(called: Problem) -> Form | None:
+    subject = _subject(called)
+    return Form(called.with_options(alignment="top_left"), {"subject": subject[0]}) if subject else None
 
 
-def _projections(called: Problem) -> Iterator[tuple[str, str, str, Problem]]:
-    """Yield parts that are left out, and projections of latent vectors that are another's, transposed or none."""
-    inputs = called.inputs
-    if "key_rotary" in inputs:
-        nothing = called.with_inputs(key_rotary=np.zeros_like(inputs["key_rotary"]))
-        yield "rotated-part-ignored", "the part that is rotated is left out of the scores", LOGITS[0], nothing
-        zeros = np.zeros_like(inputs["key_projection"])
-        alone = called.with_inputs(key_projection=zeros)
-        yield "rotated-part-alone", "the part that is not rotated is left out of the scores", LOGITS[0], alone
-    for name, stage in (("key", LOGITS[0]), ("value", MEANS[0])):
-        weight = inputs[f"{name}_projection"]
-        if len(weight) > 1:
-            words = f"the {name} projection of the next head is taken"
-            others = {f"{name}_projection": np.roll(weight, -1, 0)}
-            yield f"{name}-projection-of-next-head", words, stage, called.with_inputs(**others)
-            first = {f"{name}_projection": np.broadcast_to(weight[:1], weight.shape)}
-            words = f"the {name} projection of the first head is taken for all"
-            yield f"{name}-projection-of-first-head", words, stage, called.with_inputs(**first)
-        if weight.shape[1] == weight.shape[2]:
-            turned = {f"{name}_projection": weight.swapaxes(1, 2)}
-            yield (
-                f"{name}-projection-transposed",
-                f"the {name} projection is transposed",
-                stage,
-                called.with_inputs(**turned),
-            )
-            same = {f"{name}_projection": np.broadcast_to(np.eye(weight.shape[1], dtype=weight.dtype), weight.shape)}
-            words = f"latent vectors are taken for the {name}s: their projection is left out"
-            yield f"{name}-projection-ignored", words, stage, called.with_inputs(**same)
-    key, value = inputs["key_projection"], inputs["value_projection"]
-    if key.shape == value.shape:
-        swapped = called.with_inputs(key_projection=value, value_projection=key)
-        yield "latent-projections-swapped", "the projections of keys and values are swapped", LOGITS[0], swapped
+def _of_sequences(change: Change) -> Change:
+    """Change only what is packed or in pages."""
+    return lambda called: None if called.inputs.keys().isdisjoint({"cu_seqlens_k", "block_table"}) else change(called)
 
 
-_OF_HEADS = ("heads", "kv_heads")
-
-
-@dataclass(eq=False)
-class Readings:
-    """The readings of a case, with what they come to as far as anybody has asked."""
-
-    truth: Truth
-    problem: Problem
-    _approximate: dict[Alternative, Approximation] = field(default_factory=dict)
-    _truths: dict[tuple[Alternative, str, frozenset[str]], Truth | None] = field(default_factory=dict)
-    _apart: dict[tuple[Alternative, frozenset[str]], float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, truth: Truth, problem: Problem) -> Readings:
-        """Return the readings of a truth, those that it has if it has any."""
-        found: Readings = truth._readings.setdefault("all", cls(truth, problem))
-        return found
-
-    @cached_property
-    def alternatives(self) -> tuple[Alternative, ...]:
-        """Conventions first, then mistakes and steps."""
-        called = self.truth.called
-        if called is not None:  # first, for what it was lowered to has options that nobody was asked for
-            return (*readings_before_lowering(called), *_made_of(self.problem))
-        return (*_made_of(self.problem), *_of_delivered_mask(self.problem))
-
-    @cached_property
-    def own(self) -> Approximation:
-        """The case itself in float64."""
-        return approximate(self.problem)
-
-    def is_open(self, alternative: Alternative) -> bool:
-        """Whether no distance says how near a reading is: float64 NumPy cannot do it."""
-        return alternative.replacement is not None or "softcap_follows" in alternative.problem.options
-
-    def residual(self, alternative: Alternative, returned: Stages) -> float:
-        """Return how far stages are from a reading."""
-        return residual(self.approximation(alternative), returned, alternative.stage_aliases)
-
-    def approximation(self, alternative: Alternative) -> Approximation:
-        """Return a reading in float64."""
-        if alternative not in self._approximate:
-            self._approximate[alternative] = approximate(alternative.problem)
-        return self._approximate[alternative]
-
-    def separation(self, alternative: Alternative, stages: frozenset[str]) -> float:
-        """Return how far the exact answer itself is from a reading, at some stages."""
-        key = alternative, stages
-        if key not in self._apart:
-            exact = {stage: self.truth.exact[stage].high for stage in stages}
-            self._apart[key] = self.residual(alternative, exact)
-        return self._apart[key]
-
-    def truth_of(self, alternative: Alternative, rounding_model: str, failing: Stages) -> Truth | None:
-        """Return the exact answer of a reading; None where it has none."""
-        if alternative.replacement is None:
-            key = alternative, "", frozenset[str]()
-        else:
-            key = alternative, rounding_model, frozenset(failing)
-        if key not in self._truths:
-            self._truths[key] = (
-                truth_of(self.truth, alternative)
-                if alternative.replacement is None
-                else alternative.replacement(self.truth, rounding_model, failing)
-            )
-        return self._truths[key]
-
-
-def _made_of(problem: Problem) -> Iterator[Alternative]:
-    makers = (conventions_of, mistakes_of, replaced_steps_of)
-    return (each for make in makers for each in make(problem))
-
-
-def _of_delivered_mask(problem: Problem) -> Iterator[Alternative]:
-    """Yield what may be done to a mask that only the call has: of queries, or of positions that no argument tells."""
-    asked = problem.called()
-    mask = asked.inputs.get("mask")
-    if mask is None or mask is problem.inputs.get("mask"):
-        return
-    kept = {name: problem.options[name] for name in ("empty_rows", *_OF_HEADS) if name in problem.options}
-    asked = asked.with_options(**kept)
-    yield from (each for each in _made_of(asked) if each.name.startswith("mask-") and not each.replacement)
-
-
-def truth_of(own: Truth, convention: Alternative) -> Truth:
-    """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
-    whole, returned = own.query_rows is None, own.exact if own.inner else None
-    found = find_truth(
-        convention.problem,
-        own.dtype,
-        supports_statistics=own.supports_statistics,
-        whole=whole,
-        returned=returned,
-        store=own.store,
+_SEQUENCES = tuple(
+    replace(reading, change=_of_sequences(reading.change), before_lowering=True)
+    for reading in (
+        convention("aligned-top-left",
+                   "{subject} is aligned top-left in each sequence; the case means its last query and key",
+                   _aligned_in_sequences),
+        convention("key-lengths-one-too-long",
+                   "a key length is taken for the last key's index; the case means the number of keys",
+                   _lengths_moved(1), "key_lengths"),
+        convention("key-lengths-one-too-short", "a key length is taken for one less; the case means the number of keys",
+                   _lengths_moved(-1), "key_lengths"),
+        Reading("key-lengths-of-first-batch-entry", "the key length of the first sequence is taken for all",
+                _with_lengths(lambda lengths, most: np.minimum(lengths[:1], most)), "key_lengths"),
+        Reading("key-lengths-ignored", "the key lengths are ignored",
+                lambda called: None if "block_table" in called.inputs else called.without_input("key_lengths"),
+                "key_lengths"),
+        Reading("sequences-ignored", "the limits of sequences are ignored: every query sees the keys of all",
+                _limits_ignored, "cu_seqlens_k"),
+        Reading("limits-one-too-late", "sequences of keys end one too late: the next sequence's first key is seen",
+                _limits_moved(1), "cu_seqlens_k"),
+        Reading("limits-one-too-early", "sequences of keys end one too early", _limits_moved(-1), "cu_seqlens_k"),
+        Reading("limits-of-queries", "the limits of queries are taken for keys", _limits_of_queries, "cu_seqlens_k"),
+        Reading("block-table-of-first-batch-entry", "the block table of the first batch entry is taken for all",
+                of_first("block_table", -2), "block_table"),
+        Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _pages_in_order,
+                "block_table"),
+        Reading("pages-in-reverse", "the pages of each sequence are read in reverse", _pages_reversed, "block_table"),
     )
-    return found.with_wide_statistics() if own.has_wide_statistics else found
+)  # fmt: skip
 
 
-def relative_bound(truth: Truth, stages: Collection[str], rounding_model: str) -> float:
-    """Return the mean bound of stages over their mean size, the largest of them."""
-    largest, bounds = 0.0, truth.bounds(rounding_model)
-    for stage in stages:
-        exact, max_error = truth.exact[stage].high, bounds[stage].max_error
-        judged = np.isfinite(exact) & np.isfinite(max_error)
-        with np.errstate(over="ignore", invalid="ignore"):  # beyond float64's range nothing is near
-            size, allowed = np.abs(exact[judged]).sum(), max_error[judged].sum()
-            if size > 0:
-                largest = max(largest, float(np.nan_to_num(allowed / size, posinf=0.0)))
-    return largest
+# Rows that may attend to no key.
+
+
+def _empty_rows(value: str) -> Change:
+    def change(problem: Problem) -> Form | None:
+        own = _own_empty_rows(problem)
+        option = "empty_rows", value
+        return None if value == own else Form(problem.with_options(empty_rows=value), {"own": own}, option=option)
+
+    return change
+
+
+def _own_empty_rows(problem: Problem) -> str:
+    return str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
+
+
+def _empty_rows_unmasked(problem: Problem) -> Form | None:
+    if score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
+        return None  # as a mask, it would be of the size of the score matrix
+    allowed = allowed_keys(problem)
+    if allowed is None:
+        return None
+    mask = allowed | empty_rows(problem)[..., np.newaxis]
+    unmasked = problem.canonical().with_options(is_causal=False).with_inputs(mask=mask)
+    return Form(unmasked, {"own": _own_empty_rows(problem)})
+
+
+_EMPTY_ROWS = (
+    *(
+        convention(f"empty-rows-{value}", without_a_key(value, "{own}"), _empty_rows(value), stage="weights")
+        for value in EMPTY_ROWS
+    ),
+    convention("empty-rows-unmasked",
+               "a query without a key attends to all keys, as if nothing were masked; the case expects {own}",
+               _empty_rows_unmasked, stage="weights"),
+)  # fmt: skip
+
+
+def undefined_row_conventions(problem: Problem) -> Iterator[Alternative]:
+    """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
+    if empty_rows(problem).any():
+        yield from (found for reading in _EMPTY_ROWS for found in reading.of_problem(problem))
+
+
+# What is fitted, or says less than a cause: it is made where nothing else fits (``wrong_result.py``).
+
+SCALE_FITTED = Reading("scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
+                       stage="scores")  # fmt: skip
+BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, stage="biased")
+ACCURACIES: Mapping[str, Reading] = {
+    format_: Reading(
+        f"{ACCURACY}{name}", f"the {{stage}} is as accurate as {words} alone", lambda problem: None, stage=""
+    )
+    for format_, name, words in (("float32", "float32", "float32"), ("bfloat16", "16-bits", "16 bits"))
+}
+
+CATALOGUE: Mapping[str, Sequence[Reading]] = {
+    "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *_EMPTY_ROWS),
+    **SCORE_READINGS,
+    **REPLACED_STEPS,
+    "Fitted numbers, and accuracy": (SCALE_FITTED, BIAS_FITTED, *ACCURACIES.values()),
+}
+"""All readings, by what they are about."""
+_ALL = sorted(
+    (reading for readings in CATALOGUE.values() for reading in readings if reading not in _EMPTY_ROWS),
+    key=lambda reading: not reading.is_convention,
+)
+
+
+def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[Alternative]:
+    """Yield what a problem may be taken for, conventions first; nothing for an option that it has not.
+
+    Those ``before_lowering`` are of the operation that is called, and lowered themselves.
+    """
+    for reading in _ALL:
+        if reading.before_lowering is before_lowering:
+            yield from reading.of_problem(problem)
+
+
+def problems_read_as(name: str, problem: Problem) -> list[Problem]:
+    """Return a problem as readings of a name take it, in each form; empty where it has nothing of them."""
+    return [found.problem for found in readings_of(problem) if found.name == name and found.replacement is None]

@@ -1,22 +1,16 @@
-"""Steps of attention that were computed as other steps, followed from the exact stages before them in float64.
+"""Steps of attention that were computed as other steps: readings that are no problem.
 
-Each takes a truth, the roundings that are allowed and the errors of the stages before it, and returns the stages that
-come out otherwise: values, and per element the largest error that they may have, by the formulas of the stages that
-they are made of.
-
-Steps of attention that were computed as other steps: answers that no problem has.
-
-Such an answer is followed from the exact stages before it in float64, and so are its error bounds, by the formulas of
-the stages that it is made of. What float64 itself may be off by is the bound of class native in float64, and stands in
-the answer's radius: a result fits where it is within its own class's bound beside that. No statistics are asked, only
-the largest error that is possible.
+Such an answer is followed from the exact stages before it in float64: values, and per element the largest error that
+they may have, by the formulas of the stages that it is made of. What float64 itself may be off by is the bound of class
+native in float64, and stands in the answer's radius: a result fits where it is within its own class's bound beside it.
+No statistics are asked, only the largest error that is possible.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -29,12 +23,22 @@ from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import merge_heads
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.walk import Walk, error_walk, value_walk
-from attncheck.judging.alternatives import Alternative, StepReplacement, queries_and_keys
-from attncheck.judging.residuals import has_scale, scale_of, widths_of
+from attncheck.judging.alternatives import (
+    Change,
+    Form,
+    Number,
+    Reading,
+    StepReplacement,
+    convention,
+    has_scale,
+    numbered,
+    queries_and_keys,
+    scale_of,
+    widths_of,
+)
 from attncheck.judging.truth import Stages, Truth
 from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, QUERY_KEY_VALUE
-from attncheck.verdicts import Verdict
 
 Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]
@@ -300,122 +304,6 @@ _WITH_SCORES = ("scoring", *_ATTENTION, *BY_SCORE)
 _HEADS = ("multi_head_attention",)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step that may have been taken for another, at a stage of some operations."""
-
-    name: str
-    description: str
-    stage: str
-    follow: Follow
-    operations: tuple[str, ...]
-    answer: str = ""
-    verdict: Verdict = Verdict.NUMERIC
-
-
-_STEPS = (
-    _Step("log-sum-exp-base-2", "log_sum_exp is in base 2: it lacks the factor ln(2)", "log_sum_exp", in_base_two,
-          _WITH_LOG_SUM_EXP),
-    _Step("log-sum-exp-base-e", "log_sum_exp is in base e: it has the factor ln(2)", "log_sum_exp", in_base_e,
-          _MERGED),
-    _Step("log-sum-exp-mixed-base", "log_sum_exp adds the logarithm in base 2 of the sum to the maximum", "log_sum_exp",
-          mixed, _WITH_LOG_SUM_EXP),
-    _Step("log-sum-exp-without-maximum", "log_sum_exp lacks the maximum that was subtracted", "log_sum_exp",
-          without_maximum, _WITH_LOG_SUM_EXP),
-    _Step("softmax-over-queries", "the softmax runs over the queries, not over the keys", "weights", softmax_over(-2),
-          _WITH_SOFTMAX),
-    _Step("softmax-over-heads", "the softmax runs over the heads, not over the keys", "weights", softmax_over(-3),
-          _WITH_SOFTMAX),
-    _Step("softmax-over-batch", "the softmax runs over the batch, not over the keys", "weights", softmax_over(-4),
-          _WITH_SOFTMAX),
-    _Step("weights-not-renormalised", "masked weights are set to zero behind the softmax, the others not renormalised",
-          "masked", not_renormalised, _WITH_VALUES, "not renormalised"),
-    _Step("mask-not-renormalised", "weights that the mask forbids are set to zero behind the softmax, and the "
-          "others not renormalised", "masked", mask_not_renormalised, _WITH_VALUES, "not renormalised"),
-    _Step("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit -softcap; the "
-          "case means before it", "masked", masked_at_minus_cap, _ATTENTION, verdict=Verdict.SEMANTIC),
-    _Step("scores-squared", "the scores are squared", "scores", squared, _WITH_SCORES),
-    _Step("heads-merged-by-view", "heads are merged by a reshape without a transposition", "output", merged_by_view,
-          _HEADS),
-    _Step("heads-split-by-view", "heads are split by a reshape without a transposition", "query", split_by_view,
-          _HEADS),
-)  # fmt: skip
-
-
-def replaced_steps_of(problem: Problem) -> Iterator[Alternative]:
-    """Yield the steps that may have been taken for others in an operation."""
-    for step in _STEPS:
-        is_there = step.follow is not squared or has_scale(problem)
-        if problem.operation in step.operations and is_there:
-            found = _convention(step.name, step.description, step.stage, problem, _replacement(step.follow))
-            yield replace(found, answer=step.answer, verdict=step.verdict)
-    if problem.operation == "attention_gradients":
-        yield from _gradients(problem)
-    if problem.operation in _WITH_SOFTMAX:
-        yield from _outputs(problem)
-
-
-def _gradients(problem: Problem) -> Iterator[Alternative]:
-    scale = scale_of(problem)
-    width = widths_of(problem)["D"]
-    factors = {
-        "unscaled": (1 / scale if scale else 1.0, "lacks the scale"),
-        "scaled-twice": (scale, "is scaled twice"),
-        **_powers({"root-of-width": (math.sqrt(width), "sqrt(D)"), "width": (width, "D")}),
-    }
-    yield from _multiples("gradients", ("grad_query", "grad_key"), factors, problem)
-    if "bias" in problem.inputs:
-        description = "the gradient of the bias is scaled like that of the scores"
-        replacement = _replacement(multiplied(("grad_bias",), scale))
-        yield _convention("bias-gradient-scaled", description, "grad_bias", problem, replacement)
-
-
-def _outputs(problem: Problem) -> Iterator[Alternative]:
-    """Yield weights, or what they average, times a number that follows from the shapes."""
-    sizes = {"keys": (float(queries_and_keys(problem)[1]), "the number of keys")}
-    if problem.operation in _ATTENTION:
-        widths = widths_of(problem)
-        sizes["root-of-width"] = (math.sqrt(widths["D"]), "sqrt(D)")
-        sizes["width"] = (widths["D"], "D")
-        sizes["heads"] = (widths["H D"] / widths["D"], "the number of heads")
-    factors = {
-        "doubled": (2.0, "is twice as large"),
-        "halved": (0.5, "is half as large"),
-        "negated": (-1.0, "is the negative"),
-        **_powers(sizes),
-    }
-    stages = ("weights", *MEANS)
-    for first in range(len(stages)):  # what is returned of them begins there
-        yield from _multiples("output", stages[first:], factors, problem, begins_at=stages[first])
-
-
-def _powers(sizes: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
-    times = {f"times-{name}": (size, f"is {words} times too large") for name, (size, words) in sizes.items()}
-    over = {f"over-{name}": (1 / (size or 1.0), f"is {words} times too small") for name, (size, words) in sizes.items()}
-    return times | over
-
-
-def _multiples(
-    prefix: str,
-    stages: tuple[str, ...],
-    factors: Mapping[str, tuple[float, str]],
-    problem: Problem,
-    begins_at: str = "",
-) -> Iterator[Alternative]:
-    """Yield those of some stages that fail, times a number; numbers that are the same are one answer."""
-    same = {name: f"{factor:.12g}" for name, (factor, _) in factors.items()}
-    for name, (factor, description) in factors.items():
-        replacement = _replacement(multiplied(stages, factor), only_failing=True, begins_at=begins_at)
-        alike = [other for key, (_, other) in factors.items() if same[key] == same[name]]
-        unsure = f"the {{stage}} {' or '.join(alike)}"
-        found = _convention(f"{prefix}-{name}", f"the {{stage}} {description}", stages[0], problem, replacement)
-        yield replace(found, answer=f"{prefix} times {same[name]}", unsure=unsure)
-
-
-def _convention(name: str, description: str, stage: str, problem: Problem, replacement: StepReplacement) -> Alternative:
-    return Alternative(name, description, stage, problem, Verdict.NUMERIC, replacement=replacement)
-
-
 def _replacement(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
     def replacement(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
         if not _is_plain(truth) or (begins_at and begins_at not in failing):
@@ -460,3 +348,137 @@ def _enclosure(value: Real, radius: Real) -> Enclosure:
     known = np.isfinite(value)
     radius = np.where(known, radius, np.where(np.isnan(value), np.inf, 0.0))
     return Enclosure(value, np.zeros_like(value), np.broadcast_to(radius, value.shape))
+
+
+def _step(follow: Follow, operations: tuple[str, ...], answer: str = "") -> Change:
+    """Take another step in some operations."""
+    replacement = _replacement(follow)
+
+    def change(problem: Problem) -> Form | None:
+        is_there = problem.operation in operations and (follow is not squared or has_scale(problem))
+        return Form(problem, replacement=replacement, answer=answer) if is_there else None
+
+    return change
+
+
+_SOFTMAX = (
+    *(
+        Reading(f"softmax-over-{axis}", f"the softmax runs over the {axis}, not over the keys",
+                _step(softmax_over(number), _WITH_SOFTMAX), stage="weights")
+        for axis, number in (("queries", -2), ("heads", -3), ("batch", -4))
+    ),
+    Reading("weights-not-renormalised", "masked weights are set to zero behind the softmax, the others not "
+            "renormalised", _step(not_renormalised, _WITH_VALUES, "not renormalised")),
+    Reading("mask-not-renormalised", "weights that the mask forbids are set to zero behind the softmax, and the "
+            "others not renormalised", _step(mask_not_renormalised, _WITH_VALUES, "not renormalised")),
+    convention("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit "
+               "-softcap; the case means before it", _step(masked_at_minus_cap, _ATTENTION)),
+    Reading("scores-squared", "the scores are squared", _step(squared, _WITH_SCORES), stage="scores"),
+    Reading("heads-merged-by-view", "heads are merged by a reshape without a transposition",
+            _step(merged_by_view, _HEADS), stage="output"),
+    Reading("heads-split-by-view", "heads are split by a reshape without a transposition", _step(split_by_view, _HEADS),
+            stage="query"),
+)  # fmt: skip
+_LOG_SUM_EXP = tuple(
+    Reading(f"log-sum-exp-{name}", f"log_sum_exp {says}", _step(follow, operations), stage="log_sum_exp")
+    for name, says, follow, operations in (
+        ("base-2", "is in base 2: it lacks the factor ln(2)", in_base_two, _WITH_LOG_SUM_EXP),
+        ("base-e", "is in base e: it has the factor ln(2)", in_base_e, _MERGED),
+        ("mixed-base", "adds the logarithm in base 2 of the sum to the maximum", mixed, _WITH_LOG_SUM_EXP),
+        ("without-maximum", "lacks the maximum that was subtracted", without_maximum, _WITH_LOG_SUM_EXP),
+    )
+)
+
+
+def _in(operations: tuple[str, ...], number: Callable[[Problem], float | None]) -> Callable[[Problem], float | None]:
+    """Return a number for problems of some operations."""
+    return lambda problem: number(problem) if problem.operation in operations else None
+
+
+def _powers(prefix: str, name: str, words: str, size: Callable[[Problem], float | None]) -> Sequence[Number]:
+    """Return a factor that follows from the shapes, and its inverse."""
+
+    def inverse(problem: Problem) -> float | None:
+        number = size(problem)
+        return 1 / number if number else None
+
+    return (
+        (f"{prefix}-times-{name}", f"is {words} times too large", size),
+        (f"{prefix}-over-{name}", f"is {words} times too small", inverse),
+    )
+
+
+def _width(power: float) -> Callable[[Problem], float]:
+    return lambda problem: float(widths_of(problem)["D"] ** power)
+
+
+def _heads_in(problem: Problem) -> float:
+    widths = widths_of(problem)
+    return widths["H D"] / widths["D"]
+
+
+def _keys_in(problem: Problem) -> float:
+    return float(queries_and_keys(problem)[1])
+
+
+def _multiplied(*stages: str, each: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:
+    """Multiply those of some stages that fail; ``each``, what is returned of them may begin at any one."""
+
+    def change(problem: Problem, factor: float, words: str) -> Sequence[Form]:
+        return [
+            Form(
+                problem,
+                stage=stages[first],
+                replacement=_replacement(
+                    multiplied(stages[first:], factor), only_failing=True, begins_at=stages[first] if each else ""
+                ),
+            )
+            for first in range(len(stages) if each else 1)
+        ]
+
+    return change
+
+
+_OUTPUTS = numbered(
+    lambda words: f"the {{stage}} {words}",
+    "output times",
+    (
+        ("output-doubled", "is twice as large", _in(_WITH_SOFTMAX, lambda problem: 2.0)),
+        ("output-halved", "is half as large", _in(_WITH_SOFTMAX, lambda problem: 0.5)),
+        ("output-negated", "is the negative", _in(_WITH_SOFTMAX, lambda problem: -1.0)),
+        *_powers("output", "keys", "the number of keys", _in(_WITH_SOFTMAX, _keys_in)),
+        *_powers("output", "root-of-width", "sqrt(D)", _in(_ATTENTION, _width(0.5))),
+        *_powers("output", "width", "D", _in(_ATTENTION, _width(1))),
+        *_powers("output", "heads", "the number of heads", _in(_ATTENTION, _heads_in)),
+    ),
+    _multiplied("weights", *MEANS, each=True),
+)
+_GRADIENTS = ("attention_gradients",)
+_GRADIENT_READINGS = (
+    *numbered(
+        lambda words: f"the {{stage}} {words}",
+        "gradients times",
+        (
+            ("gradients-unscaled", "lacks the scale", _in(_GRADIENTS, lambda each: 1 / (scale_of(each) or 1.0))),
+            ("gradients-scaled-twice", "is scaled twice", _in(_GRADIENTS, scale_of)),
+            *_powers("gradients", "root-of-width", "sqrt(D)", _in(_GRADIENTS, _width(0.5))),
+            *_powers("gradients", "width", "D", _in(_GRADIENTS, _width(1))),
+        ),
+        _multiplied("grad_query", "grad_key"),
+        stage="grad_query",
+    ),
+    *numbered(
+        lambda words: f"the gradient of the bias {words}",
+        "gradient of the bias times",
+        (("bias-gradient-scaled", "is scaled like that of the scores", _in(_GRADIENTS, scale_of)),),
+        _multiplied("grad_bias"),
+        of="bias",
+        stage="grad_bias",
+    ),
+)
+
+REPLACED_STEPS: Mapping[str, Sequence[Reading]] = {
+    "Softmax, log_sum_exp and output": (*_SOFTMAX, *_LOG_SUM_EXP, *_OUTPUTS),
+    "Gradients": _GRADIENT_READINGS,
+}
+"""Readings that are another step, by what they are about."""

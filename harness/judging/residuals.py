@@ -1,112 +1,34 @@
-"""The distance of a result from a reading of its case, in float64 NumPy, to choose what is worth an exact answer.
+"""The distance of a result from readings of its case, in float64 NumPy, to choose what is worth an exact answer.
 
-Beside it the scales that are tried in the place of the one that a case means: the common wrong ones, and the one with
-which the result comes nearest.
+Beside it the number with which a result comes nearest, and all readings of one case in one dtype, each worked out once,
+when the first implementation that fails needs it. A truth keeps what they come to, so that the next implementation that
+fails the same case is compared with all of them at little cost.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Computation
-from attncheck.attention.scores import scale_from
 from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
+from attncheck.judging.alternatives import Alternative
+from attncheck.judging.readings import readings_of
+from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
 from attncheck.reading.lowering import Problem
-from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages, score_kind
+from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, HEADS, computed_stages
 
 Real = NDArray[np.float64]
 
-_OPERATIONS = frozenset({"attention", "attention_gradients", "multi_head_attention"})
-_OF_ONE = "the root of the right one, as if one of query and key had it"
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
-
-
-def has_scale(problem: Problem) -> bool:
-    """Whether the scores are a product of query and key times a number."""
-    is_scored = problem.operation in ("scoring", *BY_SCORE)
-    return problem.operation in _OPERATIONS or (
-        is_scored and score_kind(problem.operation, problem.options) in ("dot", "scaled_dot", "cosine")
-    )
-
-
-def scale_of(problem: Problem) -> float:
-    """Return the factor of the scores that a case means."""
-    return scale_from(problem.options, score_kind(problem.operation, problem.options), lambda: widths_of(problem)["D"])
-
-
-def other_scales(problem: Problem) -> Iterator[tuple[float, dict[str, str]]]:
-    """Yield the scales that are often taken for the right one, the likeliest first, each once.
-
-    Beside each all that it may be: by a name that is the same in every case, what it is in words.
-    """
-    own, widths = scale_of(problem), widths_of(problem)
-    root = math.sqrt(widths["D"])
-    given = problem.options.get("scale") is not None
-    times = "the given one times 1/sqrt(D)" if given else "1/sqrt(D)"
-    candidates = [
-        (1 / root, "scale-default", "the default 1/sqrt(D)" if given else "1/sqrt(D)"),
-        *([(own / root, "scale-times-default", times)] if f"{own * root:.12g}" != "1" else []),
-        (1.0, "scale-one", ""),
-        (own * own, "scale-twice", "twice the same factor"),
-        *(
-            [(math.sqrt(own), "scale-root", "the root of the right one, as if one of query and key had it")]
-            if own > 0
-            else []
-        ),
-        (1 / widths["D"], "scale-inverse-width", "1/D"),
-        (root, "scale-root-of-width", "sqrt(D)"),
-        *(
-            (1 / math.sqrt(width), f"scale-inverse-root-of-{name.replace(' ', '')}", f"1/sqrt({name})")
-            for name, width in widths.items()
-            if name != "D"
-        ),
-        (2 * own, "scale-doubled", "twice as large"),
-        (own / 2, "scale-halved", "half as large"),
-        (-own, "scale-negated", "the negative"),
-        (own / math.log(2), "scale-times-log2e", "log2(e) times as large"),
-        (own * math.log(2), "scale-times-ln2", "ln(2) times as large"),
-    ]
-    found: dict[str, tuple[float, dict[str, str]]] = {}
-    for scale, name, words in candidates:
-        same = f"{scale:.12g}"  # 1/8 and the square of 1/sqrt(8) are one scale
-        if same != f"{own:.12g}":
-            found.setdefault(same, (scale, {}))[1][name] = words
-    yield from found.values()
-
-
-def widths_of(problem: Problem) -> dict[str, int]:
-    """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
-
-    Of latent vectors, C is their own width, and Dn that of a query's part that is not rotated.
-    """
-    inputs = problem.inputs
-    if problem.operation == "multi_head_attention":
-        heads = int(problem.options["heads"])
-        shared = int(problem.options.get("kv_heads") or heads)
-        return {
-            "D": inputs["query_weight"].shape[-1] // heads,
-            "Dv": inputs["value_weight"].shape[-1] // shared,
-            "H D": inputs["query_weight"].shape[-1],
-            "E": inputs["query"].shape[-1],
-        }
-    query = inputs["query"]
-    widths = {"D": query.shape[-1]}
-    if "key_projection" in inputs:
-        widths |= {"C + Dr": inputs["key"].shape[-1], "Dn": inputs["key_projection"].shape[-1]}
-        widths |= {"C": inputs["value"].shape[-1], "Dv": inputs["value_projection"].shape[-1]}
-    elif "value" in inputs:
-        widths["Dv"] = inputs["value"].shape[-1]
-    heads = query.shape[-3] if query.ndim > 2 else 1
-    return widths | {"H D": heads * query.shape[-1]}
 
 
 def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
@@ -150,12 +72,6 @@ def shortest(scale: float, relative: float, own: float) -> float:
         if abs(short - scale) <= relative * abs(scale):
             return short
     return scale
-
-
-def scales_in_words(*scales: float) -> list[str]:
-    """Write scales with four digits, or with more where they would look the same."""
-    short = [f"{scale:.4g}" for scale in scales]
-    return short if len(set(short)) == len(set(scales)) else [f"{scale:.9g}" for scale in scales]
 
 
 Array = NDArray[Any]
@@ -258,3 +174,107 @@ def approximate_stages(plain: Problem) -> dict[str, Array]:
 def _walked(problem: Computation) -> dict[str, Array]:
     walk, stages = value_walk(problem), computed_stages(problem.operation, problem.options, problem.inputs)
     return {stage: problem.without_added(stage, walk.node(stage)) for stage in stages}
+
+
+@dataclass(eq=False)
+class Readings:
+    """The readings of a case, with what they come to as far as anybody has asked."""
+
+    truth: Truth
+    problem: Problem
+    _approximate: dict[Alternative, Approximation] = field(default_factory=dict)
+    _truths: dict[tuple[Alternative, str, frozenset[str]], Truth | None] = field(default_factory=dict)
+    _apart: dict[tuple[Alternative, frozenset[str]], float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, truth: Truth, problem: Problem) -> Readings:
+        """Return the readings of a truth, those that it has if it has any."""
+        found: Readings = truth._readings.setdefault("all", cls(truth, problem))
+        return found
+
+    @cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Conventions first, then mistakes and steps."""
+        called = self.truth.called
+        if called is not None:  # first, for what it was lowered to has options that nobody was asked for
+            return (*readings_of(called, before_lowering=True), *readings_of(self.problem))
+        return (*readings_of(self.problem), *_of_delivered_mask(self.problem))
+
+    @cached_property
+    def own(self) -> Approximation:
+        """The case itself in float64."""
+        return approximate(self.problem)
+
+    def is_open(self, alternative: Alternative) -> bool:
+        """Whether no distance says how near a reading is: float64 NumPy cannot do it."""
+        return alternative.replacement is not None or "softcap_follows" in alternative.problem.options
+
+    def residual(self, alternative: Alternative, returned: Stages) -> float:
+        """Return how far stages are from a reading."""
+        return residual(self.approximation(alternative), returned, alternative.stage_aliases)
+
+    def approximation(self, alternative: Alternative) -> Approximation:
+        """Return a reading in float64."""
+        if alternative not in self._approximate:
+            self._approximate[alternative] = approximate(alternative.problem)
+        return self._approximate[alternative]
+
+    def separation(self, alternative: Alternative, stages: frozenset[str]) -> float:
+        """Return how far the exact answer itself is from a reading, at some stages."""
+        key = alternative, stages
+        if key not in self._apart:
+            exact = {stage: self.truth.exact[stage].high for stage in stages}
+            self._apart[key] = self.residual(alternative, exact)
+        return self._apart[key]
+
+    def truth_of(self, alternative: Alternative, rounding_model: str, failing: Stages) -> Truth | None:
+        """Return the exact answer of a reading; None where it has none."""
+        if alternative.replacement is None:
+            key = alternative, "", frozenset[str]()
+        else:
+            key = alternative, rounding_model, frozenset(failing)
+        if key not in self._truths:
+            self._truths[key] = (
+                truth_of(self.truth, alternative)
+                if alternative.replacement is None
+                else alternative.replacement(self.truth, rounding_model, failing)
+            )
+        return self._truths[key]
+
+
+def _of_delivered_mask(problem: Problem) -> Iterator[Alternative]:
+    """Yield what may be done to a mask that only the call has: of queries, or of positions that no argument tells."""
+    asked = problem.called()
+    mask = asked.inputs.get("mask")
+    if mask is None or mask is problem.inputs.get("mask"):
+        return
+    kept = {name: problem.options[name] for name in ("empty_rows", *HEADS) if name in problem.options}
+    asked = asked.with_options(**kept)
+    yield from (each for each in readings_of(asked) if each.name.startswith("mask-") and not each.replacement)
+
+
+def truth_of(own: Truth, convention: Alternative) -> Truth:
+    """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
+    whole, returned = own.query_rows is None, own.exact if own.inner else None
+    found = find_truth(
+        convention.problem,
+        own.dtype,
+        supports_statistics=own.supports_statistics,
+        whole=whole,
+        returned=returned,
+        store=own.store,
+    )
+    return found.with_wide_statistics() if own.has_wide_statistics else found
+
+
+def relative_bound(truth: Truth, stages: Collection[str], rounding_model: str) -> float:
+    """Return the mean bound of stages over their mean size, the largest of them."""
+    largest, bounds = 0.0, truth.bounds(rounding_model)
+    for stage in stages:
+        exact, max_error = truth.exact[stage].high, bounds[stage].max_error
+        judged = np.isfinite(exact) & np.isfinite(max_error)
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond float64's range nothing is near
+            size, allowed = np.abs(exact[judged]).sum(), max_error[judged].sum()
+            if size > 0:
+                largest = max(largest, float(np.nan_to_num(allowed / size, posinf=0.0)))
+    return largest

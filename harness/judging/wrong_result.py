@@ -33,18 +33,35 @@ from attncheck.attention.caches import size_of_made
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.rounding import FORMATS
-from attncheck.judging.alternatives import Alternative, undefined_row_conventions
+from attncheck.judging.alternatives import (
+    Alternative,
+    Form,
+    has_scale,
+    scale_of,
+    scales_in_words,
+)
 from attncheck.judging.diagnosis import ACCURACY
 from attncheck.judging.judge_stages import agrees, failing_elements
-from attncheck.judging.mistakes import with_bias_times
-from attncheck.judging.readings import Readings, relative_bound, truth_of
-from attncheck.judging.residuals import approximate_stages, best_number, has_scale, scale_of, scales_in_words, shortest
+from attncheck.judging.readings import (
+    ACCURACIES,
+    BIAS_FITTED,
+    SCALE_FITTED,
+    undefined_row_conventions,
+)
+from attncheck.judging.readings_of_scores import with_bias_times
+from attncheck.judging.residuals import (
+    Readings,
+    approximate_stages,
+    best_number,
+    relative_bound,
+    shortest,
+    truth_of,
+)
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
 from attncheck.spec import stage_position
-from attncheck.verdicts import Verdict
 
 _NEARLY = 16.0
 """How many times its bounds a reading may be missed by, on average, until that refutes it."""
@@ -184,8 +201,8 @@ def stages_behind(convention: Alternative, stages: frozenset[str]) -> frozenset[
     return frozenset(stage for stage in stages if stage_position(stage) >= stage_position(convention.stage))
 
 
-ACCURACIES = (("float32", "native", "float32"), ("16-bits", "eager_pre", "bfloat16"))
-"""Of each its name, and the rounding model and dtype whose roundings it has; the best one first."""
+_FORMATS = (("float32", "native"), ("bfloat16", "eager_pre"))
+"""The dtype and rounding model whose roundings an accuracy has; the best one first."""
 
 _MIN_Z = 2.0**-8
 """In units of the noise that a format makes: errors far smaller are not that format's."""
@@ -204,22 +221,23 @@ def judge_accuracy(
     ``agrees(truth, stage, array, rounding_model)`` holds a stage against a truth within its bounds.
     """
     refuted = set[str]()
-    for name, of_format, dtype in ACCURACIES:
+    for dtype, of_format in _FORMATS:
+        name = ACCURACIES[dtype].name
         if not _is_lower(dtype, truth.dtype):
-            refuted.add(_called(name))
+            refuted.add(name)
             continue
         bounds = _bounds_of(truth, dtype, of_format)
         lower = replace(truth, _bounds={rounding_model: dict(bounds)}, _readings={})
         if not all(agrees(lower, stage, array, rounding_model) for stage, array in failing.items()):
-            refuted.add(_called(name))
+            refuted.add(name)
             continue
         first = min(failing, key=stage_position)
         is_noise = _is_noise(truth, bounds[first].sigma, first, failing[first])
         if is_noise is None:
             return None, refuted
         if is_noise:
-            return _convention(name, problem), refuted
-        return None, refuted | {_called(other) for other, _, _ in ACCURACIES}
+            return ACCURACIES[dtype].alternative(Form(problem), is_fitted=True), refuted
+        return None, refuted | {accuracy.name for accuracy in ACCURACIES.values()}
     return None, refuted
 
 
@@ -271,15 +289,6 @@ def _is_lower(of: str, dtype: str) -> bool:
     return FORMATS[of].precision < FORMATS[dtype].precision and dtype not in ("float16", "bfloat16")
 
 
-def _called(name: str) -> str:
-    return f"accuracy-of-{name}"
-
-
-def _convention(name: str, problem: Problem) -> Alternative:
-    description = f"the {{stage}} is as accurate as {name.replace('-', ' ')} alone"
-    return Alternative(_called(name), description, "", problem, Verdict.NUMERIC, is_fitted=True)
-
-
 MIN_FITTED = 8
 """Numbers that a fitted one must explain: some scale explains every single one."""
 
@@ -298,19 +307,24 @@ def fitted_numbers(truth: Truth, problem: Problem, failing: Stages) -> Iterator[
             yield with_scale_times(problem, scale / own if own else math.nan, scale)
     if "bias" in problem.inputs and first >= stage_position("biased"):
         known = truth._readings.setdefault("bias scaled", {})
-        fitted = best_number(lambda factor: with_bias_times(plain, factor, "").problem, failing, 1.0, known)
+        fitted = best_number(lambda factor: with_bias_times(plain, factor), failing, 1.0, known)
         for factor in _shortened(fitted, unit, 1.0):
-            yield with_bias_times(problem, factor, scales_in_words(factor, 1.0)[0])
+            yield bias_fitted(problem, factor)
+
+
+def bias_fitted(problem: Problem, factor: float) -> Alternative:
+    """Return the case with its bias times a number that was fitted."""
+    form = Form(with_bias_times(problem, factor), {"factor": scales_in_words(factor, 1.0)[0]})
+    return BIAS_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
 def with_scale_times(problem: Problem, factor: float, scale: float | None = None) -> Alternative:
     """Return the case with its scale times a number that was fitted; ``scale`` is the product, where it is known."""
     own = scale_of(problem)
     scale = own * factor if scale is None else scale
-    taken, given = scales_in_words(scale, own)
-    description = f"the {{stage}} is that of scale {taken} (given {given})"
-    changed = _scaled(problem, scale)
-    return Alternative("scale-fitted", description, "scores", changed, Verdict.NUMERIC, is_fitted=True, factor=factor)
+    taken, meant = scales_in_words(scale, own)
+    form = Form(_scaled(problem, scale), {"taken": taken, "meant": meant})
+    return SCALE_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
 def _scaled(problem: Problem, scale: float) -> Problem:
@@ -367,7 +381,7 @@ class FailingCase:
         if scale is not None and has_scale(problem):
             yield with_scale_times(problem, as_root(scale))
         if bias is not None and "bias" in problem.inputs:
-            yield with_bias_times(problem, bias, scales_in_words(bias, 1.0)[0])
+            yield bias_fitted(problem, bias)
         if any(name.startswith(ACCURACY) for name in names):
             accuracy, _ = judge_accuracy(truth, problem, self.failing, self.rounding_model, agrees)
             yield from () if accuracy is None else (accuracy,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jsonschema_rs
@@ -23,6 +23,8 @@ from attncheck.backends import EVERYTHING, Mode
 from attncheck.conventions import QUESTIONS
 from attncheck.execution.families import FAMILIES, Family
 from attncheck.execution.signatures import expected_signature
+from attncheck.judging.alternatives import Reading
+from attncheck.judging.readings import CATALOGUE
 from attncheck.properties.calls import VARIANTS_OF
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
@@ -98,7 +100,21 @@ def columns() -> str:
     return _table(("column", "frames", "meaning"), *rows)
 
 
+def readings() -> str:
+    """Every reading with its message, by what it is about."""
+    return "\n".join(f"### {subject}\n\n{_readings_of(rows)}" for subject, rows in CATALOGUE.items())
+
+
+def _readings_of(readings: Sequence[Reading]) -> str:
+    kinds = {True: "convention", False: "mistake"}
+    rows = (
+        (f"`{each.name}`", re.sub(r"\{(\w+)\}", r"*\1*", each.says), kinds[each.is_convention]) for each in readings
+    )
+    return _table(("name", "message", "kind"), *dict.fromkeys(rows))
+
+
 GENERATED: dict[str, tuple[str, Callable[..., str]]] = {
+    "diagnoses.md": ("readings", readings),
     "how-to/conventions.md": ("questions", questions),
     "how-to/kernel.md": ("signatures", signatures),
     "how-to/properties.md": ("properties", properties),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import AXES, Backend
 from attncheck.execution.operations import call_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
-from attncheck.judging.conventions import conventions_of
+from attncheck.judging.readings import readings_of
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.lowering import Problem
 from attncheck.spec import (
@@ -142,7 +142,7 @@ def problem_with(name: str) -> Problem:
 @pytest.mark.parametrize("name", IGNORABLE)
 def test_whatever_may_be_ignored_is_offered_as_ignored(name: str) -> None:
     problem = problem_with(name)
-    (found,) = [each for each in conventions_of(problem) if each.name.endswith("-ignored")]
+    (found,) = [each for each in readings_of(problem) if each.name.endswith("-ignored")]
     spec = IGNORABLE[name]
     assert found.stage == (spec.asks_for or "weights")
     assert str(spec.called) in found.description

@@ -10,17 +10,21 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
+from attncheck.judging.alternatives import has_scale, scale_of, scales_in_words
 from attncheck.judging.diagnosis import decide, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, JudgedStages, judge_and_diagnose
-from attncheck.judging.residuals import fit_scale, has_scale, scale_of, scales_in_words, shortest
+from attncheck.judging.readings import ACCURACIES, CATALOGUE, readings_of
+from attncheck.judging.residuals import fit_scale, shortest
 from attncheck.judging.truth import find_truth
 from attncheck.judging.wrong_result import _cosine, _is_noise
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import ExactJudge
 from attncheck.mutation.naming import RIGHTLY, Naming, how_named
 from attncheck.mutation.unit import UnitScorer, count_scores, unit_of
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import Problem
 from attncheck.reading.selection import select_cases
+from attncheck.spec import EMPTY_ROWS
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -85,6 +89,21 @@ def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
             if (unnamed := {fault.diagnosis[0] for fault in faults} - rightly) <= ELSEWHERE:
                 break
     assert unnamed <= ELSEWHERE
+
+
+def test_every_reading_is_one_of_some_case() -> None:
+    made_elsewhere = {f"empty-rows-{value}" for value in (*EMPTY_ROWS, "unmasked")} | {"scale-fitted", "bias-fitted"}
+    unused = {reading.name for readings in CATALOGUE.values() for reading in readings} - made_elsewhere
+    unused -= {accuracy.name for accuracy in ACCURACIES.values()}
+    for case in select_cases([]).cases:
+        if unused and not case.id.startswith("large/"):
+            called = case.problem(convert_inputs(case, make_exact_inputs(case), case.dtypes[0]).arrays)
+            problem = called.lowered()
+            unused -= {each.name for each in readings_of(problem)}
+            unused -= (
+                {each.name for each in readings_of(called, before_lowering=True)} if problem is not called else set()
+            )
+    assert not unused
 
 
 # Problems made by hand.

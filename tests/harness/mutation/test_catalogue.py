@@ -15,9 +15,7 @@ import attncheck.mutation
 from attncheck.dtypes import numpy_dtype
 from attncheck.execution.operations import Task, run_operation
 from attncheck.judging.diagnosis import Decision, Fit
-from attncheck.judging.readings import Readings
-from attncheck.judging.truth import Truth
-from attncheck.judging.wrong_result import ACCURACIES
+from attncheck.judging.readings import CATALOGUE
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS, TOPICS, variant_named
 from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.mutant import (
@@ -34,9 +32,7 @@ from attncheck.mutation.mutant import (
 from attncheck.mutation.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
 from attncheck.mutation.score import run_mutants
 from attncheck.mutation.variant import Steps, Variant
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
-from attncheck.spec import EMPTY_ROWS
 
 Array = NDArray[Any]
 
@@ -165,9 +161,6 @@ def test_a_form_is_a_steps_name_or_makes_steps_or_a_variant_or_is_left_out() -> 
 # Names of faults
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "diagnoses.md"
-ROWS = re.findall(r"^\| (`.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-NAMED = {name for row in ROWS for name in re.findall(r"`([^`]+)`", row)}
 FEW = [
     "attention/a-bias-per-head-*",
     "attention/a-causal-row-sees-*",
@@ -213,16 +206,6 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
     assert names_of([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
 
 
-def test_every_name_that_a_case_can_give_is_explained_and_no_other() -> None:
-    given = {f"accuracy-of-{name}" for name, _, _ in ACCURACIES} | {"scale-fitted", "bias-fitted"}
-    given |= {f"empty-rows-{value}" for value in (*EMPTY_ROWS, "unmasked")}
-    for case in select_cases([]).cases:
-        if not case.id.startswith("large/"):
-            inputs = convert_inputs(case, make_exact_inputs(case), case.dtypes[0]).arrays
-            called = case.problem(inputs)
-            problem = called.lowered()
-            was_called = None if problem is called else called
-            truth = Truth(problem, case.dtypes[0], False, {}, called=was_called)
-            given |= {each.name for each in Readings.of(truth, problem).alternatives}
-    assert given == NAMED
-    assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= NAMED
+def test_names_that_faults_may_get_are_those_of_readings() -> None:
+    names = {reading.name for readings in CATALOGUE.values() for reading in readings}
+    assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= names

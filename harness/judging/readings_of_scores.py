@@ -1,0 +1,580 @@
+"""Readings of scores and of what they are made of: scales, biases, softcaps, rotations, norms, heads and projections.
+
+Normalised queries and keys may be taken for others: with no norm, another one, of other elements, elsewhere, or with
+other weights. Latent vectors and scales of 8 bits are read otherwise before they are lowered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attncheck.judging.alternatives import (
+    Change,
+    Form,
+    Number,
+    Reading,
+    allowed_keys,
+    convention,
+    exchanged,
+    folded,
+    has_scale,
+    numbered,
+    of_first,
+    scale_of,
+    scales_in_words,
+    set_to,
+    transposed,
+    widths_of,
+    with_input,
+    without,
+)
+from attncheck.reading.lowering import Problem, query_offset, rows_of_tables
+from attncheck.spec import (
+    ASKED_BY,
+    BY_SCORE,
+    LOGITS,
+    MEANS,
+    OPERATIONS,
+    PER_HEAD,
+    PROJECTIONS,
+)
+
+# Scores, bias and softcap.
+
+
+def _scale(change: Callable[[float, Mapping[str, int]], float | None]) -> Callable[[Problem], float | None]:
+    """Make a scale of the right one and the widths, for problems that have any."""
+
+    def number(problem: Problem) -> float | None:
+        return change(scale_of(problem), widths_of(problem)) if has_scale(problem) else None
+
+    return number
+
+
+def _root_of(name: str) -> Callable[[float, Mapping[str, int]], float | None]:
+    return lambda own, widths: 1 / math.sqrt(widths[name]) if name in widths else None
+
+
+def _times_default(problem: Problem) -> float | None:
+    own, default = scale_of(problem), 1 / math.sqrt(widths_of(problem)["D"])
+    return own * default if not math.isclose(own, 1) else None
+
+
+def _if_given(change: Callable[[Problem], float | None], *, given: bool = True) -> Callable[[Problem], float | None]:
+    """Return a number for problems that give a scale, or that have one and do not."""
+
+    def number(problem: Problem) -> float | None:
+        is_given = problem.options.get("scale") is not None
+        return change(problem) if has_scale(problem) and is_given is given else None
+
+    return number
+
+
+_SHAPED: Mapping[str, str] = {"scale-one": "1", "scale-twice": "1/D", "scale-inverse-width": "1/D"}
+"""Scales that follow from the shapes where none is given, and are no width's root."""
+_SCALES: Sequence[Number] = (
+    ("scale-default", "the default 1/sqrt(D)", _if_given(_scale(_root_of("D")))),
+    ("scale-default", "1/sqrt(D)", _if_given(_scale(_root_of("D")), given=False)),
+    ("scale-times-default", "the given one times 1/sqrt(D)", _if_given(_times_default)),
+    ("scale-one", "", _scale(lambda own, widths: 1.0)),
+    ("scale-twice", "twice the same factor", _scale(lambda own, widths: own * own)),
+    ("scale-root", "the root of the right one, as if one of query and key had it",
+     _scale(lambda own, widths: math.sqrt(own) if own > 0 else None)),
+    ("scale-inverse-width", "1/D", _scale(lambda own, widths: 1 / widths["D"])),
+    ("scale-root-of-width", "sqrt(D)", _scale(lambda own, widths: math.sqrt(widths["D"]))),
+    *((f"scale-inverse-root-of-{name.replace(' ', '')}", f"1/sqrt({name})", _scale(_root_of(name)))
+      for name in ("Dv", "H D", "E", "C + Dr", "Dn", "C")),
+    ("scale-doubled", "twice as large", _scale(lambda own, widths: 2 * own)),
+    ("scale-halved", "half as large", _scale(lambda own, widths: own / 2)),
+    ("scale-negated", "the negative", _scale(lambda own, widths: -own)),
+    ("scale-times-log2e", "log2(e) times as large", _scale(lambda own, widths: own / math.log(2))),
+    ("scale-times-ln2", "ln(2) times as large", _scale(lambda own, widths: own * math.log(2))),
+)  # fmt: skip
+
+
+def _with_scale(problem: Problem, scale: float, words: str) -> Form:
+    taken, meant = scales_in_words(scale, scale_of(problem))
+    return Form(problem.with_options(scale=scale), {"taken": taken, "meant": meant})
+
+
+def _bias_times(problem: Problem, factor: float, words: str) -> Sequence[Form]:
+    is_possible = factor > 0 or np.isfinite(problem.inputs["bias"]).all()
+    return [Form(with_bias_times(problem, factor))] if is_possible else []
+
+
+def with_bias_times(problem: Problem, factor: float) -> Problem:
+    """Multiply what is finite of a bias: minus infinity stays what it is."""
+    bias = problem.inputs["bias"].astype(np.float64)
+    with np.errstate(over="ignore"):  # the lowest number of a dtype may become minus infinity, as it does in base 2
+        multiplied = np.where(np.isfinite(bias), bias, 0.0) * factor
+    return problem.with_inputs(bias=np.where(np.isfinite(bias), multiplied, bias))
+
+
+_BIASES: Sequence[Number] = (
+    ("bias-scaled", "the bias is added before the scores are scaled", _scale(lambda own, widths: own)),
+    ("bias-unscaled", "the bias is divided by the scale", _scale(lambda own, widths: 1 / own if own else None)),
+    ("bias-negated", "the bias is subtracted", lambda problem: -1.0),
+    ("bias-twice", "the bias is added twice", lambda problem: 2.0),
+    ("bias-times-log2e", "the bias is multiplied by log2(e), as before an exponential in base 2",
+     lambda problem: 1 / math.log(2)),
+    ("bias-times-ln2", "the bias is added in base 2: it lacks the factor log2(e)", lambda problem: math.log(2)),
+)  # fmt: skip
+
+
+_LATE_SOFTCAP = "the softcap is applied after {}; the case means before it"
+
+
+def _softcap_after(stage: str, is_there: Callable[[Problem], bool]) -> Change:
+    """Cap later; who has capped the scores for nothing before returns the late softcap under the later stage's name."""
+
+    def change(problem: Problem) -> Sequence[Form]:
+        if OPERATIONS[problem.operation].has_gradients or not is_there(problem):
+            return []
+        other = problem.with_options(softcap_follows=stage)
+        return [Form(other), Form(other, stage=stage, stage_aliases={stage: "capped"})]
+
+    return change
+
+
+def _softcap_of_whole_rows(problem: Problem) -> Form | None:
+    """Cap behind a mask that forbids all keys of a query or none: such rows have equal logits, -softcap.
+
+    Behind any other mask a gradient is that of no problem.
+    """
+    if not OPERATIONS[problem.operation].has_gradients:
+        return None
+    allowed = allowed_keys(problem)
+    if allowed is None or not (allowed.any(axis=-1) == allowed.all(axis=-1)).all():
+        return None
+    return Form(problem.with_options(empty_rows="uniform"), stage="weights")
+
+
+def _is_masked(problem: Problem) -> bool:
+    """Whether anything says who may attend to whom."""
+    asking = ASKED_BY["masked"]
+    return bool(asking & problem.inputs.keys() or any(problem.options.get(name) for name in asking))
+
+
+_SCORES = (
+    convention("softcap-after-biased", _LATE_SOFTCAP.format("the bias"),
+               _softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped"),
+    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_after("masked", _is_masked),
+               "softcap", "capped"),
+    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap"),
+    *numbered(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} instead of "
+              "{meant}", "scale", _SCALES, _with_scale, scale_of, stage="scores"),
+    *numbered(str, "bias times", _BIASES, _bias_times, of="bias", stage="biased"),
+    *(
+        Reading(f"score-{name.replace('_', '-')}-transposed",
+                f"the {name.replace('_', ' ')} of the score is transposed", transposed(name), of, "scores")
+        for name, of in (("weight", "weight"), ("query_weight", "score_vector"), ("key_weight", "score_vector"))
+    ),
+    Reading("score-weights-exchanged", "the weights of query and key are exchanged",
+            exchanged("query_weight", "key_weight"), "score_vector", "scores"),
+    Reading("score-scaled", "the additive score is divided by sqrt(D)",
+            lambda problem: problem.with_inputs(
+                score_vector=problem.inputs["score_vector"] / math.sqrt(problem.inputs["query"].shape[-1])
+            ), "score_vector", "scores"),
+    Reading("score-bias-missing", "the bias of the score is missing", without("score_bias"), "score_bias", "scores"),
+)  # fmt: skip
+
+
+# Rotary embeddings and norms of queries and keys.
+
+
+def _rotated(change: Callable[[Problem], Problem | Form | None], of: str = "query") -> Change:
+    """Change a rotation; what follows from the wrong stage is wrong, too, and stands before it in their order."""
+
+    def changed(problem: Problem) -> Form | None:
+        found = change(problem)
+        form = Form(found) if isinstance(found, Problem) else found
+        part = "normalized" if problem.options.get("norm_after_rotation") else "rotated"
+        return form and replace(form, stage=f"{part}_{of}")
+
+    return changed
+
+
+def _other_pairs(problem: Problem) -> Form:
+    neighbours, halves = "neighbours", "elements that are R apart"
+    taken, meant = (halves, neighbours) if problem.options.get("rotary_interleaved") else (neighbours, halves)
+    other = problem.with_options(rotary_interleaved=taken == neighbours)
+    return Form(other, {"taken": taken, "meant": meant})
+
+
+def _not_rotated(problem: Problem) -> Problem:
+    cos, sin = problem.inputs["rotary_cos"], problem.inputs["rotary_sin"]
+    return problem.with_inputs(rotary_cos=np.ones_like(cos), rotary_sin=np.zeros_like(sin))
+
+
+def _rotated_without_past(problem: Problem) -> Problem | None:
+    past = query_offset({}, problem.inputs)
+    if not past or "query_offsets" in problem.inputs:
+        return None
+    tables = {name: problem.inputs[name] for name in ("rotary_cos", "rotary_sin")}
+    return problem.with_inputs(**{n: np.concatenate([each[:past], each])[: len(each)] for n, each in tables.items()})
+
+
+def _rotated_without_offsets(problem: Problem) -> Problem | None:
+    if "query_offsets" not in problem.inputs:
+        return None
+    return folded(problem).with_inputs(**rows_of_tables(problem.without_input("query_offsets").inputs))
+
+
+def _rotated_alone(left: str) -> Change:
+    def change(problem: Problem) -> Problem:
+        plain = folded(problem)
+        cos, sin = plain.inputs[f"{left}_cos"], plain.inputs[f"{left}_sin"]
+        return plain.with_inputs(**{f"{left}_cos": np.ones_like(cos), f"{left}_sin": np.zeros_like(sin)})
+
+    return _rotated(change, left)
+
+
+_ROTATIONS = (
+    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}", _rotated(_other_pairs),
+               "rotary_cos"),
+    Reading("rotary-ignored", "the rotary embedding is ignored", _rotated(_not_rotated), "rotary_cos"),
+    Reading("rotary-backwards", "the rotary embedding turns backwards",
+            _rotated(with_input("rotary_sin", np.negative)), "rotary_cos"),
+    Reading("rotary-without-past", "positions of the rotary embedding do not count the past",
+            _rotated(_rotated_without_past), "rotary_cos"),
+    Reading("rotary-without-offsets", "positions of the rotary embedding do not count the query offsets",
+            _rotated(_rotated_without_offsets), "rotary_cos"),
+    *(
+        Reading(f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone", _rotated_alone(left),
+                "rotary_cos")
+        for name, left in (("query", "key"), ("key", "query"))
+    ),
+)  # fmt: skip
+
+
+def _norm_width(problem: Problem) -> Form:
+    is_full = problem.options.get("norm_over") == "full"
+    taken, meant = ("each head", "all heads") if is_full else ("all heads", "each head")
+    return Form(problem.with_options(norm_over="head" if is_full else "full"), {"taken": taken, "meant": meant})
+
+
+def _norm_kind(problem: Problem) -> Form:
+    names = {"rms": "the root of the mean of squares", "l2": "the length"}
+    kind = problem.options.get("norm") or "rms"
+    instead = "l2" if kind == "rms" else "rms"
+    return Form(problem.with_options(norm=instead), {"taken": names[instead], "meant": names[kind]})
+
+
+def _norm_order(problem: Problem) -> Form | None:
+    if problem.inputs.keys().isdisjoint({"rotary_cos", "query_cos"}):
+        return None
+    is_late = bool(problem.options.get("norm_after_rotation"))
+    taken, meant = ("before", "after") if is_late else ("after", "before")
+    return Form(problem.with_options(norm_after_rotation=not is_late), {"taken": taken, "meant": meant})
+
+
+def _epsilon_at(where: str) -> Change:
+    def change(problem: Problem) -> Problem | None:
+        meant = "inside" if (problem.options.get("norm") or "rms") == "rms" else "maximum"
+        return None if where == meant else problem.with_options(epsilon_at=where)
+
+    return change
+
+
+def _norm_weights(change: Callable[[Any], Any]) -> Change:
+    """Change weights of norms that are not 1."""
+
+    def changed(problem: Problem) -> Problem | None:
+        weights = {name: problem.inputs[name].astype(np.float64) for name in ("query_norm", "key_norm")}
+        given = {name: change(weight) for name, weight in weights.items() if (weight != 1).any()}
+        return problem.with_inputs(**given) if given else None
+
+    return changed
+
+
+def _norm_weights_swapped(problem: Problem) -> Problem | None:
+    query, key = problem.inputs["query_norm"], problem.inputs["key_norm"]
+    if (query == 1).all() and (key == 1).all():
+        return None
+    if all((weight == weight[:1]).all() for weight in (query, key)):
+        query, key = np.broadcast_to(key[:1], query.shape), np.broadcast_to(query[:1], key.shape)
+        return problem.with_inputs(query_norm=query, key_norm=key)
+    return problem.with_inputs(query_norm=key, key_norm=query) if query.shape == key.shape else None
+
+
+_NORMS = tuple(
+    replace(reading, of="query_norm", stage="normalized_key" if reading.name == "norm-of-query-alone" else
+            "normalized_query")
+    for reading in (
+        convention("norm-width", "a norm is taken of {taken}; the case means {meant}", _norm_width),
+        convention("norm-kind", "vectors are divided by {taken}; the case means {meant}", _norm_kind),
+        convention("norm-order", "the norm is taken {taken} the rotation; the case means {meant} it", _norm_order),
+        *(
+            convention(f"norm-epsilon-{name}", text, _epsilon_at(where))
+            for name, where, text in (
+                ("outside", "outside", "epsilon is added to the root, not under it"),
+                ("inside", "inside", "epsilon is added under the root"),
+                ("least", "maximum", "epsilon is taken for the least root"),
+                ("least-square", "square", "epsilon is taken for the least square: sqrt(max(x.x, epsilon))"),
+            )
+        ),
+        convention("norm-weight-plus-one", "weights of the norms are taken for 1 + w; the case means w",
+                   _norm_weights(lambda weight: 1 + weight)),
+        Reading("norm-of-query-alone", "the query alone is normalised", set_to(unnormalized="key")),
+        Reading("norm-of-key-alone", "the key alone is normalised", set_to(unnormalized="query")),
+        Reading("norm-ignored", "query and key are not normalised", set_to(unnormalized="both")),
+        Reading("norm-epsilon-ignored", "epsilon is ignored", set_to(epsilon=0.0)),
+        Reading("norm-weight-ignored", "the weights of the norms are ignored", _norm_weights(np.ones_like)),
+        Reading("norm-weight-minus-one", "weights of the norms lack 1", _norm_weights(lambda weight: weight - 1)),
+        Reading("norm-weights-swapped", "the norms of query and key have each other's weights", _norm_weights_swapped),
+    )
+)  # fmt: skip
+
+
+# Latent vectors, and scales of 8 bits, before they are widened.
+
+
+def _projection(name: str, change: Callable[[Any], Any]) -> Change:
+    """Change the projection (H, C, D) of latent vectors, where that is another one."""
+
+    def changed(called: Problem) -> Problem | None:
+        other = change(called.inputs[f"{name}_projection"])
+        return None if other is None else called.with_inputs(**{f"{name}_projection": other})
+
+    return changed
+
+
+def _identity(weight: Any) -> Any:
+    if weight.shape[1] != weight.shape[2]:
+        return None
+    return np.broadcast_to(np.eye(weight.shape[1], dtype=weight.dtype), weight.shape)
+
+
+_LATENTS = (
+    Reading("rotated-part-ignored", "the part that is rotated is left out of the scores",
+            with_input("key_rotary", np.zeros_like), "key_rotary", LOGITS[0]),
+    Reading("rotated-part-alone", "the part that is not rotated is left out of the scores",
+            with_input("key_projection", np.zeros_like), "key_rotary", LOGITS[0]),
+    *(
+        Reading(f"{name}-projection-{slug}", says.format(name=name), change, f"{name}_projection", stage)
+        for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
+        for slug, says, change in (
+            ("of-next-head", "the {name} projection of the next head is taken",
+             _projection(name, lambda weight: np.roll(weight, -1, 0) if len(weight) > 1 else None)),
+            ("of-first-head", "the {name} projection of the first head is taken for all",
+             of_first(f"{name}_projection", -3)),
+            ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
+            ("ignored", "latent vectors are taken for the {name}s: their projection is left out",
+             _projection(name, _identity)),
+        )
+    ),
+    Reading("latent-projections-swapped", "the projections of keys and values are swapped",
+            exchanged("key_projection", "value_projection"), "key_projection", LOGITS[0]),
+)  # fmt: skip
+
+
+def _divided_scale(name: str) -> Change:
+    def change(called: Problem) -> Problem | None:
+        scale = called.inputs[name]
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = (1 / scale.astype(np.float64)).astype(scale.dtype)
+        return called.with_inputs(**{name: inverse}) if np.isfinite(inverse.astype(np.float64)).all() else None
+
+    return change
+
+
+_STORED_SCALES = (
+    *(
+        Reading(f"{name}-scale-{slug}", says.format(name=name), change, f"{name}_scale", stage)
+        for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
+        for slug, says, change in (
+            ("ignored", "the scale of the {name}s is left out", with_input(f"{name}_scale", np.ones_like)),
+            ("twice", "the scale of the {name}s is multiplied twice", with_input(f"{name}_scale", np.square)),
+            ("divided", "the {name}s are divided by their scale", _divided_scale(f"{name}_scale")),
+            ("of-first-head", "the {name} scale of the first head is taken for all", of_first(f"{name}_scale", -2)),
+        )
+    ),
+    Reading("scales-swapped", "the scales of keys and values are swapped",
+            lambda called: called.with_inputs(
+                key_scale=called.inputs["value_scale"], value_scale=called.inputs["key_scale"]
+            ), "key_scale", LOGITS[0]),
+)  # fmt: skip
+
+
+# Heads and projections.
+
+
+def _tiled(problem: Problem) -> Problem | None:
+    if problem.operation == "attention":
+        heads, shared = problem.inputs["query"].shape[-3], problem.inputs["key"].shape[-3]
+        names: tuple[str, ...] = ("key", "value", "key_factor", "value_factor")
+        axis = -3
+    elif OPERATIONS[problem.operation].has_projections:
+        heads, shared = _heads_of(problem).values()
+        names, axis = ("key_weight", "value_weight", "key_bias", "value_bias"), -1
+    else:
+        return None
+    if shared in (1, heads):
+        return None
+    order = np.arange(heads) % shared
+    tiled = {name: _taken(problem.inputs[name], order, shared, axis) for name in names if name in problem.inputs}
+    by_head = {"key_norm": -2, "past_key": -3, "past_value": -3}
+    tiled |= {name: problem.inputs[name].take(order, at) for name, at in by_head.items() if name in problem.inputs}
+    options = {"kv_heads": heads} if "kv_heads" in problem.options else {}
+    return problem.with_inputs(**tiled).with_options(**options)
+
+
+def _heads_of(problem: Problem) -> dict[str, int]:
+    """Return how many heads projected queries, and projected keys and values have."""
+    heads = int(problem.options["heads"])
+    return {"query": heads, "key": int(problem.options.get("kv_heads") or heads)}
+
+
+def _taken(array: Any, order: Any, heads: int, axis: int) -> Any:
+    """Take heads in another order: whole slices of an axis, or parts of the last one."""
+    if axis != -1:
+        return array.take(order, axis)
+    return array.reshape(*array.shape[:-1], heads, -1)[..., order, :].reshape(*array.shape[:-1], -1)
+
+
+def _has_heads(problem: Problem) -> bool:
+    """Whether keys and values come with heads of their own; made of latent vectors they are of one."""
+    return problem.operation in (*PER_HEAD, *BY_SCORE) and "key_projection" not in problem.inputs
+
+
+def _pasts(problem: Problem) -> tuple[str, ...]:
+    return ("", "past_") if "past_key" in problem.inputs else ("",)
+
+
+def _read_as(read: str, wrong: str) -> Change:
+    def change(problem: Problem) -> Problem | None:
+        inputs = problem.inputs
+        if not _has_heads(problem) or inputs["key"].shape != inputs["value"].shape:
+            return None
+        return problem.with_inputs(**{f"{past}{read}": inputs[f"{past}{wrong}"] for past in _pasts(problem)})
+
+    return change
+
+
+def _of_next_head(read: str) -> Change:
+    """Read what is of the next head: whole slices, or parts of what projections give."""
+
+    def change(problem: Problem) -> Problem | None:
+        inputs = problem.inputs
+        if OPERATIONS[problem.operation].has_projections:
+            heads = _heads_of(problem)["key"]
+            weights = {part: inputs[part] for part in (f"{read}_weight", f"{read}_bias") if part in inputs}
+            rolled = {part: _taken(array, np.roll(np.arange(heads), -1), heads, -1) for part, array in weights.items()}
+            names = [f"past_{read}"] if f"past_{read}" in inputs else []
+        elif _has_heads(problem):
+            heads, rolled, names = inputs[read].shape[-3], {}, [f"{past}{read}" for past in _pasts(problem)]
+        else:
+            return None
+        rolled |= {name: np.roll(inputs[name], -1, -3) for name in names}
+        return problem.with_inputs(**rolled) if heads > 1 else None
+
+    return change
+
+
+def _dealt_out(problem: Problem) -> Problem | None:
+    """Give head h the columns h, h + H, h + 2 H, ..."""
+    if not OPERATIONS[problem.operation].has_projections:
+        return None
+    counts = _heads_of(problem)
+    others: dict[str, Any] = {}
+    for name, heads in (counts | {"value": counts["key"]}).items():
+        for part in (f"{name}_weight", f"{name}_bias"):
+            if part in problem.inputs:
+                array = problem.inputs[part]
+                parts = np.swapaxes(array.reshape(*array.shape[:-1], -1, heads), -1, -2)
+                others[part] = parts.reshape(array.shape)
+    return problem.with_inputs(**others) if counts["query"] > 1 else None
+
+
+def _merged_in_reverse(problem: Problem) -> Problem | None:
+    weight, heads = problem.inputs["output_weight"], _heads_of(problem)["query"]
+    other = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
+    return problem.with_inputs(output_weight=other) if heads > 1 else None
+
+
+def _projected(change: Change) -> Change:
+    """Change only problems that project their inputs."""
+    return lambda problem: change(problem) if OPERATIONS[problem.operation].has_projections else None
+
+
+_READ_AT = {"key": LOGITS[0], "value": MEANS[0]}
+"""Where a key or value that is not the one that is meant shows first."""
+
+_HEADS = (
+    convention("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
+               "h // (H / Hkv) (repeated)", _tiled, stage="raw_scores"),
+    *(
+        Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant", _read_as(read, wrong),
+                stage=_READ_AT[read])
+        for read, wrong in (("value", "key"), ("key", "value"))
+    ),
+    *(
+        Reading(f"{read}-of-next-head", f"the {read} of the next head is read", _of_next_head(read), stage=stage)
+        for read, stage in _READ_AT.items()
+    ),
+    *(
+        Reading(f"{name}-{slug}", f"the {kind} of the {name} projection is {how}",
+                _projected(change(f"{name}_{kind}")), f"{name}_{kind}", name)
+        for name in (*PROJECTIONS, "output")
+        for kind, slug, how, change in (
+            ("bias", "bias-missing", "missing", without), ("weight", "weight-transposed", "transposed", transposed)
+        )
+    ),
+    Reading("heads-split-interleaved", "heads are split with the head's number running fastest, (D, H) for (H, D)",
+            _dealt_out, "heads", "query"),
+    Reading("heads-merged-in-reverse", "heads are merged in reverse order", _merged_in_reverse, "output_weight",
+            "output"),
+)  # fmt: skip
+
+
+# Merging parts.
+
+
+def _other_base(taken: str, meant: str) -> Change:
+    def change(problem: Problem) -> Problem | None:
+        own = problem.options.get("lse_base") or "e"
+        return problem.with_options(lse_base=taken) if own == meant else None
+
+    return change
+
+
+def _last_part_lost(problem: Problem) -> Problem | None:
+    shorter = problem.inputs["log_sum_exps"].copy()
+    shorter[-1] = -np.inf
+    return problem.with_inputs(log_sum_exps=shorter) if len(shorter) > 1 else None
+
+
+_PARTS = tuple(
+    replace(reading, of="log_sum_exps")
+    for reading in (
+        *(
+            convention(f"lse-base-{taken}",
+                       f"log-sum-exps are read as logarithms in base {taken}; the case means base {meant}",
+                       _other_base(taken, meant), stage="weights")
+            for taken, meant in (("2", "e"), ("e", "2"))
+        ),
+        Reading("parts-averaged", "the outputs of the parts are averaged, whatever their log-sum-exps",
+                with_input("log_sum_exps", lambda each: np.where(np.isneginf(each), each, np.zeros((), each.dtype))),
+                stage="weights"),
+        Reading("last-part-lost", "the last part is lost", _last_part_lost, stage="weights"),
+        Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
+                lambda problem: problem.with_inputs(outputs=problem.inputs["outputs"][::-1])
+                if len(problem.inputs["outputs"]) > 1 else None, stage="output"),
+    )
+)  # fmt: skip
+
+
+SCORE_READINGS: Mapping[str, Sequence[Reading]] = {
+    "Scores, bias and softcap": (*_SCORES, *_ROTATIONS),
+    "Norms of queries and keys": _NORMS,
+    "Latent vectors": tuple(replace(reading, before_lowering=True) for reading in _LATENTS),
+    "Scales of 8 bits": tuple(replace(reading, before_lowering=True) for reading in _STORED_SCALES),
+    "Heads and projections": _HEADS,
+    "Merging parts": _PARTS,
+}
+"""Readings by what they are about."""
