@@ -395,9 +395,7 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_what_a_row_without_a_key_gives_is_declared_or_known(
-    name: str, given_without_a_key: Callable[[str, str], dict[str, str]]
-) -> None:
+def test_rows_without_a_key_are_known(name: str, given_without_a_key: Callable[[str, str], dict[str, str]]) -> None:
     """The calls above that have such a row are judged by it."""
     assert given_without_a_key(name, "float32") == {"empty_rows": EMPTY[name]}
 
@@ -469,9 +467,7 @@ def asked(name: str, call: Call, dtype: str = "float32") -> dict[str, NDArray[An
 
 
 @pytest.mark.parametrize(("name", "sizes", "words", "reason"), [needing(row[0], *row) for row in REFUSED])
-def test_what_a_call_cannot_express_is_refused_with_the_reason(
-    name: str, sizes: Sizes, words: str, reason: str
-) -> None:
+def test_what_a_call_cannot_express_is_refused(name: str, sizes: Sizes, words: str, reason: str) -> None:
     compiles = pytest.importorskip("torch._dynamo").config.patch(disable=True) if name == FLEX else nullcontext()
     with compiles, pytest.raises(NotImplementedError, match=reason):
         asked(name, call_of(words, sizes))

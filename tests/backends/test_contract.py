@@ -137,9 +137,7 @@ def _entries() -> list[Any]:
 
 
 @pytest.mark.parametrize("entry", [param for param in _entries() if param.id in BACKENDS])
-def test_every_mode_has_functions_of_the_contract_with_parameters_of_the_contract_in_its_order(
-    entry: BackendEntry,
-) -> None:
+def test_modes_have_the_contracts_functions_parameters_and_order(entry: BackendEntry) -> None:
     wanted = {name: signature(function) for name, function in vars(Backend).items() if not name.startswith("_")}
     for mode in entry.modes:
         with mock.patch.dict(os.environ, entry.environment):
@@ -176,9 +174,7 @@ VIEWS: dict[str, Callable[[NDArray[Any]], Any]] = {
 
 
 @pytest.mark.parametrize("entry", [param for param in _entries() if param.id in BACKENDS])
-def test_an_array_comes_back_from_the_framework_with_its_dtype_shape_and_numbers(
-    entry: BackendEntry, prepared: Callable[..., Any]
-) -> None:
+def test_arrays_come_back_with_dtype_shape_and_numbers(entry: BackendEntry, prepared: Callable[..., Any]) -> None:
     special = [0.1, -0.0, np.inf, -np.inf, np.nan, 1e-30, *range(18)]
     for dtype in entry.classes:
         with prepared(entry, dtype) as setting:
@@ -202,9 +198,7 @@ def test_an_array_comes_back_from_the_framework_with_its_dtype_shape_and_numbers
                 np.testing.assert_array_equal(back.view(np.uint16), numbers.view(np.uint16))
 
 
-def test_every_operation_names_its_stages_in_order_with_their_shapes_and_keeps_the_dtype(
-    setting: Any, run: Run
-) -> None:
+def test_stages_come_in_order_with_their_shapes_and_dtype(setting: Any, run: Run) -> None:
     for call, (operation, inputs, shapes) in CALLS.items():
         stages = run(operation, **inputs)
         found = [(name, stage.shape) for name, stage in stages.items()]
@@ -228,9 +222,7 @@ def test_eager_code_in_jax_names_its_stages_in_order() -> None:
         assert names == list(shapes), call
 
 
-def test_merged_parts_keep_their_dtype_and_log_sum_exps_are_never_narrower_than_float32(
-    setting: Any,
-) -> None:
+def test_merged_parts_keep_their_dtype_and_log_sum_exps_that_of_float32_at_least(setting: Any) -> None:
     wide = np.dtype(np.float64 if setting.dtype == np.float64 else np.float32)
     given = normal(3, 2, 4, 5, 7).astype(setting.dtype), normal(3, 2, 4, 5).astype(wide)
     stages = setting.backend.merge_states(*map(setting.backend.from_numpy, given))
@@ -287,7 +279,7 @@ def test_a_score_of_plus_infinity_gives_an_infinite_log_sum_exp_and_a_weight_tha
     assert np.isnan(stages["weights"][0, 0, 0, 1])
 
 
-def test_the_same_number_added_to_every_score_and_an_empty_past_change_no_bit(run: Run) -> None:
+def test_an_equal_shift_of_scores_and_an_empty_past_change_no_bit(run: Run) -> None:
     # Quarters plus 8 are exact in bfloat16, so that who subtracts the maximum sees the same differences.
     scores = np.array([[[[0.25, -1.5, 3.0, 0.0, 2.75]]]])
     before, after = (run("softmax", each)["weights"] for each in (scores, scores + 8))

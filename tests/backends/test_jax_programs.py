@@ -115,9 +115,7 @@ def test_a_damaged_entry_or_one_for_other_arrays_is_compiled_anew_and_replaced(p
 
 
 @pytest.mark.parametrize("change", ["settings", "flags", "framework"])
-def test_what_programs_follow_from_makes_them_other_ones(
-    change: str, programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_programs_follow_from(change: str, programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import jax
 
     anew(programs)[0](scores(3, 4))

@@ -113,9 +113,7 @@ def test_only_the_fast_mode_takes_the_fast_path() -> None:
 
 
 @pytest.mark.torch
-def test_a_module_gives_what_is_declared_or_known_where_a_query_has_no_key(
-    given_without_a_key: Callable[[str, str], dict[str, str]],
-) -> None:
+def test_a_module_gives_what_is_known_without_a_key(given_without_a_key: Callable[[str, str], dict[str, str]]) -> None:
     """Judged by it in test_calls.py where it is zero; NaN and the others' numbers are seen here."""
     inputs = self_attention(mask=np.array([True, False, True, True]).reshape(1, 1, 4, 1))
     given = {}
@@ -207,9 +205,7 @@ def lengths(queries: int, keys: int, width: int) -> dict[str, Any]:
 
 
 @pytest.mark.torch
-def test_compiled_stages_are_the_formula_and_one_compilation_too_many_is_an_error_and_not_eager_code(
-    compiled: Callable[[str], Any],
-) -> None:
+def test_compiled_stages_are_the_formula_and_never_fall_back_to_eager_code(compiled: Callable[[str], Any]) -> None:
     import torch
 
     backend = compiled("compile")

@@ -53,7 +53,7 @@ def test_reading_the_table_and_loading_numpy_imports_no_other_framework() -> Non
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc, which only Linux has")
-def test_a_process_may_limit_numpys_threads_after_it_has_read_the_table() -> None:
+def test_numpys_threads_can_be_limited_after_the_table_was_read() -> None:
     # As the worker does: it is told what to load, then how many threads. NumPy's BLAS looks once, when it is loaded.
     code = (
         "import os\n"
@@ -125,9 +125,7 @@ def test_a_mode_may_be_an_object_in_a_module() -> None:
     assert entry.load().__name__ == "attncheck.backends.numpy_backend"
 
 
-def test_a_framework_is_installed_when_it_can_be_found_and_finding_it_does_not_run_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finding_an_installed_framework_does_not_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "framework_that_raises.py").write_text("raise RuntimeError('imported')")
     # A mere folder of its name, such as of experiments, or one that an uninstall left behind, is not the framework.
     (tmp_path / "framework_folder" / "notes").mkdir(parents=True)

@@ -88,9 +88,7 @@ SOME = ("right", "mask strict", "no scale", "bias twice", "mask behind softmax",
 CASES = ["attention/a-bias-per-head-*", "attention/a-causal-row-sees-*", "attention/padding-of-different-length-*"]
 
 
-def test_faults_of_another_hand_are_named_rightly_or_not_at_all_and_a_wrong_name_is_counted(
-    load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_names_count(load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     naming = load("naming")
     monkeypatch.setattr(naming, "FAULTS", {fault: naming.FAULTS[fault] for fault in SOME})
     monkeypatch.setattr(naming, "PAIRS", [("no scale", "bias twice")])
@@ -167,9 +165,7 @@ def own(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_correct_implementation_raises_no_alarm(
-    campaign: Campaign, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_correct_code_raises_no_alarm(campaign: Campaign, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert campaign() == 0
     assert "None." in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "results" / "table.csv")
@@ -179,9 +175,7 @@ def test_a_correct_implementation_raises_no_alarm(
     assert not table[["proven", "statistical"]].any(axis=None)
 
 
-def test_a_campaign_draws_what_it_is_asked_for_is_read_again_when_it_is_done_and_refuses_another(
-    campaign: Campaign, tmp_path: Path
-) -> None:
+def test_a_campaign_is_as_asked_read_again_and_refuses_another(campaign: Campaign, tmp_path: Path) -> None:
     asked = ("--operation", "attention_gradients", "--cases", "3", "--dtype", "float32")
     assert campaign(*asked) == 0
     rows = pd.concat(map(pd.read_csv, tmp_path.glob("results/parts/part-*.csv")))
@@ -200,9 +194,7 @@ def test_a_campaign_draws_what_it_is_asked_for_is_read_again_when_it_is_done_and
         campaign("--implementation", "numpy.fast")
 
 
-def test_a_faulty_implementation_is_named_with_what_reproduces_it(
-    campaign: Campaign, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faulty_code_is_reproduced(campaign: Campaign, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     faulty = own(tmp_path, FAULTY)
     options = ("--dtype", "float32", "--operation", "attention", "--pool", "30", "--implementation", faulty)
     assert campaign("--cases", "5", *options) == 1
@@ -217,9 +209,7 @@ def test_a_faulty_implementation_is_named_with_what_reproduces_it(
 
 
 @pytest.mark.parametrize(("declared", "code"), [("conventions = {'empty_rows': 'uniform'}", 0), ("", 1)])
-def test_a_convention_is_no_alarm_where_it_is_declared(
-    campaign: Campaign, tmp_path: Path, declared: str, code: int
-) -> None:
+def test_a_declared_convention_is_no_alarm(campaign: Campaign, tmp_path: Path, declared: str, code: int) -> None:
     options = ("--dtype", "float32", "--operation", "attention", "--cases", "16")
     assert campaign(*options, "--implementation", own(tmp_path, UNIFORM + declared)) == code
     rows = pd.concat(map(pd.read_csv, tmp_path.glob("results/parts/part-*.csv")))

@@ -73,9 +73,7 @@ def test_every_width_is_that_of_keys_and_of_values_twice_and_has_every_dtype(ope
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("tile", TILES)
-def test_every_edge_is_that_of_queries_and_of_keys_and_masks_windows_and_corners_meet_it(
-    tile: int, operation: str
-) -> None:
+def test_masks_windows_and_corners_meet_every_edge(tile: int, operation: str) -> None:
     """Causal and not, and twice."""
     of_tile = [
         case for case in of(operation) if case.id.startswith(f"{TEMPLATE}/") and f"-tile-{tile}-" in f"{case.id}-"

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import combinations
-from typing import Any
 
 import pytest
 
-from attncheck.plan import EMPTY_ROWS, NOT_ASKED, GivenLevels, Level, levels_of
+from attncheck.plan import EMPTY_ROWS, GivenLevels, Level, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.selection import select_cases
 from attncheck.spec import (
     OPERATIONS,
-    InputSpec,
     Operation,
 )
 
@@ -122,44 +119,6 @@ def test_every_two_options_meet_beyond_a_tile(operation: Operation) -> None:
     assert not lines, "\n".join([*lines, "write cases for them in cases/pairs*.yaml"])
 
 
-def test_gradients_meet_all_pairs_of_attention_but_those_of_a_past_and_of_offsets() -> None:
-    decoding = {"past_key", "query_offsets"}
-    of_attention, of_gradients = (set(pairs_of(OPERATIONS[name])) for name in ("attention", "attention_gradients"))
-    assert {option for pair in of_attention - of_gradients for option in _options(pair)} - decoding == {
-        option for option in levels_of(OPERATIONS["attention"]) if option not in decoding
-    }
-    assert all(decoding & _options(pair) for pair in of_attention - of_gradients)
-    assert of_gradients < of_attention
-
-
-def _options(pair: Pair) -> set[str]:
-    return {level.option for level in pair}
-
-
-@pytest.mark.parametrize(
-    ("changes", "texts"),
-    [
-        ({"options": frozenset({"temperature"})}, {"temperature"}),
-        ({"inputs": {"slopes": InputSpec(("H",), required=False)}}, {"slopes"}),
-        (
-            {"inputs": {"gate": InputSpec(("B", "Lq"), required=False, broadcast=True)}},
-            {"gate along B", "gate spread over B", "gate along Lq", "gate spread over Lq"},
-        ),
-        ({"inputs": {"counts": InputSpec(("B",), required=False, whole=True)}}, {"counts", "counts with 0"}),
-    ],
-    ids=["an option", "an input", "a broadcast input", "counts"],
-)
-def test_what_is_added_to_the_specification_is_missed_with_everything(changes: dict[str, Any], texts: set[str]) -> None:
-    attention = OPERATIONS["attention"]
-    changed = replace(attention, **{field: getattr(attention, field) | added for field, added in changes.items()})
-    lines = missing(changed, given_of("attention"))
-    others = {level.text for levels in levels_of(attention).values() for level in levels}
-    assert len(others) >= 30
-    assert len(lines) == len(texts) * len(others)
-    for text in texts:
-        assert all(any(text in line and other in line for line in lines) for other in others)
-
-
 @pytest.mark.parametrize("operation", ["attention", "attention_gradients"])
 def test_the_levels_are_those_that_kernels_know(operation: str) -> None:
     texts = {level.text for levels in levels_of(OPERATIONS[operation]).values() for level in levels}
@@ -185,10 +144,3 @@ def test_a_pair_that_cannot_be_says_why_and_is_in_no_case() -> None:
     assert {reason for reason in never.values() if not reason} == set()
     assert (Level("score", "score general"), Level("scale", "scale")) in never
     assert not any(set(pair) <= levels for pair in never for levels, _ in given_of("scoring"))
-
-
-def test_what_is_not_asked_is_an_option_somewhere_and_has_a_reason() -> None:
-    every = {option for operation in OPERATIONS.values() for option in operation.options}
-    assert NOT_ASKED.keys() | MEANT_OF_OTHERS.keys() <= every
-    assert all(len(reason.split()) > 3 for reason in [*NOT_ASKED.values(), *MEANT_OF_OTHERS.values()])
-    assert FEW.keys() <= OPERATIONS.keys()

@@ -105,9 +105,7 @@ PROPERTIES: list[tuple[str, tuple[str, ...], Property]] = [
 
 
 @pytest.mark.parametrize(("tag", "operations", "holds"), PROPERTIES, ids=[tag for tag, *_ in PROPERTIES])
-def test_a_probe_has_the_property_that_its_tag_promises(
-    tag: str, operations: tuple[str, ...], holds: Property, compute: Compute
-) -> None:
+def test_a_probe_is_what_its_tag_says(tag: str, operations: tuple[str, ...], holds: Property, compute: Compute) -> None:
     assert tagged(tag, *operations)
     assert [case.id for case in tagged(tag, *operations) if not holds(*compute(case, "float32"))] == []
 

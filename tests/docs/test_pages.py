@@ -43,9 +43,7 @@ def _named(paths: list[Path]) -> list[Any]:
 
 
 @pytest.mark.parametrize("page", _named(pages()))
-def test_everything_that_a_page_tells_to_do_works(
-    page: Path, tmp_path: Path, machines: Callable[[str], dict[str, str]]
-) -> None:
+def test_everything_on_a_page_works(page: Path, tmp_path: Path, machines: Callable[[str], dict[str, str]]) -> None:
     text = page.read_text(encoding="utf-8")
     if re.search("^attncheck (ex|im)port onnx", text, re.MULTILINE):
         pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -73,9 +71,7 @@ def _of_frameworks() -> list[Any]:
 
 
 @pytest.mark.parametrize("block", _of_frameworks())
-def test_a_snippet_of_a_framework_prints_what_its_comments_say(
-    block: Block, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_snippet_prints_what_it_says(block: Block, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     processor = re.match(r"# on a processor with (\w+)\n", block.text)
     if processor and processor[1] not in (processor_flags() or ()):
         pytest.skip(f"this processor has no {processor[1]}, on which the finding depends")

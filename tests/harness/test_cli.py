@@ -72,9 +72,7 @@ GHOST = BackendEntry("ghost", "no_module", ("no_such_framework",))
 
 
 # Exit codes
-def test_a_check_in_which_all_agree_gives_0_and_a_report_whatever_lies_in_the_working_folder(
-    case_folder: Path, tmp_path: Path
-) -> None:
+def test_agreement_gives_0_whatever_lies_in_the_folder(case_folder: Path, tmp_path: Path) -> None:
     for name in ("harness", "backends", "reports", "tests", "cases"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise ImportError('the wrong {name}')")
@@ -92,9 +90,7 @@ def test_a_check_in_which_all_agree_gives_0_and_a_report_whatever_lies_in_the_wo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names have to be text")
-def test_json_is_all_that_is_printed_and_a_name_that_is_no_text_is_reported_readably(
-    case_folder: Path, tmp_path: Path
-) -> None:
+def test_json_is_all_that_is_printed_and_names_are_readable(case_folder: Path, tmp_path: Path) -> None:
     odd = os.fsdecode(b"caf\xe9.yaml")
     (case_folder / "small.yaml").rename(tmp_path / odd)
     done = run_command(*MODULE, "check", odd, "-b", "numpy", "--json", cwd=tmp_path, FORCE_COLOR="1")
@@ -107,9 +103,7 @@ def test_json_is_all_that_is_printed_and_a_name_that_is_no_text_is_reported_read
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_what_took_the_time_and_how_exact_answers_were_found_is_said_on_request(
-    case_folder: Path, invoke: Invoke, table: Table, honest: Honest
-) -> None:
+def test_times_and_arithmetic_are_shown(case_folder: Path, invoke: Invoke, table: Table, honest: Honest) -> None:
     table(*honest)
     for counts in (SETTLED, NO_STORE.counts):
         counts.clear()  # of what other tests have asked in this process
@@ -148,9 +142,7 @@ def test_a_disagreement_gives_1_and_is_named_also_by_what_reads_the_results(
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_a_bad_case_gives_2_and_the_others_run(
-    case_folder: Path, invoke: Invoke, table: Table, make_backend: Callable[..., Any]
-) -> None:
+def test_a_bad_case_gives_2(case_folder: Path, invoke: Invoke, table: Table, make_backend: Callable[..., Any]) -> None:
     (case_folder / "bad.yaml").write_text("title: A bad file\noperation: dreaming\n")
     table(make_backend("wrong", WRONG), GHOST)
     code, out, err = invoke("check", "small", "-b", "wrong,ghost", "--no-report")
@@ -169,9 +161,7 @@ def test_a_bad_case_gives_2_and_the_others_run(
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_a_framework_that_is_missing_gives_3_where_it_is_asked_for_and_is_left_out_where_it_is_not(
-    case_folder: Path, invoke: Invoke, table: Table, honest: Honest
-) -> None:
+def test_what_a_missing_framework_gives(case_folder: Path, invoke: Invoke, table: Table, honest: Honest) -> None:
     table(*honest, GHOST)
     code, out, err = invoke(
         "check", "small", "--backend", "first,ghost", "-b", "second", "-d", "float64", "--no-report"
@@ -257,9 +247,7 @@ def test_a_command_or_option_that_does_not_exist_gives_2(invoke: Invoke, tmp_pat
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_a_run_says_what_it_did_and_leaves_the_report_to_report(
-    case_folder: Path, invoke: Invoke, table: Table, honest: Honest
-) -> None:
+def test_a_run_leaves_the_report_out(case_folder: Path, invoke: Invoke, table: Table, honest: Honest) -> None:
     table(*honest)
     code, out, err = invoke("run", "small", "-o", "one", "--label", "here")
     assert (code, err) == (0, "")
@@ -273,9 +261,7 @@ def test_a_run_says_what_it_did_and_leaves_the_report_to_report(
 
 @posix_only
 @pytest.mark.usefixtures("forked_workers")
-def test_colours_and_progress_are_for_terminals_and_not_for_those_who_want_none(
-    case_folder: Path, tmp_path: Path, on_a_terminal: Callable[..., str]
-) -> None:
+def test_colours_are_for_terminals(case_folder: Path, tmp_path: Path, on_a_terminal: Callable[..., str]) -> None:
     (tmp_path / "wrong.py").write_text("def softmax(scores):\n    return scores\n")
     check = ("check", "small", "-i", "wrong.py:softmax", "-d", "float64", "--no-report")
     progress, _, told = on_a_terminal(*check).partition("is wrong in")
@@ -342,9 +328,7 @@ def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: 
 
 # Where it is run
 @pytest.mark.usefixtures("workers_here")
-def test_a_folder_of_ones_own_with_its_own_tags(
-    invoke: Invoke, case_folder: Path, table: Table, honest: Honest
-) -> None:
+def test_ones_own_folder_and_tags(invoke: Invoke, case_folder: Path, table: Table, honest: Honest) -> None:
     text = (case_folder / "small.yaml").read_text()
     (case_folder / "small.yaml").write_text(
         text.replace("  - name: A scores", "  - name: A scores\n    tags: [my-own]")
@@ -358,9 +342,7 @@ def test_a_folder_of_ones_own_with_its_own_tags(
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_results_of_several_environments_are_compared_from_one_folder(
-    invoke: Invoke, case_folder: Path, table: Table, honest: Honest
-) -> None:
+def test_environments_are_compared(invoke: Invoke, case_folder: Path, table: Table, honest: Honest) -> None:
     table(*honest)
     for name in ("first", "second"):
         assert invoke("run", "small", "-b", name, "-d", "float64", "--label", name, "-o", f"matrix/{name}")[0] == 0
@@ -449,9 +431,7 @@ NEGATIVE = "def softmax(scores):\n    return {'weights': scores * 0 - 1}\n"
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_check_in_ci_leaves_all_that_a_ci_system_reads(
-    invoke: Invoke, case_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ci_finds_all_that_it_reads(invoke: Invoke, case_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     Path("summary.md").write_text("An earlier step.\n")
     Path("wrong.py").write_text(NEGATIVE)
@@ -472,9 +452,7 @@ def test_a_check_in_ci_leaves_all_that_a_ci_system_reads(
     assert Path("ci/junit.xml").read_bytes() == Path("results/latest/report/junit.xml").read_bytes()
 
 
-def test_nothing_is_printed_or_appended_that_was_not_asked_for(
-    invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_was_asked_is_printed(invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, out, _ = invoke("report", wrong)
     assert "::error" not in out
     assert {path.name for path in Path.cwd().iterdir()} == {wrong.name}
@@ -488,9 +466,7 @@ def test_nothing_is_printed_or_appended_that_was_not_asked_for(
     assert ANNOTATION in invoke("report", wrong, "--quiet", "--annotations")[1].splitlines()
 
 
-def test_a_summary_that_cannot_be_written_ends_only_what_asked_for_it(
-    invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_summary_ends_no_run(invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = invoke("report", wrong, "--ci-summary", "no/such/folder.md")
     assert (code, err.count("\n")) == (2, 1)
     assert "the summary no/such/folder.md cannot be written" in err

@@ -143,9 +143,7 @@ def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(folder: Path,
     assert len(examined) < 11
 
 
-def test_every_verdict_is_told_before_anything_is_diagnosed(
-    folder: Path, examined: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_come_before_diagnoses(folder: Path, examined: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     see = RunWatch.see
 

@@ -123,9 +123,7 @@ def right(honest: tuple[BackendEntry, BackendEntry]) -> BackendEntry:
 
 
 @pytest.mark.usefixtures("cases")
-def test_a_recorded_one_fails_no_run_and_is_told_with_its_reason(
-    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
-) -> None:
+def test_a_known_failure_is_told(tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry) -> None:
     summary, run = run_below(tmp_path, [right, lower], expected_failures=known(tmp_path, ENTRY))
     frames = frames_of(run)
     assert (summary.exit_code, summary.failures) == (ExitCode.AGREE, ())
@@ -147,9 +145,7 @@ def test_a_recorded_one_fails_no_run_and_is_told_with_its_reason(
 
 
 @pytest.mark.usefixtures("cases")
-def test_one_that_no_longer_happens_is_stale_and_fails_a_complete_run(
-    tmp_path: Path, run_below: RunBelow, right: BackendEntry
-) -> None:
+def test_a_stale_entry_fails_a_complete_run(tmp_path: Path, run_below: RunBelow, right: BackendEntry) -> None:
     entry = ENTRY.replace("lower.*", "first.eager")
     summary, run = run_below(tmp_path, [right], expected_failures=known(tmp_path, entry))
     assert summary.exit_code is ExitCode.AGREE, "it need not show in some of the cases alone"
@@ -272,9 +268,7 @@ def test_a_document_may_print_any_convention_and_who_has_no_keyword_for_it_fails
 WRONG = UNIFORM.replace("weights @ value}", "weights @ value * (1 + 1e-6)}")
 
 
-def test_any_other_error_in_such_a_case_still_fails_and_explaining_tells_them_apart(
-    tmp_path: Path, run_below: RunBelow, make_backend: MakeBackend, cases: Path
-) -> None:
+def test_other_errors_still_fail(tmp_path: Path, run_below: RunBelow, make_backend: MakeBackend, cases: Path) -> None:
     printed(cases, "nan")
     (case,) = select_cases([str(cases)], base=tmp_path).cases
     for name, code, says in (
@@ -291,9 +285,7 @@ def test_any_other_error_in_such_a_case_still_fails_and_explaining_tells_them_ap
     assert failing == [("small/small/empty", "output", "numeric", False)]
 
 
-def test_a_recorded_convention_is_one_convention_and_no_other(
-    tmp_path: Path, run_below: RunBelow, make_backend: MakeBackend, cases: Path
-) -> None:
+def test_one_convention_alone(tmp_path: Path, run_below: RunBelow, make_backend: MakeBackend, cases: Path) -> None:
     printed(cases, "zero")
     entry = ENTRY.replace("lower.*", "uniform.*").replace("[small/small/causal]", '["*"]')
     for recorded, code in (("uniform", ExitCode.AGREE), ("nan", ExitCode.DISAGREE)):
@@ -331,9 +323,7 @@ def test_the_report_says_what_each_gives_for_a_query_without_a_key(
 
 
 @pytest.mark.usefixtures("cases")
-def test_a_difference_to_another_environment_inherits_it_too(
-    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
-) -> None:
+def test_pairs_inherit_it(tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry) -> None:
     expected_failures = known(tmp_path, ENTRY)
     _, here = run_below(tmp_path, [lower], expected_failures=expected_failures, label="here", keep_all_arrays=True)
     (tmp_path / "out").rename(tmp_path / "kept")
@@ -435,9 +425,7 @@ def write_test(project: Path) -> None:
     (project / "test_kernel.py").write_text(f"{text}test_it = conformance(attention, cases=['conformance'])\n")
 
 
-def test_the_list_is_no_case_file_and_what_it_names_fails_nothing(
-    project: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_list_names_fails_nothing(project: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, said = invoke("check", "conformance", "--implementation", "my_kernel.py:attention")
     assert code == ExitCode.AGREE, out + said
     assert "2 cases" in out

@@ -76,9 +76,7 @@ CHECK = ("check", "keys.yaml", "-i", "kernel.py:attention")
 QUICK = (*CHECK, "--no-report")
 
 
-def test_a_run_stops_at_the_first_failure_says_so_and_goes_on_with_resume(
-    write: Callable[..., None], invoke: Invoke, tmp_path: Path
-) -> None:
+def test_a_run_stops_at_the_first_failure(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     write(3, 5)
     out = tmp_path / "results" / "latest"
     code, text, err = invoke(*CHECK, "-x")
@@ -103,9 +101,7 @@ def test_a_run_stops_at_the_first_failure_says_so_and_goes_on_with_resume(
     assert "stopped" not in json.loads((out / "summary.json").read_text())
 
 
-def test_without_a_report_the_results_are_there_and_it_is_made_later(
-    write: Callable[..., None], invoke: Invoke, tmp_path: Path
-) -> None:
+def test_a_report_can_be_made_later(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     write(3)
     out = tmp_path / "results" / "latest"
     code, whole, _ = invoke(*CHECK)
@@ -122,9 +118,7 @@ def test_without_a_report_the_results_are_there_and_it_is_made_later(
     assert (out / "report" / "report.html").is_file()
 
 
-def test_what_failed_is_run_again_until_nothing_fails(
-    write: Callable[..., None], invoke: Invoke, tmp_path: Path
-) -> None:
+def test_failing_cases_run_until_none_fails(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     out = tmp_path / "results" / "latest"
     write(2, 3, 5)
     _, _, err = invoke(*QUICK, "--failed")
@@ -166,9 +160,7 @@ def test_what_failed_can_come_first(write: Callable[..., None], invoke: Invoke, 
     assert err.startswith("attncheck: --failed runs what failed last time alone, --failed-first before the rest")
 
 
-def test_a_selection_by_shape_is_said_in_the_report_and_lists_cases(
-    write: Callable[..., None], invoke: Invoke, tmp_path: Path
-) -> None:
+def test_cases_are_selected_by_shape(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     write()
     (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "100%"\n')
     assert invoke(*QUICK, "-k", "Lk>=6 or keys-1")[0] == 0
@@ -317,9 +309,7 @@ def test_a_project_says_its_tile_for_runs_in_which_no_cases_are_named(invoke: In
 
 
 @pytest.mark.usefixtures("tiled")
-def test_pytest_takes_tiles_and_the_id_of_a_tiles_case(
-    run_pytest: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_pytest_takes_tiles(run_pytest: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     named = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "small.yaml", "--attncheck-dtype", "float32"]
     run = partial(run_pytest, "-p", "no:cacheprovider", *named)
     collected = run("--attncheck-tile", "6", "--collect-only").stdout

@@ -96,9 +96,7 @@ def test_the_sum_of_both_bounds_is_allowed_and_no_more(number: float, verdict: s
     assert pair["ratio"] == (number - RIGHT) / (2 * BOUND)
 
 
-def test_each_implementation_has_the_bound_of_its_own_class(
-    make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun
-) -> None:
+def test_each_has_its_bound(make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun) -> None:
     arrays = [stored("torch.sdpa", NEARLY + BOUND), stored(bound_name("fused"), 2 * BOUND)]
     classes = {"torch.sdpa": {"float64": "fused", "float32": "native"}}
     fused = write_run([make_row(implementation="torch.sdpa")], label="b", arrays=arrays, classes=classes)
@@ -107,9 +105,7 @@ def test_each_implementation_has_the_bound_of_its_own_class(
     assert (pair["allowed"], pair["difference"], pair["verdict"]) == (3 * BOUND, 3 * BOUND, "agree")
 
 
-def test_the_pairs_that_a_run_compared_itself_are_kept_with_their_environment(
-    make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun
-) -> None:
+def test_own_pairs_are_kept(make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun) -> None:
     names = ("numpy.eager", "torch.eager")
     rows = [make_row(implementation=name) for name in names]
     rows.append(make_row(comparison="pair", implementation=names[0], other=names[1]))
@@ -141,9 +137,7 @@ def test_without_bounds_only_form_nan_and_equality_are_compared(number: float, v
     assert np.isnan(pair["allowed"] or np.nan)
 
 
-def test_what_a_run_said_stays_with_its_reason(
-    make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun
-) -> None:
+def test_failures_keep_reasons(make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun) -> None:
     failed = write_run([make_row(stage="", verdict="error", message="why")], label="a")
     rows = merged(failed, make_run("b", {"numpy.eager": RIGHT, "torch.eager": RIGHT})).rows
     assert said(rows) == [("a", "numpy.eager", "error"), ("b", "numpy.eager", "agree"), ("b", "torch.eager", "agree")]
@@ -198,9 +192,7 @@ def test_a_case_whose_inputs_changed_under_the_same_record_is_told(
     assert both.notes == (() if pairs else told)
 
 
-def test_two_runs_of_one_label_are_compared_under_the_names_of_their_folders(
-    make_row: Callable[..., Row], write_run: Callable[..., Path]
-) -> None:
+def test_runs_of_one_label_have_their_folders(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> None:
     directories = [
         write_run([make_row()], name=name, arrays=[stored("numpy.eager", number), stored(bound_name("native"), BOUND)])
         for name, number in (("monday", RIGHT), ("friday", WRONG))
@@ -224,9 +216,7 @@ def test_arrays_that_cannot_be_read_are_told_and_the_rest_is_compared(make_run: 
     assert note.startswith(f"{path}: the array file/one float64 numpy.eager weights cannot be read")
 
 
-def test_runs_whose_parts_hold_the_cases_in_another_order_are_compared(
-    make_row: Callable[..., Row], write_run: Callable[..., Path]
-) -> None:
+def test_parts_in_another_order_are_compared(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> None:
     cases = [f"file/{number}" for number in range(7)]
     runs = []
     for label, order in (("a", cases), ("b", cases[::-1])):

@@ -68,9 +68,7 @@ def on(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None, isa: str |
         monkeypatch.setenv(ISA, isa)
 
 
-def test_an_emulated_processor_has_the_flags_of_its_instruction_set_and_no_newer_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_emulated_processor_has_the_flags_of_its_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for isa, flags in (("avx2", HASWELL), ("avx512", CASCADE_LAKE), (None, SAPPHIRE_RAPIDS)):
         on(monkeypatch, SAPPHIRE_RAPIDS, isa)
         assert processor_flags() == flags

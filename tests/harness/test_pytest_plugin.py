@@ -201,9 +201,7 @@ def test_last_failures_and_keywords_select_and_a_pasted_id_runs_its_test(asked: 
     assert asked(failed)[-1].startswith("1 failed in")
 
 
-def test_an_id_without_a_case_runs_all_of_an_implementation_and_others_are_not_collected(
-    three_cases: Path, run_here: Run
-) -> None:
+def test_an_id_without_a_case_runs_all_of_an_implementation(three_cases: Path, run_here: Run) -> None:
     (three_cases / "test_other.py").write_text("def test_other():\n    pass\n", encoding="utf-8")
     passed = run_here(*OPTIONS, "attncheck::kernel.attention").stdout.splitlines()[-1]
     assert passed.startswith("1 failed, 2 passed")

@@ -111,9 +111,7 @@ def test_what_fails_in_a_fresh_process_is_not_looked_for_elsewhere(calls: list[C
 
 
 @pytest.mark.parametrize(("needed", "said"), [({3}, "1 of the 8 calls"), ({2, 5}, "2 of the 8 calls")])
-def test_a_failure_that_takes_other_calls_is_repeated_after_those_alone(
-    needed: set[int], said: str, calls: list[Call], kernel: Kernel
-) -> None:
+def test_a_failure_is_repeated_with_its_calls(needed: set[int], said: str, calls: list[Call], kernel: Kernel) -> None:
     case = calls[-1][0]
     heard: list[str] = []
     told = explain_again(case, kernel(str(needed)), "float32", Limits(), failure(calls[:-1]), heard.append)
@@ -131,9 +129,7 @@ def test_a_failure_that_takes_other_calls_is_repeated_after_those_alone(
     assert heard[0] == "in a fresh process it agrees; repeating the 8 calls that the check made before it"
 
 
-def test_a_failure_that_does_not_happen_again_is_said_first_and_what_is_seen_follows(
-    calls: list[Call], kernel: Kernel
-) -> None:
+def test_a_failure_that_does_not_happen_again_is_said(calls: list[Call], kernel: Kernel) -> None:
     case = calls[-1][0]
     for before, says in (
         (calls[:-1], "That does not happen again, neither in a fresh process nor after the 8 calls"),
@@ -165,9 +161,7 @@ def ask(*words: str) -> Result:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_command_repeats_what_its_check_met_and_its_script_does_so_alone(
-    folder: Path, remembering: Callable[[str], Path]
-) -> None:
+def test_a_command_repeats_what_its_check_met(folder: Path, remembering: Callable[[str], Path]) -> None:
     remembering("{2, 5}")
     checked = ask("check", "row.yaml", "-i", "kernel.py:attention", "--output", "elsewhere", "--no-report")
     assert checked.exit_code == 1
@@ -190,9 +184,7 @@ def test_a_command_repeats_what_its_check_met_and_its_script_does_so_alone(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_kernel_that_was_mended_since_is_said_to_have_changed(
-    folder: Path, remembering: Callable[[str], Path]
-) -> None:
+def test_a_kernel_mended_since_is_said_to_have_changed(folder: Path, remembering: Callable[[str], Path]) -> None:
     remembering("set()")
     assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--no-report").exit_code == 1
     later = time.time() + 10
@@ -216,9 +208,7 @@ def test_a_case_that_was_changed_since_is_another_one(folder: Path, remembering:
 
 
 @pytest.mark.usefixtures("folder")
-def test_calls_that_are_too_many_for_a_script_are_refused_with_what_shows_them(
-    remembering: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_calls_for_a_script(remembering: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attncheck.repro.script.MAX_BEFORE", 1)
     remembering("{2, 5}")
     assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--no-report").exit_code == 1

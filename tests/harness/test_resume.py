@@ -98,9 +98,7 @@ def test_a_run_that_was_cut_off_anywhere_comes_to_the_same(run: Run, tmp_path: P
         assert len(read_run(tmp_path / name).arrays()) == len(read_run(tmp_path / "whole").arrays())
 
 
-def test_what_is_done_is_not_done_again_and_its_cases_are_compared_as_text(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_done_is_not_done_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run("out", resume=True)  # where nothing is yet a run is started
     assert whole.evaluations == 2 * UNITS
     rows = tables(tmp_path / "out")["results"]
@@ -147,9 +145,7 @@ def test_cases_that_are_the_same_in_another_order_and_spelling_are_the_same(run:
     assert run("out", resume=True).verdicts == whole.verdicts
 
 
-def test_earlier_rows_come_some_at_a_time_and_all_of_them(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_rows_come_some_at_a_time(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "_ROWS_AT_ONCE", 3)
     run("out")
     table, _ = read_rows(tmp_path / "out")
@@ -235,9 +231,7 @@ print(json.dumps([changes, others]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed as POSIX systems kill")
-def test_a_run_that_is_killed_at_any_change_of_its_folder_and_again_while_it_goes_on_comes_to_the_same(
-    tmp_path: Path, case_folder: Path
-) -> None:
+def test_a_run_killed_at_any_change_comes_to_the_same(tmp_path: Path, case_folder: Path) -> None:
     (tmp_path / "script.py").write_text(KILLED_EVERYWHERE)
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1200

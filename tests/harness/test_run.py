@@ -69,9 +69,7 @@ def test_the_environment_says_what_ran_and_how_it_was_asked_for(honest: Entries,
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
-    make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
-) -> None:
+def test_which_arrays_are_kept(make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall) -> None:
     entries = [honest[0], make_backend("wrong", WRONG), honest[1]]
     _, run = run_small(entries)
     arrays = run.arrays()
@@ -103,9 +101,7 @@ def test_progress_counts_every_evaluation_once(case_folder: Path, honest: Entrie
     assert heard == [(done, 16) for done in range(17)]
 
 
-def test_a_fault_of_our_own_ends_the_run_instead_of_hanging_it(
-    honest: Entries, run_small: RunSmall, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_own_faults_end_a_run(honest: Entries, run_small: RunSmall, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("in the harness")
 
@@ -391,9 +387,7 @@ def test_a_misprint_is_told_once_and_a_number_without_an_exact_answer_is_unverif
     assert "Of 6 printed numbers 5 hold and 1 is unverified: there is no exact answer to compare with." in lines
 
 
-def test_a_project_says_how_much_has_to_be_judged_where_nothing_is_picked(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_project_says_how_much_is_judged(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attncheck.config import minimum_of
     from attncheck.options import RunOptions, read_options
 

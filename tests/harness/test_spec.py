@@ -242,9 +242,7 @@ def test_the_applied_values_add_up_to_the_output(weights: Array, value: Array) -
     weights_moved=_whole(SINGLE_QUERY, -3, 3),
     value_moved=_whole(VALUE, -3, 3),
 )
-def test_applied_values_move_no_further_than_their_radius(
-    weights: Array, value: Array, weights_moved: Array, value_moved: Array
-) -> None:
+def test_applied_values_move_so_far(weights: Array, value: Array, weights_moved: Array, value_moved: Array) -> None:
     quantity = QUANTITIES["applied_values"]
     radius = quantity.radius(np.abs(weights_moved), weights, {"value": value}, {"value": np.abs(value_moved)})
     moved = quantity.compute(weights + weights_moved, {"value": value + value_moved})

@@ -122,9 +122,7 @@ def units_of_rows(rows: pd.DataFrame, **having: str) -> int:
     return len(rows[["case", "dtype"]].drop_duplicates())
 
 
-def test_what_is_left_out_says_so_and_is_neither_judged_nor_a_failure(
-    run_standard: Callable[..., tuple[RunSummary, Run]],
-) -> None:
+def test_what_is_left_out_is_neither_judged_nor_failing(run_standard: Callable[..., tuple[RunSummary, Run]]) -> None:
     summary, run = run_standard()
     left_out = units_of(run, f"{SLOW}.slow", verdict="unsupported", lacks="--all-cases")
     assert 0 < left_out < 8
@@ -133,9 +131,7 @@ def test_what_is_left_out_says_so_and_is_neither_judged_nor_a_failure(
     assert summary.exit_code == 0
 
 
-def test_all_cases_run_where_that_is_asked_for_and_a_run_can_be_resumed_with_the_rest(
-    run_standard: Callable[..., tuple[RunSummary, Run]],
-) -> None:
+def test_all_cases_run_where_asked_and_resumed(run_standard: Callable[..., tuple[RunSummary, Run]]) -> None:
     run_standard()
     summary, run = run_standard(all_cases=True, resume=True)
     assert units_of(run, f"{SLOW}.slow", verdict="agree") == units_of(run, f"{SLOW}.slow") == 8
@@ -153,9 +149,7 @@ def test_an_expected_failure_is_outdated_only_where_nothing_was_left_out(
     assert int(summary.exit_code) == code
 
 
-def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
-    invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_cases_by_command(invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
     def note(cases: object, chosen: object, settings: Settings, *_: object, **__: object) -> None:
@@ -171,9 +165,7 @@ def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_any_implementation_can_be_asked_for_the_standard_cases(
-    invoke: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_anyone_can_run_standard_cases(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     folder = tmp_path / "results"
     code, out, _ = invoke(
         *("check", "softmax/*", "lengths/*", "masking/*", "windows/*", "--backend", "numpy", "--standard", "numpy"),

@@ -50,9 +50,7 @@ def test_nothing_is_found_under_another_key(store: Store) -> None:
 
 
 @given(place=st.integers(0, 10_000), change=st.integers(1, 255))
-def test_an_entry_with_one_wrong_byte_is_none(
-    place: int, change: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_one_wrong_byte_is_none(place: int, change: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
     store.put(KEY, b"the truth and nothing but the truth")
     path = entry_of(store)

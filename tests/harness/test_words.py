@@ -297,9 +297,7 @@ def test_a_bundled_one_is_named_by_its_name_and_limits_that_are_not_as_ever_are_
     }
 
 
-def test_an_own_one_is_named_as_it_was_given_with_its_framework_and_where_its_results_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_one_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my kernel.py").write_text(KERNEL, encoding="utf-8")
     (own,) = select_implementations(None, ["my kernel.py:attention"], "numpy").implementations

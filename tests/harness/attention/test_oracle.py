@@ -209,9 +209,7 @@ def test_precision_is_raised_where_it_must_be(tried: list[int]) -> None:
         ("masked", {}, [106]),
     ],
 )
-def test_a_radius_small_beside_the_sum_of_absolute_terms_is_small(
-    stage: str, options: dict[str, Any], precisions: list[int], tried: list[int]
-) -> None:
+def test_small_beside_the_terms(stage: str, options: dict[str, Any], precisions: list[int], tried: list[int]) -> None:
     exact = exact_stages(Problem("attention", options, cancelling()), [stage])[stage]
     assert tried == precisions
     assert (exact.radius > 0).all()

@@ -224,9 +224,7 @@ cases:
 """
 
 
-def test_the_row_of_a_stage_says_how_many_query_rows_were_judged(
-    load_text: LoadText, compute: Compute, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_says_how_many_rows(load_text: LoadText, compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "MAX_ELEMENTS", 1000)
     (case,) = load_text(CASE)
     inputs, stages = compute(case, DTYPE)
@@ -243,9 +241,7 @@ def test_the_row_of_a_stage_says_how_many_query_rows_were_judged(
     assert {(row.judged_rows, row.query_rows) for row in found.rows} == {(None, None)}
 
 
-def test_a_case_whose_numbers_are_known_is_judged_whole(
-    load_text: LoadText, compute: Compute, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_numbers_are_judged_whole(load_text: LoadText, compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "MAX_ELEMENTS", 100)
     inputs_only = CASE.replace("{draw: randn, shape: [150, 7]}", "{constant: 0, shape: [150, 2]}")
     numbers = " ".join(["0.6931"] * 150)
@@ -376,9 +372,7 @@ cases:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_stages_whose_numbers_are_known_are_worked_out_whoever_returned_them(
-    load_text: LoadText, compute: Compute
-) -> None:
+def test_stages_with_known_numbers_are_always_worked_out(load_text: LoadText, compute: Compute) -> None:
     (case,) = load_text(NUMBERS)
     inputs, stages = compute(case, "float64")
     outcomes = {"a": Computed({"output": stages["output"]})}

@@ -59,9 +59,7 @@ def files(tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(faulty, encoding="utf-8")
 
 
-def test_a_kernel_that_holds_what_is_asked_ends_with_0_and_what_nobody_can_ask_is_refused(
-    invoke: Invoke, tmp_path: Path
-) -> None:
+def test_a_kernel_that_holds_ends_with_0_and_unfit_questions_are_refused(invoke: Invoke, tmp_path: Path) -> None:
     asked = ("properties", "kernel.py:attention", "--cases")
     code, out, _ = invoke(*asked, "calls.yaml")
     assert code == ExitCode.AGREE
@@ -177,57 +175,36 @@ def test_a_check_and_what_reads_its_results(read: Read) -> None:
     assert failure["error"] == pytest.approx(abs(failure["computed"] - failure["exact"]))
     assert failure["next"][0].startswith(f"attncheck explain {CASE} kernel.py:attention")
     assert read("report", "results/a")["failures"] == checked["failures"]
-    ran = read("run", CASE, "-i", *WHO, "--output", "results/b")
-    assert (ran["attncheck"]["command"], len(ran["failures"]), ran["report"]) == ("check", 1, None)
+    read("run", CASE, "-i", *WHO, "--output", "results/b")
     assert read("diff", "results/a", "results/b")["verdicts"] == []
     assert read("publish", "results/b", "--published", "kept")["checked"] is False
     assert read("publish", "results/b", "--published", "kept", "--check")["differences"] == []
-    assert read("survey", "results/b", "--output", "survey")["compared"] == 1
+    read("survey", "results/b", "--output", "survey")
     assert read("survey", "results/b", "--output", "survey", "--check")["differences"] == []
 
 
-def test_one_case_explained_reproduced_and_reduced(read: Read) -> None:
+def test_every_command_prints_a_document_that_the_schema_allows(read: Read) -> None:
+    """What they print, ``tests/net`` holds."""
     explained = read("explain", CASE, *WHO)
-    [failure] = explained["failures"]
-    assert (explained["verdict"], explained["begins_at"]) == (failure["verdict"], failure["stage"])
     [weights] = [each for each in explained["stages"] if each["stage"] == "weights"]
-    assert float.fromhex(weights["computed_hex"]) == weights["computed"] == failure["computed"]
-    assert [command.split()[1] for command in explained["next"]] == ["repro", "reduce"]
+    assert float.fromhex(weights["computed_hex"]) == weights["computed"] == explained["failures"][0]["computed"]
     script = read("repro", CASE, *WHO, "--output", "repro.py", "--no-reduce")
-    assert Path(script["script"]).is_file()
     assert script["next"] == [script["command"]] == ["python repro.py"]
-    reduced = read("reduce", CASE, *WHO, "--output", "small.yaml")
-    assert [each["case"] for each in reduced["failures"]] == ["small.yaml"]
     nothing = read("reduce", CASE, "numpy")
     assert (nothing["file"], nothing["failures"]) == (None, [])
-
-
-def test_a_case_with_its_numbers(read: Read) -> None:
-    shown = read("show", "documents/base_r_vignette/four-words-attend-to-each-other")
-    arrays = {each["name"]: each for each in (*shown["inputs"], *shown["stages"])}
-    assert arrays["weights"]["shape"] == [1, 1, 4, 4] or arrays["weights"]["shape"][-2:] == [4, 4]
-    assert shown["numbers"]
-    assert {each["outcome"] for each in shown["numbers"]} <= {"holds", "erratum", "not compared", "does not hold"}
+    assert read("show", "documents/base_r_vignette/four-words-attend-to-each-other")["numbers"]
     only = read("show", CASE, "--stage", "weights")
     assert ([each["name"] for each in only["stages"]], only["inputs"]) == (["weights"], [])
-
-
-def test_what_an_implementation_means_holds_and_fails_at(read: Read) -> None:
-    meant = read("conventions", *WHO)
-    assert {each["convention"] for each in meant["implementations"]["kernel.attention"]} >= {"mask"}
-    asked = read("properties", *WHO, "--property", "repeated")
-    assert asked["properties"][0]["property_name"] == "repeated"
     found = read("search", *WHO, "--problems", "2", "--operation", "attention")
     assert len(found["failures"]) == len(found["findings"]) > 0
-    assert found["failures"][0]["computed"] is not None
-
-
-def test_what_can_be_chosen_and_vectors(read: Read) -> None:
-    [listed] = read("list", "cases", CASE)["items"]
-    assert (listed["id"], listed["name"]) == (CASE, "A causal row sees its own key and earlier ones")
-    assert (listed["operation"], listed["tags"]) == ("attention", ["causal"])
-    exported = read("vectors", "export", "vectors", CASE, "--dtype", "float32")
-    assert (exported["attncheck"]["command"], exported["written"]) == ("vectors export", 1)
+    for words in (
+        ("reduce", CASE, *WHO, "--output", "small.yaml"),
+        ("conventions", *WHO),
+        ("properties", *WHO, "--property", "repeated"),
+        ("list", "cases", CASE),
+        ("vectors", "export", "vectors", CASE, "--dtype", "float32"),
+    ):
+        read(*words)
 
 
 @pytest.mark.parametrize(

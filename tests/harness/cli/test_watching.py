@@ -108,9 +108,7 @@ def test_a_file_that_is_renamed_away_and_written_anew_is_waited_for(kernel: Path
     assert now[kernel] is not None
 
 
-def test_a_file_of_the_same_size_in_the_place_of_another_is_a_change_and_what_is_as_before_is_none(
-    kernel: Path,
-) -> None:
+def test_another_file_of_the_same_size_is_a_change(kernel: Path) -> None:
     files = WatchedFiles([kernel])
     before, status, away = files.states(), kernel.stat(), kernel.with_suffix(".old")
     with pytest.raises(AssertionError, match="never noticed"):
@@ -303,9 +301,7 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> No
     assert not (seen.folder / "results" / "latest" / "report").exists()
 
 
-def test_what_failed_runs_first_each_run_writes_its_report_and_ctrl_c_ends_all_of_one(
-    watching: Start,
-) -> None:
+def test_what_failed_runs_first_and_ctrl_c_ends_a_run(watching: Start) -> None:
     seen = watching()
     report = seen.folder / "results" / "latest" / "report" / "report.md"
     seen.until("watching", "err")

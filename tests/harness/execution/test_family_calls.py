@@ -260,9 +260,7 @@ def test_every_family_has_an_honest_function_here() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", FAMILIES)
-def test_an_honest_function_is_right_wherever_it_is_called(
-    name: str, answers: Mapping[str, tuple[Task, Computed]]
-) -> None:
+def test_an_honest_function_is_right(name: str, answers: Mapping[str, tuple[Task, Computed]]) -> None:
     found = dict(outcomes_of(HONEST[name], name, answers))
     assert [case for case, is_right in found.items() if not is_right] == []
     assert len(found) >= LEAST_COMPUTED[name]

@@ -99,9 +99,7 @@ MANY = {
         (["other"], ["*.jit"], ["other.jit"]),
     ],
 )
-def test_patterns_bundled_implementations_once_and_in_the_order_of_the_table(
-    names: list[str] | None, patterns: list[str] | None, chosen: list[str]
-) -> None:
+def test_patterns_choose_in_table_order(names: list[str] | None, patterns: list[str] | None, chosen: list[str]) -> None:
     assert [item.name for item in bundled_implementations(names, MANY, patterns).implementations] == chosen
 
 
@@ -144,9 +142,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(pat
     assert str(error.value) == f"no implementation is called {pattern!r}; {meant}; {glob}"
 
 
-def test_a_file_of_this_folder_that_is_called_nearly_so_is_suggested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_nearly_that_name_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("attention.py").touch()
     Path("attn_kernel.py").touch()
@@ -275,9 +271,7 @@ def attention(query, key, value):
 """
 
 
-def test_a_function_is_called_alike_by_file_by_module_and_as_an_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "__init__.py").touch()
     (tmp_path / "some" / "kernels.py").write_text(KERNELS, encoding="utf-8")

@@ -163,9 +163,7 @@ def test_those_that_fail_are_named_with_their_reasons_and_harm_no_other(
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_worker_is_replaced_after_it_died_and_its_environment_and_dtype_are_its_own(
-    make_backend: MakeBackend, run_small: RunSmall, honest: Entries
-) -> None:
+def test_a_replaced_worker_keeps_its_variables(make_backend: MakeBackend, run_small: RunSmall, honest: Entries) -> None:
     # Dies the first time that it is asked for weights in float64, and refuses what its process was not prepared for.
     source = (
         "import os\n"
@@ -230,9 +228,7 @@ def test_a_script_without_a_main_guard_runs_once_and_imports_no_dask(tmp_path: P
 
 
 @linux_only
-def test_workers_end_with_their_parent_even_if_it_is_killed(
-    tmp_path: Path, case_folder: Path, make_backend: MakeBackend
-) -> None:
+def test_workers_end_with_a_killed_parent(tmp_path: Path, case_folder: Path, make_backend: MakeBackend) -> None:
     # One sleeps in an evaluation, one in C where nothing of Python can run, one while it starts, one waits for work.
     pids = tmp_path / "pids"
     note = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
@@ -279,9 +275,7 @@ def log_of(runner: Runner, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_backend_that_hangs_while_it_starts_is_given_up_and_a_stopped_runner_starts_none(
-    make_backend: MakeBackend, tmp_path: Path
-) -> None:
+def test_a_backend_that_hangs_at_its_start_is_given_up(make_backend: MakeBackend, tmp_path: Path) -> None:
     started = tmp_path / "started"
     entry = make_backend("slow", f"import time; open({str(started)!r}, 'a').write('x'); time.sleep(60)")
     outcomes: list[tuple[str, Outcome]] = []
@@ -317,9 +311,7 @@ def test_a_worker_that_holds_too_much_memory_is_replaced_after_its_evaluation(
     assert len(started.read_text().split()) == processes
 
 
-def test_a_worker_that_is_killed_between_two_evaluations_is_told_in_the_next_one_and_replaced(
-    make_runner: MakeRunner, tmp_path: Path
-) -> None:
+def test_a_worker_killed_between_two_evaluations_is_replaced(make_runner: MakeRunner, tmp_path: Path) -> None:
     runner = make_runner(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))")
     assert_right(runner.evaluate(softmax_of(BIT)))
     pid = int((tmp_path / "pid").read_text())
@@ -333,9 +325,7 @@ def test_a_worker_that_is_killed_between_two_evaluations_is_told_in_the_next_one
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_worker_that_does_not_come_up_again_at_once_is_given_another_chance_but_not_for_ever(
-    make_runner: MakeRunner, tmp_path: Path
-) -> None:
+def test_starting_again_is_tried_but_not_for_ever(make_runner: MakeRunner, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     runner = make_runner("if size == 3:\n    os._exit(1)")
     module = Path(sys.path[0]) / "tried_backend.py"
@@ -496,9 +486,7 @@ def outcomes(
 
 @linux_only
 @pytest.mark.parametrize("name", KINDS)
-def test_a_fault_is_told_once_with_its_reason_and_harms_no_other_evaluation(
-    name: str, outcomes: dict[str, list[Outcome]]
-) -> None:
+def test_a_fault_is_told_once_and_harms_no_other_evaluation(name: str, outcomes: dict[str, list[Outcome]]) -> None:
     kind = FAULTY.KINDS[name]
     hit, *after = outcomes[name]
     for outcome in after:
@@ -513,9 +501,7 @@ def test_a_fault_is_told_once_with_its_reason_and_harms_no_other_evaluation(
 
 
 @linux_only
-def test_neither_a_worker_nor_what_it_started_outlives_it(
-    outcomes: dict[str, list[Outcome]], workers: list[int], plan: Path
-) -> None:
+def test_nothing_outlives_a_worker(outcomes: dict[str, list[Outcome]], workers: list[int], plan: Path) -> None:
     assert len({*workers}) > len([kind for kind in KINDS if FAULTY.KINDS[kind].verdict in ("crash", "timeout")])
     assert [pid for pid in workers if not has_ended(pid)] == []
     left = []

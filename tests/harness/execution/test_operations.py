@@ -91,9 +91,7 @@ def test_every_operation_of_the_specification_can_be_run_and_no_other() -> None:
         ("masking", {"scores": 1}, ()),
     ],
 )
-def test_the_result_of_an_operation_is_the_last_stage_that_is_asked_for(
-    operation: str, asked: dict[str, Any], wanted: tuple[str, ...]
-) -> None:
+def test_the_result_is_the_last_stage_asked_for(operation: str, asked: dict[str, Any], wanted: tuple[str, ...]) -> None:
     inputs = {name for name, value in asked.items() if name in OPERATIONS[operation].inputs and value is not None}
     options = {name: value for name, value in asked.items() if name not in inputs}
     assert result_stages(operation, options, inputs) == wanted
@@ -254,9 +252,7 @@ def _one(array: NDArray[Any], layout: str) -> NDArray[Any]:
     layout=st.sampled_from(["strided", "transposed", "broadcast"]),
     dtype=st.sampled_from([np.float64, ml_dtypes.bfloat16]),
 )
-def test_numbers_shape_and_dtype_are_the_same_and_the_array_that_was_given_is_left_alone(
-    layout: str, dtype: type, shape: tuple[int, ...], repeated: bool
-) -> None:
+def test_a_layout_changes_no_number(layout: str, dtype: type, shape: tuple[int, ...], repeated: bool) -> None:
     array = _array(shape, dtype, repeated=repeated)
     before, other = array.copy(), _one(array, layout)
     assert (other.shape, other.dtype) == (array.shape, array.dtype)

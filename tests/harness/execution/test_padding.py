@@ -199,9 +199,7 @@ def test_what_was_added_is_said_in_words() -> None:
         ({"is_causal": True}, {"scale"}, set()),  # no query reaches the keys that are added
     ],
 )
-def test_keys_are_masked_by_what_the_function_takes(
-    options: dict[str, Any], accepts: set[str], added: set[str]
-) -> None:
+def test_how_keys_are_masked(options: dict[str, Any], accepts: set[str], added: set[str]) -> None:
     padding = padding_of(Task("attention", options, inputs()), {"key_length_multiple": 4}, frozenset(accepts))
     assert isinstance(padding, Padding)
     assert padding.task.inputs.keys() - {"query", "key", "value"} == added

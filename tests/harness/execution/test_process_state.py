@@ -61,9 +61,7 @@ def state() -> dict[str, Any]:
     }
 
 
-def test_what_python_and_numpy_keep_is_put_back_from_a_folder_that_is_gone_too(
-    snapshot: ProcessState, tmp_path: Path
-) -> None:
+def test_what_python_and_numpy_keep_is_put_back(snapshot: ProcessState, tmp_path: Path) -> None:
     before = state()
     (tmp_path / "gone").mkdir()
     os.chdir(tmp_path / "gone")
@@ -176,9 +174,7 @@ def test_whose_thread_it_is_depends_on_who_starts_it_not_on_what_runs_or_calls_b
 
 
 @pytest.mark.parametrize("kind", [ProcessPoolExecutor, multiprocessing.Pool, ThreadPoolExecutor, ThreadPool])
-def test_a_pool_of_any_kind_is_a_fault_only_as_long_as_it_works_on(
-    kind: Any, event: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_is_a_fault_while_it_works(kind: Any, event: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_state, "_WAIT", 0.3)  # for children that are still there
     pools: list[Any] = []
 

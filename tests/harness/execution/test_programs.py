@@ -161,9 +161,7 @@ def test_what_speaks_no_protocol_is_refused(tmp_path: Path) -> None:
         cli.app(["check", "attention", "-i", "/bin/cat", "-o", str(tmp_path / "run")], standalone_mode=False)
 
 
-def test_every_rule_holds_for_an_honest_program_and_the_command_tells_its_author(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_honest_program_keeps_every_rule(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     rules = list(try_rules(words_of_program(write())))
     assert [rule for rule in rules if rule.wrong] == []
     assert len(rules) > 8
@@ -199,9 +197,7 @@ def test_a_program_that_prints_at_every_call_is_told_where_to(write: Write) -> N
 
 
 @pytest.mark.parametrize("language", ["C", "C, blocked", "R"])
-def test_examples_are_right_wherever_they_are_judged(
-    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_examples_are_right(language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "CASES", ["attention"])
     tool, flags = {"C": ("cc", []), "C, blocked": ("cc", ["-DBLOCK=16"]), "R": ("Rscript", [])}[language]
     if (found := shutil.which(tool)) is None:

@@ -291,9 +291,7 @@ def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     assert known
 
 
-def test_no_numbers_are_drawn_for_it_and_who_pads_or_is_bundled_is_always_asked(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_numbers_are_drawn_and_who_pads_is_always_asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attncheck.reading.inputs.make_exact_inputs", pytest.fail)
 
     restricted = taking("query, key, value")
@@ -363,9 +361,7 @@ def test_what_cannot_be_meant_is_refused_with_what_was_expected(declared: Any, m
 
 
 @given(counts, counts, counts, st.booleans())
-def test_a_width_meets_what_is_required_and_none_that_is_smaller_does(
-    multiple: int, least: int, width: int, has_limit: bool
-) -> None:
+def test_a_width_is_the_smallest_that_meets_it(multiple: int, least: int, width: int, has_limit: bool) -> None:
     limit = {"max_width": least + 3 * multiple} if has_limit else {}
     found = Requirements.of({"width_multiple": multiple, "min_width": least, **limit})
     taken = [each for each in range(1, 200) if each % multiple == 0 and least <= each <= limit.get("max_width", 200)]

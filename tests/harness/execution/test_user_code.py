@@ -99,9 +99,7 @@ def reference() -> np.ndarray:
     return result
 
 
-def test_a_function_of_a_file_is_called_and_its_array_is_the_output_whatever_its_names(
-    write: Write, tmp_path: Path
-) -> None:
+def test_a_function_of_a_file_is_called_whatever_its_names(write: Write, tmp_path: Path) -> None:
     (found,) = select_implementations(None, [f"{write(ATTENTION)}:attention"]).implementations
     assert found.name == "kernel.attention"
     renamed = ATTENTION.replace("attention(query, key, value", "my_kernel(q, k, v").replace("key, -1", "k, -1")
@@ -132,9 +130,7 @@ def test_what_is_no_parameter_or_is_denied_is_unsupported(write: Write) -> None:
     ("keywords", "missing"),
     [("*, mask=None", ("empty_rows",)), ("*, mask=None, empty_rows='zero'", ()), ("*, mask=None, **more", ())],
 )
-def test_a_convention_is_asked_of_who_has_a_keyword_for_it(
-    write: Write, tmp_path: Path, keywords: str, missing: tuple[str, ...]
-) -> None:
+def test_who_is_asked_for_a_convention(write: Write, tmp_path: Path, keywords: str, missing: tuple[str, ...]) -> None:
     returned = "np.full_like(output, {'nan': np.nan}.get(locals().get('more', locals())['empty_rows'], 0))"
     text = (ATTENTION if missing else kernel(returned)).replace("*, mask=None", keywords)
     outcome = outcome_here(f"{write(text)}:attention", problem(empty_rows="nan"))
@@ -343,9 +339,7 @@ def save(path: Path, text: str) -> None:
 @pytest.mark.usefixtures("imports")
 @pytest.mark.parametrize("where", SOURCES)
 @pytest.mark.parametrize("by_name", [False, True])
-def test_what_files_say_now_is_loaded_though_time_and_size_are_those_of_what_was_compiled(
-    where: str, by_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_files_say_now_is_read(where: str, by_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name, imported, text = SOURCES[where]
     save(tmp_path / "kernel.py", imported)
@@ -434,9 +428,7 @@ def test_what_its_own_modules_import_is_found_and_what_these_import_in_turn_is_n
     }
 
 
-def test_a_package_counts_itself_and_what_is_sent_by_value_brings_along_what_it_uses(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_counts_itself_and_values_what_they_use(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     install(project, "kernels", "kernels", "5.0", "import lazily\ndef attention(query, key, value): ...\n")
     assert versions_of("kernels:attention") == {"kernels": "5.0", "lazily": "2.0"}
@@ -444,9 +436,7 @@ def test_a_package_counts_itself_and_what_is_sent_by_value_brings_along_what_it_
     assert found.entry.distributions["numpy"] == version("numpy")
 
 
-def test_an_upgrade_is_named_by_the_comparison_of_two_results_and_no_run_is_resumed_with_it(
-    project: Path, invoke: Invoke
-) -> None:
+def test_an_upgrade_is_named_and_no_run_is_resumed_with_it(project: Path, invoke: Invoke) -> None:
     command = ("run", "attention/e*", "-i", "kernel.py:attention", "--dtype", "float64", "--quiet", "--output")
     assert invoke(*command, "before")[0] == 0
     install(project, "fast-parts", "fast_parts", "1.1")

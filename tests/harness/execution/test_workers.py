@@ -109,9 +109,7 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are taken along as Linux has it")
-def test_what_a_killed_harness_has_left_is_ended_by_the_next_one_and_nothing_else(
-    tmp_path: Path, worker: WorkerProcess
-) -> None:
+def test_what_a_killed_harness_left_is_ended_by_the_next(tmp_path: Path, worker: WorkerProcess) -> None:
     own = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=30)
     with subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path) as harness:
         wait_until((tmp_path / "pids").is_file)
@@ -163,9 +161,7 @@ def noted(folder: Path, what: str) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_check_loads_a_kernel_once_logs_what_it_prints_and_calls_it_in_the_same_process(
-    kernel: Path, invoke: Invoke, tmp_path: Path
-) -> None:
+def test_a_check_loads_a_kernel_once_and_logs_what_it_prints(kernel: Path, invoke: Invoke, tmp_path: Path) -> None:
     code, _, err = invoke("check", CASE, "-i", f"{kernel}:attention", "--threads", "2", "-q", "--no-report")
     assert (code, err) == (0, "")
     ((pid, threads),) = noted(tmp_path, "loaded")
@@ -311,9 +307,7 @@ def test_modes_share_one_process_and_each_prints_to_its_own_log(runners_of: Runn
 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("how", [{"own_process": True}, {"bundled": False}])
-def test_what_is_configured_otherwise_or_is_not_bundled_has_a_process_of_its_own(
-    how: dict[str, bool], runners_of: RunnersOf, tmp_path: Path
-) -> None:
+def test_what_has_a_process_of_its_own(how: dict[str, bool], runners_of: RunnersOf, tmp_path: Path) -> None:
     (first,), (second,) = runners_of("pass", "pass", **how)
     assert all(answered(each.evaluate(task())) for each in (first, second))
     assert pids(first, tmp_path) != pids(second, tmp_path)
@@ -372,9 +366,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="nothing is kept on macOS")
-def test_a_framework_gets_a_folder_of_its_own_unless_it_is_set_switched_off_or_cannot_be_made(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_framework_gets_a_cache_folder_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     off = with_cache(BACKENDS["jax"], keep=False).environment
     assert off["JAX_ENABLE_COMPILATION_CACHE"] == "false"
     assert "JAX_COMPILATION_CACHE_DIR" not in off
@@ -481,9 +473,7 @@ def check_picky(
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_the_rest_is_untried_and_is_tried_when_the_run_goes_on(
-    check_picky: Callable[..., tuple[int, str, list[str]]],
-) -> None:
+def test_the_rest_is_untried_until_a_run_goes_on(check_picky: Callable[..., tuple[int, str, list[str]]]) -> None:
     stopped = ["crash"] * 3 + ["untried"] * 4
     code, out, verdicts = check_picky("")
     assert (code, verdicts) == (ExitCode.NOT_RUN, stopped)
@@ -498,9 +488,7 @@ def test_the_rest_is_untried_and_is_tried_when_the_run_goes_on(
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_an_end_that_is_known_excuses_what_is_untried_for_it(
-    tmp_path: Path, check_picky: Callable[..., tuple[int, str, list[str]]]
-) -> None:
+def test_a_known_end_excuses_untried(tmp_path: Path, check_picky: Callable[..., tuple[int, str, list[str]]]) -> None:
     entry = "- {implementation: picky.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it}\n"
     (tmp_path / "known.yaml").write_text(entry, encoding="utf-8")
     code, out, verdicts = check_picky("a", "--expected-failures", "known.yaml")  # a is judged: otherwise nothing is
@@ -508,9 +496,7 @@ def test_an_end_that_is_known_excuses_what_is_untried_for_it(
     assert verdicts == ["agree"] + ["crash"] * 3 + ["untried"] * 3
 
 
-def test_an_entry_of_which_nothing_was_tried_is_neither_stale_nor_seen(
-    tmp_path: Path, make_row: Callable[..., Row]
-) -> None:
+def test_an_entry_of_which_nothing_was_tried_is_not_stale(tmp_path: Path, make_row: Callable[..., Row]) -> None:
     text = "- {implementation: numpy.*, cases: ['*'], verdict: numeric, decided: numeric, reason: it is a bit off}\n"
     (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
     record = ExpectedFailureRecord(load_expected_failures([tmp_path / "known.yaml"]))

@@ -122,9 +122,7 @@ def judging(judge: Judge, questions: list[Asked]) -> closing[JudgingProcesses]:
 
 
 @pytest.mark.parametrize("kind", [Judge, DyingJudge])
-def test_what_is_judged_elsewhere_or_by_the_harness_where_that_dies_is_what_is_judged_here(
-    kind: type[Judge], questions: list[Asked]
-) -> None:
+def test_judging_elsewhere_or_after_a_death_is_judging_here(kind: type[Judge], questions: list[Asked]) -> None:
     with judging(kind((NUMPY,)), questions) as processes:
         futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
         for question, future in zip(questions, futures, strict=True):
@@ -173,9 +171,7 @@ def contents(folder: Path) -> tuple[Any, ...]:
     return sorted(map(str, rows.to_dict("records"))), arrays
 
 
-def test_documents_among_cases_that_were_judged_before_have_their_arrays_put_together_here(
-    started: list[None], tmp_path: Path
-) -> None:
+def test_documents_judged_before_have_their_arrays_put_together(started: list[None], tmp_path: Path) -> None:
     cases = select_cases(["documents/*", "scoring"]).cases
     chosen = bundled_implementations(["numpy"])
 
@@ -216,9 +212,7 @@ def test_computing_waits_for_judging_and_comes_to_the_same(tmp_path: Path, monke
     assert contents(tmp_path / "freely") == contents(tmp_path / "in step")
 
 
-def test_a_run_that_is_stopped_leaves_no_worker_waiting_to_hand_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_leaves_no_worker_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MAX_ANSWERS", 1)
     monkeypatch.setattr(local, "MAX_TO_JUDGE", 1)
     kernel = tmp_path / "kernel.py"
@@ -229,9 +223,7 @@ def test_a_run_that_is_stopped_leaves_no_worker_waiting_to_hand_over(
     assert summary.stopped.failing == 1
 
 
-def test_several_workers_of_one_framework_come_to_what_one_comes_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_workers_come_to_what_one_comes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = select_cases(["softmax", "masking", "scoring"]).cases
     chosen = bundled_implementations(["numpy"])
     alone = run_cases(cases, chosen, Settings(tmp_path / "alone", limits=Limits(workers=1), store=NO_STORE))
@@ -248,9 +240,7 @@ def test_several_workers_of_one_framework_come_to_what_one_comes_to(
     assert {"numpy.eager-float32-float64.txt", "numpy.eager-float32-float64-2.txt"} <= several
 
 
-def test_ones_own_kernel_has_one_worker_in_which_calls_follow_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ones_own_kernel_has_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value):\n    return query\n", encoding="utf-8")
     chosen = select_implementations(None, [f"{kernel}:attention"])
@@ -400,9 +390,7 @@ def refuse(*_: object) -> NoReturn:
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("held", [0, 200, 2**20])
-def test_all_come_back_as_they_were_wherever_they_waited(
-    held: int, full: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_come_back_wherever_they_waited(held: int, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if full:
         monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     failure = Failure("unsupported", "no such keyword", ("mask",))

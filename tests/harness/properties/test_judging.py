@@ -37,26 +37,24 @@ def refused() -> tuple[Side, Side]:
     raise AssertionError("where every bit is the same nothing else is asked")
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "exact", "is_open", "outcome"),
-    [
-        (np.zeros(1), -np.zeros(1), np.zeros(1), (NO, NO), "within bounds"),  # the sign of zero is a bit
-        (ONE + 4e-7, ONE - 3e-7, ONE, (NO, NO), "within bounds"),
-        (ONE, ONE + 0.1, ONE, (NO, NO), "broken"),
-        (ONE + 0.1, ONE, ONE, (NO, NO), "broken"),
-        (ONE, NAN, ONE, (NO, NO), "broken"),
-        (ONE, ONE * np.inf, ONE, (NO, NO), "broken"),
-        (NAN, ONE, ONE, (YES, YES), "broken"),  # also without an exact answer
-        (ONE, NAN, ONE, (YES, YES), "broken"),
-        (ONE, ONE + 1e-9, ONE, (YES, NO), "not judged"),
-        (ONE, TWO, ONE, (YES, YES), "not judged"),
-    ],
+PAIRS: tuple[tuple[Real, Real, Real, tuple[Any, Any], str], ...] = (
+    (np.zeros(1), -np.zeros(1), np.zeros(1), (NO, NO), "within bounds"),  # the sign of zero is a bit
+    (ONE + 4e-7, ONE - 3e-7, ONE, (NO, NO), "within bounds"),
+    (ONE, ONE + 0.1, ONE, (NO, NO), "broken"),
+    (ONE + 0.1, ONE, ONE, (NO, NO), "broken"),
+    (ONE, NAN, ONE, (NO, NO), "broken"),
+    (ONE, ONE * np.inf, ONE, (NO, NO), "broken"),
+    (NAN, ONE, ONE, (YES, YES), "broken"),  # also without an exact answer
+    (ONE, NAN, ONE, (YES, YES), "broken"),
+    (ONE, ONE + 1e-9, ONE, (YES, NO), "not judged"),
+    (ONE, TWO, ONE, (YES, YES), "not judged"),
 )
-def test_what_two_results_come_to(
-    first: Real, second: Real, exact: Real, is_open: tuple[Any, Any], outcome: str
-) -> None:
-    found = judge_arrays("output", first, second, "again", sides(first, second, exact, is_open))
-    assert found.verdict == outcome
+
+
+def test_what_two_results_come_to() -> None:
+    for first, second, exact, is_open, outcome in PAIRS:
+        found = judge_arrays("output", first, second, "again", sides(first, second, exact, is_open))
+        assert found.verdict == outcome
 
 
 def test_calls_without_one_exact_answer_are_not_held_against_each_other() -> None:

@@ -69,9 +69,7 @@ def test_an_entry_is_read_with_its_line(load: Load, tmp_path: Path) -> None:
         ("torch.sdpa", "masking/one", "float64", False),
     ],
 )
-def test_an_entry_concerns_what_its_globs_match(
-    load: Load, implementation: str, case: str, dtype: str, concerned: bool
-) -> None:
+def test_what_an_entry_concerns(load: Load, implementation: str, case: str, dtype: str, concerned: bool) -> None:
     (entry,) = load(ENTRY)
     assert entry.concerns(implementation, case, dtype) is concerned
 

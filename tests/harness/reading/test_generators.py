@@ -153,9 +153,7 @@ DRAWS: list[tuple[str, str, dict[str, float], type[Any]]] = [
 
 
 @pytest.mark.parametrize(("generator", "distribution", "parameters", "dtype"), DRAWS)
-def test_every_draw_passes_its_check_repeats_itself_and_moves_on(
-    generator: str, distribution: str, parameters: dict[str, float], dtype: type[Any]
-) -> None:
+def test_draws_repeat(generator: str, distribution: str, parameters: dict[str, float], dtype: type[Any]) -> None:
     shape = (2, 3, 4)
     check_draw(generator, distribution, parameters, shape)
     make: Callable[[int], Any] = GENERATORS[generator]

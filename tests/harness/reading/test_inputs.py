@@ -200,9 +200,7 @@ def test_what_conversion_moves_is_added_to_the_radius(load_text: Load) -> None:
     rows=st.none() | st.lists(st.integers(0, 4), min_size=1, max_size=5),
     transpose=st.booleans(),
 )
-def test_the_shape_after_rows_and_transpose_is_numpys(
-    shape: tuple[int, ...], rows: list[int] | None, transpose: bool
-) -> None:
+def test_rows_and_transpose_are_numpys(shape: tuple[int, ...], rows: list[int] | None, transpose: bool) -> None:
     arrangement = Arrangement(rows=rows, transpose=transpose)
     try:
         array = np.zeros(shape) if rows is None else np.zeros(shape)[rows]

@@ -295,9 +295,7 @@ def test_arrays_that_are_made_to_be_looked_at_count_too(load_text: Load) -> None
     assert refuses_before_it_makes(load_text, text).field == "memory_layout"
 
 
-def test_the_arrays_of_a_file_are_checked_once_and_not_with_every_case(
-    load_text: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_arrays_of_a_file_are_checked_once(load_text: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     from attncheck.reading import arrays
 
     seen = []

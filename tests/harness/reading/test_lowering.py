@@ -162,9 +162,7 @@ MASK = np.ones((1, 1, 3, 5), dtype=bool)
         ({}, {"key_lengths": np.array([1, 2])}, {}),
     ],
 )
-def test_what_a_call_can_say_is_said_by_the_call(
-    options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
-) -> None:
+def test_calls_say_what_they_can(options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]) -> None:
     problem = Problem("attention", options, PLAIN | more).called()
     assert problem.options == passed
     assert problem.inputs.keys() == (PLAIN | more).keys()
@@ -180,9 +178,7 @@ def test_what_a_call_can_say_is_said_by_the_call(
         ({}, {"query_mask": np.ones((2, 3), dtype=bool)}, {}),
     ],
 )
-def test_what_no_call_can_say_is_in_the_mask(
-    options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
-) -> None:
+def test_masks_say_the_rest(options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]) -> None:
     problem = Problem("attention", options, PLAIN | more).called()
     assert problem.options == passed
     assert problem.inputs["mask"].ndim == 4

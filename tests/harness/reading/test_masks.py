@@ -289,9 +289,7 @@ def _bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool)
     bidirectional=st.booleans(),
     distances=st.lists(st.integers(-300, 300), min_size=1, max_size=30),
 )
-def test_buckets_are_those_of_the_published_rule(
-    half: int, beyond: int, bidirectional: bool, distances: list[int]
-) -> None:
+def test_buckets_follow_the_rule(half: int, beyond: int, bidirectional: bool, distances: list[int]) -> None:
     buckets = 2 * half
     max_distance = (half if not bidirectional else half // 2) + beyond
     found = relative_buckets(np.array(distances), buckets, max_distance, bidirectional=bidirectional)

@@ -73,9 +73,7 @@ def is_said(said: list[str], expected: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=[str(place) for place in range(len(GROUPS))])
-def test_a_fault_is_told_once_with_its_line_case_and_field(
-    load_text: Load, tmp_path: Path, group: dict[str, Any]
-) -> None:
+def test_a_fault_is_told_once_with_its_place(load_text: Load, tmp_path: Path, group: dict[str, Any]) -> None:
     path = tmp_path / ("tags.yaml" if group.get("reads") == "tags" else "file.yaml")
     readers: dict[str, Callable[[str], object]] = {
         "cases": load_text,
@@ -183,7 +181,5 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int
 
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
-def test_whatever_the_loader_accepts_the_schema_accepts(
-    outcomes: Callable[[int], tuple[bool, bool] | None], seed: int
-) -> None:
+def test_the_schema_accepts_what_is_loaded(outcomes: Callable[[int], tuple[bool, bool] | None], seed: int) -> None:
     assert outcomes(seed) != (True, False)

@@ -200,9 +200,7 @@ arrays = npst.arrays(
 
 
 @given(array=arrays, precision=st.integers(1, 9), width=st.integers(12, 90), text=st.sampled_from(["str", "repr"]))
-def test_what_numpy_prints_is_read_back_to_half_a_unit_of_each_last_digit(
-    array: np.ndarray, precision: int, width: int, text: str
-) -> None:
+def test_what_numpy_prints_is_read_back(array: np.ndarray, precision: int, width: int, text: str) -> None:
     with np.printoptions(precision=precision, linewidth=width, threshold=sys.maxsize):
         printed = str(array) if text == "str" else repr(array)
     parsed = parse_printed(printed, Rounding())

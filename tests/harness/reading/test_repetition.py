@@ -214,9 +214,7 @@ def _paths(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
         st.sampled_from(["p", "q", "r"]), _trees(scalars | references.filter(lambda each: each["each"] != "c"))
     ),
 )
-def test_any_data_is_filled_in_and_found_again_where_it_stands(
-    scratch_file: Path, first: list[Any], second: list[Any], body: dict[str, Any]
-) -> None:
+def test_any_data_is_filled_in(scratch_file: Path, first: list[Any], second: list[Any], body: dict[str, Any]) -> None:
     body = {**body, "all": [{"each": "a"}, {"each": "b"}]}
     labelled = [{f"value {place}": each for place, each in enumerate(values)} for values in (first, second)]
     written = {

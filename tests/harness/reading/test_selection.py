@@ -191,9 +191,7 @@ def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> N
     ]
 
 
-def test_what_the_shell_makes_of_a_star_in_a_checkout_is_the_whole_corpus(
-    tmp_path: Path, everything: Selection, few_files: Path
-) -> None:
+def test_a_star_in_a_checkout_is_the_whole_corpus(tmp_path: Path, everything: Selection, few_files: Path) -> None:
     checkout = tmp_path / "checkout"
     shutil.copytree(few_files, checkout / "cases")
     (checkout / "cases" / "__pycache__").mkdir()
@@ -370,9 +368,7 @@ def test_a_file_that_cannot_be_read_says_why(here: Path, found: Callable[..., st
             found(wanted)
 
 
-def test_a_case_outside_of_the_folder_or_below_cases_has_an_address_that_leads_to_it(
-    tmp_path: Path, here: Path, found: Callable[..., str]
-) -> None:
+def test_a_case_outside_of_the_folder_has_an_address(tmp_path: Path, here: Path, found: Callable[..., str]) -> None:
     outside = write_cases(tmp_path / "it's outside" / "o.yaml", "One", "Two")
     write_cases(here / "cases" / "attention.yaml", "A causal row sees its own key and earlier ones")
     for pattern, identity in (("../it's outside", "it's outside/o/one"), ("cases", BUNDLED)):

@@ -56,9 +56,7 @@ def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> d
 
 @settings(max_examples=150)
 @given(of=st.sampled_from(KINDS), lengths=lengths_of_letters)
-def test_every_axis_letter_gets_the_length_that_the_inputs_give_it(
-    of: tuple[str, str | None], lengths: dict[str, int]
-) -> None:
+def test_every_axis_letter_gets_its_length(of: tuple[str, str | None], lengths: dict[str, int]) -> None:
     operation, kind = of
     specs = inputs_of(operation, kind)
     bound = bind_axes(specs, _full_shapes(operation, kind, lengths), *_heads(operation, lengths))
@@ -82,9 +80,7 @@ def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
 @given(
     of=st.sampled_from([(*kind, *axis) for kind in KINDS for axis in _shared_axes(*kind)]), lengths=lengths_of_letters
 )
-def test_an_axis_that_disagrees_is_blamed_on_an_input_that_has_it(
-    of: tuple[str, str | None, str, int], lengths: dict[str, int]
-) -> None:
+def test_an_axis_that_disagrees_is_blamed(of: tuple[str, str | None, str, int], lengths: dict[str, int]) -> None:
     operation, kind, name, axis = of
     specs = inputs_of(operation, kind)
     shapes = _full_shapes(operation, kind, lengths)
@@ -115,9 +111,7 @@ def test_a_mask_may_have_length_one_on_any_axis(lengths: dict[str, int], ones: l
         (("H*D",), (8,), (8,)),
     ],
 )
-def test_an_input_is_fitted_to_the_axes_of_its_operation(
-    axes: tuple[str, ...], shape: tuple[int, ...], fitted: tuple[int, ...]
-) -> None:
+def test_inputs_are_fitted_to_axes(axes: tuple[str, ...], shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
     assert fitted_shape(InputSpec(axes), shape) == fitted
 
 

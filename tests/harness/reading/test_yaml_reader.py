@@ -72,9 +72,7 @@ def test_every_field_has_the_line_on_which_it_stands(read: Reader) -> None:
         ((), (), 1),
     ],
 )
-def test_a_path_is_located_as_far_as_the_file_has_it(
-    read: Reader, path: FieldPath, found: FieldPath, line: int
-) -> None:
+def test_how_far_a_path_is_located(read: Reader, path: FieldPath, found: FieldPath, line: int) -> None:
     assert read("a:\n  b: 1\n").locate(path) == (found, line)
 
 
@@ -137,9 +135,7 @@ def test_json_which_is_yaml_is_read_as_json(read: Reader, data: object, indent: 
     assert set(document.lines) == set(_fields(data))
 
 
-def test_more_values_than_a_case_may_have_are_refused_with_their_line(
-    read: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_values_are_refused_with_their_line(read: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_reader, "MAX_NODES", 300)
     with pytest.raises(YamlFault, match="more than 300 values") as fault:
         read("a: 1\nb: [" + "1," * 300 + "]\n")
@@ -248,9 +244,7 @@ def test_most_bundled_files_are_read_by_the_fast_reader() -> None:
     lines=st.lists(st.sampled_from(LINES), min_size=1, max_size=8),
     pieces=st.lists(st.tuples(st.integers(0, 400), YAML_PIECES), max_size=4),
 )
-def test_what_the_fast_reader_reads_the_slow_one_reads_alike(
-    read: Reader, lines: list[str], pieces: list[tuple[int, str]]
-) -> None:
+def test_both_readers_read_alike(read: Reader, lines: list[str], pieces: list[tuple[int, str]]) -> None:
     text = "\n".join(lines)
     for position, piece in pieces:
         text = text[:position] + piece + text[position:]
