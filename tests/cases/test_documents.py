@@ -7,24 +7,14 @@ then the numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attncheck.execution.worker import Computed
-from attncheck.judging.judge import judge
 from attncheck.reading import array_kinds
-from attncheck.reading.case import Case, Expected
-from attncheck.reading.inputs import Inputs, make_exact_inputs
+from attncheck.reading.case import Expected
+from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.selection import select_cases
-from attncheck.results.format import Row
-from attncheck.verdicts import Verdict
-
-Compute = Callable[[Case, str], tuple[Inputs, dict[str, NDArray[Any]]]]
 
 PUBLISHED = Path(__file__).with_name("published")
 CASES = {case.id: case for case in select_cases(["documents"]).cases}
@@ -210,37 +200,3 @@ def test_the_torch_documents_draw_the_embedding_first_and_again_for_each_part() 
 
 
 # All of it holds.
-
-
-def judged(case: Case, dtype: str, compute: Compute) -> list[Row]:
-    inputs, stages = compute(case, dtype)
-    rows = judge(case, dtype, inputs, {"numpy": Computed(stages)}, {"numpy": "native"}).rows
-    return [row for row in rows if row.comparison in ("printed", "known", "exact")]
-
-
-def test_every_number_of_every_document_holds_but_for_recorded_errata(compute: Compute) -> None:
-    for case in CASES.values():
-        for dtype in ("float64", "float32"):
-            rows = judged(case, dtype, compute)
-            assert {own.called for own in case.expected} == {row.called for row in rows}
-            for row in rows:
-                assert (row.reference_text is None) == (row.comparison == "exact"), row
-                assert row.verdict == Verdict.AGREE or (row.verdict == Verdict.MISPRINT and row.xfail), row
-            wrong = {(row.stage, row.index) for row in rows if row.verdict == Verdict.MISPRINT}
-            # The last word of the notebook attends to all words, with a mask and without.
-            assert not wrong or wrong == {
-                (stage, f"0,0,{row},{column}")
-                for stage, width in (("weights", 4), ("output", 8))
-                for row in range(3)
-                for column in range(width)
-            }
-            assert bool(wrong) == (case.id == NOTEBOOK_UNMASKED)
-
-
-def test_the_operators_of_onnx_alone_were_computed_in_float32_and_would_else_be_misprinted(compute: Compute) -> None:
-    found = {case.id: case.computed_in for case in CASES.values() if case.computed_in}
-    assert found == {ONNX_SMALL: "float32", ONNX_LARGE: "float32"}
-    rows = judged(replace(CASES[ONNX_LARGE], computed_in=None), "float64", compute)
-    assert [row.index for row in rows if row.verdict == Verdict.MISPRINT] == [
-        f"0,0,{row},{column}" for row in range(2) for column in (0, 2)
-    ]

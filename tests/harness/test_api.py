@@ -50,7 +50,7 @@ def attention(
 
 
 def test_a_right_function_agrees_and_says_what_it_was_not_asked(tmp_path: Path) -> None:
-    result = check(attention, cases=["attention/*"], dtypes=["float64"], output=tmp_path / "kept")
+    result = check(attention, cases=["attention/[a-e]*"], dtypes=["float64"], output=tmp_path / "kept")
     assert result.agrees
     assert result.explain().splitlines()[0] == result.headline
     verdicts = result.frames.results["verdict"]
@@ -59,7 +59,7 @@ def test_a_right_function_agrees_and_says_what_it_was_not_asked(tmp_path: Path) 
 
 
 def test_a_wrong_one_does_not_and_the_explanation_names_case_stage_and_element_and_counts_the_rest() -> None:
-    result = check(lambda query, key, value: attention(query, key, value, scale=1.0), cases=["attention/*"])
+    result = check(lambda query, key, value: attention(query, key, value, scale=1.0), cases=["attention/e*"])
     assert not result.agrees
     verdicts = {(row.case, row.dtype): row.verdict for row in result.failures}
     assert len(verdicts) > 1

@@ -234,15 +234,6 @@ def test_bad_usage_gives_2_and_one_line(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_command_or_option_that_does_not_exist_gives_2(invoke: Invoke, tmp_path: Path) -> None:
-    for arguments in (["dream"], ["check", "--dream"], ["check", "--threads", "0"], ["report"]):
-        code, out, err = invoke(*arguments)
-        assert (code, out) == (2, "")
-        assert err.startswith("Usage: ")
-        assert "Traceback" not in err
-    assert not (tmp_path / "results").exists()
-
-
 # What is printed
 
 
@@ -324,21 +315,6 @@ def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: 
         "softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other",
         "  softmax  B=2 H=3 Lq=4 Lk=5  f64 f32 bf16 f16  axis",
     ]
-
-
-# Where it is run
-@pytest.mark.usefixtures("workers_here")
-def test_ones_own_folder_and_tags(invoke: Invoke, case_folder: Path, table: Table, honest: Honest) -> None:
-    text = (case_folder / "small.yaml").read_text()
-    (case_folder / "small.yaml").write_text(
-        text.replace("  - name: A scores", "  - name: A scores\n    tags: [my-own]")
-    )
-    (case_folder / "tags.yaml").write_text("tags:\n  my-own: {probes: What I need., defect: What I had.}\n")
-    table(*honest)
-    code, out, err = invoke("check", "small", "-t", "my-own", "-d", "float32", "--no-report")
-    assert (code, err) == (0, "")
-    assert "1 case on 2 implementations in float32: 2 evaluations, all of them judged." in out
-    assert "my-own  What I need.  What I had." in invoke("list", "tags", "small")[1].splitlines()
 
 
 @pytest.mark.usefixtures("workers_here")

@@ -207,20 +207,6 @@ def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(
     assert remote.environment == {**local.environment, "cluster": cluster, "started": remote.environment["started"]}
 
 
-def test_a_run_on_a_cluster_is_stopped_after_a_failing_case_and_goes_on(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, here: Any
-) -> None:
-    processes.have(2)
-    entries = [honest[0], modules["wrong"]]
-    stopped, _ = run("stopped", entries, processes.address, max_failures=1)
-    assert stopped.exit_code == ExitCode.DISAGREE
-    assert stopped.stopped is not None
-    assert stopped.stopped.not_run + stopped.stopped.in_part > 0
-    there, _ = run("stopped", entries, processes.address, resume=True)
-    assert there == here[0]
-    assert_same_report(here[1], modules["folder"] / "stopped")
-
-
 def test_the_command_computes_on_a_cluster_and_prints_what_it_prints_here(
     invoke: Callable[..., tuple[int, str, str]], processes: Processes, case_folder: Path, tmp_path: Path
 ) -> None:

@@ -322,21 +322,6 @@ def test_the_report_says_what_each_gives_for_a_query_without_a_key(
     assert cells["small/numbers/empty"] == ["agree", "other convention"]
 
 
-@pytest.mark.usefixtures("cases")
-def test_pairs_inherit_it(tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry) -> None:
-    expected_failures = known(tmp_path, ENTRY)
-    _, here = run_below(tmp_path, [lower], expected_failures=expected_failures, label="here", keep_all_arrays=True)
-    (tmp_path / "out").rename(tmp_path / "kept")
-    _, there = run_below(tmp_path, [right], expected_failures=expected_failures, label="there", keep_all_arrays=True)
-    runs = [
-        run.__class__(**{**vars(run), "directory": place})
-        for run, place in ((here, tmp_path / "kept"), (there, tmp_path / "out"))
-    ]
-    frames = make_frames(merge_runs(runs))
-    assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
-    assert make_summary(frames).word == "lower and first agree, except for expected failures in 1 case"
-
-
 ROUNDED = """
 import numpy as np
 def attention(query, key, value):
@@ -457,16 +442,6 @@ def test_a_list_that_is_broken_is_one_usage_error_everywhere(project: Path, invo
     done = run_pytest(*QUIETLY)
     assert done.returncode == pytest.ExitCode.INTERRUPTED
     assert (done.stdout.count("attncheck: "), "Traceback" in done.stdout + done.stderr) == (1, False)
-
-
-def test_without_cases_the_project_s_own_run_besides_the_bundled_ones(project: Path, run_pytest: Run) -> None:
-    write_test(project)
-    text = (project / "test_kernel.py").read_text().replace("cases=['conformance']", "tags=['my-tag']")
-    (project / "test_kernel.py").write_text(text)
-    (project / "conformance" / "tags.yaml").write_text("tags: {my-tag: {probes: nothing, defect: none is known}}\n")
-    (project / "conformance" / "own.yaml").write_text(TWO_CASES.replace("defaults: {", "defaults: {tags: [my-tag], "))
-    done = run_pytest(*QUIETLY)
-    assert "1 passed, 1 xfailed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_list_of_the_command_line_is_no_case_file_either(project: Path, invoke: Invoke) -> None:

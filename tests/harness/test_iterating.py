@@ -145,21 +145,6 @@ def test_failing_cases_run_until_none_fails(write: Callable[..., None], invoke: 
     assert ran(out) == [5], "the results are those of the last run"
 
 
-def test_what_failed_can_come_first(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
-    write(6)
-    invoke(*QUICK)
-    write(6, 1)
-    _, text, err = invoke(*QUICK, "--failed-first", "-x")
-    assert err == "attncheck: 1 of 7 cases failed last time in results/latest and runs first\n"
-    assert "Judged 1 of 7 cases; 6 not run." in text
-    assert ran(tmp_path / "results" / "latest") == [6]
-    assert invoke(*QUICK, "--failed-first")[0] == 1
-    assert ran(tmp_path / "results" / "latest") == [1, 2, 3, 4, 5, 6, 7]
-    code, out, err = invoke(*QUICK, "--failed-first", "--failed")
-    assert (code, out) == (2, "")
-    assert err.startswith("attncheck: --failed runs what failed last time alone, --failed-first before the rest")
-
-
 def test_cases_are_selected_by_shape(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     write()
     (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "100%"\n')

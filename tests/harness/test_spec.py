@@ -197,17 +197,6 @@ def test_lists_of_stages_follow_from_the_specification() -> None:
     assert {name: counts[name] for name, most in LEFT.items() if counts[name] > most} == {}, "it only becomes less"
 
 
-def test_a_literal_is_found() -> None:
-    for source, names in (
-        ("x = ('query', 'key', 'value')", [["key", "query", "value"]]),
-        ("x = {'scores': 1, 'bias': 'masked', 'weights': 2}", [["masked", "scores", "weights"]]),
-        ("x = frozenset({'biased', *more, 'masked', f(), 'capped'})", [["biased", "capped", "masked"]]),
-        ("x = ['query', 'key', 'bias']", []),
-        ("x = ('query', 'query', 'query')", []),
-    ):
-        assert [each for _, each in literals(source)] == names
-
-
 Array = NDArray[np.float64]
 
 ROWS = (1, 2, 3, 4)
@@ -263,13 +252,6 @@ def test_log_weights_move_no_further_than_their_radius(weights: Array, moved: Ar
     assert (
         same | (np.abs(np.where(same, 0, after) - np.where(same, 0, before)) <= radius[finite] * (1 + 1e-12) + 1e-13)
     ).all()
-
-
-def test_log_weights_are_those_of_a_log_softmax() -> None:
-    scores = np.array([[1.0, 2.0, -np.inf]])
-    weights = np.exp(scores - 2) / np.exp(scores - 2).sum()
-    expected = scores - np.log(np.exp(scores).sum())
-    np.testing.assert_allclose(QUANTITIES["log_weights"].compute(weights, {}), expected, rtol=1e-15)
 
 
 def test_a_mask_is_read_from_what_is_minus_infinity() -> None:

@@ -217,31 +217,11 @@ def test_where_there_is_no_terminal_lines_come_on_standard_error(
     assert err.startswith("attncheck: 1 of 7 evaluations, ")
 
 
-def test_what_is_not_visible_shows_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_every", pytest.fail)
-    with show_progress(visible=False) as shown:
-        shown.update(1, 2)
-        shown.fail("numpy.eager: a")
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
     progress._to_standard_error("attncheck: a line")
-
-
-def test_a_case_says_what_it_computes_on_what() -> None:
-    (record,) = list_cases(select_cases(["attention/a-bias-of-minus-infinity-everywhere-empties-a-row-too"]))
-    assert record["operation"] == "attention"
-    assert record["shape"] == "B=1 H=1 Lq=2 Lk=3 D=5 Dv=2"
-    assert record["dtypes"] == ["float64", "float32"]
-    assert record["tags"] == ["empty-row", "additive-bias"]
-    assert list(case_lines([record])) == [
-        "attention/a-bias-of-minus-infinity-everywhere-empties-a-row-too",
-        "  attention  B=1 H=1 Lq=2 Lk=3 D=5 Dv=2  f64 f32  empty-row, additive-bias",
-    ]
 
 
 def test_columns_stand_below_each_other_fit_100_and_no_tag_is_lost() -> None:
@@ -259,13 +239,6 @@ def test_columns_stand_below_each_other_fit_100_and_no_tag_is_lost() -> None:
 NUMPY = Implementation(BACKENDS["numpy"])
 
 KERNEL = "def attention(query, key, value):\n    return value\n"
-
-
-def test_ordinary_words_stay_as_people_write_them() -> None:
-    assert joined(["attncheck", "explain", "a/b-c", "my.py:f", "--dtype", "float32"]) == (
-        "attncheck explain a/b-c my.py:f --dtype float32"
-    )
-    assert joined(["attncheck", "show", "it's/a b"]) == "attncheck show 'it'\"'\"'s/a b'"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no Bash")

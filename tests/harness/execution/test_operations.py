@@ -97,13 +97,6 @@ def test_the_result_is_the_last_stage_asked_for(operation: str, asked: dict[str,
     assert result_stages(operation, options, inputs) == wanted
 
 
-def test_every_operation_has_a_result_among_its_stages() -> None:
-    for name, operation in OPERATIONS.items():
-        found = result_stages(name, {}, {"mask"})
-        assert found, name
-        assert set(found) <= set(operation.stages), name
-
-
 class Small:
     """A backend with a single function that takes little; everything else it does not have."""
 

@@ -246,13 +246,6 @@ def _functions(frame: FrameType | None) -> Iterator[str]:
         frame = frame.f_back
 
 
-def test_starting_threads_is_as_it_was_afterwards() -> None:
-    start = threading.Thread.start
-    with no_leaked_threads():
-        assert threading.Thread.start is not start
-    assert threading.Thread.start is start
-
-
 COMPILED = """
 import torch
 
