@@ -95,7 +95,7 @@ def test_the_faults_of_all_files_are_told_together(tmp_path: Path) -> None:
 
 def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
     for name, entry in EVERYTHING.items():
-        names = {f"{name}.{mode}" for mode in entry.all_modes}
+        names = {f"{name}.{mode}" for mode in (*entry.all_modes, *(each.name for each in entry.device_modes))}
         for expected in bundled_expected_failures([name]):
             assert expected.file == f"backends/expected_failures/{name}.yaml"
             assert any(
