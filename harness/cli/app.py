@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -200,6 +202,8 @@ _RUN = ["check", "--no-report", "--keep-arrays", "all"]
 def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
     gc.set_threshold(_ALLOCATED)
+    _open_what_is_closed()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was judged is said, as after Ctrl-C
     if sys.argv[1:2] == ["run"]:
         sys.argv[1:2] = _RUN
     app.load(next(iter(sys.argv[1:]), ""))
@@ -210,6 +214,16 @@ def main() -> None:
     except AttncheckError as error:
         print_error(error)
         sys.exit(error.exit_code)
+
+
+def _open_what_is_closed() -> None:
+    """Open standard streams that are closed (``>&-``): a pipe to a worker would take the number of one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, for workers too
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
 
 
 def _run_for_programs() -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -31,6 +33,8 @@ from attncheck.results.format import (
 from attncheck.results.records import cases_text, read_json
 
 _FOLDERS = ("rows", "arrays", "logs")
+_CLAIM = ".writer.partial"
+"""Which process writes to a directory, while it does: a file that is left behind is that of no living process."""
 
 
 class ResultsWriter:
@@ -48,7 +52,9 @@ class ResultsWriter:
         self._arrays: list[StoredArray] = []
         self._array_bytes = 0
         self._flushed = monotonic()
+        _claim(directory)
         _prepare_directory(directory, keep=("rows", "arrays", "cases.json") if resume else ())
+        _write(directory / _CLAIM, lambda temporary: temporary.write_text(_me(), encoding="utf-8"))
         self._parts = {kind: _next_part(directory / kind) for kind in ("rows", "arrays")}
 
     def add_rows(self, rows: Iterable[Row]) -> None:
@@ -78,6 +84,8 @@ class ResultsWriter:
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write environment.json or summary.json."""
         _write_json(self.directory / name, {"format": FORMAT, **content})
+        if name == "summary.json":
+            (self.directory / _CLAIM).unlink(missing_ok=True)
 
     def write_cases(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Write cases.json."""
@@ -128,6 +136,28 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 def _next_part(folder: Path) -> int:
     numbers = [int(path.stem.removeprefix("part-")) for path in folder.glob("part-*.parquet")]
     return max(numbers, default=-1) + 1
+
+
+def _me() -> str:
+    """Return what no other process is called: this machine, the number of this process, and when it started."""
+    return f"{platform.node()} {os.getpid()} {psutil.Process().create_time()}"
+
+
+def _claim(directory: Path) -> None:
+    """Raise ``OutputError`` where a run that is still going on writes to a directory, or where its name is no text."""
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError:
+        named = str(directory).encode(errors="replace").decode()
+        raise OutputError(f"{named}: the folder's name is not UTF-8; name another folder with --output") from None
+    with suppress(OSError, ValueError, psutil.Error):
+        node, number, started = (directory / _CLAIM).read_text(encoding="utf-8").rsplit(" ", 2)
+        writer = psutil.Process(int(number))
+        if node == platform.node() and int(number) != os.getpid() and writer.create_time() == float(started):
+            raise OutputError(
+                f"{directory}: another run writes there (process {number}); wait for it, or name another folder with "
+                "--output"
+            )
 
 
 def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:

@@ -355,8 +355,13 @@ main()
 
 
 @posix_only
-def test_what_was_judged_before_ctrl_c_is_on_disk_and_can_be_reported(
-    case_folder: Path, tmp_path: Path, make_backend: Callable[..., BackendEntry], invoke: Invoke
+@pytest.mark.parametrize("end", [lambda pid: os.killpg(pid, signal.SIGINT), lambda pid: os.kill(pid, signal.SIGTERM)])
+def test_what_was_judged_before_an_interruption_is_on_disk_and_can_be_reported(
+    case_folder: Path,
+    tmp_path: Path,
+    make_backend: Callable[..., BackendEntry],
+    invoke: Invoke,
+    end: Callable[[int], None],
 ) -> None:
     note = "from pathlib import Path\nimport time\n"
     last = f"def softmax(scores):\n    if scores.shape[-2] == 1: Path({str(tmp_path)!r}, NAME).touch()\n"
@@ -375,7 +380,7 @@ def test_what_was_judged_before_ctrl_c_is_on_disk_and_can_be_reported(
         start_new_session=True,
     ) as process:
         wait_until(lambda: all((tmp_path / name).exists() for name in ("first", "second", "slow", "judged")))
-        os.killpg(process.pid, signal.SIGINT)
+        end(process.pid)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
@@ -392,6 +397,15 @@ def test_what_was_judged_before_ctrl_c_is_on_disk_and_can_be_reported(
     code, out, err = invoke("report", "out")
     assert (code, err) == (3, "")
     assert "this run was interrupted, or is still going on: its results are not complete." in out
+
+
+@posix_only
+def test_a_closed_standard_output_does_not_become_the_pipe_to_a_worker(case_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "attncheck", "check", "small", "-b", "numpy", "-o", "out", "--no-report"]
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, set(read_run(tmp_path / "out").rows["verdict"])) == (0, {"agree"}), ended.stderr
 
 
 ANNOTATION = "::error file=file.yaml,line=7,title=numeric%3A numpy.eager in float64::one: weights: off by 2"

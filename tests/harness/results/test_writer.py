@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -30,7 +32,9 @@ WriteRun = Callable[..., Path]
 
 
 def files_of(directory: Path) -> set[str]:
-    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    """Return the files of a directory, except for the one that says who writes there."""
+    files = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    return files - {".writer.partial"}
 
 
 def test_a_row_comes_back_as_it_was_written(make_row: MakeRow, write_run: WriteRun) -> None:
@@ -148,6 +152,22 @@ def test_a_folder_with_foreign_content_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="is not empty and holds no earlier results; name another folder"):
             ResultsWriter(folder)
         assert {name: (folder / name).read_text() for name in files_of(folder)} == content
+
+
+def test_a_folder_that_a_living_process_writes_to_and_one_whose_name_is_no_text_are_refused(tmp_path: Path) -> None:
+    of_this_process = ResultsWriter(tmp_path)
+    claim = tmp_path / ".writer.partial"
+    node, _, started = claim.read_text().rsplit(" ", 2)
+    other = psutil.Process(os.getppid())
+    claim.write_text(f"{node} {other.pid} {other.create_time()}")
+    with pytest.raises(OutputError, match=rf"another run writes there \(process {other.pid}\); wait for it, or name"):
+        ResultsWriter(tmp_path)
+    claim.write_text(f"{node} {other.pid} {started}")  # another process had this number
+    ResultsWriter(tmp_path)
+    of_this_process.write_json("summary.json", {})
+    assert not claim.exists()
+    with pytest.raises(OutputError, match=r"bad\?: the folder's name is not UTF-8"):
+        ResultsWriter(Path("bad\udcff"))
 
 
 def test_an_empty_folder_or_one_in_which_a_run_was_killed_at_once_is_used(tmp_path: Path) -> None:
