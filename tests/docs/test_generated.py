@@ -30,6 +30,7 @@ from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expec
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
 from attncheck.reports.machine.other_documents import DOCUMENTS, reference, results_schema
+from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.spec.properties import PROPERTIES
 
 SCHEMA = DOCS / "reference" / "results.schema.json"
@@ -93,10 +94,17 @@ def properties() -> str:
 
 
 def columns() -> str:
-    """Every column of the frames."""
-    frames = {"results": RESULTS, "pairs": PAIRS, "numbers": NUMBERS, "properties": PROPERTY_COLUMNS}
-    having = {name: ", ".join(frame for frame, own in frames.items() if name in own) for name in COLUMNS}
-    rows = ((f"`{name}`", having[name], meaning) for name, meaning in COLUMNS.items() if having[name])
+    """Every column of the rows and of the frames."""
+    frames = {
+        "rows": ROW_COLUMNS,
+        "results": RESULTS,
+        "pairs": PAIRS,
+        "numbers": NUMBERS,
+        "properties": PROPERTY_COLUMNS,
+    }
+    meanings = {**COLUMNS, **{name: column.meaning for name, column in ROW_COLUMNS.items()}}
+    having = {name: ", ".join(frame for frame, own in frames.items() if name in own) for name in meanings}
+    rows = ((f"`{name}`", having[name], meaning) for name, meaning in meanings.items() if having[name])
     return _table(("column", "frames", "meaning"), *rows)
 
 
