@@ -1,15 +1,13 @@
 """Matrices as annotated heatmaps, each with what it shows in words.
 
-Pictures are SVG with text as text: it can be selected and scaled, and a matrix of 4 x 4 takes a few KB. By itself a
-picture is dark ink on white paper; put into a page, its style sheet can give the classes ``paper`` and ``ink`` another
-fill and ``rule`` another stroke. Colours run from light to dark in one hue, so that they are told apart by lightness
-alone; what matters is marked and written as well. The same figure gives the same bytes.
+Pictures are SVG with text as text, PNG or PDF, in dark ink on white paper. Colours run from light to dark in one hue,
+so that they are told apart by lightness alone; what matters is marked and written as well. The same figure gives the
+same bytes.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal, NamedTuple
-from xml.etree import ElementTree
+from xml.sax.saxutils import quoteattr
 
 import matplotlib.style
 import numpy as np
@@ -48,16 +46,11 @@ Format = Literal["svg", "png", "pdf"]
 INK = "#1b1b1d"
 RULE = "#85858a"
 PAPER = "#fffffe"
-"""Colours that nothing else has: ``picture_of`` makes classes of them."""
 
-_SVG = "{http://www.w3.org/2000/svg}"
-ElementTree.register_namespace("", _SVG[1:-1])
-ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 _DOTS_PER_INCH = 150
 _FONT_SIZE = 8.0
 _MAX_LETTERS = 4000
 """What an accessible name may be long; whoever wants every number has them in tables."""
-_FONTS = "'DejaVu Sans', Verdana, sans-serif"
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "figure.facecolor": PAPER,
@@ -90,11 +83,6 @@ class Picture:
     data: bytes
     alternative: str
 
-    @property
-    def markup(self) -> str:
-        """Return an SVG to be put into a page as it is; what it shows is its accessible name."""
-        return self.data.decode("utf-8").strip()
-
 
 @contextmanager
 def drawing() -> Iterator[None]:
@@ -119,7 +107,7 @@ def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Pict
         )
     data = buffer.getvalue()
     if format == "svg":
-        data = _tidy(data.decode("utf-8"), alternative).encode("utf-8")
+        data = _named(data.decode("utf-8"), alternative).encode("utf-8")
     return Picture(data, alternative)
 
 
@@ -134,56 +122,10 @@ def pdf_of(figures: Sequence[Figure]) -> bytes:
     return buffer.getvalue()
 
 
-def _tidy(svg: str, alternative: str) -> str:
-    """Leave what is seen, in classes, and nothing more: no prolog, metadata, idle groups or ids without a use."""
-    root = ElementTree.fromstring(svg)
-    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
-    _strip(root)
-    for element in root.iter():
-        if element.get("id") not in used:
-            element.attrib.pop("id", None)
-        _shorten(element)
-    name = safe_text(alternative, _MAX_LETTERS)
-    fonts = {"font-family": _FONTS, "font-size": f"{_FONT_SIZE:g}px"}
-    root.attrib = {"role": "img", "aria-label": name, **fonts, **root.attrib}
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _strip(element: ElementTree.Element) -> None:
-    """Leave out what is not seen, and take things out of groups that do nothing."""
-    kept: list[ElementTree.Element] = []
-    for child in list(element):
-        _strip(child)
-        name = child.tag.removeprefix(_SVG)
-        is_group = name in ("g", "defs")
-        if name in ("metadata", "style") or (is_group and not len(child)):
-            continue
-        kept += list(child) if name == "g" and set(child.attrib) <= {"id"} else [child]
-    element[:] = kept
-    element.tail, element.text = None, (element.text or "").strip() or None
-
-
-def _shorten(element: ElementTree.Element) -> None:
-    """Give an element its class, one font for all, and no more digits than a screen shows."""
-    style = element.attrib.pop("style", "")
-    style = re.sub(r"font: ([\d.]+px)[^;]*|(font-size: [\d.]+px); font-family: [^;]*", _font_size, style)
-    for colour, name, attribute in ((INK, "ink", "fill"), (PAPER, "paper", "fill"), (RULE, "rule", "stroke")):
-        marked = f"{attribute}: {colour}"
-        if marked in style:
-            style = "; ".join(part for part in style.split("; ") if part != marked)
-            element.attrib |= {"class": name, attribute: colour}
-    style = "; ".join(part for part in style.split("; ") if part not in ("", f"font-size: {_FONT_SIZE:g}px"))
-    if style:
-        element.set("style", style)
-    if element.get("transform", "").startswith("rotate(-0 "):
-        del element.attrib["transform"]
-    for attribute in element.attrib.keys() & {"d", "x", "y", "transform", "width", "height"}:
-        text = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", element.attrib[attribute])
-        element.set(attribute, " ".join(text.split()))
-
-
-def _font_size(found: re.Match[str]) -> str:
-    return found[2] or f"font-size: {found[1]}"
+def _named(svg: str, alternative: str) -> str:
+    """Return an SVG without its prolog, whose accessible name is what it shows."""
+    name = quoteattr(safe_text(alternative, _MAX_LETTERS))
+    return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label={name}', 1)
 
 
 _INCHES_PER_LETTER = 0.064

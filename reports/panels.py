@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+import struct
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -125,6 +127,18 @@ def shades(panel: Panel) -> Pixels:
     for odd, colour in ((np.isnan(values), _NOT_A_NUMBER), (values == -np.inf, _BELOW), (values == np.inf, _ABOVE)):
         pixels[odd] = _parts(colour)
     return pixels
+
+
+def png_of(pixels: Pixels) -> bytes:
+    """Return the PNG of pixels, (rows, columns, 3)."""
+    rows, columns, _ = pixels.shape
+    lines = np.concatenate([np.zeros((rows, 1), np.uint8), pixels.reshape(rows, -1)], axis=1)
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+    parts = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def _parts(colour: str) -> list[int]:

@@ -56,14 +56,15 @@ if TYPE_CHECKING:
 class Mark:
     """A part of a text that is set apart: ``code``, ``strong``, ``small``, a ``case`` of the report, or a verdict.
 
-    Of a verdict ``kind`` is a ``State``. ``address`` is where a link leads, ``column`` the environment and the
-    implementation as which a case is linked to.
+    Of a verdict ``kind`` is a ``State``. ``address`` is where a link leads; ``case`` the id of the case that is linked
+    to, where the text is another, and ``column`` the environment and the implementation that it is linked to as.
     """
 
     text: str
     kind: str = "code"
     address: str = ""
     column: tuple[str, str] = ("", "")
+    case: str = ""
 
 
 Inline = str | Mark | tuple["Inline", ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from markupsafe import Markup
 
 from attncheck.errors import ResultsError
 from attncheck.reports.frames import CellRow, Column, State
+from attncheck.reports.sections import Details, Figure
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
 from attncheck.wording import counted
 
-_URGENCY = (State.FAILING, State.MISPRINT, State.XPASS, State.XFAIL)
+URGENCY = (State.FAILING, State.MISPRINT, State.XPASS, State.XFAIL)
 
 
 LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 150
@@ -104,19 +105,11 @@ def within(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> di
 
 def _urgency(row: CellRow) -> int:
     states = {cell.state for cells in row.values() for cell in cells.values()}
-    return next((urgency for urgency, state in enumerate(_URGENCY) if state in states), len(_URGENCY))
+    return next((urgency for urgency, state in enumerate(URGENCY) if state in states), len(URGENCY))
 
 
 _MAX_BYTES = 100_000
 """A script that is larger holds large inputs: `attncheck repro` writes it again."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """A script: its file name and its text."""
-
-    name: str
-    text: Markup
 
 
 class Scripts:
@@ -127,21 +120,24 @@ class Scripts:
         self._names = {label: _index(folder) for label, folder in self._folders.items()}
         self._left = most
 
-    def of(self, case: str, dtype: str, column: Column) -> Script | None:
-        """Return the script of a cell, if there is one."""
+    def of(self, case: str, dtype: str, column: Column) -> Iterator[Details]:
+        """Yield the script of a cell, if there is one."""
         name = self._names.get(column.environment, {}).get(f"{case}|{column.implementation}|{dtype}")
         if name is None or self._left <= 0:
-            return None
+            return
         path = self._folders[column.environment] / name
         try:
             # A link could show any file of whoever makes the report.
             if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
-                return None
+                return
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError):
-            return None
+            return
         self._left -= len(text)
-        return Script(f"{slug(f'{case} {column.implementation} {dtype}')}.py", _as_text(text))
+        file = f"{slug(f'{case} {column.implementation} {dtype}')}.py"
+        form = '<pre class="script" tabindex="0" data-name="{}"><code>{}</code></pre>'
+        shown = Figure(file, Markup(form).format(file, _as_text(text)))
+        yield Details(f"The script that shows it without attncheck, {file}", [shown])
 
 
 def _as_text(text: str) -> Markup:
@@ -188,11 +184,6 @@ SHORT_DTYPES: Mapping[str, str] = {"float64": "f64", "float32": "f32", "bfloat16
 def short(value: float | None, digits: int = 3) -> str:
     """Write a number shortly; a dash for no number."""
     return NOTHING if value is None or math.isnan(value) else f"{value:.{digits}g}"
-
-
-def long(value: float | None, dtype: str) -> str:
-    """Write a number with all digits that its dtype has."""
-    return short(value, 17 if dtype == "float64" else 9)
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
-from attncheck.reports.documents import Misprint, misprints
+from attncheck.reports.documents import OF_DOCUMENTS as _OF_DOCUMENTS
 from attncheck.reports.failure_patterns import CAUSALITY, WIDTHS, LengthMap, LengthView, length_maps
 from attncheck.reports.frames import (
     Cell,
@@ -30,8 +30,7 @@ from attncheck.reports.html.contents import (
     LETTERS_PER_CELL,
     LETTERS_PER_ROW,
     SHORT_DTYPES,
-    SYMBOLS,
-    Anchors,
+    URGENCY,
     Budget,
     options_text,
     shape_text,
@@ -40,7 +39,6 @@ from attncheck.reports.html.contents import (
     within,
 )
 from attncheck.reports.sections import Details, Figure, Text
-from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
@@ -64,8 +62,7 @@ _SHOWN = [
 ]
 
 
-@dataclass(frozen=True)
-class StageCell:
+class StageCell(NamedTuple):
     """One stage: its largest error over the bound, accumulated and introduced, and a mark where that is notable."""
 
     accumulated: str
@@ -74,233 +71,130 @@ class StageCell:
     mark: str
 
 
-@dataclass(frozen=True)
-class DtypeRow:
-    """One implementation in one dtype: its verdict, and a cell per stage, or a message where it has no stage.
-
-    ``padded`` says what its call was padded with, empty where it was made as the case has it.
-    """
-
-    dtype: str
-    state: str
-    symbol: str
-    text: str
-    padded: str
-    message: str
-    stages: tuple[StageCell | None, ...]
+StageRows = Mapping[tuple[str, str, str], Mapping[str, Mapping[str, Any]]]
+"""By environment, implementation and dtype, then by stage: what a case came to."""
 
 
-@dataclass(frozen=True)
-class ImplementationRows:
-    """One implementation's rows."""
+class CaseDetails(NamedTuple):
+    """One case: its record, its cells, the stages that anybody has with their rows, and why what fails does."""
 
-    anchor: str
-    title: str
-    rows: tuple[DtypeRow, ...]
-
-
-@dataclass(frozen=True)
-class CaseDetails:
-    """Everything about one case."""
-
-    case: str
-    name: str
-    anchor: str
-    location: str
-    source: str
-    operation: str
-    tags: tuple[str, ...]
-    options: tuple[str, ...]
-    inputs: tuple[str, ...]
-    notes: tuple[str, ...]
-    in_short: str
-    """What is wrong or expected to be, in a few words; empty where all agree."""
-    state: str
+    record: Mapping[str, Any]
+    row: CellRow
     stages: tuple[str, ...]
-    implementations: tuple[ImplementationRows, ...]
-    misprints: tuple[Misprint, ...]
+    rows: StageRows
     evidence: tuple[Evidence, ...]
+
+    @property
+    def in_short(self) -> str:
+        """What is wrong or expected to be, in a few words; empty where all agree."""
+        urgent = (State.FAILING, State.XFAIL)
+        notes = [f"{item.text} in {item.title}" for item in self.evidence if item.state in _OF_DOCUMENTS]
+        notes += [
+            f"{column.implementation}: {cell.text}"
+            for column, cells in self.row.items()
+            for cell in cells.values()
+            if cell.state in urgent
+        ]
+        shown = list(dict.fromkeys(notes))
+        return "; ".join(shown[:2]) + (f"; and {len(shown) - 2} more" if len(shown) > 2 else "")
+
+    @property
+    def state(self) -> str:
+        """Return the state that matters most."""
+        states = {cell.state for cells in self.row.values() for cell in cells.values()}
+        return next((state for state in URGENCY if state in states), State.AGREE).value
+
+    @property
+    def options(self) -> list[str]:
+        """Return the options as they stand in the case, and how inputs lie in memory where it says so."""
+        record = self.record
+        notes = options_text(record["options"])
+        notes += [f"inputs stored in {record['storage']}"] if record.get("storage") else []
+        notes += [f"{name} in memory: {form}" for name, form in record.get("memory_layout", {}).items()]
+        return [*notes, *(f"{name} has its heads merged" for name in record.get("merged", []))]
+
+    @property
+    def inputs(self) -> list[str]:
+        """Return the inputs with their shapes."""
+        return [f"{name} {shape_text(shape)}" for name, shape in self.record["inputs"].items()]
+
+    def cells(self, column: Column, dtype: str) -> list[StageCell | None]:
+        """Return a cell per stage of one implementation in one dtype; none where it has no stage."""
+        own = self._rows(column, dtype)
+        cells = [_stage_cell(own[stage]) if stage in own else None for stage in self.stages]
+        return cells if any(cells) else []
+
+    def message(self, column: Column, dtype: str) -> str:
+        """Return why there is no stage."""
+        own = self._rows(column, dtype)
+        return str(own[""]["message"]) if "" in own else ""
+
+    def padded(self, column: Column, dtype: str) -> str:
+        """Return what the call was padded with, empty where it was made as the case has it."""
+        return next((row["padded"] for row in self._rows(column, dtype).values() if isinstance(row["padded"], str)), "")
+
+    def _rows(self, column: Column, dtype: str) -> Mapping[str, Mapping[str, Any]]:
+        return self.rows.get((column.environment, column.implementation, dtype), {})
 
 
 def case_details(
     frames: Frames,
     table: Mapping[str, CellRow],
-    anchors: Anchors,
     detailed: Collection[str],
     evidence: Mapping[str, Sequence[Evidence]],
 ) -> Iterator[CaseDetails]:
-    """Return the details of some cases, in the order of the matrix."""
+    """Yield the details of some cases, in the order of the matrix."""
     results = frames.results[frames.results["case"].isin(detailed)]
     marks = pd.Series("", index=results.index)
     marks[failing(results).index] = "failing"
     marks[expected_failures(results).index] = "xfail"
-    printed: dict[str, list[Misprint]] = {}
-    for misprint in misprints(frames):
-        printed.setdefault(misprint.case, []).append(misprint)
-    by_case: dict[str, list[Mapping[str, Any]]] = {}
+    by_case: dict[str, dict[tuple[str, str, str], dict[str, Mapping[str, Any]]]] = {}
     for item in records(results[["case", *_SHOWN]].assign(state=marks)):
-        by_case.setdefault(item["case"], []).append(item)
+        key = (item["environment"], item["implementation"], item["dtype"])
+        by_case.setdefault(item["case"], {}).setdefault(key, {})[item["stage"]] = item
     for case in table:
         if case in detailed:
-            parts = _implementations(frames, case, table[case], by_case[case], anchors)
-            evidence_of = (printed.get(case, ()), evidence.get(case, ()))
-            yield _details(frames.cases[case], table[case], anchors, parts, evidence_of)
-
-
-def _details(
-    record: Mapping[str, Any],
-    row: CellRow,
-    anchors: Anchors,
-    found: tuple[tuple[str, ...], tuple[ImplementationRows, ...]],
-    evidence_of: tuple[Sequence[Misprint], Sequence[Evidence]],
-) -> CaseDetails:
-    source = record["source"]
-    notes = [f"{each.verdict} in {each.called}" for each in evidence_of[0]]
-    notes += [f"{column.implementation}: {cell.text}" for column, cells in row.items() for cell in _urgent(cells)]
-    shown = list(dict.fromkeys(notes))
-    return CaseDetails(
-        case=record["id"],
-        name=record["name"],
-        anchor=anchors.case(record["id"]),
-        location=f"{record['file']}:{record['line']}",
-        source=", ".join([source["title"], *(source[name] for name in ("author", "section") if name in source)]),
-        operation=record["operation"],
-        tags=tuple(record["tags"]),
-        options=(*options_text(record["options"]), *_storage(record)),
-        inputs=tuple(f"{name} {shape_text(shape)}" for name, shape in record["inputs"].items()),
-        notes=tuple(record["notes"]),
-        in_short="; ".join(shown[:2]) + (f"; and {len(shown) - 2} more" if len(shown) > 2 else ""),
-        state=_state(row),
-        stages=found[0],
-        implementations=found[1],
-        misprints=tuple(evidence_of[0]),
-        evidence=tuple(evidence_of[1]),
-    )
-
-
-def _storage(record: Mapping[str, Any]) -> list[str]:
-    """Say how the inputs lie in memory, where a case says so."""
-    notes = [f"inputs stored in {record['storage']}"] if record.get("storage") else []
-    notes += [f"{name} in memory: {form}" for name, form in record.get("memory_layout", {}).items()]
-    return [*notes, *(f"{name} has its heads merged" for name in record.get("merged", []))]
-
-
-def _urgent(cells: Mapping[str, Cell]) -> list[Cell]:
-    return [cell for cell in cells.values() if cell.state.value in ("failing", "xfail")]
-
-
-def _state(row: CellRow) -> str:
-    states = {cell.state.value for cells in row.values() for cell in cells.values()}
-    return next((state for state in ("failing", "misprint", "xpass", "xfail") if state in states), "agree")
-
-
-def _implementations(
-    frames: Frames,
-    case: str,
-    row: CellRow,
-    rows: Sequence[Mapping[str, Any]],
-    anchors: Anchors,
-) -> tuple[tuple[str, ...], tuple[ImplementationRows, ...]]:
-    """Return the stages that anybody has, in order, and every implementation's rows."""
-    stages = tuple(sorted({item["stage"] for item in rows if item["stage"]}, key=stage_order))
-    found: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
-    for item in rows:
-        found.setdefault((item["environment"], item["implementation"], item["dtype"]), {})[item["stage"]] = item
-    return stages, tuple(
-        ImplementationRows(
-            anchors.cell(case, column),
-            frames.title(column),
-            tuple(_dtype_row(dtype, cell, found.get(_key(column, dtype), {}), stages) for dtype, cell in cells.items()),
-        )
-        for column in frames.columns
-        if (cells := row.get(column))
-    )
-
-
-def _key(column: Column, dtype: str) -> tuple[str, str, str]:
-    return column.environment, column.implementation, dtype
-
-
-def _dtype_row(dtype: str, cell: Cell, own: Mapping[str, Mapping[str, Any]], stages: Sequence[str]) -> DtypeRow:
-    cells = tuple(_stage_cell(own[stage]) if stage in own else None for stage in stages)
-    message = str(own[""]["message"]) if "" in own else ""
-    padded = next((row["padded"] for row in own.values() if isinstance(row["padded"], str)), "")
-    state = cell.state
-    return DtypeRow(dtype, state.value, SYMBOLS[state], cell.text, padded, message, cells if any(cells) else ())
+            found = {stage for rows in by_case[case].values() for stage in rows if stage}
+            stages = tuple(sorted(found, key=stage_order))
+            why = tuple(evidence.get(case, ()))
+            yield CaseDetails(frames.cases[case], table[case], stages, by_case[case], why)
 
 
 def _stage_cell(row: Mapping[str, Any]) -> StageCell:
-    tiers = [tier for tier in (row["tier"], row["introduced_tier"]) if isinstance(tier, str) and tier != "within"]
-    open_ = "?" if not pd.isna(row["unjudged"]) and row["unjudged"] else ""  # elements without an exact answer
-    mark = (
-        row["verdict"] if row["state"] else min(tiers, default=open_)
-    )  # in the order of the alphabet, the worst first
     if row["verdict"] == Verdict.UNVERIFIED:
         return StageCell("?", "", "", "")
+    tiers = [tier for tier in (row["tier"], row["introduced_tier"]) if isinstance(tier, str) and tier != "within"]
+    open_ = "?" if not pd.isna(row["unjudged"]) and row["unjudged"] else ""  # elements without an exact answer
+    # in the order of the alphabet, the worst first
+    mark = row["verdict"] if row["state"] else min(tiers, default=open_)
     return StageCell(short(row["ratio"], 2), short(row["introduced_ratio"], 2), row["state"], mark)
 
 
-NOT_RUN = "not run"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One word of a matrix cell, and the dtypes of which it is said; none where it is said of all."""
-
-    dtypes: str
-    short: str
-    state: str
-    symbol: str
-    verdict: str
-    text: str
-
-
-@dataclass(frozen=True)
-class MatrixCell:
-    """One case on one implementation: one part where all dtypes are alike, else one per word."""
-
-    anchor: str
-    parts: tuple[Part, ...]
-    is_uniform: bool
-
-
-@dataclass(frozen=True)
-class MatrixRow:
-    """One case: its names, what it is filtered by, and its cells, None where an implementation did not run it."""
-
-    case: str
-    name: str
-    anchor: str
-    is_detailed: bool
-    tags: str
-    dtypes: str
-    note: str
-    cells: tuple[MatrixCell | None, ...]
+def cells_alike(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
+    """Return the different cells of a case, each with its dtypes in full and shortly."""
+    alike: dict[Cell, list[str]] = {}
+    for dtype, cell in cells.items():
+        alike.setdefault(cell, []).append(dtype)
+    return [
+        (cell, " ".join(dtypes), " ".join(SHORT_DTYPES.get(dtype, dtype) for dtype in dtypes))
+        for cell, dtypes in alike.items()
+    ]
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """The cases of one file."""
+    """The cases of one file that are listed, and in words how many there are and how many of them fail."""
 
     file: str
     title: str
     anchor: str
-    rows: tuple[MatrixRow, ...]
+    cases: tuple[str, ...]
     left_out: int
     counts: str
-    """How many cases and how many of them fail or are expected to, in words."""
 
 
-def verdict_matrix(
-    frames: Frames,
-    columns: Sequence[Column],
-    table: Mapping[str, CellRow],
-    anchors: Anchors,
-    detailed: Collection[str],
-    budget: Budget,
-) -> tuple[FileRows, ...]:
+def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> tuple[FileRows, ...]:
     """Return the files in order; above the budget, cases in which everything agrees are only counted."""
-    notes = _notes(frames)
     letters = LETTERS_PER_ROW + LETTERS_PER_CELL * len(frames.columns)
     kept = within(urgent_first(table), lambda _: letters, budget.matrix_letters)
     files: dict[str, list[str]] = {}
@@ -311,11 +205,7 @@ def verdict_matrix(
             file=file,
             title=frames.cases[cases[0]]["title"],
             anchor=f"file-{number}",
-            rows=tuple(
-                _row(frames, columns, case, table[case], anchors, notes.get(case, ""), is_detailed=case in detailed)
-                for case in cases
-                if case in kept
-            ),
+            cases=tuple(case for case in cases if case in kept),
             left_out=sum(case not in kept for case in cases),
             counts=_format_counts([table[case] for case in cases]),
         )
@@ -323,47 +213,7 @@ def verdict_matrix(
     )
 
 
-def _row(
-    frames: Frames,
-    columns: Sequence[Column],
-    case: str,
-    row: CellRow,
-    anchors: Anchors,
-    note: str,
-    *,
-    is_detailed: bool,
-) -> MatrixRow:
-    record = frames.cases[case]
-    present = {dtype for cells in row.values() for dtype in cells}
-    return MatrixRow(
-        case=case,
-        name=record["name"],
-        anchor=anchors.case(case),
-        is_detailed=is_detailed,
-        tags=" ".join(record["tags"]),
-        dtypes=" ".join(dtype for dtype in DTYPES if dtype in present),
-        note=note,
-        cells=tuple(_cell(row.get(column), anchors.cell(case, column)) for column in columns),
-    )
-
-
-def _cell(cells: Mapping[str, Cell] | None, anchor: str) -> MatrixCell | None:
-    if not cells:
-        return None
-    alike: dict[Cell, list[str]] = {}
-    for dtype, cell in cells.items():
-        alike.setdefault(cell, []).append(dtype)
-    if len(alike) == 1:
-        return MatrixCell(anchor, (_part([], *alike),), is_uniform=True)
-    return MatrixCell(anchor, tuple(_part(dtypes, cell) for cell, dtypes in alike.items()), is_uniform=False)
-
-
-def _part(dtypes: list[str], cell: Cell) -> Part:
-    shortly = " ".join(SHORT_DTYPES.get(dtype, dtype) for dtype in dtypes)
-    return Part(" ".join(dtypes), shortly, cell.state.value, SYMBOLS[cell.state], cell.word, cell.text)
-
-
-def _notes(frames: Frames) -> dict[str, str]:
+def sampled_cases(frames: Frames) -> dict[str, str]:
     """Say of each case in which some query rows stand for all how many."""
     rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
     counts_of = zip(rows["case"], rows["judged_rows"], rows["query_rows"], strict=True)

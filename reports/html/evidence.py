@@ -6,9 +6,9 @@ a document only what fails is open.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,16 @@ import pandas as pd
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from attncheck.errors import ResultsError
 from attncheck.reading.shapes import show
 from attncheck.reports.defects import address_of, commands_again
 from attncheck.reports.documents import (
     OF_DOCUMENTS,
     DocumentCase,
     DocumentPage,
+    Misprint,
     NumberCounts,
     document_pages,
+    misprints,
     number_counts_of,
 )
 from attncheck.reports.frames import (
@@ -47,10 +48,8 @@ from attncheck.reports.html.contents import (
     LETTERS_PER_NUMBER,
     LEVELS,
     NOT_JUDGED,
-    SYMBOLS,
     Anchors,
     Budget,
-    Script,
     Scripts,
     short,
     unique_slugs,
@@ -60,66 +59,38 @@ from attncheck.reports.panels import (
     MAX_ANNOTATED,
     ErrorMatrix,
     Panel,
+    Pixels,
     cell_text,
+    describe,
     describe_errors,
     error_matrices,
     ink_on,
+    png_of,
     shades,
 )
+from attncheck.reports.sections import Block, Code, Figure, Inline, Mark, Table, Text
 from attncheck.results.format import EXACT, bound_name
 from attncheck.wording import told_apart, written_element
 
+Array = NDArray[Any]
 _MAX_ROWS = 12
 """Stages and numbers that are spelt out; more follow from the same fault."""
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The element of a stage, or the number, at which the two differ most."""
-
-    what: str
-    verdict: str
-    index: str
-    computed: str
-    reference: str
-    difference: str
-    allowed: str
-    against: str
-
-
-@dataclass(frozen=True)
-class ErrorMap:
-    """The errors of one stage over their bounds, in words and as pictures; of a small one its numbers instead."""
-
-    stage: str
-    words: str
-    pictures: tuple[tuple[str, Markup], ...]
-    compared: tuple[ComparedMatrix, ...]
+_MAX_PRINTED = 50
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Why one implementation fails, or is expected to fail, in one case and dtype."""
+    """Why something fails, or is expected to: a verdict, whose it is, and blocks that show it."""
 
-    title: str
-    dtype: str
     state: str
-    symbol: str
     text: str
-    cell_anchor: str
-    messages: tuple[str, ...]
-    reason: str
-    thread: str
-    address: str
-    worst: tuple[Worst, ...]
-    left_out: int
-    maps: tuple[ErrorMap, ...]
-    commands: tuple[str, ...]
-    script: Script | None
+    title: str
+    note: str
+    blocks: tuple[Block, ...]
 
 
 def make_evidence(
-    frames: Frames, table: Mapping[str, CellRow], anchor: Any, detailed: Collection[str], budget: Budget
+    frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: Budget
 ) -> tuple[dict[str, list[Evidence]], int]:
     """Return the evidence by case, and how many cells had to go without.
 
@@ -138,26 +109,20 @@ def make_evidence(
     rows = _rows(frames, {item[1] for item in chosen})
     maps, scripts = _Maps(frames, budget.map_letters), Scripts(frames.arrays.directories, budget.script_letters)
     found: dict[str, list[Evidence]] = {}
+    for misprint in misprints(frames):
+        found.setdefault(misprint.case, []).append(misprint_evidence(misprint))
     for _, case, column, dtype in chosen:
         rows_of_cell = rows.get((case, dtype, column.environment, column.implementation), [])
         cell = table[case][column][dtype]
-        item = Evidence(
-            title=frames.title(column),
-            dtype=dtype,
-            state=cell.state.value,
-            symbol=SYMBOLS[cell.state],
-            text=cell.text,
-            cell_anchor=anchor(case, column),
-            messages=_messages(rows_of_cell),
-            **_reason(rows_of_cell),
-            worst=tuple(_worst(row, frames.cases[case]) for row in rows_of_cell if isinstance(row["index"], str))[
-                :_MAX_ROWS
-            ],
-            left_out=max(0, len(rows_of_cell) - _MAX_ROWS),
-            maps=maps.of(case, dtype, column, [str(row["stage"]) for row in rows_of_cell]),
-            commands=commands_again(frames, _evaluation(case, column, dtype), ("explain", "repro")),
-            script=scripts.of(case, dtype, column),
+        blocks = (
+            *(Text(message, "message") for message in _messages(rows_of_cell)),
+            *_reason(rows_of_cell),
+            *_worst(rows_of_cell, frames.cases[case]),
+            *maps.of(case, dtype, column, [str(row["stage"]) for row in rows_of_cell]),
+            *_again(commands_again(frames, _evaluation(case, column, dtype), ("explain", "repro"))),
+            *scripts.of(case, dtype, column),
         )
+        item = Evidence(cell.state.value, cell.text, frames.title(column), dtype, blocks)
         found.setdefault(case, []).append(item)
     return found, len(wanted) - len(chosen)
 
@@ -193,11 +158,24 @@ def _messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(row["message"]) for row in of_stages if row["message"]))[:_MAX_ROWS]
 
 
-def _reason(rows: list[dict[str, Any]]) -> dict[str, str]:
+def _reason(rows: list[dict[str, Any]]) -> Iterator[Text]:
+    """Yield why a failure is expected, where one says so."""
     expected = next((row for row in rows if row["xfail"] and isinstance(row["reason"], str)), None)
-    reason = str(expected["reason"]) if expected else ""
-    thread = str(expected["thread"]) if expected and isinstance(expected["thread"], str) else ""
-    return {"reason": reason, "thread": thread, "address": address_of(thread)}
+    if expected is None:
+        return
+    thread = expected["thread"] if isinstance(expected["thread"], str) else ""
+    where: Inline = (" (", Mark(thread, "link", address_of(thread)), ")") if thread else ""
+    yield Text((Mark("Expected failure:", "strong"), f" {expected['reason']}", where))
+
+
+def _again(commands: Sequence[str]) -> Iterator[Block]:
+    """Yield how to see it again."""
+    if commands:
+        yield Text("See it again, in the folder where the check ran:", "how")
+        yield Code(commands)
+    else:
+        more = "It was handed over as an object, which no command line can name; "
+        yield Text((more, Mark("check(...).explain()"), " tells more."), "how")
 
 
 _AGAINST = {
@@ -205,19 +183,25 @@ _AGAINST = {
     "step": "the exact step from its own previous stage",
     "number": "a number of the case",
 }
+_WORST = ("stage", "verdict", "element", "computed", "should be", "difference", "allowed", "compared with")
 
 
-def _worst(row: Mapping[str, Any], case: Mapping[str, Any]) -> Worst:
-    computed, reference = told_apart(float(row["value"]), _should_be(row))
-    return Worst(
-        what=str(row["stage"]),
-        verdict=str(row["verdict"]),
-        index=element_in(case, row),
-        computed=computed,
-        reference=reference,
-        difference=short(row["difference"]),
-        allowed=short(row["allowed"]),
-        against=f"the printed {row['printed']}" if _is_printed(row) else _AGAINST.get(row["against"], ""),
+def _worst(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield a table of the element of each stage, or the number, at which the two differ most."""
+    named = [_worst_cells(row, case) for row in rows if isinstance(row["index"], str)][:_MAX_ROWS]
+    if named:
+        yield Table("The worst element of each stage", _WORST, named, "lllrrrrl")
+    if len(rows) > _MAX_ROWS:
+        files = (Mark("results.csv"), " and ", Mark("numbers.csv"))
+        yield Text((f"And {len(rows) - _MAX_ROWS} more stages or numbers, in ", *files, "."), "muted")
+
+
+def _worst_cells(row: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[Inline, ...]:
+    against = f"the printed {row['printed']}" if _is_printed(row) else _AGAINST.get(row["against"], "")
+    return (
+        *(str(row["stage"]), str(row["verdict"]), element_in(case, row)),
+        *told_apart(float(row["value"]), _should_be(row)),
+        *(short(row["difference"]), short(row["allowed"]), against),
     )
 
 
@@ -240,32 +224,30 @@ class _Maps:
         self._frames = frames
         self._left = most
 
-    def of(self, case: str, dtype: str, column: Column, stages: list[str]) -> tuple[ErrorMap, ...]:
-        """Return a map per stage whose array, exact answer and bound were kept."""
+    def of(self, case: str, dtype: str, column: Column, stages: list[str]) -> Iterator[Figure]:
+        """Yield a map for each stage whose array, exact answer and bound were kept."""
         if self._left <= 0:
-            return ()
-        try:
-            kept = self._frames.arrays.of(case, dtype)
-        except ResultsError:  # a broken file of arrays takes the pictures away, not the report
-            return ()
+            return
+        kept = self._frames.arrays.of(case, dtype)
         name = self._frames.classes.get((column.environment, column.implementation), {}).get(dtype, "")
-        maps = []
         for stage in dict.fromkeys(stages):
-            computed, exact, bound = (
-                kept.get((column.environment, of, stage)) for of in (column.implementation, EXACT, bound_name(name))
-            )
-            if computed is None or exact is None or bound is None or self._left <= 0:
-                continue
-            if not computed.shape == exact.shape == bound.shape:
-                continue
-            errors = error_ratio(computed, exact, bound)
-            layout = layout_in(self._frames.cases[case], {"stage": stage, "shape": show(errors.shape)})
-            words = describe_errors(errors, "error over bound", layout)
-            compared = compared_matrices(computed, exact, errors, is_document=layout is not None)
-            pictures = [] if compared else error_pictures(errors, f"Map of {stage}", is_document=layout is not None)
-            maps.append(ErrorMap(stage, words, tuple(pictures), tuple(compared)))
-            self._left -= sum(len(picture) for _, picture in pictures) + sum(each.letters for each in compared)
-        return tuple(maps)
+            keys = ((column.environment, of, stage) for of in (column.implementation, EXACT, bound_name(name)))
+            arrays = [kept[key] for key in keys if key in kept]
+            if len(arrays) == 3 and len({array.shape for array in arrays}) == 1 and self._left > 0:
+                figure = _error_figure(stage, self._frames.cases[case], *arrays)
+                self._left -= len(figure.markup)
+                yield figure
+
+
+def _error_figure(stage: str, case: Mapping[str, Any], computed: Array, exact: Array, bound: Array) -> Figure:
+    """Show errors over bounds as maps, or, of a small array, the numbers themselves."""
+    errors = error_ratio(computed, exact, bound)
+    layout = layout_in(case, {"stage": stage, "shape": show(errors.shape)})
+    words = describe_errors(errors, "error over bound", layout)
+    inside = compared_matrices(computed, exact, errors, is_document=layout is not None)
+    inside = inside or error_pictures(errors, f"Map of {stage}", is_document=layout is not None)
+    form = "<figure><figcaption><strong>{}</strong> {}</figcaption>{}</figure>"
+    return Figure(words, Markup(form).format(stage, words, Markup().join(inside)))
 
 
 def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
@@ -283,53 +265,63 @@ def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArra
     return ratio
 
 
+def misprint_evidence(misprint: Misprint) -> Evidence:
+    """Return what is printed wrongly, and what it should be."""
+    note = f"stage {misprint.stage}" if misprint.called != misprint.stage else ""
+    blocks: tuple[Block, ...] = (Text(misprint.message, "message"),)
+    if misprint.numbers:
+        rows = [(f"[{place}]", printed, exact) for place, printed, exact in misprint.numbers[:_MAX_PRINTED]]
+        table = Table("What is printed, and what it should be", ("element", "printed", "should be"), rows, "lrr")
+        blocks = (Text("The exact answer itself misses what is printed, so no implementation can hold it."), table)
+    if len(misprint.numbers) > _MAX_PRINTED:
+        more = f"And {len(misprint.numbers) - _MAX_PRINTED} more, in "
+        blocks = (*blocks, Text((more, Mark("numbers.csv"), "."), "muted"))
+    return Evidence(misprint.verdict, misprint.verdict, misprint.called, note, blocks)
+
+
 _BLACK = "#000000"
 
 
-@dataclass(frozen=True)
-class HeatTable:
-    """One matrix: its title, what its rows and columns are, their names, and a colour and a text per cell."""
-
-    title: str
-    axes: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[tuple[str, bool, str, str], ...]], ...]
-    """each row's name, and of each cell its colour, whether its ink is light, its number, and what else is printed"""
+_MAX_PIXELS_WIDE = 480
 
 
-@dataclass(frozen=True)
-class Heat:
-    """A matrix as a table, or, where it is too large for numbers, as a picture."""
-
-    table: HeatTable | None
-    picture: Markup
-
-
-def heat_of(panel: Panel, number: int) -> Heat:
-    """Return a matrix to show; ``number`` keeps the parts of one picture apart from those of another."""
-    if not panel.matrix.size or max(panel.matrix.shape) > MAX_ANNOTATED:
-        from attncheck.reports.heatmaps import heatmaps  # Matplotlib takes long to load, and few pages need it
-
-        # Own markup: made by matplotlib, with every text escaped.
-        markup = heatmaps([panel]).markup
-        for reference in ('id="', "url(#", 'href="#'):
-            markup = markup.replace(reference, f"{reference}heat{number}-")
-        return Heat(None, Markup(markup))
-    return Heat(_table(panel), Markup())
+def heat_of(panel: Panel) -> Markup:
+    """Return a matrix as a table with coloured cells, or, where it is too large for numbers, as a picture."""
+    if panel.matrix.size and max(panel.matrix.shape) <= MAX_ANNOTATED:
+        return _table(panel)
+    words = describe(panel) if panel.matrix.size else f"{panel.title}: empty, shape {show(panel.matrix.shape)}"
+    if not panel.matrix.size:
+        return Markup('<figure class="drawing"><figcaption>{}</figcaption></figure>').format(words)
+    width = panel.matrix.shape[1] * max(1, min(_MAX_PIXELS, _MAX_PIXELS_WIDE // max(panel.matrix.shape)))
+    form = (
+        '<figure class="drawing"><figcaption>{words}</figcaption>'
+        '<img alt="{words}" width="{width}" src="data:image/png;base64,{data}"></figure>'
+    )
+    return Markup(form).format(words=words, width=width, data=b64encode(png_of(shades(panel))).decode())
 
 
-def _table(panel: Panel) -> HeatTable:
+def _table(panel: Panel) -> Markup:
+    rows, columns = (range(length) for length in panel.matrix.shape)
     colours = shades(panel)
-    rows = []
-    for index in range(panel.matrix.shape[0]):
-        cells = tuple(
-            ("#" + bytes(colour).hex(), ink_on(colour) != _BLACK, *cell_text(panel, index, column))
-            for column, colour in enumerate(colours[index])
-        )
-        rows.append((_name(panel.row_labels, index), cells))
-    columns = tuple(_name(panel.column_labels, index) for index in range(panel.matrix.shape[1]))
     axes = [f"{panel.row_axis} ↓" if panel.row_axis else "", f"{panel.column_axis} →" if panel.column_axis else ""]
-    return HeatTable(panel.title, " ".join(filter(None, axes)), columns, tuple(rows))
+    head = (Markup('<th scope="col">{}</th>').format(_name(panel.column_labels, column)) for column in columns)
+    body = []
+    for row in rows:
+        cells = (_heat_cell(colours[row, column], *cell_text(panel, row, column)) for column in columns)
+        form = Markup('<tr><th scope="row">{}</th>{}</tr>')
+        body.append(form.format(_name(panel.row_labels, row), Markup().join(cells)))
+    form = Markup(
+        '<table class="heat"><caption>{}</caption><thead><tr><td>{}</td>{}</tr></thead><tbody>{}</tbody></table>'
+    )
+    return form.format(panel.title, " ".join(filter(None, axes)), Markup().join(head), Markup().join(body))
+
+
+def _heat_cell(colour: Pixels, text: str, printed: str) -> Markup:
+    """Return a cell: light ink is of class l, what is printed otherwise of class p."""
+    kinds = [name for name, holds in (("l", ink_on(colour) != _BLACK), ("p", bool(printed))) if holds]
+    kind = Markup(' class="{}"').format(" ".join(kinds)) if kinds else ""
+    also = Markup("<small>printed {}</small>").format(printed) if printed else ""
+    return Markup('<td{} style="background:#{}">{}{}</td>').format(kind, bytes(colour).hex(), text, also)
 
 
 def _name(labels: object, index: int) -> str:
@@ -345,12 +337,12 @@ _WIDTH, _MIN_PIXELS, _MAX_PIXELS = 220, 7, 20
 """Pixels: of a picture, if its cells are neither smaller nor larger than these."""
 
 
-def error_pictures(errors: Real, title: str, *, is_document: bool = False) -> list[tuple[str, Markup]]:
-    """Return a title and an SVG per matrix of errors over bounds; what exceeds the bound is crossed out."""
+def error_pictures(errors: Real, title: str, *, is_document: bool = False) -> list[Markup]:
+    """Return an SVG with its title per matrix of errors over bounds; what exceeds the bound is crossed out."""
     if not errors.size or np.isnan(errors).all():
         return []
     return [
-        (matrix.title, _picture(matrix, title))
+        Markup('<div class="panel"><span>{}</span>{}</div>').format(matrix.title, _picture(matrix, title))
         for matrix in error_matrices(errors, _MAX_CELLS, is_document=is_document)
     ]
 
@@ -359,25 +351,11 @@ _MOST_COMPARED = 64
 """Elements of an array that is small enough to be read."""
 
 
-@dataclass(frozen=True)
-class ComparedMatrix:
-    """A small matrix as computed, as it should be, and the difference: a text for each element, and what is wrong."""
+def compared_matrices(computed: Array, exact: Array, errors: Real, *, is_document: bool = False) -> list[Markup]:
+    """Show a small array as computed, as it should be, and the difference, side by side; nothing of a larger one.
 
-    title: str
-    columns: range
-    tables: tuple[tuple[str, tuple[tuple[tuple[str, bool], ...], ...]], ...]
-    """each table's name, and of each row the texts, each with whether that element is wrong"""
-
-    @property
-    def letters(self) -> int:
-        """How much markup it takes."""
-        return sum(60 + sum(20 + len(text) for row in rows for text, _ in row) for _, rows in self.tables)
-
-
-def compared_matrices(
-    computed: NDArray[Any], exact: NDArray[Any], errors: Real, *, is_document: bool = False
-) -> list[ComparedMatrix]:
-    """Return the numbers of a small array, a matrix for each index of its leading axes; nothing of a larger one."""
+    There is a matrix for each index of the leading axes; elements that are wrong are marked.
+    """
     if not 0 < errors.size <= _MOST_COMPARED:
         return []
     arrays = [np.atleast_2d(np.asarray(each, dtype=np.float64)) for each in (computed, exact, errors)]
@@ -385,22 +363,36 @@ def compared_matrices(
     several = [axis for axis, length in enumerate(leading) if length > 1]
     among = several if is_document or not several else range(len(leading))
     return [
-        _compared(
+        _side_by_side(
             written_element([index[axis] for axis in among]) if among else "", *(array[index] for array in arrays)
         )
         for index in np.ndindex(leading)
     ]
 
 
-def _compared(title: str, computed: Real, exact: Real, errors: Real) -> ComparedMatrix:
-    texts: list[list[list[tuple[str, bool]]]] = [[], [], []]
-    for row in zip(computed.tolist(), exact.tolist(), (errors > 1).tolist(), strict=True):
-        cells = [(_beside(*of, wrong=wrong), wrong) for *of, wrong in zip(*row, strict=True)]
-        for place, rows in enumerate(texts):
-            rows.append([(texts_of[place], wrong) for texts_of, wrong in cells])
-    names = ("computed", "exact", "difference")
-    tables = tuple((name, tuple(map(tuple, rows))) for name, rows in zip(names, texts, strict=True))
-    return ComparedMatrix(title, range(computed.shape[1]), tables)
+def _side_by_side(title: str, computed: Real, exact: Real, errors: Real) -> Markup:
+    texts = np.empty((*computed.shape, 3), dtype=object)
+    for place in np.ndindex(computed.shape):
+        texts[place] = _beside(computed[place].item(), exact[place].item(), wrong=bool(errors[place] > 1))
+    tables = [
+        _small_table(f"{name}{title}", texts[..., number], errors > 1)
+        for number, name in enumerate(("computed", "exact", "difference"))
+    ]
+    return Markup('<div class="side-by-side">{}</div>').format(Markup().join(tables))
+
+
+def _small_table(caption: str, texts: NDArray[np.object_], wrong: NDArray[np.bool_]) -> Markup:
+    def joined(form: str, parts: Iterable[tuple[Any, ...]]) -> Markup:
+        return Markup().join(Markup(form).format(*part) for part in parts)
+
+    head = joined('<th scope="col">{}</th>', ((column,) for column in range(texts.shape[1])))
+    marked = np.where(wrong, "w", "")
+    rows = (
+        (number, joined('<td class="{}">{}</td>', zip(marked[number], row, strict=True)))
+        for number, row in enumerate(texts)
+    )
+    form = '<table class="small"><caption>{}</caption><thead><tr><td></td>{}</tr></thead><tbody>{}</tbody></table>'
+    return Markup(form).format(caption, head, joined('<tr><th scope="row">{}</th>{}</tr>', rows))
 
 
 def _beside(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, str]:
@@ -462,8 +454,8 @@ class DrawnCase:
     case: DocumentCase
     fails: bool
     anchor: str
-    inputs: tuple[Heat, ...]
-    stages: tuple[Heat, ...]
+    inputs: tuple[Markup, ...]
+    stages: tuple[Markup, ...]
     left_out: int
     """Pictures that the page has no room for."""
     has_numbers: bool
@@ -570,13 +562,12 @@ class _Artist:
 
     def __init__(self, budget: Budget) -> None:
         self._left = {True: budget.failing_pictures, False: budget.pictures}
-        self._numbers = count()  # keeps the parts of one picture apart from those of another
 
-    def draw(self, case: DocumentCase, *, fails: bool) -> list[tuple[bool, Heat]]:
+    def draw(self, case: DocumentCase, *, fails: bool) -> list[tuple[bool, Markup]]:
         panels = [(drawing.is_input, panel) for drawing in case.drawings for panel in drawing.panels]
         chosen = panels[: self._left[fails]]
         self._left[fails] -= len(chosen)
-        return [(is_input, heat_of(panel, next(self._numbers))) for is_input, panel in chosen]
+        return [(is_input, heat_of(panel)) for is_input, panel in chosen]
 
 
 def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool, has_numbers: bool) -> DrawnCase:

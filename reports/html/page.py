@@ -1,31 +1,19 @@
-"""The HTML report, one file that needs nothing else: what every section shows, rendered by templates.
-
-The compiled templates are kept, because compiling them takes longer than a report of a few cases. They lie where Python
-keeps what it compiles modules to: beside the templates, or where ``PYTHONPYCACHEPREFIX`` says, and nowhere if Python
-keeps nothing.
-"""
+"""The HTML report, one file that needs nothing else: sections from their blocks, all else rendered by templates."""
 
 from __future__ import annotations
 
 import math
 import re
-import sys
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b, sha256
-from importlib.util import cache_from_source
+from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import pandas as pd
-from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
-from jinja2.bccache import Bucket
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from attncheck.errors import ExitCode
@@ -52,6 +40,7 @@ from attncheck.reports.html.contents import (
     LEVELS,
     NOT_JUDGED,
     SYMBOLS,
+    URGENCY,
     Anchors,
     Budget,
     budget_of,
@@ -60,8 +49,9 @@ from attncheck.reports.html.contents import (
     urgent_first,
     within,
 )
-from attncheck.reports.html.details import case_details, drawn_lengths, verdict_matrix
+from attncheck.reports.html.details import case_details, cells_alike, drawn_lengths, sampled_cases, verdict_matrix
 from attncheck.reports.sections import (
+    BREAK,
     Block,
     Code,
     Details,
@@ -70,6 +60,7 @@ from attncheck.reports.sections import (
     Inline,
     Items,
     Mark,
+    Section,
     Table,
     Text,
     by_implementation,
@@ -93,6 +84,7 @@ _OF_RECORDS = ("misprint", "!")
 _UNVERIFIED, _IN_PART = ("unverified", "?"), ("unverified", "◐")
 _FORMS = {
     "break": "<br>",
+    "near": '<span class="tag near"><span aria-hidden="true">✓</span> {}</span>',
     "level": '<span class="level" style="--part:{percent:.0f}%">{}</span>',
     **{name: f"<{name}>{{}}</{name}>" for name in ("code", "strong", "small")},
 }
@@ -109,10 +101,10 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
     anchors = make_anchors(sorted(table), frames.columns)
     every = defects(frames)
     detailed = _detailed(frames, table, {each.row["case"] for each in every[: budget.wrong]}, budget)
-    evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
+    evidence, evidence_left_out = _evidence(frames, table, detailed, budget)
     columns = _failing_first(frames, table)
-    files = verdict_matrix(frames, columns, table, anchors, detailed, budget)
-    linked = frozenset({*detailed, *(row.case for file in files for row in file.rows)})
+    files = verdict_matrix(frames, table, budget)
+    linked = frozenset({*detailed, *(case for file in files for case in file.cases)})
     tone, symbol = _tone(frames, table)
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
@@ -126,6 +118,8 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         "wrong": wrong(frames, budget.wrong, most_cases=budget.listed, pictures=pictures),
         "counts": by_implementation(frames),
         "title": frames.title,
+        "all_columns": frames.columns,
+        # that of most failing cases first
         "columns": columns,
         "many_environments": frames.has_several_environments,
         "files": files,
@@ -135,14 +129,23 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         "words": tuple(sorted(words)),
         # what each tag probes, and the bug that it is meant to catch
         "probes": _probes(frames, tags),
-        "details": tuple(case_details(frames, table, anchors, detailed, evidence)),
+        # by case: its cells, its record, and how many query rows stand for all
+        "table": table,
+        "records": frames.cases,
+        "sampled": sampled_cases(frames),
+        "cells_alike": cells_alike,
+        "symbols": SYMBOLS,
+        "dtypes_of": lambda row: " ".join(d for d in DTYPES if any(d in cells for cells in row.values())),
+        "anchors": anchors,
+        "detailed": detailed,
+        "details": case_details(frames, table, detailed, evidence),
         "details_left_out": len(table) - len(detailed),
         "evidence_left_out": evidence_left_out,
-        "has_maps": any(item.maps for items in evidence.values() for item in items),
+        "has_maps": any(has_maps(each) for why in evidence.values() for each in why),
         "documents": documents,
         # whether they are so many that a computation is laid out only when it comes into view
         "documents_late": sum(document.shown for document in documents) > budget.computations,
-        "pairs": pair_table(frames, anchors),
+        "pairs": pair_section(frames),
         "expected_failures": expected_to_fail(frames),
         "empty_rows": queries_without_key(frames),
         "environments": environments(frames),
@@ -158,15 +161,20 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
 
 
 def _evidence(
-    frames: Frames, table: Mapping[str, CellRow], anchors: Anchors, detailed: Collection[str], budget: Budget
+    frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: Budget
 ) -> tuple[Mapping[str, list[Evidence]], int]:
     """Return the evidence by case, and how many cells had to go without; what makes it is imported where any is."""
     cells = (cell for row in table.values() for cells in row.values() for cell in cells.values())
-    if not any(cell.state in (State.FAILING, State.XFAIL) for cell in cells):
+    if not any(cell.state in URGENCY for cell in cells):
         return {}, 0
     from attncheck.reports.html.evidence import make_evidence
 
-    return make_evidence(frames, table, anchors.cell, detailed, budget)
+    return make_evidence(frames, table, detailed, budget)
+
+
+def has_maps(evidence: Evidence) -> bool:
+    """Whether errors are drawn."""
+    return any(isinstance(block, Figure) for block in evidence.blocks)
 
 
 def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnDocument, ...]:
@@ -229,10 +237,11 @@ def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Link:
     columns = {(column.environment, column.implementation): column for column in frames.columns}
 
     def link(mark: Mark) -> str:
-        if mark.text not in linked:
+        case = mark.case or mark.text
+        if case not in linked:
             return ""
         column = columns.get(mark.column)
-        return anchors.case(mark.text) if column is None else anchors.cell(mark.text, column)
+        return anchors.case(case) if column is None else anchors.cell(case, column)
 
     return link
 
@@ -279,7 +288,9 @@ def _table_html(table: Table, inline: Callable[[Inline], Markup]) -> Markup:
     letters = table.align.ljust(len(table.headings), "l")[: len(table.headings)]
     classes = [Markup(' class="n"') if letter == "r" else "" for letter in letters]
     heads = zip(classes, table.headings, strict=True)
-    head = Markup().join(Markup('<th scope="col"{}>{}</th>').format(*each) for each in heads)
+    head = Markup().join(
+        Markup('<th scope="col"{}>{}</th>' if each[1] else "<td></td>").format(*each) for each in heads
+    )
     rows = []
     for first, *cells in table.rows:
         rest = (
@@ -309,61 +320,45 @@ def inline_html(link: Link, part: Inline) -> Markup:
     return Markup(form).format(part.text, percent=min(100.0, 100 * float(part.text)) if part.kind == "level" else 0)
 
 
+_PAIRS_EXPLAINED = (
+    "Two implementations disagree where they differ by more than the sum of their error bounds. In each cell, how many "
+    "comparisons disagree of all, and the largest difference over what is allowed, expected failures apart; it leads "
+    "to the case where that is. What differs by more than a tenth of the allowed has another colour."
+)
 _NEAR = 0.1
 """Of what is allowed: pairs that differ by more are told apart, though they agree."""
 _PAIR = ["environment", "implementation", "other_environment", "other"]
 
 
-@dataclass(frozen=True)
-class PairCell:
-    """Two implementations: how many stages were compared, how many disagree, and the case where most."""
-
-    compared: int
-    disagree: int
-    expected: int
-    ratio: str
-    state: str
-    symbol: str
-    case: str
-    anchor: str
-    label: str
-
-
-@dataclass(frozen=True)
-class PairTable:
-    """Implementations against implementations; None on the diagonal and where nothing was compared."""
-
-    titles: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[PairCell | None, ...]], ...]
-
-
-def pair_table(frames: Frames, anchors: Anchors) -> PairTable | None:
-    """Return the table of pairs, of those that were compared with any; None where no two were."""
+def pair_section(frames: Frames) -> Section | None:
+    """Return implementations against implementations, of those that were compared with any; None where no two were."""
     pairs = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if pairs.empty:
         return None
-    cells = _cells(pairs, anchors)
+    cells = _cells(pairs)
     compared = {key[:2] for key in cells} | {key[2:] for key in cells}
     columns = [column for column in frames.columns if (column.environment, column.implementation) in compared]
     keys = [(column.environment, column.implementation) for column in columns]
     titles = [frames.title(column) for column in columns]
-    rows = [
-        (title, tuple(cells.get((*one, *other)) or cells.get((*other, *one)) for other in keys))
-        for title, one in zip(titles, keys, strict=True)
-    ]
-    return PairTable(tuple(titles), tuple(rows))
+    rows = [(title, *(_between(cells, one, other) for other in keys)) for title, one in zip(titles, keys, strict=True)]
+    table = Table("Disagreements of every two implementations", ["", *titles], rows)
+    return Section("Pair by pair", "pairs", [Text(_PAIRS_EXPLAINED), table])
 
 
-def _cells(pairs: pd.DataFrame, anchors: Anchors) -> dict[Any, PairCell]:
+def _between(cells: Mapping[Any, Inline], one: tuple[str, str], other: tuple[str, str]) -> Inline:
+    if one == other:
+        return "\N{EM DASH}"
+    return cells.get((*one, *other)) or cells.get((*other, *one), "")
+
+
+def _cells(pairs: pd.DataFrame) -> dict[Any, Inline]:
     bad, expected = failing(pairs), expected_failures(pairs)
     compared = pairs.groupby(_PAIR).size()
     disagree, xfailed = bad.groupby(_PAIR).size(), expected.groupby(_PAIR).size()
-    worst = _worst(pairs.drop(expected.index))
-    worst_expected = _worst(expected)
+    worst = {**_worst(expected), **_worst(pairs.drop(expected.index))}
     return {
-        key: _cell(int(number), int(disagree.get(key, 0)), int(xfailed.get(key, 0)), row, anchors)
+        key: _cell(int(number), int(disagree.get(key, 0)), int(xfailed.get(key, 0)), worst.get(key, {}))
         for key, number in compared.items()
-        if (row := worst.get(key) or worst_expected.get(key) or {"case": "", "stage": "", "ratio": float("nan")})
     }
 
 
@@ -375,25 +370,13 @@ def _worst(pairs: pd.DataFrame) -> dict[Any, Mapping[str, Any]]:
     return {tuple(row[name] for name in _PAIR): row for row in records(first)}
 
 
-def _cell(compared: int, disagree: int, expected: int, worst: Mapping[str, Any], anchors: Anchors) -> PairCell:
-    ratio, case = worst["ratio"], str(worst["case"])
-    if disagree:
-        state, symbol = "failing", "✗"
-    elif expected:
-        state, symbol = "xfail", "≈"
-    else:
-        state, symbol = ("near", "✓") if ratio > _NEAR else ("agree", "✓")
-    return PairCell(
-        compared=compared,
-        disagree=disagree,
-        expected=expected,
-        ratio=f"{ratio:.2g} of the allowed" if not math.isnan(ratio) else "told by no number",
-        state=state,
-        symbol=symbol,
-        case=case,
-        anchor=anchors.case(case) if case in anchors.cases else "",
-        label=f"{case} at {worst['stage']}" if case else "",
-    )
+def _cell(compared: int, disagree: int, expected: int, worst: Mapping[str, Any]) -> Inline:
+    ratio, case = worst.get("ratio", math.nan), str(worst.get("case", ""))
+    near = "near" if ratio > _NEAR else State.AGREE.value
+    kind = State.FAILING.value if disagree else State.XFAIL.value if expected else near
+    also = f", {expected:,} expected" if expected else ""
+    size = "told by no number" if math.isnan(ratio) else f"{ratio:.2g} of the allowed"
+    return (Mark(f"{disagree:,} of {compared:,}{also}", kind), BREAK, Mark(size, "case", case=case))
 
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -445,48 +428,4 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        bytecode_cache=CompiledTemplates(TEMPLATES),
     )
-
-
-_CHECKSUM = 16
-_OPTIONS = ("autoescape", "trim_blocks", "lstrip_blocks", "keep_trailing_newline", "is_async", "sandboxed", "optimized")
-"""Of an environment, by which its templates are compiled."""
-
-
-class CompiledTemplates(BytecodeCache):
-    """Keeps what the templates of a folder were compiled to."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        """Take what was kept; what is damaged, or of another compiler or source, leaves the template to be compiled."""
-        with suppress(OSError, NotImplementedError):
-            entry = self._path(bucket).read_bytes()
-            if entry[:_CHECKSUM] == self._checksum(bucket, entry[_CHECKSUM:]):
-                bucket.bytecode_from_string(entry[_CHECKSUM:])
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        """Keep what a template was compiled to, where that can be written."""
-        if sys.dont_write_bytecode:
-            return
-        code = bucket.bytecode_to_string()
-        with suppress(OSError, NotImplementedError):
-            path = self._path(bucket)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=path.parent) as folder:  # of two processes each writes a whole file
-                whole = Path(folder, path.name)
-                whole.write_bytes(self._checksum(bucket, code) + code)
-                whole.replace(path)
-
-    def _path(self, bucket: Bucket) -> Path:
-        """Return the place of one template."""
-        return Path(cache_from_source(str(self._folder / f"{bucket.key}.py"))).with_suffix(".template")
-
-    def _checksum(self, bucket: Bucket, code: bytes) -> bytes:
-        options = [getattr(bucket.environment, name) for name in _OPTIONS]
-        follows_from = [jinja2.__version__, sys.version, options, bucket.key, bucket.checksum]
-        found = blake2b(f"{follows_from}\n".encode(), digest_size=_CHECKSUM)
-        found.update(code)
-        return found.digest()
