@@ -140,7 +140,7 @@ def options_of(case: Case) -> set[str]:
 
 
 def test_all_options_meet_with_fewer_queries_than_keys() -> None:
-    """That every two of them meet where little else can be at fault, ``test_pairs.py`` says."""
+    """That every two of them meet where little else can be at fault, ``test_topics.py`` says."""
     assert set(OPTIONS) in [options_of(case) for case in COMBINATIONS]
     assert all(case.input_shapes["query"][2] < case.input_shapes["key"][2] for case in COMBINATIONS)
     assert all(case.supports_statistics for case in COMBINATIONS)

@@ -1,4 +1,4 @@
-"""Files that are refused: messages.yaml has each of them, and all that is said of it; the schema beside the loader."""
+"""Documents of YAML: read as plain data with the line of every field, or refused; the schema beside the loader."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import importlib.util
 import json
 import re
 import shutil
+import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from math import isfinite
@@ -20,11 +22,21 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from attncheck.errors import CaseError, ExitCode
+from attncheck.reading import yaml_reader
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.schema import case_schema, tag_schema
-from attncheck.reading.yaml_reader import YamlFault, read_yaml
+from attncheck.reading.yaml_reader import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_NODES,
+    FieldPath,
+    YamlDocument,
+    YamlFault,
+    compose_fast,
+    read_yaml,
+)
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -183,3 +195,241 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int
 @given(seed=st.integers(0, 2**32))
 def test_the_schema_accepts_what_is_loaded(outcomes: Callable[[int], tuple[bool, bool] | None], seed: int) -> None:
     assert outcomes(seed) != (True, False)
+
+
+Reader = Callable[[str | bytes], YamlDocument]
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    path = tmp_path_factory.mktemp("yaml") / "file.yaml"
+
+    def read_text(text: str | bytes) -> YamlDocument:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+        return read_yaml(path)
+
+    return read_text
+
+
+def _fields(data: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
+    yield path
+    entries = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in entries:
+        yield from _fields(value, (*path, key))
+
+
+def test_every_field_has_the_line_on_which_it_stands(read: Reader) -> None:
+    document = read("# a comment\na: 1\nb:\n  - x\n  - c: |\n      two\n      lines\n    d: {e: [5,\n      6]}\n")
+    assert document.data == {"a": 1, "b": ["x", {"c": "two\nlines\n", "d": {"e": [5, 6]}}]}
+    lines = {
+        (): 2,
+        ("a",): 2,
+        ("b",): 3,
+        ("b", 0): 4,
+        ("b", 1): 5,
+        ("b", 1, "c"): 5,
+        ("b", 1, "d"): 8,
+        ("b", 1, "d", "e"): 8,
+        ("b", 1, "d", "e", 0): 8,
+        ("b", 1, "d", "e", 1): 9,
+    }
+    assert document.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("path", "found", "line"),
+    [
+        (("a", "b"), ("a", "b"), 2),
+        (("a", "missing"), ("a",), 1),
+        (("a", "a label of the validator", "b"), ("a", "b"), 2),
+        (("missing",), (), 1),
+        ((), (), 1),
+    ],
+)
+def test_how_far_a_path_is_located(read: Reader, path: FieldPath, found: FieldPath, line: int) -> None:
+    assert read("a:\n  b: 1\n").locate(path) == (found, line)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("yes", "yes"),  # YAML 1.1 would make it true
+        ("on", "on"),
+        ("1:30", "1:30"),
+        ("2020-01-01", "2020-01-01"),
+        ("010", 10),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("-5", -5),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("null", None),
+        ("1e5", 1e5),
+        (".5", 0.5),
+        ("-.inf", float("-inf")),
+        ("0.0e9", 0.0),
+        ('"0.8429010"', "0.8429010"),
+        ("'5'", "5"),
+        ("<<", "<<"),
+    ],
+)
+def test_scalars_are_read_by_the_rules_of_yaml_1_2(read: Reader, text: str, value: object) -> None:
+    data = read(f"a: {text}\n").data
+    assert data == {"a": value}
+    assert type(data["a"]) is type(value)
+
+
+@pytest.mark.parametrize("content", [b"\xef\xbb\xbfa: 1\n", b"a: 1\r\n", b"a: 1", b"%YAML 1.2\n---\na: 1\n...\n"])
+def test_a_byte_order_mark_other_line_ends_and_a_header_are_accepted(read: Reader, content: bytes) -> None:
+    assert read(content).data == {"a": 1}
+
+
+def test_an_alias_user_function_what_it_names(read: Reader) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an anchor that is used again is no reason to warn
+        assert read("a: &x [1]\nb: *x\nc: &x 2\nd: *x\n").data == {"a": [1], "b": [1], "c": 2, "d": 2}
+
+
+PLAIN_TEXT = st.text(st.characters(categories=("L", "N", "P", "S"), include_characters=" \n"), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | PLAIN_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(PLAIN_TEXT, inner, max_size=4),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=60)
+@given(
+    data=st.lists(JSON, max_size=3) | st.dictionaries(PLAIN_TEXT, JSON, max_size=3), indent=st.sampled_from([None, 2])
+)
+def test_json_which_is_yaml_is_read_as_json(read: Reader, data: object, indent: int | None) -> None:
+    document = read(json.dumps(data, ensure_ascii=False, indent=indent))
+    assert document.data == data
+    assert set(document.lines) == set(_fields(data))
+
+
+def test_too_many_values_are_refused_with_their_line(read: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_reader, "MAX_NODES", 300)
+    with pytest.raises(YamlFault, match="more than 300 values") as fault:
+        read("a: 1\nb: [" + "1," * 300 + "]\n")
+    assert fault.value.line == 2
+    assert len(read("a: 1\nb: [" + "1," * 290 + "]\n").data["b"]) == 290
+
+
+def test_the_rest_of_a_file_is_read_where_single_fields_are_at_fault(read: Reader) -> None:
+    with pytest.raises(YamlFault) as fault:
+        read("a: 1e400\nb: [1, 1e400, 3]\nb: 4\n5: 6\nc: 7\n")
+    found = (fault.value, *fault.value.others)
+    assert [(each.line, each.path) for each in found] == [(1, ("a",)), (2, ("b", 1)), (3, ("b",)), (4, ())]
+    assert fault.value.data == {"a": None, "b": [1, None, 3], "c": 7}
+
+
+def test_a_tag_runs_nothing(read: Reader, tmp_path: Path) -> None:
+    marker = tmp_path / "it-ran"
+    with pytest.raises(YamlFault):
+        read(f"a: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{marker}']]\n")
+    assert not marker.exists()
+
+
+def test_a_file_that_is_not_there_or_is_a_folder_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(YamlFault, match="cannot be read: No such file or directory"):
+        read_yaml(tmp_path / "missing.yaml")
+    with pytest.raises(YamlFault, match="cannot be read"):
+        read_yaml(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_not_even_read(read: Reader) -> None:
+    with pytest.raises(YamlFault, match=f"{MAX_BYTES + 1} bytes; a case file has {MAX_BYTES} at most"):
+        read(b"#" * (MAX_BYTES + 1))
+
+
+def _alias_bomb() -> str:
+    levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 30)]
+    return "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(levels)
+
+
+def _deep_by_aliases() -> str:
+    return "a0: &a0 [x]\n" + "".join(f"a{level}: &a{level} [*a{level - 1}]\n" for level in range(1, 430))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(_alias_bomb(), "values (aliases expanded)", id="9^30 by aliases"),
+        pytest.param(_deep_by_aliases(), "levels deep", id="430 levels by aliases"),
+        # Left to the parser alone, this took three minutes.
+        pytest.param("[" * 100_000, "levels deep", id="100000 brackets"),
+        pytest.param("{a: " * 100_000, "levels deep", id="100000 braces"),
+    ],
+)
+def test_a_file_that_would_explode_is_refused_in_little_memory(read: Reader, text: str, words: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(YamlFault) as fault:
+            read(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert words in str(fault.value)
+    assert peak < 20 * 2**20
+
+
+MARKS = ("b: ", "- ", "? ", ": ", "\n", "  ", "\t", *"[]{}", ", ", "|\n", ">-\n", '"', "'", "#", "---\n", "...\n")
+ITEMS = (*"a1~", "&x ", "*x", "!t ", "!!int ", "%YAML 1.1\n", "<<: ", "0x", "1e999", ".nan", "\\ud800", "\x00", "\x85")
+YAML_PIECES = st.sampled_from([*MARKS, *ITEMS])
+
+
+@settings(max_examples=100)
+@given(text=st.lists(YAML_PIECES, max_size=25).map("".join) | st.text(max_size=30) | st.binary(max_size=30))
+def test_any_text_is_read_as_plain_data_or_refused(read: Reader, text: str | bytes) -> None:
+    try:
+        document = read(text)
+    except YamlFault as fault:
+        assert str(fault)  # noqa: PT017 - not every text is at fault
+        return
+    assert set(document.lines) == set(_fields(document.data))
+    assert all(isinstance(part, str | int) for path in document.lines for part in path)
+
+
+BUNDLED = sorted((Path(__file__).resolve().parents[3] / "cases").rglob("*.yaml"))
+LINES = [line for path in BUNDLED for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _by_both(read: Reader, text: str) -> tuple[YamlDocument, YamlDocument] | None:
+    """Read a text by each reader; None where the fast one leaves it to the other."""
+    if compose_fast(text, MAX_NODES, MAX_DEPTH) is None:
+        return None
+    fast, composing = read(text), yaml_reader.compose_fast
+    try:
+        yaml_reader.compose_fast = lambda *_: None
+        return fast, read(text)
+    finally:
+        yaml_reader.compose_fast = composing
+
+
+def test_most_bundled_files_are_read_by_the_fast_reader() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in BUNDLED]
+    assert sum(compose_fast(text, MAX_NODES, MAX_DEPTH) is not None for text in texts) > 0.9 * len(BUNDLED)
+
+
+@settings(max_examples=100)
+@given(
+    lines=st.lists(st.sampled_from(LINES), min_size=1, max_size=8),
+    pieces=st.lists(st.tuples(st.integers(0, 400), YAML_PIECES), max_size=4),
+)
+def test_both_readers_read_alike(read: Reader, lines: list[str], pieces: list[tuple[int, str]]) -> None:
+    text = "\n".join(lines)
+    for position, piece in pieces:
+        text = text[:position] + piece + text[position:]
+    try:
+        pair = _by_both(read, text)
+    except YamlFault:
+        return  # both say so alike: a field is built by one builder
+    assert pair is None or pair[0] == pair[1]
+
+
+def test_without_libyaml_everything_is_read_by_the_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compose_fast("a: 1\n", MAX_NODES, MAX_DEPTH) is not None
+    monkeypatch.delattr("yaml.CSafeLoader")
+    assert compose_fast("a: 1\n", MAX_NODES, MAX_DEPTH) is None

@@ -1,0 +1,395 @@
+"""Topics of the corpus have what they are named for: every pair of options, sizes with paths of their own, probes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.judging.undefined_rows import empty_rows
+from attncheck.plan import EMPTY_ROWS, GivenLevels, Level, levels_of
+from attncheck.reading.case import Case
+from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.selection import select_cases
+from attncheck.reading.tiles import TEMPLATE, tile_row
+from attncheck.spec import (
+    OPERATIONS,
+    Operation,
+)
+
+CASES = select_cases().cases
+TILE = 16
+CASES_OF_A_PAIR = 2
+MEANT_OF_OTHERS = {
+    "alignment": "says where a causal query or a window stands",
+    EMPTY_ROWS: "says what a mask left open",
+}
+"""Options that are not counted where few others are to be at fault, each with the reason."""
+FEW = {"multi_head_attention": 6}
+"""How many options a case of few has at most, where it is not four: projections have biases of their own."""
+
+
+Pair = tuple[Level, Level]
+
+
+def pairs_of(operation: Operation) -> Iterator[Pair]:
+    """Yield every pair of levels of two options that can meet."""
+    for one, other in combinations(levels_of(operation).values(), 2):
+        for pair in ((first, second) for first in one for second in other):
+            if not why_never(pair):
+                yield pair
+
+
+def why_never(pair: Pair) -> str:
+    """Say why two levels cannot meet; empty where they can."""
+    texts, options = {level.text for level in pair}, {level.option for level in pair}
+    for option, scores in ONLY_WITH_SOME_SCORES.items():
+        if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
+            return f"only {', '.join(scores)} have a {option}"
+    if {"alignment", "query_offsets"} <= options:
+        return "query_offsets say where the queries of each batch entry stand, whatever the alignment"
+    if "score_bias" in options:
+        if "score" in options and not texts & {"score additive", "score general"}:
+            return "score_bias is an input of the additive and the bilinear score alone"
+        if options & ONLY_WITH_SOME_SCORES.keys():
+            return "the additive and the bilinear score have neither a scale nor a softcap"
+    return ""
+
+
+def has_few(given: GivenLevels) -> bool:
+    """Whether so few options meet in the case that little else can be at fault."""
+    specs = given.case.input_specs
+    needed = {(name, specs[name].needs) for name in given.case.inputs}
+    brought = {other for name, other in needed if (other, name) not in needed}
+    options = {level.option for level in given.levels} - MEANT_OF_OTHERS.keys() - brought
+    return len(options) <= FEW.get(given.case.operation, 4)
+
+
+def is_beyond_a_tile(case: Case) -> bool:
+    """Whether a case has more queries and more keys than a tile, and no multiple of it of either."""
+    shapes = case.input_shapes
+    if "key_pages" in shapes:
+        lengths = shapes["query"][-2], shapes["block_table"][-1] * shapes["key_pages"][1]
+    else:
+        keys = "latent" if "latent" in shapes else "key"
+        lengths = shapes["scores"][-2:] if "scores" in shapes else (shapes["query"][-2], shapes[keys][-2])
+    return all(length > TILE and length % TILE for length in lengths)
+
+
+WITH_PAIRS = [operation for operation in OPERATIONS.values() if any(True for _ in pairs_of(operation))]
+
+
+@cache
+def given_of(operation: str) -> list[tuple[frozenset[Level], bool]]:
+    """Return what the bundled cases of an operation that go beyond a tile give, and whether that is little."""
+    cases = (case for case in CASES if case.operation == operation and is_beyond_a_tile(case))
+    return [(given.levels, has_few(given)) for given in map(GivenLevels, cases)]
+
+
+def missing(operation: Operation, given: Sequence[tuple[frozenset[Level], bool]]) -> list[str]:
+    """Say which pairs stand in too few cases, each in a line."""
+    having: dict[Level, set[int]] = defaultdict(set)
+    for place, (levels, _) in enumerate(given):
+        for level in levels:
+            having[level].add(place)
+    lines = []
+    for first, second in pairs_of(operation):
+        both = having[first] & having[second]
+        few = sum(given[place][1] for place in both)
+        if len(both) < CASES_OF_A_PAIR or not few:
+            most = FEW.get(operation.name, 4)
+            lines.append(
+                f"{operation.name}: {first.text} with {second.text}: in {len(both)} cases beyond a tile, {few} of "
+                f"them with at most {most} options; expected {CASES_OF_A_PAIR} and 1"
+            )
+    return lines
+
+
+@pytest.mark.parametrize("operation", WITH_PAIRS, ids=lambda operation: operation.name)
+def test_every_two_options_meet_beyond_a_tile(operation: Operation) -> None:
+    lines = missing(operation, given_of(operation.name))
+    assert not lines, "\n".join([*lines, "write cases for them in cases/pairs*.yaml"])
+
+
+@pytest.mark.parametrize("operation", ["attention", "attention_gradients"])
+def test_the_levels_are_those_that_kernels_know(operation: str) -> None:
+    texts = {level.text for levels in levels_of(OPERATIONS[operation]).values() for level in levels}
+    assert texts >= {
+        *("is_causal", "alignment top_left", "alignment bottom_right", "window", "scale", "softcap"),
+        *("mask along H", "mask along B", "bias spread over B", "bias spread over T", "query_mask along Lq"),
+        *("key_lengths", "key_lengths with 0", "some heads share", "all heads share", "values of another width"),
+        *("empty_rows zero", "empty_rows uniform", "empty_rows nan"),
+    }
+
+
+def test_a_pair_that_cannot_be_says_why_and_is_in_no_case() -> None:
+    levels = levels_of(OPERATIONS["scoring"])
+    never = {
+        (first, second): why_never((first, second))
+        for one in levels.values()
+        for other in levels.values()
+        if one is not other
+        for first in one
+        for second in other
+        if why_never((first, second))
+    }
+    assert {reason for reason in never.values() if not reason} == set()
+    assert (Level("score", "score general"), Level("scale", "scale")) in never
+    assert not any(set(pair) <= levels for pair in never for levels, _ in given_of("scoring"))
+
+
+SIZED = select_cases(["kernel_shapes"]).cases
+WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
+TILES = (16, 64, 128)
+SIZED_OPERATIONS = ("attention", "attention_gradients")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+TWICE = 2
+"""Cases that have to see a fault which one size alone has."""
+MAX_SHAPES = 68
+
+
+def of(operation: str) -> list[Case]:
+    return [case for case in SIZED if case.operation == operation]
+
+
+def axis(case: Case, name: str, place: int) -> int:
+    shape = case.input_shapes[name]
+    return shape[place] if len(shape) >= -place else 1
+
+
+def keys(case: Case) -> int:
+    return sum(axis(case, name, -2) for name in ("key", "past_key") if name in case.input_shapes)
+
+
+def heads(case: Case) -> tuple[int, int, int]:
+    """Return batch entries, query heads, and heads of keys and values."""
+    return axis(case, "query", -4), axis(case, "query", -3), axis(case, "key", -3)
+
+
+def edges(tile: int) -> tuple[int, int, int, int]:
+    return tile - 1, tile, tile + 1, 2 * tile + 1
+
+
+def is_causal(case: Case) -> bool:
+    return bool(case.options.get("is_causal"))
+
+
+@pytest.mark.parametrize("operation", SIZED_OPERATIONS)
+def test_every_width_is_that_of_keys_and_of_values_twice_and_has_every_dtype(operation: str) -> None:
+    for width in WIDTHS:
+        of_keys = [case for case in of(operation) if axis(case, "query", -1) == width]
+        of_values = [case for case in of(operation) if axis(case, "value", -1) == width]
+        assert len([case for case in of_keys if case in of_values]) >= TWICE
+        assert any(case not in of_values for case in of_keys), "beside values of another width"
+        assert any(case not in of_keys for case in of_values), "beside keys of another width"
+        assert {is_causal(case) for case in of_keys} == {True, False}
+        dtypes = Counter(dtype for case in of_keys for dtype in case.dtypes)
+        assert all(dtypes[dtype] >= (1 if dtype == "float64" else TWICE) for dtype in DTYPES), dtypes
+        # The model is as wide as its heads together, as PyTorch's and Keras' layers need it.
+        sizes = {
+            (axis(case, "query_weight", -2), axis(case, "query_weight", -1))
+            for case in of("multi_head_attention")
+            if axis(case, "query_weight", -1) == width * case.options["heads"]
+        }
+        assert sizes, width
+        assert all(model == together for model, together in sizes), width
+
+
+@pytest.mark.parametrize("operation", SIZED_OPERATIONS)
+@pytest.mark.parametrize("tile", TILES)
+def test_masks_windows_and_corners_meet_every_edge(tile: int, operation: str) -> None:
+    """Causal and not, and twice."""
+    of_tile = [
+        case for case in of(operation) if case.id.startswith(f"{TEMPLATE}/") and f"-tile-{tile}-" in f"{case.id}-"
+    ]
+    for length_of in (keys, lambda case: axis(case, "query", -2)):
+        lengths = Counter(map(length_of, of(operation)))
+        found = {(length_of(case), is_causal(case)) for case in of_tile}
+        assert found >= {(length, causal) for length in edges(tile) for causal in (False, True)}
+        assert all(lengths[length] >= TWICE for length in edges(tile))
+    named = [case for case in of(operation) if f"-tile-{tile}-" in f"{case.id}-"]
+    masked = [axis(case, "mask", -2) > 1 for case in named if "mask" in case.inputs]
+    assert {True, False} == set(masked)
+    assert any("key_lengths" in case.inputs for case in named)
+    assert any("window" in case.options for case in named)
+    corners = {case.options.get("alignment") for case in named if is_causal(case)}
+    assert corners == {None, "bottom_right"}
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_one_query_and_a_few_meet_every_edge_of_keys_in_several_heads_and_entries(tile: int) -> None:
+    several = [case for case in of("attention") if min(heads(case)[:2]) > 1]
+    assert {keys(case) for case in several if axis(case, "query", -2) == 1} >= set(edges(tile))
+    assert any(keys(case) > tile and 1 < axis(case, "query", -2) < 8 for case in several)
+    assert any("past_key" in case.inputs and axis(case, "past_key", -2) == tile for case in several)
+
+
+@pytest.mark.parametrize("operation", SIZED_OPERATIONS)
+def test_heads_and_entries_are_many_and_grouped_and_hundreds_of_keys_have_no_edge_near(operation: str) -> None:
+    assert any(axis(case, "query", -2) > 2 * keys(case) for case in of(operation))
+    hundreds = [keys(case) for case in of(operation) if keys(case) > 200]
+    assert any(all(min(length % tile, -length % tile) > 4 for tile in TILES) for length in hundreds)
+    grids = [heads(case) for case in of(operation)]
+    many = [grid for grid in grids if grid[0] * grid[1] > 64]
+    assert max(batch for batch, _, _ in many) == 17
+    assert max(heads for _, heads, _ in many) == 40
+    groups = Counter(heads // shared for _, heads, shared in many)
+    assert all(groups[size] >= TWICE for size in (1, 4, 8)), groups
+    assert any(is_causal(case) for case in of(operation) if math.prod(heads(case)[:2]) > 64)
+
+
+def test_the_file_has_the_rows_that_are_made_for_its_tiles() -> None:
+    """Else a case of that name would be one thing in the corpus and another with ``--tile``."""
+    for tile in TILES:
+        made = {case.id: case for case in select_cases(["kernel_shapes/lengths"], tiles=[tile]).cases}
+        own = {case.id: case for case in SIZED if f"-tile-{tile}" in case.id and f"-tile-{tile}0" not in case.id}
+        assert own.keys() == {identity for identity in made if identity.startswith(f"{TEMPLATE}/")}
+        assert all(_same(made[identity], case) for identity, case in own.items())
+        assert tile_row(tile)["whole"] == tile
+
+
+def _same(one: Case, other: Case) -> bool:
+    fields = ("name", "inputs", "input_shapes", "options", "dtypes", "tags", "judged_stages", "random", "line")
+    return all(getattr(one, field) == getattr(other, field) for field in fields)
+
+
+def test_no_query_is_left_without_a_key_but_at_the_other_corner() -> None:
+    """Queries without a key are a convention, of which other files ask; here they would only hide a size."""
+    for case in SIZED:
+        if case.operation in SIZED_OPERATIONS and "other-corner" not in case.id:
+            inputs = convert_inputs(case, make_exact_inputs(case), "float32")
+            assert not empty_rows(case.problem(inputs.arrays)).any(), case.id
+
+
+def test_there_are_few_shapes() -> None:
+    """JAX compiles every operation for every shape. A softmax takes the scores of a query that attends elsewhere."""
+    assert len(set(_shapes(case for case in SIZED if case.operation != "softmax"))) <= MAX_SHAPES
+
+
+def _shapes(cases: Iterable[Case]) -> Iterable[tuple[tuple[int, ...], ...]]:
+    for case in cases:
+        named = (name for name in ("query", "key", "value") if name in case.inputs)
+        yield tuple(tuple(case.input_shapes[name]) for name in named)
+
+
+Stages = dict[str, NDArray[Any]]
+Compute = Callable[[Case, str], tuple[Inputs, Stages]]
+Property = Callable[[Inputs, Stages], bool]
+
+PROBES = select_cases(["probes"]).cases
+BLOCK = 16
+
+
+def tagged(tag: str, *operations: str) -> list[Case]:
+    return [case for case in PROBES if tag in case.tags and case.operation in (operations or (case.operation,))]
+
+
+def logits_of(inputs: Inputs, stages: Stages) -> NDArray[Any]:
+    """Return what the softmax gets."""
+    given = next((stages[name] for name in ("masked", "biased", "scores") if name in stages), None)
+    return inputs.arrays["scores"] if given is None else given
+
+
+def is_poisoned(inputs: Inputs, stages: Stages) -> bool:
+    """Whether some row's forbidden values are so large that a weight of a tenth would show."""
+    values = np.abs(inputs.arrays["value"]).max(axis=-1)[..., None, :]
+    forbidden = np.where(np.isneginf(logits_of(inputs, stages)), values, 0).max(axis=-1)
+    return bool((forbidden > 10 * np.abs(stages["output"]).max(axis=-1)).any())
+
+
+def is_poisoned_for_a_finite_fill(inputs: Inputs, stages: Stages) -> bool:
+    """Whether a fill of -1e4, put in a masked score's place or added to it, would outweigh a kept one."""
+    logits = logits_of(inputs, stages)
+    before = stages.get("biased", stages["scores"])
+    kept = np.where(np.isneginf(logits), -np.inf, before).max(axis=-1)
+    masked = np.where(np.isneginf(logits), before, -np.inf).max(axis=-1)
+    return bool(((kept < -1e4) | (masked - 1e4 > kept) | (masked < -1e38)).any())
+
+
+def maximum_changes_between_blocks(inputs: Inputs, stages: Stages) -> bool:
+    row = logits_of(inputs, stages).reshape(-1, stages["weights"].shape[-1])[-1]
+    blocks = [row[start : start + BLOCK].max() for start in range(0, len(row), BLOCK)]
+    changes = [later != earlier for earlier, later in pairwise(np.maximum.accumulate(blocks))]
+    # Falling logits are the counterpart: nothing may be rescaled after the first block.
+    return len(blocks) > 4 and (sum(changes) >= 3 or not any(changes))
+
+
+def has_integers(inputs: Inputs, stages: Stages) -> bool:
+    return all((inputs.arrays[name] % 1 == 0).all() for name in ("query", "key"))
+
+
+def cancels(inputs: Inputs, stages: Stages) -> bool:
+    query, key = inputs.arrays["query"], inputs.arrays["key"].swapaxes(-1, -2)
+    return bool((np.abs(query) @ np.abs(key) > 20 * np.abs(query @ key)).any())
+
+
+def has_coinciding_axes(inputs: Inputs, stages: Stages) -> bool:
+    shapes = [
+        inputs.arrays[name].shape for name in ("query", "key", "value", "weight", "scores") if name in inputs.arrays
+    ]
+    return any(first == second > 1 for shape in shapes for first, second in pairwise(shape)) or any(
+        first[-2] == second[-2] for first, second in pairwise(shapes)
+    )
+
+
+def allows_one_key(inputs: Inputs, stages: Stages) -> bool:
+    return bool((np.isfinite(logits_of(inputs, stages)).sum(axis=-1) == 1).any())
+
+
+PROPERTIES: list[tuple[str, tuple[str, ...], Property]] = [
+    ("poisoned-mask", ("attention",), is_poisoned),
+    ("finite-fill", ("attention",), is_poisoned_for_a_finite_fill),
+    ("low-logits", (), lambda given, made: bool((logits_of(given, made).max(axis=-1) < -5e4).any())),
+    ("running-maximum", (), maximum_changes_between_blocks),
+    ("ragged-tail", ("attention",), lambda given, made: given.arrays["key"].shape[-2] % BLOCK > 0),
+    ("first-block", (), lambda given, made: bool((made["weights"][..., :BLOCK] == 0).all(axis=-1).any())),
+    ("flat-row", (), lambda given, made: made["weights"].shape[-1] >= 4100 and made["weights"].max() < 1.01 / 4100),
+    ("no-averaging", (), lambda given, made: made["weights"].shape[-1] <= 3),
+    ("peaked", (), lambda given, made: bool(made["weights"].max() > 0.999)),
+    (
+        "weights-visible",
+        (),
+        lambda given, made: np.array_equal(given.arrays["value"][0, 0], np.eye(len(made["output"][0, 0].T))),
+    ),
+    ("exact-scores", (), has_integers),
+    ("cancellation", (), cancels),
+    ("one-key", (), allows_one_key),
+    ("empty-row", (), lambda given, made: bool(np.isneginf(made["log_sum_exp"]).any())),
+    ("broadcast-coincidence", ("attention", "softmax", "scoring"), has_coinciding_axes),
+    ("underflow", (), lambda given, made: bool((made["weights"] < 1e-38).any())),
+    ("head-split", (), lambda given, made: min(made["context"].shape[1:3]) > 1),
+]
+
+
+@pytest.mark.parametrize(("tag", "operations", "holds"), PROPERTIES, ids=[tag for tag, *_ in PROPERTIES])
+def test_a_probe_is_what_its_tag_says(tag: str, operations: tuple[str, ...], holds: Property, compute: Compute) -> None:
+    assert tagged(tag, *operations)
+    assert [case.id for case in tagged(tag, *operations) if not holds(*compute(case, "float32"))] == []
+
+
+def test_a_probe_says_what_it_is_for_and_is_small() -> None:
+    for case in PROBES:
+        shapes = [*case.input_shapes.values(), *case.stage_shapes.values()]
+        assert case.tags, case.id
+        assert max(map(math.prod, shapes)) <= 13_000, case.id
+
+
+def test_a_width_whose_default_scale_is_a_binary_number_has_a_reason() -> None:
+    for case in PROBES:
+        if "query" in case.input_shapes and case.options.get("score") != "dot":
+            width = case.input_shapes["query"][-1] // int(case.options.get("heads", 1))
+            reasons = {"exact-scores", "broadcast-coincidence"} & set(case.tags)
+            assert width not in (4, 16, 64, 256) or reasons, case.id
+
+
+def test_about_half_of_the_probes_are_generic() -> None:
+    supports_statistics = sum(case.supports_statistics for case in PROBES)
+    assert len(PROBES) / 3 < supports_statistics < 2 * len(PROBES) / 3
