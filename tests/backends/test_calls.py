@@ -12,11 +12,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 
 from attncheck.backends import EVERYTHING, LIBRARIES
@@ -40,18 +42,11 @@ class Sizes:
     past: int = 4
 
 
-EQUAL = Sizes(value_width=6)
-OF_ONNX = Sizes(width=4, value_width=6)  # whose scale of 1/2 is exact
-OF_ONNXRUNTIME = Sizes(queries=5, width=16, value_width=16)
-OF_KERAS = Sizes(keys=5, width=4, value_width=7)  # other scales than powers of two pass through float32 there
-OF_TOKAMAX = Sizes(queries=5, width=4, value_width=6)
-OF_FLAX = Sizes(queries=5, width=4)
-OF_TRANSFORMERS = Sizes(queries=4, value_width=7, past=8)
-OF_PALLAS = Sizes(heads=2, queries=128, keys=128, width=8, value_width=8)
+DATA: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("calls.yaml").read_text(encoding="utf-8"))
+SIZES = {name: Sizes(**changed) for name, changed in DATA["sizes"].items()}
 MASK_AXES = {"mask": "bqk", "bias": "hk"}
 """Axes that are not of length 1, unless others are named: ``mask=hqk``."""
 STAGES = ["raw_scores", "scores", "capped", "biased", "masked", "weights", "log_sum_exp", "output"]
-TOGETHER = "past mask bias scale=-0.75 softcap=1.5 window=3:1 lengths=8,6"
 
 
 def call_of(words: str, sizes: Sizes) -> Call:
@@ -115,184 +110,6 @@ def _options(given: dict[str, str]) -> dict[str, Any]:
     return options | {option: True for word, option in names.items() if word in given}
 
 
-@dataclass(frozen=True)
-class Row:
-    """Calls with slashes between them, in which dtypes and sizes, and the stages of attention that are returned."""
-
-    name: str
-    dtypes: Sequence[str]
-    sizes: Sizes
-    calls: str
-    stages: Sequence[str] = ("output",)
-
-
-WHOLE = ("float32",)
-KINDS = ("float32", "bfloat16")
-NARROW = ("bfloat16", "float16")
-OF_SDPA = (
-    "plain / value_width=3 / alone / scale=0.75 / causal / mask=bk / bias=hq / mask=bk bias=hq / window=1:0 / "
-    "lengths=4,2 / past window=2: / mask=bk bias=hq window=:1 lengths=4,2 / lengths=0,2 bias=hq / gradients "
-    "causal / gradients lengths=4,2 / gradients mask=bk bias=hq window=:1 lengths=4,2 / gradients lengths=0,2 "
-    "bias=hq"
-)
-OF_DPA = (
-    "causal / window=1:0 / window=:1 / lengths=2,4 / mask=bk bias lengths=5,3 scale=0.3 causal window=2:1 / "
-    "past lengths=7,3 / lengths=2,0 / gradients mask=bk bias lengths=5,3 scale=0.3 window=2:1"
-)
-OF_STANDARD = (
-    "plain / causal scale=0.25 / mask=bk bias=hq / bias=hq softcap=1.5 / lengths=3,5 / lengths=3,5 causal / "
-    "past window=:0 / past lengths=6,8 / window=1:1 / past window=2: / lengths=3,5 window=1:0 / paged=99 / "
-    "paged=99 causal"
-)
-ROWS = [
-    Row("torch.sdpa", KINDS, EQUAL, f"{OF_SDPA} / mask=bk causal"),
-    Row("torch.sdpa_math", KINDS, EQUAL, OF_SDPA),
-    Row("torch.sdpa_flash", KINDS, EQUAL, "alone / causal"),
-    Row("torch.causal_upper_left", KINDS, Sizes(), "causal / causal scale=0.3 / gradients causal square"),
-    Row(
-        "torch.causal_lower_right",
-        KINDS,
-        Sizes(),
-        "causal square / past window=:0 square / gradients causal square / packed alone causal / packed alone "
-        "gradients causal",
-    ),
-    Row("torch.nested", KINDS, Sizes(), "packed alone / packed alone scale=0.4 / packed alone gradients"),
-    Row(
-        "torch.flex",
-        KINDS,
-        Sizes(),
-        "plain / causal / mask bias scale=0.3 / past softcap=1.5 window=2:1 / lengths=3,0 causal / "
-        "offsets=2,0 causal window=1: / packed alone causal window=1: softcap=1.5",
-        ("log_sum_exp", "output"),
-    ),
-    Row("torch.flex_compile", WHOLE, Sizes(), "causal square"),
-    Row("torch.compile_output", WHOLE, Sizes(), "mask bias causal window=1: scale=0.3"),
-    *(
-        Row(f"tensorflow.{mode}", WHOLE, Sizes(), f"{TOGETHER} / gradients mask bias lengths=5,0", STAGES)
-        for mode in ("function", "xla")
-    ),
-    *(
-        Row(f"{mode}_output", WHOLE, Sizes(), "mask bias causal window=1: scale=0.3")
-        for mode in ("tensorflow.function", "tensorflow.xla", "jax.jit")
-    ),
-    Row(
-        "tensorflow.keras_dpa",
-        WHOLE,
-        OF_KERAS,
-        "plain / scale=-0.25 / scale=1 / causal / mask=bhqk bias lengths=5,4 / mask=bk lengths=5,4 causal "
-        "alone / lengths=5,0 / gradients alone bias mask=bk causal scale=-0.25 lengths=5,4",
-    ),
-    Row(
-        "tensorflow.keras_attention",
-        WHOLE,
-        OF_KERAS,
-        "alone / alone scale=-0.25 / alone scale=1 / alone causal / alone mask=bk / alone mask=bhk / alone "
-        "mask=bk lengths=5,4 causal / alone lengths=5,0 / alone gradients mask=bk causal lengths=5,4",
-    ),
-    *(
-        Row(f"tensorflow.{mode}", ("float64",), OF_KERAS, "alone scale=-0.25 mask=bk")
-        for mode in ("keras_dpa", "keras_attention")
-    ),
-    Row("jax.dpa", ("bfloat16",), EQUAL, "past lengths=7,3", ("log_sum_exp", "output")),
-    Row("jax.dpa_jit", ("bfloat16",), EQUAL, "gradients mask=bk bias lengths=5,3"),
-    Row("jax.dpa_jit", WHOLE, EQUAL, OF_DPA, ("log_sum_exp", "output")),
-    Row("onnxruntime.function", WHOLE, OF_ONNX, OF_STANDARD),
-    Row("onnxruntime.function", ("float16",), OF_ONNX, OF_STANDARD.partition(" / lengths=3,5 causal")[0]),
-    *(
-        Row(f"{library}{mode}", WHOLE, OF_ONNX, call, (stage, "output"))
-        for library in ("onnxruntime.", "onnx.reference_")
-        for mode, call, stage in (
-            ("scores", "bias=hq", "scores"),
-            ("capped", "bias=hq softcap=1.5", "capped"),
-            ("masked", "bias=hq softcap=1.5", "biased"),
-            ("weights", "bias=hq softcap=1.5", "weights"),
-        )
-    ),
-    Row(
-        "onnxruntime.multi_head_attention",
-        ("float32", "float16"),
-        OF_ONNXRUNTIME,
-        "alone scale=-0.3 / alone causal / alone value_width=6 / alone mask bias=hqk / alone mask=bk / alone "
-        "mask=bhqk lengths=3,5 / alone lengths=3,5 / alone past window=:0",
-    ),
-    Row(
-        "onnxruntime.group_query_attention",
-        ("float32", "float16"),
-        OF_ONNXRUNTIME,
-        "causal / scale=0.3 / mask bias=hqk softcap=1.5 / sinks causal / window=1:0 / window=0:0 / past "
-        "window=2:0 / lengths=3,5 / keys=7 / keys=7 causal / past bias=bqk / keys=7 queries=1 softcap=2 / "
-        "keys=7 offsets=2,0 window=2:0 / rotary causal / past rotary interleaved window=:0",
-    ),
-    Row(
-        "onnxruntime.group_query_attention",
-        WHOLE,
-        OF_ONNXRUNTIME,
-        "paged=99 causal / paged=99 window=1:0 / paged=99 queries=1",
-    ),
-    Row(
-        "tokamax.xla_chunked",
-        ("bfloat16",),
-        OF_TOKAMAX,
-        "scale=-0.75 softcap=2 causal / window=1: / mask bias=hqk lengths=3,5",
-    ),
-    Row(
-        "tokamax.xla_chunked",
-        WHOLE,
-        OF_TOKAMAX,
-        "past / gradients scale=-0.75 softcap=2 causal / gradients window=1: / gradients mask bias=hqk lengths=3,5",
-    ),
-    Row("flax.sown", KINDS, OF_FLAX, "causal / mask bias=hqk", ("weights", "output")),
-    Row("flax.sown", WHOLE, OF_FLAX, "past / gradients causal / gradients mask bias=hqk", ("weights", "output")),
-    Row(
-        "transformers.eager",
-        KINDS,
-        OF_TRANSFORMERS,
-        "plain / scale=0.3 / square causal / causal / queries=1 causal / mask / mask=bhqk causal / "
-        "lengths=3,5 causal / square window=1:0 / square window=1:1 / square past window=2:0 / "
-        "keys=1 queries=1 past window=3:0 / keys=4 past mask=qk window=5:0 / alone square bias causal",
-        ("weights", "output"),
-    ),
-    Row(
-        "transformers.eager",
-        ("float32", "float16"),
-        OF_TRANSFORMERS,
-        "square softcap=0.7 causal / square sinks",
-        ("weights", "output"),
-    ),
-    Row("transformers.eager", WHOLE, OF_TRANSFORMERS, "square gradients causal"),
-    Row(
-        "pallas.gpu_mha",
-        WHOLE,
-        OF_PALLAS,
-        "queries=32 keys=48 scale=-0.75 / queries=3 keys=5 / queries=48 keys=48 causal / "
-        "gradients queries=32 keys=32 scale=-0.75 / gradients queries=3 keys=5 / gradients queries=48 keys=48 causal",
-        ("log_sum_exp", "output"),
-    ),
-    Row("pallas.gpu_mha", NARROW, OF_PALLAS, "queries=48 keys=48 causal", ("log_sum_exp", "output")),
-    Row(
-        "pallas.gpu_decode",
-        WHOLE,
-        OF_PALLAS,
-        "heads=4 queries=1 keys=48 / heads=4 queries=1 keys=32 past=16 lengths=7,32 window=4:",
-        ("log_sum_exp", "output"),
-    ),
-    Row(
-        "pallas.gpu_paged",
-        WHOLE,
-        OF_PALLAS,
-        " / ".join(f"heads=4 queries=1 paged=2 {more}" for more in ("plain", "scale=-0.5", "softcap=1.5 causal")),
-    ),
-    Row(
-        "pallas.tpu_flash",
-        WHOLE,
-        OF_PALLAS,
-        "keys=256 scale=0.5 / lengths=100,128 causal / keys=256 bias=hk scale=1 / gradients keys=256 scale=0.5 / "
-        "gradients lengths=100,128 causal / gradients keys=256 bias=hk scale=1",
-    ),
-    Row("pallas.tpu_flash", NARROW, OF_PALLAS, "lengths=100,128 causal"),
-]
-
-
 def needing(name: str, *values: Any) -> Any:
     """Return parameters of a test that needs an implementation's package."""
     return pytest.param(*values, marks=getattr(pytest.mark, name.partition(".")[0]), id=name)
@@ -305,41 +122,20 @@ def returned(operation: str, inputs: dict[str, Any], stages: Sequence[str]) -> s
     return set(stages)
 
 
-@pytest.mark.parametrize("row", [needing(row.name, row) for row in ROWS])
-def test_every_call_agrees_with_the_exact_answer_and_returns_its_stages(judge_mode: Judge, row: Row) -> None:
-    wrong = {}
-    for words in row.calls.split(" / "):
-        operation, inputs, options = call_of(words, row.sizes)
-        for dtype in row.dtypes:
-            found = judge_mode(row.name, dtype, operation, inputs, options)
-            if found != dict.fromkeys(returned(operation, inputs, row.stages), "agree"):
+@pytest.mark.parametrize("row", [needing(row["name"], row) for row in DATA["agreeing"]])
+def test_every_call_agrees_with_the_exact_answer_and_returns_its_stages(judge_mode: Judge, row: Any) -> None:
+    wrong, stages = {}, row.get("stages", ["output"])
+    for words in row["calls"].split(" / "):
+        operation, inputs, options = call_of(words, SIZES[row["sizes"]])
+        for dtype in row["dtypes"]:
+            found = judge_mode(row["name"], dtype, operation, inputs, options)
+            if found != dict.fromkeys(returned(operation, inputs, stages), "agree"):
                 wrong[words, dtype] = found
     assert wrong == {}
 
 
 MODELS = {"self": (6, 6, 6), "cross": (6, 7, 9), "keras": (6, 3, 8)}
 """Widths of the words that are projected to queries, keys and values."""
-OF_MHA = "plain / causal / mask=bhqk / mask=k / lengths=3,1 / mask=bhqk lengths=3,1 causal / window=1: causal"
-OF_KERAS_MHA = (
-    "plain / causal / mask=bk / mask=hk / lengths=5,4 / mask=bqk lengths=5,4 / mask=hk lengths=5,4 causal / "
-    "window=1:1 / window=1:0 / window=1:2 causal / window=:0 / window=:"
-)
-PROJECTED = [
-    ("torch.mha", ("float64", "float32"), "self", "qkvo", OF_MHA, ("output",)),
-    ("torch.mha", ("float64",), "self", "qkvo", "mask=none", ("output",)),
-    ("torch.mha_weights", ("float64", "float32"), "self", "qkvo", OF_MHA, ("weights", "output")),
-    ("torch.mha_fast", ("float64", "float32"), "self", "qkvo", OF_MHA, ("output",)),
-    *(
-        (f"torch.{mode}", ("float64",), "cross", biases, "bias=hq mask=bk lengths=4,2", stages)
-        for mode, stages in (("mha", ("output",)), ("mha_weights", ("weights", "output")))
-        for biases in ("", "qkvo", "v")
-    ),
-    *(
-        (f"tensorflow.{mode}", dtypes, "keras", biases, calls, stages)
-        for mode, stages in (("keras_mha", ("output",)), ("keras_mha_weights", ("weights", "output")))
-        for dtypes, biases, calls in ((WHOLE, "ko", OF_KERAS_MHA), (("float64",), "", "mask=hk lengths=5,4 causal"))
-    ),
-]
 
 
 def projected_call(words: str, models: str, biases: str) -> Call:
@@ -364,13 +160,12 @@ def projected_call(words: str, models: str, biases: str) -> Call:
     return "multi_head_attention", inputs, {**options, "heads": 2}
 
 
-@pytest.mark.parametrize("row", [needing(row[0], row) for row in PROJECTED])
+@pytest.mark.parametrize("row", [needing(row["name"], row) for row in DATA["projected"]])
 def test_every_call_of_a_module_agrees_with_the_exact_answer(judge_mode: Judge, row: Any) -> None:
-    name, dtypes, models, biases, calls, stages = row
-    wrong = {}
-    for words in calls.split(" / "):
-        for dtype in dtypes:
-            found = judge_mode(name, dtype, *projected_call(words, models, biases))
+    wrong, stages = {}, row.get("stages", ["output"])
+    for words in row["calls"].split(" / "):
+        for dtype in row["dtypes"]:
+            found = judge_mode(row["name"], dtype, *projected_call(words, row["models"], row["biases"]))
             if found != dict.fromkeys(stages, "agree"):
                 wrong[words, dtype] = found
     assert wrong == {}
@@ -401,56 +196,6 @@ def test_rows_without_a_key_are_known(name: str, given_without_a_key: Callable[[
 
 
 FLEX = "transformers.flex"
-REFUSED = [
-    ("jax.dpa", EQUAL, "past window=2:1", "does not count a past"),
-    ("jax.dpa", EQUAL, "softcap=30", "takes no softcap"),
-    ("torch.causal_upper_left", Sizes(), "", "is causal"),
-    ("torch.causal_lower_right", Sizes(), "square", "is causal"),
-    ("torch.causal_lower_right", Sizes(), "square window=2:0", "no other window"),
-    ("torch.causal_lower_right", Sizes(), "causal", "last query with the last key"),
-    ("torch.nested", Sizes(), "packed", "as many key and value heads"),
-    ("torch.sdpa_math", EQUAL, "mask causal", "attn_mask or is_causal, not both"),
-    ("torch.sdpa_flash", EQUAL, "value_width=3", "flash kernel"),
-    ("torch.sdpa_flash", EQUAL, "gradients bias", "flash kernel"),
-    ("tensorflow.keras_attention", OF_KERAS, "alone mask=qk", "a mask of keys"),
-    ("tensorflow.keras_attention", OF_KERAS, "", "no grouped heads"),
-    ("onnxruntime.attention", OF_ONNX, "window=1:1", "since opset 25"),
-    ("onnxruntime.attention", OF_ONNX, "scale=-1", "root of the scale"),
-    ("onnx.reference", OF_ONNX, "scale=0", "root of the scale"),
-    ("onnxruntime.capped", OF_ONNX, "", "without a softcap"),
-    ("onnxruntime.masked", OF_ONNX, "", "without a mask"),
-    ("onnxruntime.multi_head_attention", OF_ONNXRUNTIME, "alone window=1:0", "no window"),
-    ("onnxruntime.multi_head_attention", OF_ONNXRUNTIME, "", "as many heads of keys"),
-    ("onnxruntime.multi_head_attention", OF_ONNXRUNTIME, "alone past value_width=6", "as wide as queries"),
-    ("onnxruntime.multi_head_attention", OF_ONNXRUNTIME, "alone scale=0", "scale of 0"),
-    ("onnxruntime.group_query_attention", OF_ONNXRUNTIME, "softcap=0", "softcap of 0"),
-    ("onnxruntime.group_query_attention", OF_ONNXRUNTIME, "window=1:1", "comes before a query"),
-    ("onnxruntime.group_query_attention", OF_ONNXRUNTIME, "keys=7 queries=9", "a key at the place"),
-    ("onnxruntime.group_query_attention", OF_ONNXRUNTIME, "rotary=4", "multiples of 8"),
-    ("onnxruntime.group_query_attention", OF_ONNXRUNTIME, "keys=7 rotary", "rotates new keys"),
-    ("onnxruntime.group_query_attention", OF_ONNXRUNTIME, "paged=99 queries=3", "causal attention, or one query"),
-    ("openvino.sdpa", Sizes(), "", "as many key and value heads"),
-    ("openvino.sdpa", Sizes(), "alone keys=0", "is not written"),
-    ("tokamax.xla", Sizes(), "past window=1:0", "does not count a past"),
-    ("pallas.gpu_mha", OF_PALLAS, "heads=4 queries=4 keys=4", "as many heads of keys"),
-    ("pallas.gpu_mha", OF_PALLAS, "queries=129 keys=129", "up to 128"),
-    ("pallas.gpu_mha", OF_PALLAS, "queries=4 keys=0", "up to 128"),
-    ("pallas.gpu_mha", OF_PALLAS, "packed", "queries and keys alike"),
-    ("pallas.gpu_decode", OF_PALLAS, "queries=2 keys=16", "one query"),
-    ("pallas.gpu_decode", OF_PALLAS, "queries=1 keys=0", "one key"),
-    ("pallas.tpu_flash", OF_PALLAS, "heads=4", "as many heads of keys"),
-    ("pallas.tpu_flash", OF_PALLAS, "queries=0", "one block"),
-    ("pallas.tpu_flash", OF_PALLAS, "batch=1 heads=1 kv_heads=1 width=136 value_width=136", "multiples of it"),
-    ("pallas.tpu_splash", OF_PALLAS, "keys=0", "one block"),
-    ("pallas.tpu_splash", OF_PALLAS, "mask=bhqk", "one mask for all"),
-    ("transformers.sdpa", OF_TRANSFORMERS, "square softcap=0.7", "does not support softcap"),
-    ("transformers.sdpa", OF_TRANSFORMERS, "square sinks", "takes s_aux and ignores it"),
-    ("transformers.eager", OF_TRANSFORMERS, "square sinks softcap=0.7", "has one"),
-    ("transformers.eager", OF_TRANSFORMERS, "square bias=qk", "no groups of heads"),
-    ("transformers.sdpa", OF_TRANSFORMERS, "square window=1:2", "as far before as after"),
-    ("transformers.sdpa", OF_TRANSFORMERS, "past", "one new key for each query"),
-    (FLEX, OF_TRANSFORMERS, "mask=bhqk", "the first head alone"),
-]
 
 
 def asked(name: str, call: Call, dtype: str = "float32") -> dict[str, NDArray[Any]]:
@@ -466,11 +211,11 @@ def asked(name: str, call: Call, dtype: str = "float32") -> dict[str, NDArray[An
         return {stage: backend.to_numpy(tensor) for stage, tensor in stages.items()}
 
 
-@pytest.mark.parametrize(("name", "sizes", "words", "reason"), [needing(row[0], *row) for row in REFUSED])
-def test_what_a_call_cannot_express_is_refused(name: str, sizes: Sizes, words: str, reason: str) -> None:
+@pytest.mark.parametrize(("name", "sizes", "words", "reason"), [needing(row[0], *row) for row in DATA["refused"]])
+def test_what_a_call_cannot_express_is_refused(name: str, sizes: str, words: str, reason: str) -> None:
     compiles = pytest.importorskip("torch._dynamo").config.patch(disable=True) if name == FLEX else nullcontext()
     with compiles, pytest.raises(NotImplementedError, match=reason):
-        asked(name, call_of(words, sizes))
+        asked(name, call_of(words, SIZES[sizes]))
 
 
 @pytest.mark.parametrize(
