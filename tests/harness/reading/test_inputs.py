@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tables import tables_beside
 
 from attncheck.dtypes import numpy_dtype
 from attncheck.reading.array_kinds import Arrangement
@@ -27,6 +28,8 @@ from attncheck.reading.shapes import (
 )
 from attncheck.spec import DTYPES, OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 from attncheck.store import digest_of
+
+TABLES = tables_beside(__file__)
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
 LETTERS = (*"BPDCAERSWN", *("Hkv", "Lq", "Lk", "Dk", "Dv", "Dr", "Ek", "Ev", "Eo", "Lr", "Np", "Lp"))
@@ -184,40 +187,12 @@ def _made(load_text: Load, *lines: str) -> Exact:
     return make_exact_inputs(_softmax_of(load_text, *lines))["scores"]
 
 
-@pytest.mark.parametrize(
-    ("source", "array"),
-    [
-        ("{values: [[1, 2.5], [-3, .inf]]}", [[1, 2.5], [-3, np.inf]]),
-        ("{values: 7}", 7),
-        ("{values: [true, false]}", [1, 0]),
-        ("{constant: -0.5, shape: [2, 3]}", [[-0.5] * 3] * 2),
-        ("{identity: 2}", [[1, 0], [0, 1]]),
-        ("{ascending: [2, 0.5], shape: [2, 3]}", [[2, 2.5, 3], [3.5, 4, 4.5]]),
-        ("{values: [[1, 2], [3, 4], [5, 6]], rows: [2, 0, 2]}", [[5, 6], [1, 2], [5, 6]]),
-        ("{values: [[1, 2], [3, 4], [5, 6]], transpose: true}", [[1, 3, 5], [2, 4, 6]]),
-        ("{values: [[1, 2], [3, 4], [5, 6]], rows: [1], transpose: true}", [[3], [4]]),
-        ('{printed: "1.5 -2\\n3 4e1"}', [[1.5, -2], [3, 40]]),
-        ("{geometric: [3, -10], shape: [2, 2]}", [[3, -30], [300, -3000]]),
-        ("{geometric: [0.5, 2], shape: [1]}", [0.5]),
-        ("{identity: 3, rows: [2, 0], times: 4, plus: 1}", [[1, 1, 5], [5, 1, 1]]),
-        ("{values: [[1, 2]], plus: 0.5, times: -2}", [[-1.5, -3.5]]),
-        ("{concat: [{values: [[1, 2]]}, {constant: 7, shape: [2, 2]}], axis: 0}", [[1, 2], [7, 7], [7, 7]]),
-        ("{concat: [{values: [[1, 2]]}, {constant: -.inf, shape: [1, 1]}], axis: -1}", [[1, 2, -np.inf]]),
-        ("{concat: [{values: [[1]]}, {values: [[2]]}], axis: 1, transpose: true, plus: 1}", [[2], [3]]),
-        ("{sum: [{values: [[1], [2]]}, {values: [10, 20]}, {values: 100}]}", [[111, 121], [112, 122]]),
-        ("{sum: [{values: [1, 2]}, {values: [0, -.inf]}]}", [1, -np.inf]),
-        ("{product: [{values: [[1], [2]]}, {values: [10, 20]}], times: 3}", [[30, 60], [60, 120]]),
-        (
-            "{sum: [{product: [{values: [2, 3]}, {values: [5, 7]}]}, {concat: [{values: [1, 4]}], axis: 0}]}",
-            [11, 25],
-        ),
-    ],
-)
-def test_an_input_is_made_as_the_file_says_with_its_leading_axes(load_text: Load, source: str, array: object) -> None:
-    made = _made(load_text, "inputs:", f"  scores: {source}")
-    wanted = np.array(array, dtype=np.float64)
-    assert made.array.shape == made.radius.shape == (1,) * (4 - wanted.ndim) + wanted.shape
-    np.testing.assert_array_equal(made.array.reshape(wanted.shape), wanted)
+def test_an_input_is_made_as_the_file_says_with_its_leading_axes(load_text: Load) -> None:
+    for source, array in TABLES["made"]:
+        made = _made(load_text, "inputs:", f"  scores: {source}")
+        wanted = np.array(array, dtype=np.float64)
+        assert made.array.shape == made.radius.shape == (1,) * (4 - wanted.ndim) + wanted.shape
+        np.testing.assert_array_equal(made.array.reshape(wanted.shape), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -392,36 +367,9 @@ def _supports_statistics(load_text: Load, query: str, fields: str = "") -> bool:
     return case.supports_statistics
 
 
-GENERIC = (
-    "{draw: randn, shape: [4, 5]}",
-    "{draw: randn, times: -0.3, shape: [4, 5]}",
-    "drawn",
-    "{ref: drawn, rows: [3, 0], times: 2}",
-    "{draw: randn, shape: [5, 4], transpose: true}",
-    "{draw: runif, low: 3, high: 4, shape: [4, 5], plus: 0}",
-    *("drawn, mask: {values: [true, false, true, true]}", "drawn, bias: {draw: randn, shape: [4, 4]}"),
-    *("drawn, mask: {draw: randint, low: 0, high: 2, shape: [4, 4]}", "drawn, bias: {values: [0, -.inf, 0, 0]}"),
-    "drawn, bias: {concat: [{constant: -.inf, shape: [1]}, {constant: 0, shape: [3]}], axis: 0}",
-)
-"""Queries, and masks or biases beside them, of cases that support statistics."""
-STRUCTURED = (
-    *("whole", "{draw: randint, low: -9, high: 9, shape: [4, 5]}", "{draw: randn, times: 0, shape: [4, 5]}"),
-    *("{draw: runif, low: 0, high: 9, floor: true, shape: [4, 5]}", "{draw: randn, plus: 100, shape: [4, 5]}"),
-    *("{ref: drawn, rows: [0, 1, 0, 1]}", "{ref: drawn, times: 0}", "{ref: drawn, plus: 1}"),
-    *("{values: [[0.12, 0.77, -1.3, 0.4, 0.91]]}", '{printed: "0.12 0.77 -1.3 0.4 0.91"}', "{identity: 5}"),
-    *("{constant: 0.3, shape: [4, 5]}", "{ascending: [0, 0.1], shape: [4, 5]}"),
-    *("{geometric: [1, 0.3], shape: [4, 5]}", "{concat: [drawn, drawn], axis: 0}"),
-    *("{sum: [drawn, drawn]}", "{product: [drawn, drawn]}", "drawn, bias: {values: [0, -1, 0, 0]}"),
-    *("drawn, bias: {values: [0, -.inf, 0, 0], plus: 1}", "drawn, bias: {identity: 4}", "drawn, bias: {lowest: [4]}"),
-    "drawn, bias: {concat: [{draw: randn, shape: [1]}, {constant: 0, shape: [3]}], axis: 0}",
-    "drawn, bias: {concat: [{identity: 4}], axis: 0}",
-)
-"""The same of cases whose numbers are whole, repeated, built or typed."""
-
-
 def test_only_what_is_drawn_from_a_continuous_distribution_supports_statistics(load_text: Load) -> None:
-    assert [query for query in GENERIC if not _supports_statistics(load_text, query)] == []
-    assert [query for query in STRUCTURED if _supports_statistics(load_text, query)] == []
+    assert [query for query in TABLES["generic"] if not _supports_statistics(load_text, query)] == []
+    assert [query for query in TABLES["structured"] if _supports_statistics(load_text, query)] == []
     for query, fields in (("drawn", "storage: float16"), ("drawn", "options: {scale: 0}")):
         assert not _supports_statistics(load_text, query, f"    {fields}\n")
     for query in ("drawn", "whole"):  # a case that says so itself is believed
@@ -429,16 +377,8 @@ def test_only_what_is_drawn_from_a_continuous_distribution_supports_statistics(l
             assert _supports_statistics(load_text, query, f"    supports_statistics: {str(said).lower()}\n") is said
 
 
-GRADIENTS = {
-    "{draw: randn, shape: [4, 3]}": True,
-    "{draw: rand, times: 2, shape: [4, 3]}": True,
-    "{constant: 1, shape: [4, 3]}": False,
-    "{draw: randint, low: 0, high: 9, shape: [4, 3]}": False,
-}
-
-
 def test_gradients_and_a_past_support_them_if_they_are_drawn_too(load_text: Load) -> None:
-    for grad_output, wanted in GRADIENTS.items():
+    for grad_output, wanted in TABLES["gradients"].items():
         found = _supports_statistics(
             load_text, f"drawn, grad_output: {grad_output}", "    operation: attention_gradients\n"
         )

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from tables import tables_beside
 
 from attncheck.reading.case import Case
 from attncheck.reading.printed import (
-    Cells,
     PrintedArray,
     PrintedError,
     Rounding,
@@ -25,6 +25,8 @@ from attncheck.reading.printed import (
     shape_of,
     split_numbers,
 )
+
+TABLES = tables_beside(__file__)
 
 AS_SHOWN = Rounding()
 
@@ -49,24 +51,9 @@ def test_the_number_that_was_rounded_to_the_decimals_shown_lies_within_half_a_un
     assert _distance(parse_printed(shown, AS_SHOWN), true) <= 0
 
 
-READ: tuple[tuple[str, Rounding, float, float], ...] = (
-    ("0.8429010", AS_SHOWN, 0.842901, 5e-8),  # its last zero counts
-    ("927", AS_SHOWN, 927.0, 0.5),
-    ("927", Rounding(exact=True), 927.0, 0.0),
-    ("0.", AS_SHOWN, 0.0, 0.5),
-    (".5", AS_SHOWN, 0.5, 0.05),
-    ("-1.5e3", AS_SHOWN, -1500.0, 50.0),
-    ("1.2E-5", AS_SHOWN, 1.2e-5, 5e-7),
-    ("0.5", Rounding(decimals=8), 0.5, 5e-9),
-    ("0.025", Rounding(significant_digits=4), 0.025, 5e-6),
-    ("1200", Rounding(significant_digits=2), 1200.0, 50.0),
-    ("5.77e-340", AS_SHOWN, 0.0, 0.0),  # below float64's range: nothing of it is left
-)
-
-
 def test_a_number_has_a_value_and_half_a_unit_of_its_last_digit() -> None:
-    for text, rounding, value, half_unit in READ:
-        parsed = parse_printed(text, rounding)
+    for text, rounding, value, half_unit in TABLES["printed_numbers"]:
+        parsed = parse_printed(text, Rounding(**rounding))
         assert (parsed.value, parsed.text[()]) == (value, text)
         assert parsed.half_unit == pytest.approx(half_unit, rel=1e-15, abs=0.0)
     parsed = parse_printed(". 2\n3 .", AS_SHOWN)  # a number that is not given
@@ -74,21 +61,10 @@ def test_a_number_has_a_value_and_half_a_unit_of_its_last_digit() -> None:
     assert np.isnan(parsed.value[0, 0])
 
 
-SHAPED: tuple[tuple[object, tuple[int, ...]], ...] = (
-    ("1", ()),
-    ("1 2 3", (3,)),
-    ("1 2 3\n4 5 6\n", (2, 3)),
-    ("\n  1\t2\n\n  3 4\n", (2, 2)),
-    ("1\n2", (2, 1)),
-    (["1 2\n3 4", "5 6\n7 8", "9 0\n1 2"], (3, 2, 2)),
-    ([["1 2\n3 4"]], (1, 1, 2, 2)),
-    (["1", "2"], (2,)),
-    (["[[1.50 2]\n [3 4]]", "tensor([[5, 6], [7, 8]])"], (2, 2, 2)),
-)
-
-
 def test_rows_are_lines_and_lists_are_further_axes() -> None:
-    assert [source for source, shape in SHAPED if parse_printed(source, AS_SHOWN).shape != shape] == []
+    assert [
+        source for source, shape in TABLES["printed_shapes"] if parse_printed(source, AS_SHOWN).shape != tuple(shape)
+    ] == []
 
 
 @given(
@@ -124,48 +100,11 @@ def test_what_was_cut_off_lay_away_from_zero() -> None:
     assert rounded.open_towards(np.array([1.0, 1.0])).tolist() == rounded.radius.tolist() == [0.005, 0.005]
 
 
-PRINTED = (
-    "0.10 2.\n-3e-5 nan",
-    "0.10, 2.\n-3e-5, nan",
-    "0.10, 2.,\n-3e-5, nan,\n",
-    "[[0.10 2.  ]\n [-3e-5 nan]]",  # str of NumPy
-    "array([[0.10, 2.  ],\n       [-3e-5,   nan]])",
-    "np.array([[0.10, 2.], [-3e-5, nan]])",
-    "array([[0.10, 2.  ],\n       [-3e-5,   nan]], dtype=float32)",
-    "Array([[0.10, 2.],\n       [-3e-5, nan]],      dtype=float32, weak_type=True)",  # JAX
-    "tensor([[0.10, 2.],\n        [-3e-5, nan]])",  # torch
-    "tensor([[0.10, 2.],\n        [-3e-5, nan]], device='cuda:0', dtype=torch.float64, grad_fn=<SoftmaxBackward0>)",
-    "Parameter containing:\ntensor([[0.10, 2.],\n        [-3e-5, nan]], requires_grad=True)",
-    "<tf.Tensor: shape=(2, 2), dtype=float32, numpy=\narray([[0.10, 2.],\n       [-3e-5, nan]], dtype=float32)>",
-    "tf.Tensor(\n[[0.10 2.]\n [-3e-5 nan]], shape=(2, 2), dtype=float32)",
-    "<tf.Variable 'Variable:0' shape=(2, 2) dtype=float32, numpy=\narray([[0.10, 2.],\n       [-3e-5, nan]])>",
-    "[[0.10,2.],[-3e-5,nan]]",  # JSON without spaces
-    "[[0.10,\n  2.],\n [-3e-5,\n  nan]]",  # JSON, indented
-    "[[0.10\n 2.] [-3e-5\n nan]]",  # rows that are wrapped
-    "[[np.float64(0.10), np.float64(2.)], [np.float64(-3e-5), np.float64(nan)]]",
-    "[0.10 2.]\n[-3e-5 nan]",  # a loop that prints rows
-    "tensor([0.10, 2.])\ntensor([-3e-5, nan])",
-    "      [,1] [,2]\n[1,]  0.10   2.\n[2,] -3e-5  nan",  # R
-    "      [,1]\n[1,]  0.10\n[2,] -3e-5\n     [,2]\n[1,]   2.\n[2,]  nan\n",  # R, wrapped
-)
-OTHERS: dict[str, Cells] = {
-    "tensor(0.5000)": "0.5000",
-    "np.float32(0.50)": "0.50",
-    "<tf.Tensor: shape=(), dtype=float32, numpy=0.50>": "0.50",
-    "array(0.50)": "0.50",
-    "[0.50]": ["0.50"],
-    "[[[1 2]]]": [[["1", "2"]]],
-    "[1. . 3.]": ["1.", ".", "3."],
-    "[1] 0.10 0.20\n[3] 0.30": ["0.10", "0.20", "0.30"],  # a vector of R
-    "[1] 0.50": ["0.50"],
-}
-
-
 def test_an_array_is_read_as_it_was_printed() -> None:
-    for text in PRINTED:
+    for text in TABLES["printed_squares"]:
         assert split_numbers(text) == split_numbers(textwrap.indent(text, "    ")) == [["0.10", "2."], ["-3e-5", "nan"]]
         assert count_numbers(text) >= 4
-    assert {text: split_numbers(text) for text in OTHERS} == OTHERS
+    assert {text: split_numbers(text) for text in TABLES["printed_others"]} == TABLES["printed_others"]
 
 
 PIECES = ("[", "]", "[[", "]]", ",", ", ", " ", "\n", "1", "0.5", "-3e-5", "nan", "array(", ")", "tensor(", ">", "...")
@@ -269,37 +208,15 @@ def warnings(load_text: Load, printed: str, says: str = "", scores: str = SQUARE
     return case.warnings
 
 
-WARNED = {
-    "0. 0.73105858\\n0.95257413 0.04742587": (
-        "0. shows fewer digits than numbers beside, so that anything within 0.5",
-        8,
-    ),
-    "0. 1.\\n0.95257413 0.04742587": ("0. and 1 more show fewer digits", 8),  # a row of NumPy's that is all whole
-    "0.5 0.73105858\\n0.95257413 0.25": ("0.5 and 1 more show fewer digits", 8),
-    "0.2 0.73\\n0.95 0.05": ("0.2 shows fewer digits", 2),
-    "1e-5 0.73105858\\n0.95257413 0.04742587": ("1e-5 shows fewer digits", 8),
-}
-HONEST = (
-    "0.26894142 0.73105858\\n0.95257413 0.04742587",
-    "0.26894142 0.7310586\\n0.95257413 0.0474259",  # R gives a column decimals of its own
-    "0.50 0.25\\n0.95257413 0.04742587",  # and whoever prints a row by itself a row
-    "0.26894142 0.7310586\\n0.95257413 0.04742587",  # a last zero that is missing by chance costs nothing
-    "0.2689 0.7311\\n12.95 1.234e-5",  # four significant digits each
-    *("1 0\\n0 1", "inf nan\\n0.5 .", ". 0.73105858\\n. 0.04742587"),
-)
-SAID = (
-    *(", decimals: 8", ", significant_digits: 8", ", exact: true", ", digits: rounded", ", digits: truncated"),
-    ", digits: {units: 1, because: typed from a figure}",
-)
-
-
 def test_zeros_that_were_left_out_are_warned_of_unless_it_is_said_how_digits_came_about(load_text: Load) -> None:
-    for printed, (words, decimals) in WARNED.items():
+    for printed, (words, decimals) in TABLES["warned"].items():
         (warning,) = warnings(load_text, printed)
         assert warning.startswith(f'file.yaml:8: case "The case at hand": expect[0].printed: {words}')
         assert f"say `decimals: {decimals}` if all were rounded alike" in warning
-    assert [printed for printed in HONEST if warnings(load_text, printed)] == []
-    assert [says for says in SAID if warnings(load_text, "0. 0.73105858\\n0.95257413 0.04742587", says)] == []
+    assert [printed for printed in TABLES["honest"] if warnings(load_text, printed)] == []
+    assert [
+        says for says in TABLES["digits_said"] if warnings(load_text, "0. 0.73105858\\n0.95257413 0.04742587", says)
+    ] == []
 
 
 def test_inputs_and_the_arrays_that_they_refer_to_are_looked_at_too(load_text: Load) -> None:

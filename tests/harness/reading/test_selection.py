@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import tables_beside
 
 from attncheck.attention.sampling import MAX_ELEMENTS
 from attncheck.errors import CaseError, UsageError
@@ -37,6 +38,8 @@ from attncheck.reading.tiles import (
     read_tiles,
     tiles_named,
 )
+
+TABLES = tables_beside(__file__)
 
 pytestmark = pytest.mark.usefixtures("few_files")
 
@@ -309,25 +312,10 @@ def found(here: Path) -> Callable[..., str]:
     return lambda wanted, configured=(): select_one(wanted, configured, here)[0].id
 
 
-IDENTITIES = {
-    "my cases/a/two-equal-keys": (
-        *("my cases/a/two-equal-keys", "./my cases/a/two-equal-keys", "my cases/a.yaml::two-equal-keys"),
-        *("my cases/a.yaml/two-equal-keys", "my cases/a.yaml::Two equal keys"),
-    ),
-    "my cases/a/two-equal-keys-and-a-mask": ("my cases/a.yaml::and a", "my cases/a.yaml/KEYS-AND"),
-    "my cases/b/the-only-one": ("my cases/b.yml", "my cases/b/the-only-one"),
-    BUNDLED: (
-        *(BUNDLED, "cases/attention.yaml::causal row sees", "attention/a-causal-row-sees*"),
-        "attention.yaml/a-causal-row-sees-its-own-key-and-earlier-ones",
-    ),
-    "c/my-id": ("c/my-id", "c.yaml::my-id", "c.yaml::A sentence"),
-}
-
-
 def test_a_case_is_found_by_its_id_or_a_part_of_its_name(here: Path, found: Callable[..., str]) -> None:
     case = "  - {name: A sentence, id: my-id, inputs: {scores: {values: [[1, 2]]}}}\n"
     (here / "c.yaml").write_text(FILE + case + case.replace("my-id", "other").replace("A s", "Another s"), "utf-8")
-    for identity, names in IDENTITIES.items():
+    for identity, names in TABLES["identities"].items():
         assert [name for name in names if found(name) != identity] == []
 
 
@@ -423,56 +411,14 @@ def matching(cases: list[Case], text: str) -> str:
     return "".join(case.name[0] for case in cases if expression.matches(case))
 
 
-MATCHED = {
-    "A": (
-        *("causal", "CAUSAL", "not not causal", "-row", "Lk!=8", "Lk>64", "Lk>=65 and Lk<=65", "Lk % 8 != 0"),
-        "causal or equal and scores",  # and binds closer than or
-    ),
-    "E": (
-        *("known", "kno", "prefix/equal-lengths", "'equal lengths'"),  # tags, ids and names
-        *("H!=Hkv", "Dv<D", "Lq%3=B", "Lk%6=B"),
-    ),
-    "S": ("not causal and not equal",),  # and not closer than and
-    "AS": ('"a causal row" or scores', "Lq!=Lk"),
-    "ES": ("not causal", "Lk=8", "Lk == 8", "Lk<65", "Lk%8=0", "(((Lk=8)))"),
-    "EA": ("D!=99",),  # what has no such axis has no length that could differ
-    "EAS": ("not D=99",),
-    "": ("(causal or equal) and scores", "Lq%7=B", "Lk%63=B", "P=0"),
-}
-
-
 def test_what_an_expression_matches(cases: list[Case]) -> None:
-    for names, texts in MATCHED.items():
+    for names, texts in TABLES["matched"].items():
         assert [text for text in texts if sorted(matching(cases, text)) != sorted(names)] == []
 
 
-WRONG = {
-    "Lk>>8": ("expected a whole number or an axis, got '>'", 3),
-    "Lx>8": ("unknown axis 'Lx'; expected one of B, H, Hkv, Lq, Lk, ", 0),
-    "Lk=Lx": ("unknown axis 'Lx'", 3),
-    "8<Lk": ("expected an axis on the left of a comparison, got '8'", 0),
-    "Lk=-1": ("expected a whole number or an axis, got '-1'", 3),
-    "Lk=": ("expected a whole number or an axis, got the end", 3),
-    "Lk=and": ("expected a whole number or an axis, got 'and'", 3),
-    "Lk%0=1": ("expected a whole number larger than 0, got '0'", 3),
-    "Lk%8": ("expected =, !=, <, <=, > or >=, got the end", 4),
-    "a b": ("expected 'and', 'or' or the end, got 'b'", 2),
-    "a and or b": ("expected a word, an axis or '(', got 'or'", 6),
-    "not": ("expected a word, an axis or '(', got the end", 3),
-    "(a or b": ("expected ')', got the end", 7),
-    "a)": ("expected 'and', 'or' or the end, got ')'", 1),
-    "a and 'b": ('expected a closing quote, got "\'b"', 6),
-    "a or !b": ("expected a word, an axis or a comparison, got '!b'", 5),
-    "a or ''": ("expected a text between the quotes", 6),
-    "": ("expected a word, an axis or '(', got the end", 0),
-    "(" * 51 + "a" + ")" * 51: ("expected at most 50 levels of parentheses and 'not'", 50),
-    "not " * 51 + "a": ("expected at most 50 levels", 200),
-}
-"""Expressions, what is said of them, and the column that is pointed at."""
-
-
 def test_a_wrong_expression_is_one_error_that_points_at_the_place() -> None:
-    for text, (message, column) in WRONG.items():
+    deep = {"(" * 51 + "a" + ")" * 51: ("expected at most 50 levels", 50), "not " * 51 + "a": ("expected at most", 200)}
+    for text, (message, column) in (TABLES["wrong_expressions"] | deep).items():
         with pytest.raises(UsageError) as error:
             read_expression(text, "-k")
         first, shown, pointer = str(error.value).split("\n")
