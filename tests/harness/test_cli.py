@@ -20,12 +20,15 @@ from xml.etree import ElementTree
 
 import pytest
 from processes import wait_until
+from tables import tables_beside
 
 from attncheck.attention.enclosure import SETTLED
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.results.format import EXACT, Row
 from attncheck.results.reader import read_run
 from attncheck.store import NO_STORE
+
+TABLES = tables_beside(__file__)
 
 Honest = tuple[BackendEntry, ...]
 
@@ -193,33 +196,7 @@ def test_what_could_not_be_run_and_what_takes_too_long_gives_3(
     assert (code, "slow.eager: not done after 0.5 s; the worker was " in out) == (3, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["check", "nonsense"], "'nonsense' is neither a file or folder nor a glob"),
-        (
-            ["check", "small", "-b", "nump"],
-            "unknown backend 'nump'; did you mean numpy? (expected numpy, torch, tensorflow, jax",
-        ),
-        (["check", "small", "-b", "numpy", "-k", "wieghts"], "the expression 'wieghts'; did you mean weights?"),
-        (["explain", "numpy", "small"], "'numpy' is an implementation: the case comes first, small numpy"),
-        (
-            ["check", "small", "-b", "numpy", "-d", "float8"],
-            "unknown dtype 'float8'; did you mean float64 or float32? (expected",
-        ),
-        (["check", "-b", "numpy", "-t", "causl"], "undefined tag 'causl'; did you mean causal? (`attncheck list tags`"),
-        (["check", "small", "-i", "torch.sdap"], "no implementation is called 'torch.sdap'; did you mean torch.sdpa"),
-        (["check", "attn"], "; did you mean attention/* or attention_by_score/*?"),
-        (["explain", "attention/a-causal-row-sees", "numpy"], "; did you mean attention/a-causal-row-sees-its-own-key"),
-        (["run", "small", "-b", "numpy", "-t", "axis"], "no case matches the paths, globs, tags and dtypes"),
-        (["check", "small", "-b", "numpy", "-o", "file"], "file is a file; expected a folder"),
-        (["check", "small", "-b", "numpy", "-o", "file/below"], "file/below cannot be written: Not a directory"),
-        (["check", "small", "-b", "numpy", "-o", "small"], "small is not empty and holds no earlier results"),
-        (["report", "nowhere"], "nowhere is not a folder; expected a results directory"),
-        (["report", "small"], "small is not a results directory: it has no environment.json"),
-        (["report", "nowhere", "small"], "several runs are compared into a folder of their own"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), TABLES["bad_usage"])
 def test_bad_usage_gives_2_and_one_line(
     arguments: list[str], message: str, case_folder: Path, tmp_path: Path, invoke: Invoke
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from tables import tables_beside
 
 import attncheck
 from attncheck.config import read_config
@@ -14,6 +15,8 @@ from attncheck.errors import UsageError
 from attncheck.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
 from attncheck.pytest_plugin import conformance
 from attncheck.run import Settings
+
+TABLES = tables_beside(__file__)
 
 OPTIONS = options_of(RunOptions)
 
@@ -35,16 +38,7 @@ def test_calls_show_their_keywords_with_the_defaults_of_the_options() -> None:
         attncheck.check("numpy", case=["attention"])  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"tiles": [1]}, "tiles: expected a whole number from 2"),
-        ({"match": "Lk>"}, "match: "),
-        ({"min_judged": "half"}, "min_judged: expected a number of cases"),
-        ({"dtypes": ["float31"]}, "unknown dtype 'float31'; did you mean float32"),
-        ({"failed": True, "failed_first": True}, "give one"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), TABLES["unreadable_options"])
 def test_what_cannot_be_read_is_said_where_it_was_given(given: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         read_options(given)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from kernels import kernel
+from tables import tables_beside
 
 from attncheck.cli import completion
 from attncheck.errors import ExitCode
@@ -19,6 +20,8 @@ from attncheck.execution.implementations import every_implementation
 from attncheck.reading.selection import select_cases
 from attncheck.reports.machine.other_documents import DOCUMENTS, results_schema
 from attncheck.spec import DTYPES
+
+TABLES = tables_beside(__file__)
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -207,17 +210,7 @@ def test_every_command_prints_a_document_that_the_schema_allows(read: Read) -> N
         read(*words)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "message"),
-    [
-        (("check", "no-such-file"), "UsageError", "'no-such-file' is neither a file or folder"),
-        (("check", "--no-such-option"), "UsageError", "No such option: --no-such-option"),
-        (("explain",), "UsageError", "Missing argument"),
-        (("no-such-command",), "UsageError", "No such command 'no-such-command'"),
-        (("explain", "bad.yaml", "numpy"), "CaseError", "bad.yaml"),
-        (("diff", "nothing", "nowhere"), "ResultsError", "nothing"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "kind", "message"), TABLES["errors"])
 def test_an_error_is_a_document_too(arguments: tuple[str, ...], kind: str, message: str, read: Read) -> None:
     Path("bad.yaml").write_text("title: 3\n", encoding="utf-8")
     found = read(*arguments)
@@ -242,15 +235,6 @@ def test_documents_say_which_command_they_are_of() -> None:
 # What a shell offers: every name there is, and nothing heavy behind it
 
 
-OFFERED = {
-    "attncheck expl": "explain",
-    "attncheck check --exp": "--expected-failures",
-    "attncheck check -i torch.sdpa_m": "torch.sdpa_math",
-    "attncheck explain attention/a-causal-row-sees": "attention/a-causal-row-sees-its-own-key-and-earlier-ones",
-    "attncheck check -t poisoned-m": "poisoned-mask",
-}
-
-
 @pytest.fixture(autouse=True)
 def called_attncheck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the program's name be its own where pytest runs as a module."""
@@ -261,7 +245,7 @@ def called_attncheck(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shells_are_offered_names(shell: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_ATTNCHECK_COMPLETE", f"complete_{shell}")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
-    for words, offered in OFFERED.items():
+    for words, offered in TABLES["offered"].items():
         # As a shell asks; nothing is typed behind the last word.
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
+from tables import tables_beside
 
 from attncheck import cli
 from attncheck.errors import UsageError
@@ -38,6 +39,8 @@ from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.user_code import Target, file_of_program, is_own, words_of_program
 from attncheck.execution.worker import Computed, Failure
 from attncheck.protocol_rules import try_rules
+
+TABLES = tables_beside(__file__)
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -120,15 +123,6 @@ def test_a_program_is_judged_as_a_function_is(write: Write, tmp_path: Path, caps
     assert "numeric" in capsys.readouterr().out
 
 
-DOES = {
-    "os.kill(os.getpid(), signal.SIGSEGV)": "crash",
-    "sink.write(b'hello there\\n'); sink.flush(); continue": "expected a line of JSON; got b'hello there",
-    'sink.write(b\'{"error":"out of luck"}\\n\'); sink.flush(); continue': "out of luck",
-    'sink.write(b\'{"unsupported":"not today"}\\n\'); sink.flush(); continue': "not today",
-}
-"""What a program does with calls of so many heads, from 11 on, and what is said of it."""
-
-
 def call(heads: int) -> Task:
     arrays = np.random.default_rng(1).normal(size=(3, 1, heads, 4, 5)).astype(np.float32)
     return Task("attention", {}, dict(zip(("query", "key", "value"), arrays, strict=True)))
@@ -140,12 +134,15 @@ def runner_of(command: str, folder: Path, seconds: float) -> GroupRunner[str]:
 
 
 def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp_path: Path) -> None:
-    does = "\n    ".join(f"if query.shape[1] == {n}: {line}" for n, line in enumerate(DOES, 11))
+    does = "\n    ".join(f"if query.shape[1] == {n}: {line}" for n, line in enumerate(TABLES["calls"], 11))
     command = write(f"{does}\n    if query.shape[1] == 9: time.sleep(60)")
     with closing(runner_of(command, tmp_path, 3.0)) as runner:
         right = runner.evaluate(call(2))
         assert isinstance(right, Computed), right
-        for heads, says in ((9, "timeout: not done after 3 s; the worker was stopped"), *enumerate(DOES.values(), 11)):
+        for heads, says in (
+            (9, "timeout: not done after 3 s; the worker was stopped"),
+            *enumerate(TABLES["calls"].values(), 11),
+        ):
             outcome = runner.evaluate(call(heads))
             assert isinstance(outcome, Failure)
             assert says in f"{outcome.verdict}: {outcome.message}"
@@ -170,17 +167,7 @@ def test_an_honest_program_keeps_every_rule(write: Write, capsys: pytest.Capture
         cli.app(["protocol", "nothing"], standalone_mode=False)
 
 
-@pytest.mark.parametrize(
-    ("line", "rule", "says"),
-    [
-        ("output = output[..., :1]", "float32", "expected shape [1, 2, 3, 4]; got [1, 2, 3, 1]"),
-        ("output = output.astype(np.float64)", "float32", "expected float32, as the query; got float64"),
-        ("if calls == 2: sys.exit(4)", "float32", "it ended in place of an answer, with exit code 4"),
-        ("if calls == 2: time.sleep(60)", "float32", "no answer after 1.5 s"),
-        ("if query.shape[2] == 0: output = output[:, :, :0, :0]", "no query", "expected shape [1, 2, 0, 4]"),
-        ("sink.write(b'x' * 100_000) if key.size > 20_000 else None", "a request of", "no line end in its first 65536"),
-    ],
-)
+@pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
     seconds = 1.5 if "sleep" in line else 60.0
     found = [each for each in try_rules(words_of_program(write(line)), seconds=seconds) if each.wrong]

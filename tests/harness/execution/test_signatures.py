@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import tables_beside
 
 from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
@@ -30,6 +31,8 @@ from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS
 
+TABLES = tables_beside(__file__)
+
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 SOURCE = """
@@ -43,15 +46,6 @@ def {name}({parameters}):
     return weights / weights.sum(-1, keepdims=True) @ v
 """
 
-SIGNATURES = [
-    "q, k, v, causal, sm_scale",
-    "q, k, v, sm_scale, causal=False, dropout_p=0.0",
-    "q, k, v, dropout_p, *, causal, sm_scale",
-    "q, k, v, /, causal, sm_scale, training",
-    "k, q, v, causal=False, sm_scale=1.0",
-    "q, k, causal, v, sm_scale",
-    "*, q, k, v, causal=False, sm_scale=1.0",
-]
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -77,7 +71,7 @@ def expected(scale: float, *, is_causal: bool) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("parameters", SIGNATURES)
+@pytest.mark.parametrize("parameters", TABLES["signatures"])
 def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(parameters: str) -> None:
     kernel = function(parameters)
     assert misfits("attention", kernel)
@@ -92,21 +86,7 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
         )
 
 
-@pytest.mark.parametrize(
-    ("parameters", "told"),
-    [
-        ("q, k, v, causal, sm_scale", ["causal, which it requires and which looks like is_causal", "looks like scale"]),
-        ("q, k, v, *, block_size", ["block_size, which it requires"]),
-        ("query, value, key", ["value, which stands where key comes", "key, which stands where value comes"]),
-        ("q, k", ["it does not take query, key and value by position"]),
-        ("q, k, v, scale, /", ["scale, which it requires"]),
-        ("q, k, v", []),
-        ("query, key, value, mask, is_causal", []),
-        ("a, b, c, *, block_size=64", []),
-        ("q, k, v, *more, **options", []),
-        ("*everything", []),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "told"), TABLES["misfits"])
 def test_what_does_not_fit_is_named(parameters: str, told: list[str]) -> None:
     found = misfits("attention", function(parameters))
     assert len(found) == len(told)
@@ -120,15 +100,7 @@ def test_what_cannot_be_guessed_is_marked() -> None:
     assert lines[-1] == 'attention.framework = "torch"'
 
 
-@pytest.mark.parametrize(
-    ("parameters", "told"),
-    [
-        ("q, k, v, *, causal=False", ["its causal is never given; if it is the contract's is_causal, call it so"]),
-        ("q, k, v, causal=False, is_causal=False", ["its causal is never given"]),
-        ("q, k, v, *, dropout_p=0.0, block=64", ["its dropout_p and block are never given"]),
-        ("q, k, v, mask=None, scale=None, **others", []),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "told"), TABLES["hints"])
 def test_optional_parameters_that_nobody_gives_are_mentioned(parameters: str, told: list[str]) -> None:
     found = hints("attention", function(parameters))
     assert len(found) == len(told)
@@ -161,7 +133,7 @@ def test_a_function_whose_keywords_are_all_required_runs(tmp_path: Path) -> None
 
 def test_the_pasted_adapter_runs_under_the_name_that_is_told(tmp_path: Path, invoke: Invoke) -> None:
     path = tmp_path / "my_kernel.py"
-    path.write_text(SOURCE.format(name="attention", parameters=SIGNATURES[0]), encoding="utf-8")
+    path.write_text(SOURCE.format(name="attention", parameters=TABLES["signatures"][0]), encoding="utf-8")
     arguments = ["check", "attention/e*", "attention/a-causal-row-s*", "--dtype", "float64", "--implementation"]
     code, _, said = invoke(*arguments, "my_kernel.py:attention")
     assert code == 2
@@ -177,7 +149,7 @@ def test_the_pasted_adapter_runs_under_the_name_that_is_told(tmp_path: Path, inv
 
 def test_the_adapter_of_a_package_imports_what_it_calls(tmp_path: Path, invoke: Invoke) -> None:
     (tmp_path / "flashy").mkdir()
-    text = SOURCE.format(name="attention", parameters=SIGNATURES[1])
+    text = SOURCE.format(name="attention", parameters=TABLES["signatures"][1])
     (tmp_path / "flashy" / "__init__.py").write_text(text, encoding="utf-8")
     _, _, said = invoke("check", "attention/e*", "--implementation", "flashy:attention")
     assert "Put this adapter into a file, adapter.py say, and name adapter.py:attention instead:" in said
@@ -188,7 +160,7 @@ def test_the_adapter_of_a_package_imports_what_it_calls(tmp_path: Path, invoke: 
 
 def test_of_what_is_handed_over_an_adapter_is_shown_and_of_another_function_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"Hand over an adapter instead, attention:\n\ndef attention\(query"):
-        select_callable(function(SIGNATURES[0]), None, None)
+        select_callable(function(TABLES["signatures"][0]), None, None)
     text = "def softmax(x, axis): ...\ndef attention(query, key, value): ...\n"
     (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError) as error:
@@ -335,26 +307,7 @@ def test_the_smallest_lengths_that_are_taken() -> None:
         assert Requirements.of(declared).query_and_key_length(*lengths) == taken
 
 
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
-        (
-            {"width_multipel": 8},
-            "unknown key 'width_multipel'; expected width_multiple, widths, .*width_multiple is meant",
-        ),
-        ({"dtype": 8}, "unknown key 'dtype'; expected width_multiple"),
-        ({"width_multiple": 0}, "width_multiple: expected a whole number of at least 1; got 0"),
-        ({"width_multiple": True}, "width_multiple: expected a whole number of at least 1; got True"),
-        ({"max_width": 256.0}, r"max_width: expected a whole number of at least 1; got 256\.0"),
-        ({"widths": []}, r"widths: expected a list of whole numbers of at least 1; got \[\]"),
-        ({"widths": 64}, "widths: expected a list of whole numbers of at least 1; got 64"),
-        ({"value_width": 8}, 'value_width: expected "equal"; got 8'),
-        ({"lengths": "same"}, "lengths: expected \"equal\"; got 'same'"),
-        ({"min_width": 9, "max_width": 8}, "no width meets all of"),
-        ({"widths": [12], "width_multiple": 8}, "no width meets all of"),
-        (["width_multiple"], r"expected a dict such as .* got \['width_multiple'\]"),
-    ],
-)
+@pytest.mark.parametrize(("declared", "message"), TABLES["requirements"])
 def test_what_cannot_be_meant_is_refused_with_what_was_expected(declared: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"requires: {message}"):
         Requirements.of(declared)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernels import ATTENTION, kernel
+from tables import tables_beside
 
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
@@ -26,6 +27,8 @@ from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.user_call import FromSource, declarations, import_user_module, load
 from attncheck.execution.user_code import LoadError, Target, is_own
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+
+TABLES = tables_beside(__file__)
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -278,25 +281,8 @@ def test_what_cannot_be_selected_is_a_usage_error(write: Write) -> None:
         user_implementation(target, None, Limits(start_seconds=0.3))
 
 
-FORBIDDEN = [
-    ("return [1.0]", "TypeError: returned a list; expected an array, or a dict of stages that are arrays"),
-    ("return None", "TypeError: returned a NoneType; expected an array"),
-    ("return {'output': 'text'}", "TypeError: returned a str; expected an array"),
-    ("return object()", "returned builtins's object; expected a NumPy array, or name its framework"),
-    ("key[:] = 0; return value", "Misbehaved: changed its input key"),
-    (
-        "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True, name='mine').start()"
-        "; return value",
-        "Misbehaved: left 1 thread(s) running: mine",
-    ),
-    ("raise ValueError('not today')", "ValueError: not today"),
-    ("raise SystemExit('gone')", "SystemExit: gone"),
-]
-"""What a function does, and what is said of it."""
-
-
 def test_what_no_implementation_may_do_is_an_error_with_its_reason(write: Write) -> None:
-    for body, message in FORBIDDEN:
+    for body, message in TABLES["forbidden"]:
         text = f"def attention(query, key, value):\n    {body}\n"
         outcome = outcome_here(f"{write(text)}:attention", problem())
         assert isinstance(outcome, Failure)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tables import tables_beside
 
 from attncheck.backends import EVERYTHING
 from attncheck.errors import CaseError
@@ -15,6 +16,8 @@ from attncheck.reading.expected_failures import (
     load_expected_failures,
     recorded_empty_rows,
 )
+
+TABLES = tables_beside(__file__)
 
 ENTRY = """\
 - implementation: torch.sdpa
@@ -59,16 +62,7 @@ def test_an_entry_is_read_with_its_line(load: Load, tmp_path: Path) -> None:
     assert (second.entry.dtypes, second.entry.stages, second.entry.thread) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("implementation", "case", "dtype", "concerned"),
-    [
-        ("torch.sdpa", "masking/one", "float32", True),
-        ("torch.sdpa", "attention/a-case", "bfloat16", True),
-        ("torch.sdpa_math", "masking/one", "float32", False),
-        ("torch.sdpa", "attention/case", "float32", False),
-        ("torch.sdpa", "masking/one", "float64", False),
-    ],
-)
+@pytest.mark.parametrize(("implementation", "case", "dtype", "concerned"), TABLES["concerned"])
 def test_what_an_entry_concerns(load: Load, implementation: str, case: str, dtype: str, concerned: bool) -> None:
     (entry,) = load(ENTRY)
     assert entry.concerns(implementation, case, dtype) is concerned

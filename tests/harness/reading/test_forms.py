@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tables import tables_beside
 
 from attncheck.errors import CaseError
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Problem
+
+TABLES = tables_beside(__file__)
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -270,21 +273,11 @@ def test_the_dtype_that_numbers_were_computed_in_may_be_of_16_bits(tmp_path: Pat
         _load_beside(tmp_path, text + "    computed_in: float16\n")
 
 
-REFUSED = {
-    "{file: missing.npy}": r"expect\[0\].printed.file: there is no file 'missing.npy'",
-    "{file: ../output.npy}": r"expect\[0\].printed.file: .* leads out of the folder",
-    "{file: narrow.npy}": r"expect\[0\].printed: expected numbers of shape 1x1x2x2, got 2x1",
-    "{file: many.npy}": r"expect\[0\].printed.file: 40000 numbers; expected at most 30000",
-    "{file: output.npy, times: 2}": r"expect\[0\].printed.*times",
-    "{file: output.npy}, decimals: 3": r"expect\[0\].decimals: says how numbers were printed",
-}
-
-
 def test_numbers_of_a_file_that_cannot_be_expected_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "output.npy", np.ones((2, 2)))
     np.save(tmp_path / "narrow.npy", np.ones((2, 1)))
     np.save(tmp_path / "many.npy", np.ones((200, 200)))
-    for printed, message in REFUSED.items():
+    for printed, message in TABLES["stored_refused"].items():
         with pytest.raises(CaseError, match=message):
             _load_beside(tmp_path, STORED.replace("{file: %s}", printed))
 

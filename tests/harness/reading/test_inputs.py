@@ -115,18 +115,9 @@ def test_a_mask_may_have_length_one_on_any_axis(lengths: dict[str, int], ones: l
     assert np.broadcast_shapes(shapes["mask"], tuple(bound[letter] for letter in ("B", "H", "Lq", "T"))) == scores
 
 
-@pytest.mark.parametrize(
-    ("axes", "shape", "fitted"),
-    [
-        (("B", "H", "Lq", "D"), (2, 3), (1, 1, 2, 3)),
-        (("B", "H", "Lq", "D"), (), (1, 1, 1, 1)),
-        (("E", "H*D"), (4, 16, 2), (16, 8)),
-        (("E", "H*D"), (16, 8), (16, 8)),
-        (("H*D",), (8,), (8,)),
-    ],
-)
+@pytest.mark.parametrize(("axes", "shape", "fitted"), TABLES["fitted"])
 def test_inputs_are_fitted_to_axes(axes: tuple[str, ...], shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
-    assert fitted_shape(InputSpec(axes), shape) == fitted
+    assert fitted_shape(InputSpec(tuple(axes)), tuple(shape)) == tuple(fitted)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tables import tables_beside
 
 from attncheck.dtypes import largest_number, numpy_dtype, rounded_once
 from attncheck.reading import array_kinds as kinds
@@ -44,6 +45,8 @@ from attncheck.reading.random_numbers import (
 )
 from attncheck.spec import DTYPES
 
+TABLES = tables_beside(__file__)
+
 
 def test_the_twister_gives_the_word_that_the_cpp_standard_fixes() -> None:
     # ISO C++ [rand.predef]: the 10000th word of std::mt19937, whose default seed is 5489, is 4123659995.
@@ -53,27 +56,13 @@ def test_the_twister_gives_the_word_that_the_cpp_standard_fixes() -> None:
     assert words(6000)[-1] == 4123659995
 
 
-@pytest.mark.parametrize(
-    ("seed", "printed"),
-    [
-        (0, [0.8966972, 0.2655087, 0.3721239, 0.5728534, 0.9082078]),
-        (42, [0.9148060, 0.9370754, 0.2861395, 0.8304476, 0.6417455, 0.5190959]),
-        (123, [0.2875775, 0.7883051, 0.4089769, 0.8830174, 0.9404673, 0.0455565]),
-    ],
-)
+@pytest.mark.parametrize(("seed", "printed"), TABLES["r_prints"])
 def test_r_draws_what_r_prints_after_set_seed(seed: int, printed: list[float]) -> None:
     drawn = R(seed).runif((len(printed),), 0, 1)
     np.testing.assert_allclose(drawn, printed, rtol=0, atol=0.5e-7)
 
 
-@pytest.mark.parametrize(
-    ("distribution", "seed", "printed"),
-    [
-        ("rand", 42, [0.37454012, 0.95071431, 0.73199394]),
-        ("randn", 0, [1.76405235, 0.40015721, 0.97873798]),
-        ("randn", 42, [0.49671415, -0.1382643, 0.64768854]),
-    ],
-)
+@pytest.mark.parametrize(("distribution", "seed", "printed"), TABLES["numpy_prints"])
 def test_numpy_legacy_draws_the_well_known_first_numbers(distribution: str, seed: int, printed: list[float]) -> None:
     drawn = draw(NumpyLegacy(seed), distribution, (3,), {})
     assert drawn.dtype == np.float64

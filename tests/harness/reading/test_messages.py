@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from tables import tables_beside
 
 from attncheck.errors import CaseError, ExitCode
 from attncheck.reading import yaml_reader
@@ -38,21 +39,12 @@ from attncheck.reading.yaml_reader import (
     read_yaml,
 )
 
+TABLES = tables_beside(__file__)
+
 Load = Callable[[str | bytes], list[Case]]
 
 GROUPS: list[dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("messages.yaml"))
 SCHEMA = jsonschema_rs.Draft202012Validator(json.loads(case_schema()))
-BEYOND_A_SCHEMA = [
-    "undefined tag",  # another file
-    "duplicate (?:name|id)|already defined|no array is named|with letters or digits",  # names
-    "ragged|shape|axis|axes|rows:|no rows|columns cannot|expected .* columns|broadcast|enough|single query",  # shapes
-    "elements|too long",  # sizes
-    "NaN|infinity|nan$|inf$|inf and -inf",  # numbers that JSON does not have
-    "beyond the range|may reach|closer to zero|expected low < high|fewer than",  # sizes of numbers
-    "is not a number|every number, '.' leaves one out",  # numbers in a text
-    "a mask is boolean .*, got [23t]|takes no sum, (product, )?times or plus|that of each dtype",  # by kind
-]
-"""What only the loader tells: docs/cases.md, section 11."""
 
 
 def files_of(group: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -113,7 +105,7 @@ def follows_schema(path: Path, said: str, *, always: bool) -> bool:
         accepted = SCHEMA.is_valid(without_infinity(read_yaml(path).data))
     except YamlFault:
         return not always
-    return not accepted or (not always and any(re.search(kind, said) for kind in BEYOND_A_SCHEMA))
+    return not accepted or (not always and any(re.search(kind, said) for kind in TABLES["beyond_a_schema"]))
 
 
 def without_infinity(data: Any) -> Any:
@@ -236,44 +228,12 @@ def test_every_field_has_the_line_on_which_it_stands(read: Reader) -> None:
     assert document.lines == lines
 
 
-@pytest.mark.parametrize(
-    ("path", "found", "line"),
-    [
-        (("a", "b"), ("a", "b"), 2),
-        (("a", "missing"), ("a",), 1),
-        (("a", "a label of the validator", "b"), ("a", "b"), 2),
-        (("missing",), (), 1),
-        ((), (), 1),
-    ],
-)
+@pytest.mark.parametrize(("path", "found", "line"), TABLES["located"])
 def test_how_far_a_path_is_located(read: Reader, path: FieldPath, found: FieldPath, line: int) -> None:
-    assert read("a:\n  b: 1\n").locate(path) == (found, line)
+    assert read("a:\n  b: 1\n").locate(tuple(path)) == (tuple(found), line)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("yes", "yes"),  # YAML 1.1 would make it true
-        ("on", "on"),
-        ("1:30", "1:30"),
-        ("2020-01-01", "2020-01-01"),
-        ("010", 10),
-        ("0o10", 8),
-        ("0x1F", 31),
-        ("-5", -5),
-        ("true", True),
-        ("False", False),
-        ("~", None),
-        ("null", None),
-        ("1e5", 1e5),
-        (".5", 0.5),
-        ("-.inf", float("-inf")),
-        ("0.0e9", 0.0),
-        ('"0.8429010"', "0.8429010"),
-        ("'5'", "5"),
-        ("<<", "<<"),
-    ],
-)
+@pytest.mark.parametrize(("text", "value"), TABLES["scalars"])
 def test_scalars_are_read_by_the_rules_of_yaml_1_2(read: Reader, text: str, value: object) -> None:
     data = read(f"a: {text}\n").data
     assert data == {"a": value}

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import tables_beside
 
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading.case import Case
 from attncheck.reading.for_each import MAX_CASES, write_out
 from attncheck.reading.yaml_reader import MAX_NODES, FieldPath, read_yaml
+
+TABLES = tables_beside(__file__)
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -114,20 +117,7 @@ def test_a_field_whose_value_is_null_is_left_out(load_text: Load) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "label"),
-    [
-        ("1", "1"),
-        ("-1", "minus 1"),
-        ("-0.0", "minus 0.0"),
-        ("0.5", "0.5"),
-        ("1e30", "1e30"),
-        ("1e-30", "1e-30"),
-        ("true", "true"),
-        ("null", "none"),
-        ("float16", "float16"),
-    ],
-)
+@pytest.mark.parametrize(("value", "label"), TABLES["labels"])
 def test_a_value_stands_in_the_name_such_that_its_id_is_its_own(load_text: Load, value: str, label: str) -> None:
     fields = {"true": "supports_statistics: {each: it}", "float16": "storage: {each: it}"}
     field = fields.get(value, "options: {scale: {each: it}}")

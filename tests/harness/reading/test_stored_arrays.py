@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tables import tables_beside
 
 from attncheck.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.plan import Plan
@@ -31,6 +32,8 @@ from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.kept_cases import TOGETHER, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.selection import select_cases
 from attncheck.store import Store, UnreadableEntry, digest_of
+
+TABLES = tables_beside(__file__)
 
 HEAD = """\
 title: Arrays in files
@@ -240,24 +243,12 @@ def test_an_archive_that_lies_of_its_size_is_refused(folder: Path, monkeypatch: 
     assert "damaged or cut off" in fault(folder, "{file: liar.npz, name: a}").message
 
 
-ELSEWHERE = {
-    "gone.npy": "there is no file 'gone.npy' in the folder of the case file",
-    "../outside.npy": "'../outside.npy' leads out of the folder of the case file",
-    "below/../../outside.npy": "leads out of the folder",
-    "below/../dump.npy": "leads out of the folder",
-    "link.npy": "'link.npy' leads out of the folder of the case file; put the file inside",
-    "/etc/x.npy": "expected a path relative to the folder of the case file, got '/etc/x.npy'",
-    "'C:\\x.npy'": "expected a path relative to the folder of the case file",
-    "folder.npy": "there is no file 'folder.npy'",
-}
-
-
 def test_files_lie_in_the_folder_of_the_case_file(folder: Path) -> None:
     np.save(folder.parent / "outside.npy", NUMBERS)
     (folder / "link.npy").symlink_to(folder.parent / "outside.npy")
     (folder / "folder.npy").mkdir()
     (folder / "below").mkdir()
-    for file, message in ELSEWHERE.items():
+    for file, message in TABLES["elsewhere"].items():
         found = fault(folder, f"{{file: {file}}}")
         assert (found.field, message in found.message) == ("inputs.scores.file", True), file
 

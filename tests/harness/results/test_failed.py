@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tables import tables_beside
 
 from attncheck.errors import ResultsError, UsageError
 from attncheck.reading.case import Case
@@ -25,30 +25,13 @@ from attncheck.results.last_failed import (
     read_failed,
 )
 
+TABLES = tables_beside(__file__)
+
 MakeRow = Callable[..., Row]
 
 
-FAILS: list[tuple[dict[str, Any], bool, bool]] = [
-    # The fields of a row, whether it fails, and whether its case is judged by it.
-    ({}, False, True),
-    ({"verdict": "numeric"}, True, True),
-    ({"verdict": "numeric", "xfail": True}, False, True),
-    ({"verdict": "shape"}, True, True),
-    ({"verdict": "crash", "stage": ""}, True, False),
-    ({"verdict": "untried", "stage": ""}, True, False),
-    ({"verdict": "unsupported", "stage": ""}, False, False),
-    ({"verdict": "unverified"}, False, False),
-    ({"verdict": "xpass", "stage": ""}, False, False),  # found by a run of everything alone
-    ({"comparison": "pair", "other": "torch.eager"}, False, False),
-    ({"comparison": "printed"}, False, False),
-    ({"comparison": "printed", "verdict": "unverified"}, False, False),
-    ({"comparison": "printed", "verdict": "misprint"}, True, True),
-    ({"comparison": "printed", "verdict": "nonfinite"}, True, True),
-]
-
-
 def test_what_fails_and_what_was_held_against_the_exact_answer(make_row: MakeRow) -> None:
-    for fields, fails, judged in FAILS:
+    for fields, fails, judged in TABLES["failing_rows"]:
         row = make_row(**fields)
         assert (bool(failed_evaluations([row])), is_judged(row)) == (fails, judged), fields
 

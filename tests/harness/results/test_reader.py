@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import tables_beside
 
 from attncheck.errors import AttncheckError, OutputError, ResultsError
 from attncheck.merge import merge_runs
@@ -30,6 +31,8 @@ from attncheck.results import parts
 from attncheck.results.format import FORMAT, Row, StoredArray
 from attncheck.results.reader import find_runs, read_run, read_runs
 from attncheck.results.writer import ResultsWriter
+
+TABLES = tables_beside(__file__)
 
 MakeRow = Callable[..., Row]
 
@@ -345,16 +348,7 @@ def test_a_pipe_or_a_device_is_not_read(run_folder: Path, name: str) -> None:
         assert "it is no regular file" in told
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"expected": [{"name": "weights"}]},
-        {"expected": [{"name": "w", "of": "w", "basis": "known", "transpose": False, "shape": [-1]}]},
-        {"given": {"scores": {"called": None}}},
-        {"given": {"scores": {"printed": [["1", "2"], ["3"]]}}},
-        {"source": {"kind": "document", "title": "t", "notes": [1]}},
-    ],
-)
+@pytest.mark.parametrize("fields", TABLES["incomplete_records"])
 def test_a_case_record_without_what_reports_take_from_it_is_told(
     make_row: MakeRow, make_case_record: Callable[..., dict[str, Any]], write_run: WriteRun, fields: dict[str, Any]
 ) -> None:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import tables_beside
 
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import OutputError, ResultsError
@@ -24,6 +25,8 @@ from attncheck.results.parts import decode_array
 from attncheck.results.reader import read_run
 from attncheck.results.records import CaseRecords, cases_text, read_cases, with_unnamed
 from attncheck.results.writer import ResultsWriter
+
+TABLES = tables_beside(__file__)
 
 MakeRow = Callable[..., Row]
 
@@ -132,19 +135,8 @@ def test_a_writer_replaces_an_earlier_run_and_its_report(write_run: WriteRun, ma
     assert (directory / "notes.txt").read_text() == "mine"
 
 
-FOREIGN = (
-    {"notes.txt": "mine"},
-    {"logs/server.log": "mine"},
-    {"environment.json": '{"name": "of another tool"}', "logs/server.log": "mine"},
-    {"environment.json": "not JSON", "rows/data.csv": "mine"},
-    {"environment.json": "[]", "report/report.md": "mine"},
-    {"environment.json/in-a-folder": "mine"},
-    {".git/config": "mine"},
-)
-
-
 def test_a_folder_with_foreign_content_is_left_alone(tmp_path: Path) -> None:
-    for number, content in enumerate(FOREIGN):
+    for number, content in enumerate(TABLES["foreign"]):
         folder = tmp_path / str(number)
         for name, text in content.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
