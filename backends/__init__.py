@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from attncheck.backends.entry import ABSORBED
 from attncheck.backends.entry import EAGER as EAGER
@@ -23,6 +23,7 @@ from attncheck.backends.entry import PYTHONS as PYTHONS
 from attncheck.backends.entry import BackendEntry as BackendEntry
 from attncheck.backends.entry import DeclaredConvention as DeclaredConvention
 from attncheck.backends.entry import Fallback as Fallback
+from attncheck.backends.entry import Library as Library
 from attncheck.backends.entry import Mode as Mode
 from attncheck.backends.libraries import LIBRARIES as LIBRARIES
 from attncheck.backends.torch_modes import TORCH_DEVICE_MODES, TORCH_MODES
@@ -39,6 +40,15 @@ if TYPE_CHECKING:
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
 _NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_backend", ABSORBED, attribute="ABSORBED", classes=NATIVE),)
+
+# By the implementation that runs everywhere. A key that may not be attended gets a large negative score there, so that
+# a row without any other attends to all of them alike: https://docs.jax.dev/en/latest/_autosummary/jax.nn.html
+_DPA: Mapping[str, Any] = {
+    "module": "attncheck.backends.jax_jit",
+    "call": "jax.nn:dot_product_attention",
+    "family": "keras",
+    "given": {"implementation": "xla"},
+}
 
 # On a GPU, unless a precision is asked for, float32 products are those of tensor cores:
 # https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
@@ -61,15 +71,14 @@ _JAX_ON_CUDA = (
         standard_only=True,
         device="cuda",
     ),
-    Mode(
+    Library(
         "dpa_jit@cuda",
-        "attncheck.backends.jax_dpa",
-        "jax.nn.dot_product_attention in jax.jit; on a GPU",
-        attribute="JIT",
+        description="jax.nn.dot_product_attention in jax.jit; on a GPU",
+        **_DPA,
+        attribute="LIBRARY_JIT",
         classes={"float64": "native", "float32": "tf32_products", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires=_ONE_WIDTH,
         standard_only=True,
-        folds_sequences=True,
         device="cuda",
     ),
 )
@@ -176,13 +185,14 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     attribute="ADDITIVE",
                     package="keras",
                 ),
-                Mode(
+                Library(
                     "keras_dpa",
-                    "attncheck.backends.tensorflow_keras",
-                    "keras.ops.dot_product_attention",
-                    attribute="DPA",
+                    call="keras.ops:dot_product_attention",
+                    family="keras",
+                    differs={"softcap": ()},  # for JAX on TPUs alone
+                    module="attncheck.backends.tensorflow_keras",
+                    attribute="LIBRARY",
                     package="keras",
-                    folds_sequences=True,
                 ),
                 Mode("absorbed", "attncheck.backends.tensorflow_function", ABSORBED, attribute="ABSORBED"),
             ),
@@ -215,25 +225,24 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     folds_sequences=True,
                 ),
                 # Scores, softmax and sums in float32; weights, and in the backward pass their gradient, in 16 bits.
-                Mode(
+                Library(
                     "dpa",
-                    "attncheck.backends.jax_dpa",
-                    "jax.nn.dot_product_attention, implementation xla",
+                    description="jax.nn.dot_product_attention, implementation xla",
+                    **_DPA,
+                    attribute="LIBRARY",
                     classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
                     requires=_ONE_WIDTH,
                     standard_only=True,
-                    folds_sequences=True,
                 ),
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
-                Mode(
+                Library(
                     "dpa_jit",
-                    "attncheck.backends.jax_dpa",
-                    "jax.nn.dot_product_attention in jax.jit",
-                    attribute="JIT",
+                    description="jax.nn.dot_product_attention in jax.jit",
+                    **_DPA,
+                    attribute="LIBRARY_JIT",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
                     requires=_ONE_WIDTH,
                     standard_only=True,
-                    folds_sequences=True,
                 ),
                 Mode(
                     "absorbed",

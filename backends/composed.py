@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any, Unpack
 
 from attncheck.backends.contract import (
-    Backend,
     Latent,
     MaskedRows,
     Norm,
@@ -22,34 +21,37 @@ from attncheck.backends.contract import (
     Projected,
     Stages,
     Tensor,
-    spelled_out,
+    takes,
 )
 
-_SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
-_OF_MODELS = ("attention", "multi_head_attention")
-
-
-def functions_of(backend: Any) -> dict[str, Callable[..., Stages]]:
-    """Return those functions of the contract that a backend has and that compute something, in the contract's order."""
-    names = (name for name in vars(Backend) if not name.startswith("_") and name not in _SERVICES)
-    return {name: getattr(backend, name) for name in names if hasattr(backend, name)}
+SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
+OF_MODELS = ("attention", "multi_head_attention")
+FUNCTIONS = (
+    *("dot_scores", "cosine_scores", "general_scores", "additive_scores", "mask_scores", "softmax", "attention"),
+    *("general_attention", "additive_attention", "cosine_attention", "attention_gradients", "packed_attention"),
+    *("packed_attention_gradients", "paged_attention", "quantized_attention", "normalized_attention"),
+    *("latent_attention", "multi_head_attention", "merge_states"),
+)
+"""The functions of the contract that compute something."""
 
 
 def with_functions(backend: Any, functions: Mapping[str, Callable[..., Stages]], **services: Any) -> SimpleNamespace:
     """Return a backend that has these functions, and of another one the services that are not given."""
-    shared = {name: getattr(backend, name) for name in _SERVICES}
+    shared = {name: getattr(backend, name) for name in SERVICES}
     return SimpleNamespace(**{**shared, **services, **functions})
 
 
 def compiled(backend: Any, compile_function: Callable[..., Any], *without: str, **services: Any) -> SimpleNamespace:
     """Return a backend with each of its functions compiled, but for those that are named."""
-    functions = {name: each for name, each in functions_of(backend).items() if name not in without}
-    return with_functions(backend, {name: compile_function(each) for name, each in functions.items()}, **services)
+    names = (name for name in FUNCTIONS if name not in without and hasattr(backend, name))
+    functions = {name: compile_function(getattr(backend, name)) for name in names}
+    return with_functions(backend, functions, **services)
 
 
 def compiled_output(backend: Any, compile_function: Callable[..., Any], **services: Any) -> SimpleNamespace:
     """Return a backend whose attention is compiled, of which only the output is returned, as models call it."""
-    functions = {name: compile_function(output_alone(getattr(backend, name))) for name in _OF_MODELS}
+    names = (name for name in OF_MODELS if hasattr(backend, name))
+    functions = {name: compile_function(output_alone(getattr(backend, name))) for name in names}
     return with_functions(backend, functions, **services)
 
 
@@ -83,7 +85,7 @@ def make_general_attention(
 ) -> Callable[..., Stages]:
     """Return attention with a bilinear score."""
 
-    @spelled_out
+    @takes(MaskedRows)
     def general_attention(
         query: Tensor,
         key: Tensor,
@@ -105,7 +107,7 @@ def make_additive_attention(
 ) -> Callable[..., Stages]:
     """Return attention with an additive score."""
 
-    @spelled_out
+    @takes(MaskedRows)
     def additive_attention(
         query: Tensor,
         key: Tensor,
@@ -130,7 +132,7 @@ def make_cosine_attention(
 ) -> Callable[..., Stages]:
     """Return attention with the cosine as score."""
 
-    @spelled_out
+    @takes(MaskedRows)
     def cosine_attention(
         query: Tensor,
         key: Tensor,
@@ -152,7 +154,7 @@ def make_normalized_attention(
 ) -> Callable[..., Stages]:
     """Return attention of queries and keys that are normalised, before or after their rotation."""
 
-    @spelled_out
+    @takes(Normalized)
     def normalized_attention(
         query: Tensor,
         key: Tensor,
@@ -190,7 +192,7 @@ def make_multi_head_attention(
 ) -> Callable[..., Stages]:
     """Return attention in heads, between projections."""
 
-    @spelled_out
+    @takes(Projected)
     def multi_head_attention(
         query: Tensor,
         key: Tensor,
@@ -228,19 +230,21 @@ def make_multi_head_attention(
 
 
 def absorbed(
-    backend: Any,
+    attention: Callable[..., Stages],
     concatenate: Callable[..., Tensor],
     times_transposed: Callable[[Tensor, Tensor], Tensor],
+    services: Mapping[str, Any],
     compile_function: Callable[..., Any] = lambda function: function,
 ) -> SimpleNamespace:
-    """Return a backend's latent attention with its projections absorbed, made of what joins arrays, and of a @ b^T.
+    """Return a backend of latent attention with its projections absorbed, made of attention, of what joins
+    arrays, and of a @ b^T.
 
     As servers decode, no key and no value is made: behind the query's own projection this is attention to one head of
     keys, the latent vectors, which are its values, too. DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section
     2.1.2.
     """
 
-    @spelled_out
+    @takes(Latent)
     def latent_attention(
         query: Tensor,
         latent: Tensor,
@@ -258,7 +262,7 @@ def absorbed(
         query, key = times_transposed(query, key_projection), latent  # (B, H, Lq, C), (B, Lk, C)
         if query_rotary is not None and key_rotary is not None:
             query, key = (concatenate(each, axis=-1) for each in ((query, query_rotary), (key, key_rotary)))
-        stages: Stages = backend.attention(query, key[:, None], latent[:, None], **options)
+        stages = attention(query, key[:, None], latent[:, None], **options)
         return stages | {"output": stages["output"] @ value_projection}
 
-    return with_functions(backend, {"latent_attention": compile_function(latent_attention)})
+    return SimpleNamespace(**services, latent_attention=compile_function(latent_attention))

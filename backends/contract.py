@@ -71,7 +71,7 @@ class Edges(TypedDict, total=False):
     window: Window | None
 
 
-class Scaling(TypedDict, total=False):
+class ScaleAndCap(TypedDict, total=False):
     """The factor of scaled dot products, and their softcap."""
 
     scale: float | None
@@ -120,11 +120,11 @@ class Positions(TypedDict, total=False):
     query_offsets: Tensor | None
 
 
-class Scored(Scaling, Sinks, Edges, total=False):
+class Scored(ScaleAndCap, Sinks, Edges, total=False):
     """Keywords of attention to sequences and to pages."""
 
 
-class Differentiated(MaskedRows, Scaling, Sinks, Rotary, total=False):
+class Differentiated(MaskedRows, ScaleAndCap, Sinks, Rotary, total=False):
     """Keywords of attention that has gradients."""
 
 
@@ -132,11 +132,11 @@ class Attended(Differentiated, Past, Positions, total=False):
     """All keywords of ``attention``."""
 
 
-class Normalized(Masks, Scaling, Sinks, Rotary, total=False):
+class Normalized(Masks, ScaleAndCap, Sinks, Rotary, total=False):
     """Keywords of attention behind a norm, beside those of the norm."""
 
 
-class Latent(Masks, Scaling, Positions, total=False):
+class Latent(Masks, ScaleAndCap, Positions, total=False):
     """Keywords of attention to latent vectors, beside the parts that are rotated."""
 
 
@@ -157,26 +157,38 @@ DEFAULTS: Mapping[str, Any] = {
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def spelled_out(function: Function) -> Function:
+def takes(group: Any) -> Callable[[Function], Function]:
     """Show a function's keyword group in full, to whoever asks for its signature: a capability is a parameter."""
-    shown: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            shown.append(parameter)
-            continue
-        group = function.__globals__[parameter.annotation.removeprefix("Unpack[").removesuffix("]")]
-        own = group.__annotations__
-        known = [name for name in DEFAULTS if name in own]
-        shown += (
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=_text(own[name]))
-            for name in known
+
+    def shown(function: Function) -> Function:
+        *own, _ = inspect.signature(function).parameters.values()
+        texts = group.__annotations__
+        keywords = (
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_text(texts[name]))
+            for name, default in DEFAULTS.items()
+            if name in texts
         )
-    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    return function
+        function.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return shown
 
 
 def _text(annotation: Any) -> Any:
     return annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
+
+
+class UnsupportedError(NotImplementedError):
+    """An implementation has not what a case asks for; ``lacks`` names it: parameters, functions, capabilities."""
+
+    def __init__(self, message: str, lacks: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.lacks = lacks
+
+    @classmethod
+    def of_function(cls, name: str) -> UnsupportedError:
+        """Return the error of a function of the contract that is not there."""
+        return cls(f"has no {name}", (f"{name}()",))
 
 
 class Backend(Protocol):
@@ -278,7 +290,7 @@ class Backend(Protocol):
         scores (B, H, Lq, T) -> weights (B, H, Lq, T), log_sum_exp (B, H, Lq).
         """
 
-    @spelled_out
+    @takes(Attended)
     def attention(
         self,
         query: Tensor,
@@ -311,7 +323,7 @@ class Backend(Protocol):
         "RoFormer", section 3.4.2; pairs that are R apart as in Black et al. 2022, "GPT-NeoX-20B", section 2.1.1.
         """
 
-    @spelled_out
+    @takes(MaskedRows)
     def general_attention(
         self,
         query: Tensor,
@@ -330,7 +342,7 @@ class Backend(Protocol):
         Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", sections 3 and 3.1.
         """
 
-    @spelled_out
+    @takes(MaskedRows)
     def additive_attention(
         self,
         query: Tensor,
@@ -352,7 +364,7 @@ class Backend(Protocol):
         appendix A.1.2.
         """
 
-    @spelled_out
+    @takes(MaskedRows)
     def cosine_attention(
         self,
         query: Tensor,
@@ -370,7 +382,7 @@ class Backend(Protocol):
         Graves et al. 2014, "Neural Turing Machines", section 3.3.1.
         """
 
-    @spelled_out
+    @takes(Differentiated)
     def attention_gradients(
         self,
         query: Tensor,
@@ -387,7 +399,7 @@ class Backend(Protocol):
         gradients of query, key, bias and sinks; nor has a score that ``mask_fill`` took the place of.
         """
 
-    @spelled_out
+    @takes(Scored)
     def packed_attention(
         self,
         query: Tensor,
@@ -411,7 +423,7 @@ class Backend(Protocol):
         flash_attn_varlen_func.
         """
 
-    @spelled_out
+    @takes(Scored)
     def packed_attention_gradients(
         self,
         query: Tensor,
@@ -431,7 +443,7 @@ class Backend(Protocol):
         query uses has a gradient of 0.
         """
 
-    @spelled_out
+    @takes(Scored)
     def paged_attention(
         self,
         query: Tensor,
@@ -453,7 +465,7 @@ class Backend(Protocol):
         PagedAttention", section 4.1.
         """
 
-    @spelled_out
+    @takes(Scored)
     def quantized_attention(
         self,
         query: Tensor,
@@ -474,7 +486,7 @@ class Backend(Protocol):
         Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv 2209.05433.
         """
 
-    @spelled_out
+    @takes(Normalized)
     def normalized_attention(
         self,
         query: Tensor,
@@ -504,7 +516,7 @@ class Backend(Protocol):
         Normalization for Transformers", section 3, with epsilon as in torch.nn.functional.normalize.
         """
 
-    @spelled_out
+    @takes(Latent)
     def latent_attention(
         self,
         query: Tensor,
@@ -530,7 +542,7 @@ class Backend(Protocol):
         DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, sections 2.1.2 and 2.1.3.
         """
 
-    @spelled_out
+    @takes(Projected)
     def multi_head_attention(
         self,
         query: Tensor,
@@ -577,3 +589,9 @@ class Backend(Protocol):
         log_sum_exps, log_sum_exp and the weights are float32 where the outputs have 16 bits.
         Juravsky et al. 2024, "Hydragen", arXiv 2402.05099, section 3.1; Dao et al. 2023, "Flash-Decoding".
         """
+
+
+def inputs_of(name: str) -> tuple[str, ...]:
+    """Return what a function of the contract is given by position, in order: its own names for these do not matter."""
+    parameters = list(inspect.signature(getattr(Backend, name)).parameters.values())[1:]  # self
+    return tuple(each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 from attncheck.backends.contract import Backend
 from attncheck.backends.devices import HIDDEN, VISIBLE, on_device
+from attncheck.backends.families import FAMILIES, Family
 
 NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
 EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
@@ -103,6 +105,47 @@ class Mode:
 
 
 @dataclass(frozen=True)
+class Library(Mode):
+    """A library's function that is called like those of a family: a mode that needs no code of its own.
+
+    ``call`` is the function, ``module:function``, and ``given`` what it is always given. Of its ``family``
+    (``families.py``) it ``differs`` in these attributes. ``attribute`` names its arrays in ``library_arrays.py``, which
+    give its gradients, too, where it ``has_gradients``.
+    """
+
+    module: str = "attncheck.backends.library_arrays"
+    description: str = ""
+    call: str = ""
+    family: str = ""
+    differs: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    has_gradients: bool = True
+    folds_sequences: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.description:
+            object.__setattr__(self, "description", self.call.replace(":", "."))
+
+    @property
+    def called_as(self) -> Family:
+        """The family, with what the function has otherwise."""
+        return replace(FAMILIES[self.family], **self.differs)
+
+    def on_arrays(self, arrays: Any, package: str) -> Backend:
+        """Return the function as those of the contract, on a framework's arrays; its version is the package's."""
+        from importlib.metadata import version
+
+        from attncheck.backends.family_calls import library_functions
+
+        def describe() -> dict[str, str]:
+            return {**arrays.describe(), "version": version(package)}
+
+        functions = library_functions(self.call, self.called_as, arrays, self.given, has_gradients=self.has_gradients)
+        services = {each: getattr(arrays, each) for each in ("prepare", "from_numpy", "to_numpy")}
+        return cast(Backend, SimpleNamespace(**services, describe=describe, **functions))
+
+
+@dataclass(frozen=True)
 class BackendEntry:
     """One framework's line in the table.
 
@@ -191,4 +234,7 @@ class BackendEntry:
         found = self.mode_named(mode)
         module = import_module(found.module)
         backend = cast(Backend, module if found.attribute is None else getattr(module, found.attribute))
-        return on_device(backend, self.framework, found.device)
+        on_its_device = on_device(backend, self.framework, found.device)
+        if not isinstance(found, Library):
+            return on_its_device
+        return found.on_arrays(on_its_device, found.package or self.packages[0])

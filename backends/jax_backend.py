@@ -28,7 +28,7 @@ from attncheck.backends.contract import (
     Stages,
     Tensor,
     Window,
-    spelled_out,
+    takes,
 )
 
 
@@ -218,7 +218,7 @@ def attention(
     return stages
 
 
-@spelled_out
+@takes(Differentiated)
 def attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -239,7 +239,7 @@ def attention_gradients(
     return {name: gradient for name, gradient in gradients if gradient is not None}
 
 
-@spelled_out
+@takes(Scored)
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -256,7 +256,7 @@ def packed_attention(
     return attention(query, key, value, mask=mask, **options)
 
 
-@spelled_out
+@takes(Scored)
 def packed_attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -274,7 +274,7 @@ def packed_attention_gradients(
     return attention_gradients(query, key, value, grad_output, mask=mask, **options)
 
 
-@spelled_out
+@takes(Scored)
 def paged_attention(
     query: Tensor,
     key_pages: Tensor,
@@ -300,7 +300,7 @@ def paged_attention(
     return attention(query, key, value, mask=mask, **options)
 
 
-@spelled_out
+@takes(Scored)
 def quantized_attention(
     query: Tensor,
     key: Tensor,
@@ -319,7 +319,7 @@ def quantized_attention(
     return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
-@spelled_out
+@takes(Latent)
 def latent_attention(
     query: Tensor,
     latent: Tensor,

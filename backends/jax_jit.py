@@ -5,6 +5,7 @@ intermediate that nothing else reads. The stages come back sorted by name, as JA
 
 ``OUTPUT`` is attention that returns only its output, as models call it: the compiler may then fuse what it has to store
 for the stages, and leave out what nothing reads. ``ABSORBED`` is latent attention with its projections absorbed.
+Libraries that compute with JAX are called on ``LIBRARY``, or compiled on ``LIBRARY_JIT``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from attncheck.backends import composed, jax_backend
 from attncheck.backends.contract import Stages
 from attncheck.backends.jax_programs import kept
+from attncheck.backends.library_arrays import JaxArrays, JittedArrays, KerasArrays, TokamaxArrays
 
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
 _STATIC = frozenset(
@@ -32,4 +34,14 @@ def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
 
 JIT = composed.compiled(jax_backend, compiled)
 OUTPUT = composed.compiled_output(jax_backend, compiled)
-ABSORBED = composed.absorbed(jax_backend, jnp.concatenate, lambda a, b: a @ b.mT, compiled)
+_services = {
+    "prepare": jax_backend.prepare,
+    "describe": jax_backend.describe,
+    "from_numpy": jax_backend.from_numpy,
+    "to_numpy": jax_backend.to_numpy,
+}
+ABSORBED = composed.absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT, _services, compiled)
+LIBRARY = JaxArrays(jax_backend)
+LIBRARY_JIT = JittedArrays(jax_backend, kept)
+TOKAMAX = TokamaxArrays(jax_backend, kept)
+KERAS = KerasArrays(LIBRARY_JIT, "jax")

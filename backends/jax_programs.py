@@ -166,13 +166,14 @@ def _origin() -> str:
 
 
 def sources() -> list[Path]:
-    """Return the files of this package that a program of JAX may follow from: its own modules, the contract, and
-    what is composed of others.
+    """Return the files of this package that a program of JAX may follow from: its own modules, the contract,
+    what is composed of others, and how libraries' functions are called.
 
     No other backend is among them: whoever works on one need not wait until JAX has compiled everything anew.
     """
     here = Path(__file__).parent
-    return [*sorted(here.glob("jax_*.py")), here / "composed.py", here / "contract.py"]
+    others = ("composed.py", "contract.py", "families.py", "family_calls.py", "library_arrays.py")
+    return [*sorted(here.glob("jax_*.py")), *(here / name for name in others)]
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:

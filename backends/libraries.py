@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from attncheck.backends.entry import NATIVE, BackendEntry, DeclaredConvention, Mode
+from attncheck.backends.entry import NATIVE, BackendEntry, DeclaredConvention, Library, Mode
 
 # "A fully-masked query row (no key attended) produces a zero output row, not NaN": the standard's text of Attention.
 _ZERO_ROWS_OF_ONNX = {
@@ -48,6 +48,7 @@ _TRITON = Mode(
 )
 
 _ONE_WIDTH = {"value_width": "equal"}
+_NO_SOFTCAP = {"softcap": ()}  # it is for JAX on TPUs alone
 _BLOCKS_OF_TPU = {"query_length_multiple": 128, "key_length_multiple": 128}
 
 # Statistics are float32, and so are sums. In jax/experimental/pallas/ops: gpu/attention.py, s_curr.astype(v.dtype) and
@@ -221,12 +222,14 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             modes=(
                 # scaled_dot_product_attention in mlx/fast.cpp, "fallback": multiply(array(scale, dtype), q) is stored,
                 # and so are the scores; the softmax is "precise", in float32, and its weights are stored.
-                Mode(
+                Library(
                     "sdpa",
-                    "attncheck.backends.mlx_fast",
-                    "mlx.core.fast.scaled_dot_product_attention on a CPU",
+                    description="mlx.core.fast.scaled_dot_product_attention on a CPU",
+                    call="mlx.core.fast:scaled_dot_product_attention",
+                    family="mlx",
+                    differs={"numbers_in_float32": True},
+                    attribute="MLX",
                     classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-                    folds_sequences=True,
                 ),
             ),
             imported="mlx.core",
@@ -273,19 +276,21 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ("tokamax", "jax", "jaxlib"),
             default_mode="xla",
             modes=tuple(
-                Mode(
+                Library(
                     implementation,
-                    "attncheck.backends.tokamax_dpa",
-                    f"tokamax.dot_product_attention, implementation {implementation}",
+                    description=f"tokamax.dot_product_attention, implementation {implementation}",
+                    call="tokamax:dot_product_attention",
+                    family="keras",
+                    given={"implementation": implementation},  # in chunks of its own, 512 queries and 1024 keys
+                    module="attncheck.backends.jax_jit",
+                    attribute="TOKAMAX",
                     # base.py and xla_chunked.py in tokamax/_src/ops/attention: scores and softmax in float32; the
                     # preset of the second product, BF16_BF16_F32, rounds the weights.
                     # On a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                     classes={"float32": "native", "bfloat16": "fused_bwd"},
-                    attribute=attribute,
                     standard_only=True,
-                    folds_sequences=True,
                 )
-                for implementation, attribute in (("xla", "XLA"), ("xla_chunked", "CHUNKED"))
+                for implementation in ("xla", "xla_chunked")
             ),
             requirement="tokamax>=0.0.12",
         ),
@@ -296,26 +301,29 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             default_mode="dpa",
             modes=(
                 # flax/nnx/nn/attention.py hands everything to jax.nn.dot_product_attention.
-                Mode(
+                Library(
                     "dpa",
-                    "attncheck.backends.flax_attention",
-                    "flax.nnx.dot_product_attention, which calls jax.nn.dot_product_attention",
+                    description="flax.nnx.dot_product_attention, which calls jax.nn.dot_product_attention",
+                    call="flax.nnx:dot_product_attention",
+                    family="keras",
+                    module="attncheck.backends.jax_jit",
+                    attribute="LIBRARY_JIT",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
-                    attribute="DPA",
                     requires=_ONE_WIDTH,
                     standard_only=True,
-                    folds_sequences=True,
                 ),
                 # The same file, dot_product_attention_weights: query / jnp.sqrt(depth) is stored, and so are scores
                 # and weights.
-                Mode(
+                Library(
                     "sown",
-                    "attncheck.backends.flax_attention",
-                    "flax.nnx.dot_product_attention with a module, into which it sows its weights",
+                    description="flax.nnx.dot_product_attention with a module, into which it sows its weights",
+                    call="attncheck.backends.library_arrays:flax_weights",
+                    family="keras",
+                    differs={"weights": True},
+                    module="attncheck.backends.jax_jit",
+                    attribute="LIBRARY_JIT",
                     classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-                    attribute="SOWN",
                     standard_only=True,
-                    folds_sequences=True,
                 ),
             ),
             own_process_for=frozenset({"float64"}),
@@ -329,25 +337,32 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             modes=(
                 # Keras casts float64 to float32: its result_type has no 64 bits.
                 # keras/src/backend/torch/nn.py calls scaled_dot_product_attention, with a mask that is added.
-                Mode(
+                Library(
                     "torch_dpa",
-                    "attncheck.backends.keras_torch",
-                    "keras.ops.dot_product_attention on PyTorch",
+                    description="keras.ops.dot_product_attention on PyTorch",
+                    call="keras.ops:dot_product_attention",
+                    family="keras",
+                    differs={**_NO_SOFTCAP, "bias_beside_mask": False},
+                    module="attncheck.backends.torch_sdpa",
+                    attribute="KERAS",
+                    has_gradients=False,
                     classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
                     own_process=True,
-                    folds_sequences=True,
                     environment={"KERAS_BACKEND": "torch"},
                 ),
                 # keras/src/backend/jax/nn.py calls jax.nn.dot_product_attention.
-                Mode(
+                Library(
                     "jax_dpa",
-                    "attncheck.backends.keras_jax",
-                    "keras.ops.dot_product_attention on JAX, in jax.jit",
+                    description="keras.ops.dot_product_attention on JAX, in jax.jit",
+                    call="keras.ops:dot_product_attention",
+                    family="keras",
+                    differs=_NO_SOFTCAP,
+                    module="attncheck.backends.jax_jit",
+                    attribute="KERAS",
                     classes={"float32": "native", "bfloat16": "fused_bwd"},
                     requires=_ONE_WIDTH,
                     own_process=True,
                     standard_only=True,
-                    folds_sequences=True,
                     environment={"KERAS_BACKEND": "jax"},
                 ),
             ),
@@ -361,13 +376,15 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             modes=(
                 # _math_attention in paddle/nn/functional/flash_attention.py. Its products have no kernel for 16 bits on
                 # a CPU.
-                Mode(
+                Library(
                     "sdpa",
-                    "attncheck.backends.paddle_sdpa",
-                    "paddle.nn.functional.scaled_dot_product_attention on a CPU",
+                    description="paddle.nn.functional.scaled_dot_product_attention on a CPU",
+                    call="paddle.nn.functional:scaled_dot_product_attention",
+                    family="sdpa",
+                    differs={"layout": "BLHD"},  # and a mask beside is_causal is ignored, as its documentation warns
+                    attribute="PADDLE",
                     classes=NATIVE,
                     requires=_ONE_WIDTH,
-                    folds_sequences=True,
                 ),
             ),
             imported="paddle",

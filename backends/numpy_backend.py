@@ -8,7 +8,6 @@ Translate"; Graves et al. 2014, "Neural Turing Machines". Shapes and meanings: `
 from __future__ import annotations
 
 import math
-import sys
 from functools import reduce
 from itertools import pairwise
 from typing import Any, Unpack
@@ -30,7 +29,7 @@ from attncheck.backends.contract import (
     Scored,
     Stages,
     Window,
-    spelled_out,
+    takes,
 )
 
 Array = NDArray[Any]
@@ -226,7 +225,7 @@ def attention(
     return stages
 
 
-@spelled_out
+@takes(MaskedRows)
 def general_attention(
     query: Array,
     key: Array,
@@ -241,7 +240,7 @@ def general_attention(
     return _attend(general_scores(query, key, weight, score_bias=score_bias), value, masks, empty_rows)
 
 
-@spelled_out
+@takes(MaskedRows)
 def additive_attention(
     query: Array,
     key: Array,
@@ -259,7 +258,7 @@ def additive_attention(
     return _attend(scores, value, masks, empty_rows)
 
 
-@spelled_out
+@takes(MaskedRows)
 def cosine_attention(
     query: Array,
     key: Array,
@@ -282,7 +281,7 @@ def _attend(stages: Stages, value: Array, masks: Any, empty_rows: EmptyRows) -> 
     return stages
 
 
-@spelled_out
+@takes(Differentiated)
 def attention_gradients(
     query: Array,
     key: Array,
@@ -327,7 +326,7 @@ def attention_gradients(
     return gradients
 
 
-@spelled_out
+@takes(Scored)
 def packed_attention(
     query: Array,
     key: Array,
@@ -353,7 +352,7 @@ def packed_attention(
     }
 
 
-@spelled_out
+@takes(Scored)
 def packed_attention_gradients(
     query: Array,
     key: Array,
@@ -379,7 +378,7 @@ def packed_attention_gradients(
     return {name: np.concatenate(found, axis=-2) for name, found in parts.items()} | shared
 
 
-@spelled_out
+@takes(Scored)
 def paged_attention(
     query: Array,
     key_pages: Array,
@@ -399,7 +398,7 @@ def paged_attention(
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
-@spelled_out
+@takes(Scored)
 def quantized_attention(
     query: Array,
     key: Array,
@@ -418,7 +417,7 @@ def quantized_attention(
     return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
-@spelled_out
+@takes(Normalized)
 def normalized_attention(
     query: Array,
     key: Array,
@@ -446,7 +445,7 @@ def normalized_attention(
     return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options)
 
 
-@spelled_out
+@takes(Latent)
 def latent_attention(
     query: Array,
     latent: Array,
@@ -464,7 +463,7 @@ def latent_attention(
     return attention(query, key, value, **options)
 
 
-@spelled_out
+@takes(Projected)
 def multi_head_attention(
     query: Array,
     key: Array,
@@ -720,4 +719,5 @@ def _merge_heads(context: Array) -> Array:
     return context.swapaxes(1, 2).reshape(batch, length, heads * width)  # (B, H, L, D) -> (B, L, H*D)
 
 
-ABSORBED = absorbed(sys.modules[__name__], np.concatenate, lambda a, b: a @ np.swapaxes(b, -1, -2))
+_services = {"prepare": prepare, "describe": describe, "from_numpy": from_numpy, "to_numpy": to_numpy}
+ABSORBED = absorbed(attention, np.concatenate, lambda a, b: a @ np.swapaxes(b, -1, -2), _services)

@@ -25,7 +25,7 @@ from attncheck.backends.contract import (
     Stages,
     Tensor,
     Window,
-    spelled_out,
+    takes,
 )
 
 
@@ -211,7 +211,7 @@ def attention(
     return stages
 
 
-@spelled_out
+@takes(Differentiated)
 def attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -229,7 +229,7 @@ def attention_gradients(
     return gradients
 
 
-@spelled_out
+@takes(Scored)
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -246,7 +246,7 @@ def packed_attention(
     return attention(query, key, value, mask=mask, **options)
 
 
-@spelled_out
+@takes(Scored)
 def packed_attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -264,7 +264,7 @@ def packed_attention_gradients(
     return attention_gradients(query, key, value, grad_output, mask=mask, **options)
 
 
-@spelled_out
+@takes(Scored)
 def paged_attention(
     query: Tensor,
     key_pages: Tensor,
@@ -288,7 +288,7 @@ def paged_attention(
     return attention(query, key, value, mask=mask, **options)
 
 
-@spelled_out
+@takes(Scored)
 def quantized_attention(
     query: Tensor,
     key: Tensor,
@@ -308,7 +308,7 @@ def quantized_attention(
     return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
-@spelled_out
+@takes(Latent)
 def latent_attention(
     query: Tensor,
     latent: Tensor,

@@ -1,4 +1,4 @@
-"""Attention by Keras on TensorFlow: three layers and an operation.
+"""Attention by Keras on TensorFlow: three layers.
 
 ``keras.layers.Attention``, which calls itself Luong-style, has no heads: they are folded into the batch. Its inputs
 come in the order query, value, key; its scale is 1 unless it gets a weight for it; its masks are those of queries and
@@ -9,9 +9,6 @@ scores. They are taken from ``_calculate_scores``, the method that makes it anot
 ``keras.layers.Attention``: masks, softmax and the average of the values are that layer's. As its users do, dense layers
 project query and key before it; its weight ``scale`` is the score vector.
 https://keras.io/api/layers/attention_layers/additive_attention/
-
-``keras.ops.dot_product_attention`` takes arrays (B, L, H, D) and a mask that is boolean with True = may attend. A
-softcap is for JAX on TPU alone, so it is left out here. https://keras.io/api/ops/nn/#dot_product_attention-function
 
 ``keras.layers.MultiHeadAttention`` takes its inputs in the order query, value, key; its weights are (E, H, D), and
 (H, Dv, Eo) at the output. It always scales by 1/sqrt(D) and always projects the output.
@@ -32,26 +29,11 @@ import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend
 from attncheck.backends.contract import Stages, Tensor, Window
+from attncheck.backends.library_arrays import KerasArrays, TensorFlowArrays
 from attncheck.backends.tensorflow_backend import from_numpy, to_numpy
 
-
-class KerasOnAnotherBackend(RuntimeError):
-    """Keras has been imported to compute with another framework than TensorFlow."""
-
-
-def prepare(dtype: str, threads: int) -> None:
-    """Limit the threads of this process, once it is sure that Keras computes with TensorFlow."""
-    chosen = keras.backend.backend()
-    if chosen != "tensorflow":
-        raise KerasOnAnotherBackend(
-            f"Keras computes with {chosen}, expected tensorflow: set KERAS_BACKEND=tensorflow before it is imported"
-        )
-    tensorflow_backend.prepare(dtype, threads)
-
-
-def describe() -> dict[str, str]:
-    """Return the versions and what may change the numbers."""
-    return {**tensorflow_backend.describe(), "keras": keras.__version__, "keras_backend": keras.backend.backend()}
+LIBRARY = KerasArrays(TensorFlowArrays(tensorflow_backend), "tensorflow")
+prepare, describe = LIBRARY.prepare, LIBRARY.describe
 
 
 def _gradients_of(
@@ -166,49 +148,6 @@ def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dense.build((batch * heads, length, width))
     dense.set_weights([weight] if bias is None else [weight, bias])
     return dense(tf.reshape(inputs, (batch * heads, length, width)))
-
-
-def _dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    key_lengths: Tensor | None = None,
-) -> Stages:
-    """Attend; lengths become a mask."""
-    mask = _with_lengths(mask, key_lengths, key.shape[2])
-    query, key, value = (_swap_heads_and_length(each) for each in (query, key, value))
-    output = keras.ops.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale, is_causal=is_causal)
-    return {"output": _swap_heads_and_length(output)}
-
-
-def _dot_product_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_output: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    key_lengths: Tensor | None = None,
-) -> Stages:
-    """Differentiate through the call."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale, "key_lengths": key_lengths}
-        return _dot_product_attention(query, key, value, bias=bias, **options)["output"]
-
-    return _gradients_of(attend, query, key, value, bias, grad_output)
-
-
-def _swap_heads_and_length(inputs: Tensor) -> Tensor:
-    return tf.transpose(inputs, (0, 2, 1, 3))  # (B, H, L, D) -> (B, L, H, D), and back
 
 
 _LAYER = "keras.layers.MultiHeadAttention"
@@ -334,6 +273,5 @@ def _backend(**functions: Callable[..., Stages]) -> SimpleNamespace:
 
 ATTENTION = _backend(attention=_layer_attention, attention_gradients=_layer_gradients)
 ADDITIVE = _backend(additive_scores=additive_scores)
-DPA = _backend(attention=_dot_product_attention, attention_gradients=_dot_product_gradients)
 MHA = _backend(multi_head_attention=_layer_call(return_attention_scores=False))
 MHA_WITH_WEIGHTS = _backend(multi_head_attention=_layer_call(return_attention_scores=True))

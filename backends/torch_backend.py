@@ -6,7 +6,6 @@ Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015. Shapes an
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from typing import Any, Unpack
 
@@ -26,7 +25,7 @@ from attncheck.backends.contract import (
     Scored,
     Stages,
     Window,
-    spelled_out,
+    takes,
 )
 from attncheck.backends.torch_common import differentiate, may_attend, seen_from_the_end
 
@@ -228,7 +227,7 @@ def attention(
     return stages
 
 
-@spelled_out
+@takes(Differentiated)
 def attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -240,7 +239,7 @@ def attention_gradients(
     return differentiate(attention, {"query": query, "key": key, "value": value}, grad_output, options)
 
 
-@spelled_out
+@takes(Scored)
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -267,7 +266,7 @@ def packed_attention(
     }
 
 
-@spelled_out
+@takes(Scored)
 def packed_attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -285,7 +284,7 @@ def packed_attention_gradients(
     return differentiate(packed_attention, inputs, grad_output, {**sequences, **options})
 
 
-@spelled_out
+@takes(Scored)
 def paged_attention(
     query: Tensor,
     key_pages: Tensor,
@@ -309,7 +308,7 @@ def paged_attention(
     return attention(query, key, value, mask=mask, **options)
 
 
-@spelled_out
+@takes(Scored)
 def quantized_attention(
     query: Tensor,
     key: Tensor,
@@ -328,7 +327,7 @@ def quantized_attention(
     return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
-@spelled_out
+@takes(Latent)
 def latent_attention(
     query: Tensor,
     latent: Tensor,
@@ -404,4 +403,5 @@ additive_attention = composed.make_additive_attention(additive_scores, _attend)
 cosine_attention = composed.make_cosine_attention(cosine_scores, _attend)
 normalized_attention = composed.make_normalized_attention(attention, _normalize, _rotate)
 multi_head_attention = composed.make_multi_head_attention(attention, _project, _split_heads, _merge_heads)
-ABSORBED = composed.absorbed(sys.modules[__name__], torch.cat, lambda a, b: a @ b.mT)
+_services = {"prepare": prepare, "describe": describe, "from_numpy": from_numpy, "to_numpy": to_numpy}
+ABSORBED = composed.absorbed(attention, torch.cat, lambda a, b: a @ b.mT, _services)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attncheck.backends import torch_backend
 from attncheck.backends.composed import compiled, output_alone, with_functions
-from attncheck.backends.contract import Differentiated, Stages, Window, spelled_out
+from attncheck.backends.contract import Differentiated, Stages, Window, takes
 from attncheck.backends.torch_common import differentiate, may_attend
 
 _MAX_COMPILATIONS = 1 << 16
@@ -51,7 +51,7 @@ def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
 _differentiable = _compiled(output_alone(torch_backend.attention))
 
 
-@spelled_out
+@takes(Differentiated)
 def attention_gradients(
     query: Tensor,
     key: Tensor,

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import Stages, Window
+from attncheck.backends.library_arrays import KerasArrays, TorchArrays
 from attncheck.backends.torch_common import differentiate, may_attend
 
 _REFUSALS = {
@@ -120,3 +121,6 @@ FLASH = ScaledDotProduct(SDPBackend.FLASH_ATTENTION)
 EFFICIENT = ScaledDotProduct(SDPBackend.EFFICIENT_ATTENTION)
 CUDNN = ScaledDotProduct(SDPBackend.CUDNN_ATTENTION)
 MATH = ScaledDotProduct(SDPBackend.MATH)
+LIBRARY = TorchArrays(torch_backend)
+KERAS = KerasArrays(LIBRARY, "torch")
+"""What libraries that compute with torch are called on."""

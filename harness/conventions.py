@@ -20,10 +20,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.backends.families import FAMILIES
 from attncheck.dtypes import rounded_once
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
-from attncheck.execution.families import FAMILIES
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner, group_by_process

@@ -15,14 +15,24 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from attncheck.errors import UsageError
 from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
     from attncheck.execution.call import Limits
-    from attncheck.reading.expressions import Expression
+    from attncheck.reading.selection import Expression
     from attncheck.results.coverage import Minimum
     from attncheck.store import Store
 
@@ -169,7 +179,7 @@ def _read_tiles(given: Any, where: str) -> tuple[int, ...]:
 
 
 def _read_match(given: str, where: str) -> Expression:
-    from attncheck.reading.expressions import read_expression
+    from attncheck.reading.selection import read_expression
 
     return read_expression(given, where)
 
@@ -392,7 +402,10 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     backends: Annotated[
         tuple[str, ...],
         flag(
-            "--backend", "-b", metavar="NAMES", help="Backends to run, comma-separated. Default: every installed one."
+            "--backend",
+            "-b",
+            metavar="NAMES",
+            help="Backends to run, comma-separated. Default: every installed one.",
         ),
     ] = ()
     implementations: Annotated[

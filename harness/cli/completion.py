@@ -106,7 +106,7 @@ def complete_framework(incomplete: str) -> list[str]:
 
 def complete_signature(incomplete: str) -> list[str]:
     """Return the libraries that a function may be called like."""
-    from attncheck.execution.families import FAMILIES
+    from attncheck.backends.families import FAMILIES
 
     return _beginning(FAMILIES, incomplete)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import Backend, Stages
+from attncheck.backends.contract import Backend, Stages, UnsupportedError
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import repeated_axes
 from attncheck.spec import CONVENTIONS, OPERATIONS, score_of
@@ -38,19 +38,6 @@ class Task(Problem):
     ) -> Task:
         """Return the evaluation of a problem as implementations are called."""
         return cls(called.operation, called.options, called.inputs, memory_layout or {}, stages)
-
-
-class UnsupportedError(NotImplementedError):
-    """An implementation has not what a case asks for; ``lacks`` names it: parameters, functions, capabilities."""
-
-    def __init__(self, message: str, lacks: tuple[str, ...]) -> None:
-        super().__init__(message)
-        self.lacks = lacks
-
-    @classmethod
-    def of_function(cls, name: str) -> UnsupportedError:
-        """Return the error of a function of the contract that is not there."""
-        return cls(f"has no {name}", (f"{name}()",))
 
 
 def run_operation(
@@ -149,14 +136,16 @@ def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) 
     }
 
 
-def _within(memory: Array, array: Array) -> Array:
-    """Write an array into a part of some memory, whose rest must show when it is read."""
-    memory[...] = array
-    return memory
+def _strided(array: Array) -> Array:
+    # What lies between must show when it is read.
+    wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), 7, dtype=array.dtype)
+    view = wide[..., ::2]
+    view[...] = array
+    return view
 
 
-def _wider(array: Array, width: int) -> Array:
-    return np.full((*array.shape[:-1], width), 7, dtype=array.dtype)
+def _transposed(array: Array) -> Array:
+    return np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3)  # (B, H, L, D) -> (B, L, H, D) -> as it was
 
 
 def _broadcast(array: Array) -> Array:
@@ -165,22 +154,35 @@ def _broadcast(array: Array) -> Array:
     return np.broadcast_to(np.ascontiguousarray(first), array.shape)
 
 
+def _padded(array: Array) -> Array:
+    wide = np.full((*array.shape[:-1], array.shape[-1] + 3), 7, dtype=array.dtype)
+    view = wide[..., : array.shape[-1]]
+    view[...] = array
+    return view
+
+
 def _unaligned(array: Array) -> Array:
     memory = np.full(array.size + 2 * _BOUNDARY, 7, dtype=array.dtype)
     address = memory.ctypes.data // array.itemsize
     first = -address % (_BOUNDARY // array.itemsize) + 1
-    return _within(memory[first : first + array.size].reshape(array.shape), array)
+    view = memory[first : first + array.size].reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def _reversed(array: Array) -> Array:
+    return np.ascontiguousarray(array[..., ::-1, ::-1])[..., ::-1, ::-1]
 
 
 _BOUNDARY = 64
 """Bytes at which vectors of every processor begin."""
-_LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
-    "strided": lambda array: _within(_wider(array, 2 * array.shape[-1])[..., ::2], array),
-    "transposed": lambda array: np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3),
+_LAYOUTS = {
+    "strided": _strided,
+    "transposed": _transposed,
     "broadcast": _broadcast,
-    "padded": lambda array: _within(_wider(array, array.shape[-1] + 3)[..., : array.shape[-1]], array),
+    "padded": _padded,
     "unaligned": _unaligned,
-    "reversed": lambda array: np.ascontiguousarray(array[..., ::-1, ::-1])[..., ::-1, ::-1],
+    "reversed": _reversed,
 }
 
 

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.backends.contract import UnsupportedError
 from attncheck.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import (
     KeptElements,
     Task,
-    UnsupportedError,
     call_of,
     check_parameters,
     conventions_lacking,
@@ -35,6 +35,7 @@ from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, unsupported
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, convert_inputs
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,
@@ -95,10 +96,8 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
     specs = inputs_of(task.operation, task.options.get("score"))
     shapes = {each: array.shape for each, array in task.inputs.items()}
     lengths = bind_axes(specs, shapes, task.options.get("heads"), task.options.get("kv_heads"))
-    # The position of a sequence's first query, the largest of a batch.
-    start = int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
-        longer = _required(requirements, lengths, start)
+        longer = _required(requirements, lengths, _furthest_start(task, lengths))
         return _padding(task, lengths, longer, accepted) if longer else None
     except InexactError as error:
         return Failure("unsupported", str(error), error.lacks)
@@ -122,6 +121,11 @@ def call_as_required(implementation: Implementation, task: Task) -> Padding:
     if isinstance(padding, Failure):
         raise UsageError(f"{implementation.name} is not called: {padding.message}")
     return padding or Padding(task, {}, "")
+
+
+def _furthest_start(task: Task, lengths: Lengths) -> int:
+    """Return the position of a sequence's first query, the largest of a batch."""
+    return int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
 
 
 def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[str, int]:
@@ -187,8 +191,9 @@ def _with_keys_masked(task: Task, lengths: Lengths, longer: Lengths, accepted: f
         return replace(task, inputs={**task.inputs, "key_lengths": counts})
     if "mask" in accepted:
         return replace(task, inputs={**task.inputs, "mask": is_key})
-    lacking = "takes neither mask nor key_lengths, one of which it needs where keys are padded"
-    raise InexactError(lacking, ("mask or key_lengths",))
+    raise InexactError(
+        "takes neither mask nor key_lengths, one of which it needs where keys are padded", ("mask or key_lengths",)
+    )
 
 
 def _grown(
@@ -245,14 +250,19 @@ def lack_known_beforehand(implementation: Implementation, case: Case, dtype: str
     positional = INPUTS[name]
     if entry.requirements.get(name) or not parameters.lacking({*case.inputs, *keywords}.difference(positional)):
         return None
-    zeros = {key: np.zeros(shape) for key, shape in case.input_shapes.items()}
-    inputs = convert_inputs(case, {key: Exact(array, array) for key, array in zeros.items()}, dtype)
-    called = case.problem(inputs.arrays).called()
+    called = _call_without_numbers(case, dtype)
     _, keywords = call_of(case.operation, called.options)
     unasked = conventions_lacking(parameters, called.options)
-    asked = [key for key in (*called.inputs, *keywords) if key not in (*positional, *unasked)]
+    asked = [each for each in (*called.inputs, *keywords) if each not in (*positional, *unasked)]
     try:
         check_parameters(parameters, asked)
     except UnsupportedError as error:
         return unsupported(error)
     return None
+
+
+def _call_without_numbers(case: Case, dtype: str) -> Problem:
+    """Return the call that a case is, all of whose numbers are 0."""
+    zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
+    inputs = convert_inputs(case, {name: Exact(array, array) for name, array in zeros.items()}, dtype)
+    return case.problem(inputs.arrays).called()

@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, BackendEntry
-from attncheck.backends.contract import Backend, EmptyRows
+from attncheck.backends.contract import Backend, EmptyRows, UnsupportedError
 from attncheck.backends.devices import on_device
+from attncheck.backends.families import FAMILIES, Family
+from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, never_given
 from attncheck.execution.environment import imports_of
-from attncheck.execution.families import FAMILIES, family_named
-from attncheck.execution.family_calls import Arrays, contract_functions, never_given
-from attncheck.execution.operations import UnsupportedError, check_parameters, parameters_of
+from attncheck.execution.operations import check_parameters, parameters_of
 from attncheck.execution.process_state import no_leaked_threads, unchanged
 from attncheck.execution.programs import ProgramFunction, ProgramFunctions, load_program
 from attncheck.execution.requirements import Requirements
@@ -77,8 +77,9 @@ class UserBackend:
     def to_numpy(self, tensor: Any) -> NDArray[Any]:
         """Turn what came back into an array. Raises ``TypeError`` for what is none."""
         if isinstance(tensor, list | tuple | str | bytes | int | float | complex | None):
-            got = type(tensor).__name__
-            raise TypeError(f"returned a {got}; expected an array, or a dict of stages that are arrays")
+            raise TypeError(
+                f"returned a {type(tensor).__name__}; expected an array, or a dict of stages that are arrays"
+            )
         try:
             array = self._base_to_numpy(tensor)
         except Exception as error:
@@ -93,18 +94,19 @@ class UserBackend:
     def _call(
         self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **given: Any
     ) -> dict[str, Any]:
-        positional = [given.pop(key) for key in INPUTS[name]]
+        positional = [given.pop(each) for each in INPUTS[name]]
         check_parameters(parameters_of(function), given)
         if INPUTS[name][:3] == INPUTS["attention"]:
             _check_capabilities(function, positional)
-        arrays = {key: value for key, value in given.items() if hasattr(value, "shape")}
-        options = {key: value for key, value in given.items() if key not in arrays}
+        arrays = {each: value for each, value in given.items() if hasattr(value, "shape")}
         named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
         with unchanged(named, self._base_to_numpy), no_leaked_threads():
             returned = self._returned(function, positional, {**unasked, **given})
         if isinstance(returned, Mapping):
             return dict(returned)
-        results = result_stages(_OPERATIONS.get(name, "scoring"), options, {*arrays}) or ("masked",)
+        inputs = {each for each, value in given.items() if hasattr(value, "shape")}
+        options = {each: value for each, value in given.items() if each not in inputs}
+        results = result_stages(_OPERATIONS.get(name, "scoring"), options, inputs) or ("masked",)
         several = name == "attention_gradients" and isinstance(returned, tuple)
         return dict(zip(results, returned if several else (returned,), strict=False))
 
@@ -288,9 +290,9 @@ def functions_of(
     A function that is called like a library's is adapted. Raises ``LoadError`` where it has none.
     """
     if family := signature_of(target, signature):
-        found = contract_functions(target, family_named(family), arrays or _NotCalled())
-        for called, function in found.items():
-            _check_signature(called, function)
+        found = _functions_of_family(target, FAMILIES[family], arrays or _NotCalled())
+        for each, function in found.items():
+            _check_signature(each, function)
         return found
     is_namespace = inspect.ismodule(target) or (not callable(target) and not inspect.isroutine(target))
     found = {each: getattr(target, each) for each in INPUTS if callable(getattr(target, each, None))}
@@ -298,9 +300,17 @@ def functions_of(
         found.setdefault(name if name in INPUTS else "attention", target)
     if not found:
         raise LoadError(f"nothing to call: expected a function, or a module with {expected_signature('attention')}")
-    for called, function in found.items():
-        _check_signature(called, function)
+    for each, function in found.items():
+        _check_signature(each, function)
     return found
+
+
+def _functions_of_family(target: Any, family: Family, arrays: Arrays) -> dict[str, Callable[..., Any]]:
+    try:
+        return contract_functions(target, family, arrays, unchanged)
+    except UnfitFunctionError as error:
+        why = f"it requires {listed(error.strange)}" if error.strange else "it does not take these inputs by position"
+        raise LoadError(f"cannot be called as {family.name} is: {why}; expected {family.call}") from error
 
 
 class _NotCalled:
@@ -369,7 +379,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
 def _hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
     if not family:
         return [hint for each, function in functions.items() for hint in hints(each, function)]
-    unused = never_given(target, family_named(family))
+    unused = never_given(target, FAMILIES[family])
     return [f"its {listed(unused)} {'is' if len(unused) == 1 else 'are'} never given"] if unused else []
 
 
@@ -425,10 +435,11 @@ def _device(declared: Any) -> str:
 
 def _resources(declared: Any) -> dict[str, float]:
     """Check what a worker of a cluster has to offer: names, and how much of each."""
-    if not isinstance(declared or {}, Mapping) or not all(
+    good = isinstance(declared or {}, Mapping) and all(
         isinstance(name, str) and name and isinstance(amount, int | float) and 0 < amount < float("inf")
         for name, amount in (declared or {}).items()
-    ):
+    )
+    if not good:
         raise LoadError(f'resources: expected names and positive amounts, such as {{"GPU": 1}}; got {declared!r}')
     return dict(declared or {})
 
@@ -449,11 +460,12 @@ def _claims(declared: Any) -> dict[str, str]:
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:
-    if unfit := misfits(name, function):
+    if found := misfits(name, function):
         got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
-        wanted = expected_signature(name) if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
-        message = f"cannot be called: it is {got}; expected {wanted}, keyword options optional"
-        raise UnfitError(message, name, function, unfit)
+        expected = expected_signature(name) if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
+        raise UnfitError(
+            f"cannot be called: it is {got}; expected {expected}, keyword options optional", name, function, found
+        )
 
 
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:

@@ -23,7 +23,8 @@ from attncheck.backends.contract import Backend
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from attncheck.execution.operations import Task, UnsupportedError
+    from attncheck.backends.contract import UnsupportedError
+    from attncheck.execution.operations import Task
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -89,7 +90,14 @@ _backends: dict[str, Backend] = {}
 _log = ""
 
 
-def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> dict[str, str] | Failure:
+@dataclass(frozen=True)
+class Started:
+    """A worker that is ready, and what its framework says of itself."""
+
+    description: Mapping[str, str]
+
+
+def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> Started | Failure:
     """Import and configure a mode of the framework, once per process; return what it says of itself."""
     _print_to(log)
     faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
@@ -100,7 +108,7 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
         backend = entry.load(mode)
         backend.prepare(dtype, threads)
         _backends[f"{entry.name}.{mode}"] = backend
-        return {name: clean(text) for name, text in backend.describe().items()}
+        return Started({name: clean(text) for name, text in backend.describe().items()})
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
         return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
 
@@ -139,7 +147,8 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
     surroundings, compiled = ProcessState.snapshot(), _seconds_compiled()
     outcome = evaluate_on(backend, task)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
-    held, must_count = int(psutil.Process().memory_info().rss), next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
+    held = int(psutil.Process().memory_info().rss)
+    must_count = next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
     return Evaluated(outcome, held, is_fit, _seconds_compiled() - compiled)
 
@@ -153,7 +162,8 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
     """Run one operation of a backend; whatever it raises or returns is its result."""
     import numpy as np
 
-    from attncheck.execution.operations import UnsupportedError, apply_layout, not_asked, run_operation
+    from attncheck.backends.contract import UnsupportedError
+    from attncheck.execution.operations import apply_layout, not_asked, run_operation
     from attncheck.spec import result_stages
 
     try:
@@ -259,8 +269,9 @@ def redirect_output(log: str, *, passed_on: bool = False) -> None:
     os.close(descriptor)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A worker is killed in the end, and would take its last words along.
-            stream.reconfigure(line_buffering=True)
+            stream.reconfigure(
+                line_buffering=True
+            )  # a worker is killed in the end, and would take its last words along
 
 
 def _write_no_core_file() -> None:

@@ -72,7 +72,8 @@ class StoredProblem(Problem):
         changed: dict[str, Array] = {}
         for name, array in self.inputs.items():
             for letter, change in letters.items():
-                if (axis := self.axis_of(name, letter)) is not None:
+                axis = self.axis_of(name, letter)
+                if axis is not None:
                     changed[name] = np.ascontiguousarray(change(changed.get(name, array), axis))
         return self.but(**changed)
 
@@ -88,7 +89,8 @@ class StoredProblem(Problem):
         """Return the axes of a stage: of the gradient of what may be left out, those of that input."""
         if name := optional_gradients(self.operation).get(stage):
             return self.specs[name].axes
-        return stage_axes(self.operation, {*self.lengths, "H*Dv"})[stage]
+        letters = {*self.lengths, "H*Dv"}
+        return stage_axes(self.operation, letters)[stage]
 
     def _axis(self, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
         if letter not in axes:
@@ -103,7 +105,9 @@ class StoredProblem(Problem):
         plain = self.lowered().canonical()
         query, key = plain.inputs["query"], plain.inputs["key"]
         shape = (query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])
-        allowed = np.ones(shape, np.bool_) & plain.inputs.get("mask", True)
+        allowed = np.ones(shape, np.bool_)
+        if "mask" in plain.inputs:
+            allowed &= plain.inputs["mask"]
         if plain.options.get("is_causal"):
             allowed &= np.arange(shape[-1]) <= np.arange(shape[-2])[:, np.newaxis]
         if "bias" in plain.inputs:

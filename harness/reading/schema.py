@@ -71,7 +71,12 @@ def _mask() -> Schema:
     floored = {"allOf": [has("draw", "runif"), has("floor", True)]}
     drawn = {"allOf": [{"anyOf": [has("draw", "randint"), floored]}, has("low", 0), has("high", 2)]}
     return {
-        "properties": {**parts, "blocks": refer("MaskInput"), "values": refer("Truths"), "constant": {"enum": [0, 1]}},
+        "properties": {
+            **parts,
+            "blocks": refer("MaskInput"),
+            "values": refer("Truths"),
+            "constant": {"enum": [0, 1]},
+        },
         "allOf": [absent("times", "plus"), {"if": given("draw"), "then": drawn}],
     }
 
@@ -228,7 +233,7 @@ def _case_of(operation: str) -> Schema:
     every_option = {option for each in OPERATIONS.values() for option in each.options}
     stage = {"enum": [*entry.stages, None]}
     numbers = [name for name, spec in specs.items() if spec.is_number]
-    layouts = {name: {} if len(specs[name].axes) == 4 else {"not": {"const": "transposed"}} for name in numbers}
+    layouts = {name: {} if _may_be_transposed(name, specs) else {"not": {"const": "transposed"}} for name in numbers}
     fields: dict[str, Schema] = {
         "options": absent(*sorted(every_option - entry.options)),
         "memory_layout": {"propertyNames": {"enum": numbers}, "properties": layouts},
@@ -244,6 +249,10 @@ def _case_of(operation: str) -> Schema:
         for name in numbers
     ]
     return {"properties": fields, "allOf": [*rules, *_layout_rules(operation)]}
+
+
+def _may_be_transposed(name: str, specs: Mapping[str, InputSpec]) -> bool:
+    return len(specs[name].axes) == 4
 
 
 def _layout_rules(operation: str) -> list[Schema]:
@@ -373,7 +382,12 @@ def let_names_stand_for_values(schema: Schema) -> None:
     _split_definitions(schema)
     name = {"type": "string", "pattern": NAME, "maxLength": MAX_LABEL, "not": {"const": ROW_NAME}}
     fields = {EACH: {**name, "description": "A name of `for_each`, whose value stands here."}}
-    definitions[REFERENCE] = {"type": "object", "properties": fields, "required": [EACH], "additionalProperties": False}
+    definitions[REFERENCE] = {
+        "type": "object",
+        "properties": fields,
+        "required": [EACH],
+        "additionalProperties": False,
+    }
     definitions["ForEach"] = _for_each(name)
     for owner in (schema, definitions["CaseEntry"]):
         kept = {"description": owner["properties"][FOR_EACH]["description"]}

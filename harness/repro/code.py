@@ -114,8 +114,8 @@ def _ours(statement: ast.ImportFrom) -> Iterator[tuple[str, tuple[str, str]]]:
         yield alias.asname or alias.name, origin_of
 
 
-def needs_of(root: str, names: Collection[str]) -> Needs:
-    """Follow every name to what it uses, through all modules."""
+def needs_of(root: str, names: Collection[str], whole: Collection[str] = ()) -> Needs:
+    """Follow every name to what it uses, through all modules; of one that is handed over, to the names of the whole."""
     needs = Needs(asked={root: set(names)})
     todo = [(root, name) for name in names]
     while todo:
@@ -130,10 +130,20 @@ def needs_of(root: str, names: Collection[str]) -> Needs:
         else:
             used, asked = _needed_by(name, bound)
             todo += [(name, each) for each in used]
+            asked = [pair for other, part in asked for pair in _parts(other, part, whole)]
         for other, part in asked:
             needs.asked.setdefault(other, set()).add(part)
             todo.append((other, part))
     return needs
+
+
+def _parts(name: str, part: str, whole: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield a part of a module; of one that is handed over, those of the whole that it has, or all that is public."""
+    if part:
+        yield name, part
+        return
+    bindings = read_module(name).bindings
+    yield from ((name, each) for each in bindings if each in whole or (not whole and each[0] != "_"))
 
 
 @cache
@@ -157,6 +167,10 @@ def _attributes(module: Module, statement: ast.stmt) -> Iterator[tuple[str, str]
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=part) if name in module.ours and not module.ours[name][1]:
                 yield module.ours[name][0], part
+            case ast.Call(args=arguments):
+                for argument in arguments:
+                    if isinstance(argument, ast.Name) and module.ours.get(argument.id, ("", "-"))[1] == "":
+                        yield module.ours[argument.id][0], ""
 
 
 def in_order(name: str, needs: Needs) -> Iterator[str]:
@@ -167,9 +181,12 @@ def in_order(name: str, needs: Needs) -> Iterator[str]:
     yield name
 
 
-def inlined(module: str, names: Collection[str]) -> str:
-    """Return code that leaves a namespace with ``names`` under the module's own last name, and what it is made of."""
-    needs = needs_of(module, names)
+def inlined(module: str, names: Collection[str], whole: Collection[str] = ()) -> str:
+    """Return code that leaves a namespace with ``names`` under the module's own last name, and what it is made of.
+
+    Of a module that is handed over ``whole``, these names are kept.
+    """
+    needs = needs_of(module, names, whole)
     return "\n\n".join(_wrapped(each, needs) for each in dict.fromkeys(in_order(module, needs)))
 
 

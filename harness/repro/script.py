@@ -15,6 +15,7 @@ import platform
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain, zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends import BackendEntry
+from attncheck.backends import BackendEntry, Library
+from attncheck.backends.families import Family
 from attncheck.commands import command, joined, words_again
 from attncheck.errors import OutputError, UsageError
 from attncheck.execution.call import Limits
@@ -332,7 +334,9 @@ def _write(path: Path, text: str) -> str:
 
 PARTS = "attncheck.repro.code"
 _DEVICES = "attncheck.backends.devices"
+_CALLS = "attncheck.backends.family_calls"
 _CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
+_SERVICES = (*_CONVERSIONS, "describe")
 
 
 def call_lines(implementation: Implementation, task: Task, before: Sequence[Task] = ()) -> Iterator[str]:
@@ -380,9 +384,19 @@ def _call(entry: BackendEntry, task: Task) -> str:
 
 def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
     mode = implementation.declared
-    yield inlined(mode.module, {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute})
+    whole = {*_SERVICES, *names}
+    yield inlined(mode.module, {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute}, whole)
     yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
     yield from _moved(implementation.entry.name, mode.device)
+    if isinstance(mode, Library):
+        yield "\n\n" + inlined(_CALLS, {"library_functions", "Family"})
+        family = {each.name: getattr(mode.called_as, each.name) for each in fields(Family)}
+        words = ", ".join(f"{name}={value!r}" for name, value in family.items())
+        yield f"family = family_calls.Family({words})"
+        called = f"{mode.call!r}, family, backend, {dict(mode.given)!r}, has_gradients={mode.has_gradients}"
+        yield f"functions = family_calls.library_functions({called})"
+        services = ", ".join(f"{name}=backend.{name}" for name in _CONVERSIONS)
+        yield f"backend = SimpleNamespace({services}, **functions)"
 
 
 def _moved(framework: str, device: str) -> Iterator[str]:
@@ -419,9 +433,11 @@ def _own(entry: UserImplementation) -> Iterator[str]:
         loaded = f"import_module({target.module!r})"
     yield f"kernel = attrgetter({target.attribute!r})({loaded})" if target.attribute else f"kernel = {loaded}"
     if entry.signature:
-        yield "from attncheck.execution.families import FAMILIES"
-        yield "from attncheck.execution.family_calls import contract_functions\n"
-        yield f"kernel = SimpleNamespace(**contract_functions(kernel, FAMILIES[{entry.signature!r}], backend))"
+        yield "from attncheck.backends.families import FAMILIES"
+        yield "from attncheck.backends.family_calls import contract_functions"
+        yield "from attncheck.execution.process_state import unchanged\n"
+        called = f"contract_functions(kernel, FAMILIES[{entry.signature!r}], backend, unchanged)"
+        yield f"kernel = SimpleNamespace(**{called})"
 
 
 def _own_function(entry: UserImplementation, name: str) -> str:

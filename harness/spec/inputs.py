@@ -189,8 +189,12 @@ PAST_INPUTS: Mapping[str, InputSpec] = {
 }
 OFFSET_INPUTS: Mapping[str, InputSpec] = {
     "query_offsets": optional(
-        "B", neutral=None, whole=True, folds_into="mask", synonyms=("q_offsets", "start_positions", "seqlen_offsets")
-    )
+        "B",
+        neutral=None,
+        whole=True,
+        folds_into="mask",
+        synonyms=("q_offsets", "start_positions", "seqlen_offsets"),
+    ),
 }
 """Where the first query of each batch entry stands among all keys."""
 PACKED_PROJECTIONS: Mapping[str, tuple[str, ...]] = {

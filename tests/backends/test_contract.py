@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 import attncheck.backends
-from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, contract, numpy_backend
+from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, composed, contract, numpy_backend
 from attncheck.backends.contract import DEFAULTS, Backend
 
 Run = Callable[..., dict[str, NDArray[Any]]]
@@ -87,6 +87,11 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
     ),
     "softmax": ("softmax", {"scores": np.zeros(SCORES)}, WEIGHTS),
 }
+
+
+def test_the_functions_of_the_contract_are_those_that_are_composed_and_compiled() -> None:
+    named = [name for name in vars(Backend) if not name.startswith("_")]
+    assert [*composed.SERVICES, *composed.FUNCTIONS] == named
 
 
 def _functions(tree: ast.AST) -> dict[str, Any]:

@@ -285,8 +285,7 @@ def test_widths_that_differ_are_padded_and_what_requires_shapes_takes_what_pads_
                 np.testing.assert_allclose(array, right[stage], rtol=1e-4, atol=1e-5, err_msg=stage)
     finally:
         runner.close()
-    module = import_module("attncheck.backends.jax_dpa")
-    for backend in (module, module.JIT):
+    for backend in (JAX.load("dpa"), JAX.load("dpa_jit")):
         for function in (backend.attention, backend.attention_gradients):
             assert parameters_of(function).accepted(PADDED_BY) == PADDED_BY
 
@@ -295,16 +294,13 @@ def test_widths_that_differ_are_padded_and_what_requires_shapes_takes_what_pads_
 def test_versions_of_jax_that_return_no_log_sum_exp_return_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
-    from attncheck.backends import jax_dpa
-
     called = jax.nn.dot_product_attention
 
-    def older(*arrays: Any, **options: Any) -> Any:
+    def older(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None, **options: Any) -> Any:
         assert "return_residual" not in options
-        return called(*arrays, **options)
+        return called(query, key, value, mask=mask, scale=scale, **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", older)
-    monkeypatch.setattr(jax_dpa, "_HAS_RESIDUAL", False)
     stages = asked("jax.dpa", "attention", INPUTS)
     assert list(stages) == ["output"]
     right = run_operation(numpy_backend, "attention", INPUTS, {})["output"]
@@ -315,7 +311,8 @@ def test_versions_of_jax_that_return_no_log_sum_exp_return_the_output_alone(monk
 @pytest.mark.parametrize("mode", ["function", "xla"])
 def test_graphs_have_eager_codes_parameters_and_are_traced_for_new_shapes_alone(mode: str) -> None:
     eager, backend = TENSORFLOW.load(), TENSORFLOW.load(mode)
-    operations = [name for name, each in vars(eager).items() if inspect.isfunction(each) and not name.startswith("_")]
+    functions = {name: each for name, each in vars(eager).items() if getattr(each, "__module__", "") == eager.__name__}
+    operations = [name for name, each in functions.items() if inspect.isfunction(each) and not name.startswith("_")]
     assert "attention_gradients" in operations
     for name in operations:
         own = inspect.signature(getattr(backend, name)).parameters
@@ -427,8 +424,9 @@ def test_mlxs_own_causality_is_asked_for_where_the_last_query_stands_at_the_last
 
     kernel, handed_over = mx.fast.scaled_dot_product_attention, {}
     for call, (inputs, options) in CAUSAL.items():
+        backend: Any = EVERYTHING["mlx"].load("sdpa")
         with mock.patch.object(mx.fast, "scaled_dot_product_attention", side_effect=kernel) as called:
-            asked("mlx.sdpa", "attention", inputs, **options)
+            run_operation(backend, "attention", inputs, options)
         mask = called.call_args.kwargs["mask"]
         handed_over[call] = "array" if isinstance(mask, mx.array) else str(mask)
     assert handed_over == {

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 import attncheck
 from attncheck.backends import BACKENDS, numpy_backend
-from attncheck.execution.families import FAMILIES, family_named
-from attncheck.execution.family_calls import contract_functions, never_given, parameters_of_call
-from attncheck.execution.operations import Task, UnsupportedError
+from attncheck.backends.contract import UnsupportedError
+from attncheck.backends.families import FAMILIES
+from attncheck.backends.family_calls import never_given, parameters_of_call
+from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
-from attncheck.execution.user_call import declarations, own_backend
+from attncheck.execution.user_call import declarations, functions_of, own_backend
 from attncheck.execution.user_code import LoadError
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.plan import Plan
@@ -210,7 +212,7 @@ def problem() -> list[Array]:
 
 def contract_attention(function: Callable[..., Any], family: str) -> Callable[..., Any]:
     """Return the contract's attention by a function that is called as its family is."""
-    return contract_functions(function, FAMILIES[family], BACKENDS["numpy"].load())["attention"]
+    return functions_of(function, "attention", family, BACKENDS["numpy"].load())["attention"]
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +393,7 @@ def test_a_family_can_be_declared_and_an_unknown_one_is_refused() -> None:
     with pytest.raises(LoadError, match="unknown signature 'flash'; did you mean flashinfer or flash_attn"):
         declarations(f, "f")
     with pytest.raises(attncheck.UsageError, match="unknown signature 'flash'; did you mean flashinfer or flash_attn"):
-        family_named("flash")
+        select_implementations(None, ["numpy"], signature="flash")
     with pytest.raises(LoadError, match="expected a function"):
         declarations(SimpleNamespace(attention=f), "f", "sdpa")
 

@@ -12,8 +12,10 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import update_wrapper
+from functools import partial, update_wrapper, wraps
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -21,12 +23,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.families import Family, Layout
-from attncheck.execution.operations import UnsupportedError
-from attncheck.execution.process_state import unchanged
-from attncheck.execution.signatures import INPUTS
-from attncheck.execution.user_code import LoadError
-from attncheck.wording import listed
+from attncheck.backends.contract import DEFAULTS, UnsupportedError
+from attncheck.backends.families import Family, Layout
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,28 @@ def _reach_at(left: int | None, right: int | None, start: int, queries: int, key
 
 Array = NDArray[Any]
 Stages = dict[str, Any]
+Guard = Callable[[Mapping[str, Any], Callable[[Any], Array]], AbstractContextManager[None]]
+"""Surrounds a call, and is handed its arrays."""
 _FOLDED = ("mask", "is_causal", "window", "key_lengths", "past_key", "past_value", "query_offsets")
+_WITHOUT_GRADIENTS = {"past_key", "past_value", "query_offsets"}
+_ATTENTION = ("query", "key", "value")
+_INPUTS: Mapping[str, tuple[str, ...]] = {
+    "attention": _ATTENTION,
+    "attention_gradients": (*_ATTENTION, "grad_output"),
+    "packed_attention": (*_ATTENTION, "cu_seqlens_q", "cu_seqlens_k"),
+    "paged_attention": ("query", "key_pages", "value_pages", "block_table", "key_lengths"),
+}
 _PACKED = ("cu_seqlens_q", "cu_seqlens_k")
 _PAGED = ("block_table", "cache_seqlens")
 _LONGEST = ("max_seqlen_q", "max_seqlen_k")
+
+
+class UnfitFunctionError(TypeError):
+    """A function cannot be called as those of a family; ``strange`` is what it requires and the family never gives."""
+
+    def __init__(self, family: Family, strange: Sequence[str]) -> None:
+        super().__init__(f"cannot be called as {family.name} is: {family.call}")
+        self.family, self.strange = family, strange
 
 
 class Arrays(Protocol):
@@ -127,18 +143,39 @@ class Arrays(Protocol):
         """Turn the framework's array into NumPy's."""
 
 
-def contract_functions(function: Callable[..., Any], family: Family, arrays: Arrays) -> dict[str, Callable[..., Any]]:
+def contract_functions(
+    function: Callable[..., Any], family: Family, arrays: Arrays, guard: Guard = lambda *_: nullcontext()
+) -> dict[str, Callable[..., Any]]:
     """Return a function of a family as those of the contract that it can be asked for, by name.
 
     A function that takes ``cu_seqlens_q`` is asked for packed sequences, one that takes ``block_table`` and
-    ``cache_seqlens`` for paged caches, and any other for attention. Raises ``LoadError`` where it cannot be called.
+    ``cache_seqlens`` for paged caches, and any other for attention. Raises ``UnfitFunctionError`` where it cannot be
+    called.
     """
-    own = _OwnFunction.of(function, family, arrays)
+    own = FamilyFunction.of(function, family, arrays, guard=guard)
     if own.names.issuperset(_PAGED):
         return {"paged_attention": own.as_contract("paged_attention", own.paged_attention)}
     if own.names.issuperset(_PACKED):
         return {"packed_attention": own.as_contract("packed_attention", own.packed_attention)}
     return {"attention": own.as_contract("attention", own.attention)}
+
+
+def library_functions(
+    call: str, family: Family, arrays: Any, given: Mapping[str, Any], *, has_gradients: bool
+) -> dict[str, Callable[..., Stages]]:
+    """Return a library's function, ``module:function``, as those of the contract; it is always ``given`` some words."""
+    module, _, name = call.partition(":")
+    owner = import_module(module)
+
+    @wraps(getattr(owner, name))
+    def called(*tensors: Any, **words: Any) -> Any:
+        return getattr(owner, name)(*tensors, **words)
+
+    own = FamilyFunction.of(called, family, arrays, copies=False)
+    program = arrays.program(called, own.numbers | given.keys())
+    own = replace(own, function=partial(program, **given), differentiated=partial(called, **given))
+    names = ("attention", "attention_gradients")[: 1 + has_gradients]
+    return {each: own.as_contract(each, getattr(own, each)) for each in names}
 
 
 def never_given(function: Callable[..., Any], family: Family) -> list[str]:
@@ -177,18 +214,25 @@ def _words(family: Family) -> set[str]:
 
 
 @dataclass(frozen=True)
-class _OwnFunction:
-    """Somebody's function of a family, and the names of its parameters."""
+class FamilyFunction:
+    """A function of a family, and the names of its parameters.
+
+    ``copies`` is false where arrays are handed over with the strides that they have; ``differentiated`` is the function
+    that gradients go through, where that is not the same.
+    """
 
     function: Callable[..., Any]
     family: Family
     arrays: Arrays
     names: frozenset[str]
     required: frozenset[str] = frozenset()
+    guard: Guard = lambda *_: nullcontext()
+    copies: bool = True
+    differentiated: Callable[..., Any] | None = None
 
     @classmethod
-    def of(cls, function: Callable[..., Any], family: Family, arrays: Arrays) -> _OwnFunction:
-        """Look at the parameters. Raises ``LoadError`` where it requires what the family does not give."""
+    def of(cls, function: Callable[..., Any], family: Family, arrays: Arrays, **more: Any) -> FamilyFunction:
+        """Look at the parameters. Raises ``UnfitFunctionError`` where it requires what the family does not give."""
         parameters = _parameters(function, family)
         positional = [each for each in parameters if each.kind is not inspect.Parameter.KEYWORD_ONLY]
         inputs = positional[: 3 + family.module]
@@ -196,9 +240,14 @@ class _OwnFunction:
         required = [each.name for each in rest if each.default is inspect.Parameter.empty]
         strange = [each for each in required if each not in _words(family)]
         if len(inputs) < 3 + family.module or strange:
-            why = f"it requires {listed(strange)}" if strange else "it does not take these inputs by position"
-            raise LoadError(f"cannot be called as {family.name} is: {why}; expected {family.call}")
-        return cls(function, family, arrays, frozenset(each.name for each in rest), frozenset(required))
+            raise UnfitFunctionError(family, strange)
+        return cls(function, family, arrays, frozenset(each.name for each in rest), frozenset(required), **more)
+
+    @property
+    def numbers(self) -> frozenset[str]:
+        """The names of what it is given beside arrays."""
+        family = self.family
+        return (self.names & _words(family)) - {family.mask, family.bias, family.key_lengths, *family.sinks}
 
     def named(self, names: tuple[str, ...]) -> str:
         """Return the first of these names that the function has; empty if it has none."""
@@ -210,11 +259,14 @@ class _OwnFunction:
 
     def as_contract(self, name: str, call: Callable[..., Stages]) -> Callable[..., Stages]:
         """Return a call as one of the contract's functions, whose signature says what it can be asked for."""
-        inputs = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in INPUTS[name]]
-        options = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=None) for each in self._takes(name)]
+        inputs = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in _INPUTS[name]]
+        taken = {*self._takes(name)} - (_WITHOUT_GRADIENTS if name == "attention_gradients" else set())
+        in_order = (each for each in DEFAULTS if each in taken)
+        options = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=None) for each in in_order]
 
         def of_contract(*given: Any, **asked: Any) -> Stages:
-            return call(*given, **asked)
+            named = [asked.pop(each) for each in _INPUTS[name][len(given) :]]
+            return call(*given, *named, **asked)
 
         update_wrapper(of_contract, self.function)
         of_contract.__signature__ = inspect.Signature([*inputs, *options])  # type: ignore[attr-defined]
@@ -227,7 +279,7 @@ class _OwnFunction:
         yield from (each for each, names in words.items() if self.named(names))
         is_causal = self.has(family.causal) or (self.has(family.mask) and bool(family.causal_mask))
         has_window = bool(self.named(family.window)) or self.has(family.window_left)
-        if name == "attention":
+        if name.startswith("attention"):
             is_masked = self.has(family.mask)
             yield from _FOLDED if is_masked or is_causal or has_window else ("past_key", "past_value")
             if self.has(family.bias) or (is_masked and "added" in family.mask_kinds):
@@ -254,6 +306,51 @@ class _OwnFunction:
             raise UnsupportedError("is called for one batch entry at a time, and there is none", ("empty batches",))
         rows = [self._one_entry(entry, [query, key, value], words) for entry in range(query.shape[0])]
         return {name: self.arrays.from_numpy(np.concatenate([row[name] for row in rows])) for name in rows[0]}
+
+    def attention_gradients(self, query: Any, key: Any, value: Any, grad_output: Any, **asked: Any) -> Stages:
+        """Differentiate it for the contract's gradients of attention, by the framework's own means.
+
+        A bias that is part of a mask has that mask's gradient where a key may be attended, added up to its shape.
+        """
+        family, given = self.family, self._numbers(asked)
+        inputs = [self.arrays.to_numpy(each) for each in (query, key, value)]
+        words = self._options(inputs[0], inputs[1], given) | self._reached(inputs[0], inputs[1], 0, given)
+        for switch in family.log_sum_exp:
+            words.pop(switch, None)
+        places = {"bias": family.bias if self.has(family.bias) else family.mask, "sinks": self.named(family.sinks)}
+        more = {name: words.pop(word) for name, word in places.items() if name in given}
+        laid_out = [_laid_out(each, family.layout) for each in inputs]
+        grad = _laid_out(self.arrays.to_numpy(grad_output), family.output_layout or family.layout)
+        tensors = [self._tensor(each) for each in (*laid_out, *more.values())]
+        others = {name: self._tensor(each) for name, each in words.items()}
+        found = self._gradients(tensors, self._tensor(grad), [places[name] for name in more], others)
+        gradients = [_from_layout(self.arrays.to_numpy(each), family.layout) for each in found[:3]]
+        stages = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
+        for name, each in zip(more, found[3:], strict=True):
+            stages[f"grad_{name}"] = self.arrays.to_numpy(each)
+        if "bias" in more and not self.has(family.bias):
+            allowed = reach_of(given, inputs[0].shape[-2], inputs[1].shape[-2], 0).allowed(*more["bias"].shape[-2:])
+            stages["grad_bias"] = _of_bias(stages["grad_bias"], allowed, given["bias"].shape)
+        return {name: self.arrays.from_numpy(each) for name, each in stages.items()}
+
+    def _gradients(
+        self, tensors: Sequence[Any], grad_output: Any, names: Sequence[str], others: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        """Return gradients of the first three tensors, and of those that are given under ``names``."""
+        function = self.differentiated or self.function
+
+        def output_of(query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
+            returned = function(query, key, value, **dict(zip(names, more, strict=False)), **options)
+            return returned[0] if isinstance(returned, tuple | list) else returned
+
+        found: Sequence[Any] = self.arrays.gradients(output_of, tensors, grad_output, others)  # type: ignore[attr-defined]
+        return found
+
+    def _tensor(self, each: Any) -> Any:
+        """Turn an array into the framework's; anything else is handed over as it is."""
+        if not isinstance(each, np.ndarray):
+            return each
+        return self.arrays.from_numpy(np.ascontiguousarray(each) if self.copies else each)
 
     def _one_entry(self, entry: int, inputs: Sequence[Array], words: Mapping[str, Any]) -> dict[str, Array]:
         """Call it for one batch entry; return stages with a batch axis."""
@@ -309,6 +406,9 @@ class _OwnFunction:
         words |= {name: (family.no_edge, family.no_edge) for name in family.window if name in self.required}
         gives_scale = family.gives_scale or self.named(family.scale) in self.required
         scale = given.get("scale", query.shape[-1] ** -0.5 if gives_scale else None)
+        for name, number in (("scale", scale), ("softcap", given.get("softcap"))):
+            if family.numbers_in_float32 and query.dtype == np.float64 and number is not None:
+                _require_float32(name, number)
         for names, value in (
             (family.scale, scale),
             (family.softcap, given.get("softcap", family.no_softcap)),
@@ -331,10 +431,18 @@ class _OwnFunction:
         return words
 
     def _reached(self, query: Array, key: Array, past: int, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the call's window edges, mask and bias."""
+        """Return the call's window edges, mask and bias. Raises ``UnsupportedError`` where two exclude each other."""
+        words = self._reached_by(query, key, past, given)
+        if not self.family.bias_beside_mask and {self.family.bias, self.family.mask} <= words.keys():
+            raise UnsupportedError("takes one of a bias and a mask, and lengths become a mask", ("mask beside bias",))
+        return words
+
+    def _reached_by(self, query: Array, key: Array, past: int, given: Mapping[str, Any]) -> dict[str, Any]:
         family, (queries, keys) = self.family, (query.shape[-2], key.shape[-2])
         apart = {"key_lengths": family.key_lengths, "bias": family.bias}
         words = {word: given[name] for name, word in apart.items() if name in given and self.has(word)}
+        if family.key_lengths in words:
+            words[family.key_lengths] = words[family.key_lengths].astype(family.lengths_dtype)
         left = {name: each for name, each in given.items() if not (name in apart and self.has(apart[name]))}
         reach, bias = reach_of(left, queries, keys, past), left.get("bias")
         if bias is None and (said := self._said_in_words(reach, queries, keys)) is not None:
@@ -400,14 +508,11 @@ class _OwnFunction:
 
     def _made(self, inputs: Sequence[Array], words: Mapping[str, Any]) -> Any:
         """Make the call, on arrays of the framework's. Raises ``Misbehaved`` where it changes one of them."""
-        tensors = [self.arrays.from_numpy(np.ascontiguousarray(each)) for each in inputs]
-        options = {
-            name: self.arrays.from_numpy(np.ascontiguousarray(each)) if isinstance(each, np.ndarray) else each
-            for name, each in words.items()
-        }
-        given = {**dict(zip(INPUTS["attention"], tensors, strict=True)), **options}
+        tensors = [self._tensor(each) for each in inputs]
+        options = {name: self._tensor(each) for name, each in words.items()}
+        given = {**dict(zip(_INPUTS["attention"], tensors, strict=True)), **options}
         module = [_module(inputs)] if self.family.module else []
-        with unchanged({name: each for name, each in given.items() if hasattr(each, "shape")}, self.arrays.to_numpy):
+        with self.guard({name: each for name, each in given.items() if hasattr(each, "shape")}, self.arrays.to_numpy):
             return self.function(*module, *tensors, **options)
 
     def _stages(self, returned: Any) -> Stages:
@@ -435,6 +540,18 @@ def _laid_out(array: Array, layout: Layout) -> Array:
 def _from_layout(array: Array, layout: Layout) -> Array:
     entry = array[np.newaxis] if layout == "LHD" else array
     return entry if layout == "BHLD" else entry.swapaxes(1, 2)
+
+
+def _of_bias(gradient: Array, allowed: NDArray[np.bool_] | None, shape: tuple[int, ...]) -> Array:
+    """Return a bias' gradient, of ``shape``, from that of the mask that it is part of."""
+    own = gradient if allowed is None else np.where(allowed, gradient, np.zeros((), gradient.dtype))
+    axes = tuple(axis for axis, length in enumerate(shape) if length == 1 and own.shape[axis] != 1)
+    return own.sum(axis=axes, keepdims=True, dtype=np.float64).astype(gradient.dtype) if axes else own
+
+
+def _require_float32(name: str, number: float) -> None:
+    if number != float(np.float32(number)):
+        raise UnsupportedError(f"holds its {name} in float32, and this one is none", (name,))
 
 
 def _log_sum_exp(array: Array, family: Family) -> Array:

@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from attncheck.errors import UsageError
-from attncheck.wording import expected
-
 Layout = Literal["BHLD", "BLHD", "LHD"]
 """Whether heads or positions come first; LHD is one batch entry to a call."""
 
@@ -40,8 +37,11 @@ class Family:
         full_mask: Whether a mask has the shape of the scores, and not one that broadcasts to it.
         finite_mask: Whether the lowest finite number is added where a key is masked, and not -inf.
         bias: The name of a bias that is given apart from a mask.
+        bias_beside_mask: Whether a call may have both.
         sinks: The names of one logit for each head.
         key_lengths: The name of how many keys of each batch entry are used.
+        lengths_dtype: The dtype in which these are given.
+        numbers_in_float32: Whether scale and softcap are held in float32, whatever the arrays' dtype.
         grouped: The name of a switch for heads that share keys.
         log_sum_exp: The names of switches that make the log-sum-exp come back, second, heads first or
             ``lse_heads_last``; ``lse_base`` is its base.
@@ -71,8 +71,11 @@ class Family:
     full_mask: bool = False
     finite_mask: bool = False
     bias: str = ""
+    bias_beside_mask: bool = True
     sinks: tuple[str, ...] = ()
     key_lengths: str = ""
+    lengths_dtype: str = "int64"
+    numbers_in_float32: bool = False
     grouped: str = ""
     log_sum_exp: tuple[str, ...] = ()
     lse_base: Literal["e", "2"] = "e"
@@ -179,12 +182,15 @@ FAMILIES: Mapping[str, Family] = {
             causal="is_causal",
             window=("local_window_size",),
             no_edge=2**30,
-            softcap=("attn_logits_soft_cap",),
+            softcap=("attn_logits_soft_cap", "logits_soft_cap"),
             mask="mask",
             mask_kinds=frozenset({"boolean"}),
             causal_beside_mask=True,
             bias="bias",
             key_lengths="key_value_seq_lengths",
+            lengths_dtype="int32",
+            log_sum_exp=("return_residual",),
+            lse_heads_last=True,
         ),
         Family(
             name="hf",
@@ -223,10 +229,3 @@ FAMILIES: Mapping[str, Family] = {
         ),
     )
 }
-
-
-def family_named(name: str) -> Family:
-    """Return a family. Raises ``UsageError`` for a name that is none's."""
-    if name not in FAMILIES:
-        raise UsageError(f"unknown signature {name!r}; {expected(name, FAMILIES, one_of=False)}")
-    return FAMILIES[name]

@@ -1,0 +1,262 @@
+"""Arrays of the libraries that are rows of the table: conversions, gradients and programs, a few small methods each.
+
+How a library's attention is called says its family (``families.py``). Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.backends.contract import Tensor
+
+Function = Callable[..., Tensor]
+Others = Mapping[str, Any]
+"""Keywords of a call that nothing is differentiated by."""
+
+
+@dataclass(frozen=True)
+class FrameworkArrays:
+    """A framework's arrays: conversions are those of its ``module`` here."""
+
+    module: Any
+
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
+        """Turn a NumPy array into the framework's."""
+        return self.module.from_numpy(array)
+
+    def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
+        """Turn the framework's array into NumPy's."""
+        array: NDArray[Any] = self.module.to_numpy(tensor)
+        return array
+
+    def describe(self) -> dict[str, str]:
+        """Return the versions and what may change the numbers."""
+        found: dict[str, str] = self.module.describe()
+        return found
+
+    def prepare(self, dtype: str, threads: int) -> None:
+        """Configure the framework for this process."""
+        self.module.prepare(dtype, threads)
+
+    def program(self, function: Function, static: Collection[str]) -> Function:
+        """Return the function as it is called: as it is."""
+        return function
+
+
+class TorchArrays(FrameworkArrays):
+    """PyTorch's."""
+
+    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
+        """Differentiate sum(grad_output * function(*inputs)) by autograd."""
+        import torch
+
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        with torch.enable_grad():
+            output = function(*leaves, **others)
+        return torch.autograd.grad(output, leaves, grad_output, materialize_grads=True)
+
+
+class JaxArrays(FrameworkArrays):
+    """JAX's, op by op."""
+
+    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
+        """Differentiate by reverse mode."""
+        import jax
+
+        return jax.vjp(lambda *tensors: function(*tensors, **others), *inputs)[1](grad_output)
+
+
+@dataclass(frozen=True)
+class JittedArrays(JaxArrays):
+    """JAX's, in ``jax.jit``, which ``compile_function`` puts a function into."""
+
+    compile_function: Callable[[Function, Collection[str]], Function]
+
+    def program(self, function: Function, static: Collection[str]) -> Function:
+        """Return the function compiled, anew for every set of shapes and of what is no array."""
+        return self.compile_function(function, static)
+
+    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
+        """Differentiate in one program."""
+        import jax
+
+        arrays = {name: each for name, each in others.items() if hasattr(each, "shape")}
+        rest = {name: each for name, each in others.items() if name not in arrays}
+
+        def differentiated(inputs: Sequence[Tensor], grad_output: Tensor, arrays: Others) -> Any:
+            return jax.vjp(lambda *tensors: function(*tensors, **arrays, **rest), *inputs)[1](grad_output)
+
+        return jax.jit(differentiated)(list(inputs), grad_output, arrays)
+
+
+class TokamaxArrays(JittedArrays):
+    """JAX's in ``jax.jit``, for tokamax."""
+
+    def prepare(self, dtype: str, threads: int) -> None:
+        """Configure JAX, and keep the words of this process from tokamax, which takes them all for its own."""
+        from absl import flags
+
+        super().prepare(dtype, threads)
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS(["attncheck"])  # as openxla/tokamax#957 mends it
+
+
+class TensorFlowArrays(FrameworkArrays):
+    """TensorFlow's."""
+
+    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
+        """Differentiate by GradientTape."""
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(list(inputs))
+            output = function(*inputs, **others)
+        return tape.gradient(output, list(inputs), output_gradients=grad_output)
+
+
+class KerasOnAnotherBackend(RuntimeError):
+    """Keras has been imported to compute with another framework."""
+
+
+@dataclass(frozen=True)
+class KerasArrays:
+    """Arrays of the framework that Keras computes with, which the environment says once for a process."""
+
+    arrays: Any
+    framework: str
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.arrays, name)
+
+    def prepare(self, dtype: str, threads: int) -> None:
+        """Prepare the framework. Raises ``KerasOnAnotherBackend`` where Keras computes with another."""
+        import keras
+
+        if (chosen := keras.backend.backend()) != (wanted := self.framework):
+            raise KerasOnAnotherBackend(
+                f"Keras computes with {chosen}, expected {wanted}: set KERAS_BACKEND={wanted} before it is imported"
+            )
+        self.arrays.prepare(dtype, threads)
+
+    def describe(self) -> dict[str, str]:
+        """Return the versions and what may change the numbers."""
+        import keras
+
+        return {**self.arrays.describe(), "keras": keras.__version__, "keras_backend": keras.backend.backend()}
+
+
+class MlxArrays:
+    """Those of mlx, on a CPU."""
+
+    def prepare(self, dtype: str, threads: int) -> None:
+        """Compute on the CPU; how many threads it takes is its own affair."""
+        import mlx.core as mx
+
+        mx.set_default_device(mx.cpu)
+
+    def describe(self) -> dict[str, str]:
+        """Return the version and what may change the numbers."""
+        import mlx.core as mx
+
+        return {"version": version("mlx"), "device": str(mx.default_device())}
+
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
+        """Copy the array; bfloat16 goes over as its bits."""
+        import mlx.core as mx
+
+        if array.dtype.name == "bfloat16":
+            return mx.array(np.ascontiguousarray(array).view(np.uint16)).view(mx.bfloat16)
+        if array.dtype == np.float64:
+            return mx.array(array, dtype=mx.float64)  # float32 unless it is said
+        return mx.array(array)
+
+    def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
+        """Return the tensor's numbers as an array."""
+        import mlx.core as mx
+
+        if tensor.dtype == mx.bfloat16:
+            import ml_dtypes  # adds bfloat16 to NumPy; mlx neither knows it nor brings it, and the bits are the same
+
+            return np.array(tensor.view(mx.uint16)).view(ml_dtypes.bfloat16)
+        return np.array(tensor)
+
+    def program(self, function: Function, static: Collection[str]) -> Function:
+        """Return the function as it is called: as it is."""
+        return function
+
+    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
+        """Differentiate through the call."""
+        import mlx.core as mx
+
+        return mx.vjp(lambda *tensors: [function(*tensors, **others)], list(inputs), [grad_output])[1]
+
+
+class PaddleArrays:
+    """Those of PaddlePaddle, on a CPU."""
+
+    def prepare(self, dtype: str, threads: int) -> None:
+        """Compute on the CPU; its threads are those of OMP_NUM_THREADS."""
+        import paddle
+
+        paddle.set_device("cpu")
+
+    def describe(self) -> dict[str, str]:
+        """Return the version and what may change the numbers."""
+        import paddle
+
+        return {"version": paddle.__version__, "device": paddle.get_device()}
+
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
+        """Copy the array; bfloat16 goes over as its bits, which is how paddle takes them from NumPy."""
+        import paddle
+
+        if array.dtype.name == "bfloat16":
+            return paddle.to_tensor(np.ascontiguousarray(array).view(np.uint16), dtype="bfloat16")
+        return paddle.to_tensor(np.ascontiguousarray(array))
+
+    def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
+        """Return the tensor's numbers as an array."""
+        import paddle
+
+        array: NDArray[Any] = tensor.numpy()
+        if tensor.dtype == paddle.bfloat16:
+            import ml_dtypes  # adds bfloat16 to NumPy; paddle hands out its bits
+
+            return array.view(ml_dtypes.bfloat16)
+        return array
+
+    def program(self, function: Function, static: Collection[str]) -> Function:
+        """Return the function as it is called: as it is."""
+        return function
+
+    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
+        """Differentiate through the call."""
+        import paddle
+
+        leaves = [tensor.detach() for tensor in inputs]
+        for tensor in leaves:
+            tensor.stop_gradient = False
+        return paddle.grad([function(*leaves, **others)], leaves, [grad_output])
+
+
+MLX, PADDLE = MlxArrays(), PaddleArrays()
+
+
+def flax_weights(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, mask: Any = None, **options: Any) -> Any:
+    """Return what ``flax.nnx.dot_product_attention`` gives, and the weights that it sows into a module."""
+    from flax import nnx
+
+    sown: list[Tensor] = []
+
+    class Module:
+        def sow(self, _: Any, name: str, weights: Tensor) -> None:
+            assert name == "attention_weights", name
+            sown.append(weights)
+
+    return nnx.dot_product_attention(query, key, value, bias, mask, module=Module(), **options), sown[0]
