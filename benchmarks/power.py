@@ -40,10 +40,9 @@ from attncheck.mutation.unit import UnitScorer, unit_of
 from attncheck.reading.shapes import show
 from attncheck.searching.concrete import ConcreteCase, asked_of, read_concrete
 from attncheck.searching.findings import Symptom, WorkerJudge
-from attncheck.searching.problems import Draw
+from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import reduce_problem
 from attncheck.searching.search import simplest_afresh
-from attncheck.searching.variations import ProblemSource
 from attncheck.spec import DTYPES
 
 _SHARED = "shared heads"

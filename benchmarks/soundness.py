@@ -37,9 +37,9 @@ from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
 from attncheck.progress import show_progress
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
-from attncheck.searching.problems import OPERATIONS, Draw
+from attncheck.searching.problems import Draw
 from attncheck.searching.shapes import FEW_SHAPES, SHAPES
-from attncheck.spec import DTYPES
+from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.verdicts import Verdict
 
 _LIMITS = Limits(case_seconds=180.0)

@@ -79,8 +79,8 @@ def search(
     """
     from attncheck.explain import find_implementation
     from attncheck.searching.findings import SearchFolder, WorkerJudge
-    from attncheck.searching.problems import OPERATIONS
     from attncheck.searching.search import Search, SearchRequest
+    from attncheck.spec import OPERATIONS
 
     if operation is not None and operation not in OPERATIONS:
         raise UsageError(f"--operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")

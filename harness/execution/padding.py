@@ -12,7 +12,7 @@ for that. Whatever is not certain here is left to the call itself, which says th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -240,18 +240,23 @@ def _in_words(lengths: Lengths, longer: Lengths) -> str:
 
 def lack_known_beforehand(implementation: Implementation, case: Case, dtype: str) -> Failure | None:
     """Return the outcome of a case that an implementation has no function or no parameter for; None if it may have."""
+    return lack_of(implementation, case, lambda: _call_without_numbers(case, dtype))
+
+
+def lack_of(implementation: Implementation, problem: Case | Problem, call: Callable[[], Problem]) -> Failure | None:
+    """Return the same of a problem whose ``call`` is known without its numbers."""
     entry = implementation.entry
-    if not isinstance(entry, UserImplementation) or OPERATIONS[case.operation].is_folded:
+    if not isinstance(entry, UserImplementation) or OPERATIONS[problem.operation].is_folded:
         return None
-    name, keywords = call_of(case.operation, case.options)
+    name, keywords = call_of(problem.operation, problem.options)
     parameters = entry.parameters.get(name)
     if parameters is None:
         return unsupported(UnsupportedError.of_function(name)) if entry.parameters else None
     positional = INPUTS[name]
-    if entry.requirements.get(name) or not parameters.lacking({*case.inputs, *keywords}.difference(positional)):
+    if entry.requirements.get(name) or not parameters.lacking({*problem.inputs, *keywords}.difference(positional)):
         return None
-    called = _call_without_numbers(case, dtype)
-    _, keywords = call_of(case.operation, called.options)
+    called = call()
+    _, keywords = call_of(problem.operation, called.options)
     unasked = conventions_lacking(parameters, called.options)
     asked = [each for each in (*called.inputs, *keywords) if each not in (*positional, *unasked)]
     try:

@@ -192,7 +192,7 @@ class _CaseMaker:
     def _idle(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return the options that say nothing of such a case, each with the reason."""
         idle: dict[str, str] = {}
-        if "alignment" in options and not options.get("is_causal") and "window" not in options:
+        if "alignment" in options and not any(options.get(name) for name in OPTIONS["alignment"].with_one_of):
             idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
         if "alignment" in options and "query_offsets" in self.entry.inputs:
             idle["alignment"] = "says where queries stand, and query_offsets say it of each batch entry"

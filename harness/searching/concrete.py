@@ -84,6 +84,18 @@ class ConcreteCase(Problem):
         return bind_axes(self.specs, shapes, *(self.options.get(name) for name in HEADS))
 
 
+_OF_NORMS = {"Nq": "H", "Nk": "Hkv"}
+"""Widths of norms, and the heads that the full width goes over."""
+
+
+def axes_of(spec: InputSpec, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the letters of an input's axes; weights of norms go along widths, perhaps of all heads."""
+    [*_, last] = spec.axes
+    if last not in _OF_NORMS:
+        return spec.axes
+    return (f"{_OF_NORMS[last]}*D" if options.get("norm_over") == "full" else "D",)
+
+
 def concrete_case(case: Case, dtype: str) -> ConcreteCase:
     """Return any case as it is in a dtype; the numbers that it expects of a result are left out."""
     inputs = convert_inputs(case, make_exact_inputs(case), dtype).arrays
@@ -258,6 +270,11 @@ class Seen:
         return any(self.refused[each] >= _SURE and each not in self.answered for each in asked) or any(
             self.refused[f"{kind}: {each}"] >= _SURE_UNNAMED and each not in self.answered for each in asked
         )
+
+    @property
+    def surely_refused(self) -> frozenset[str]:
+        """What was refused whenever it was asked, by an implementation that named it."""
+        return frozenset(name for name, count in self.refused.items() if count >= _SURE and name not in self.answered)
 
     def record(self) -> dict[str, Any]:
         """Return what a file keeps."""

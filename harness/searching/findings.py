@@ -22,8 +22,8 @@ from attncheck.config import expected_failures_of
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.errors import CaseError, OutputError, UsageError
 from attncheck.execution.call import Limits
-from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.padding import lack_known_beforehand
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.padding import lack_of
 from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.explain import Explanation, explain_case
 from attncheck.reading.case import Case
@@ -109,15 +109,8 @@ class WorkerJudge:
         return read_concrete(problem, Path(self._folder.name), identity)
 
     def lacks_of(self, problem: ConcreteCase) -> tuple[str, ...]:
-        """Return what the implementation lacks for a problem, as far as its parameters say; empty for no case."""
-        if not isinstance(self.implementation.entry, UserImplementation):
-            return ()
-        try:
-            lack = lack_known_beforehand(self.implementation, self.read(problem), problem.dtype)
-        except CaseError:
-            return ()
-        finally:
-            self._tidy()
+        """Return what the implementation lacks for a problem, as far as its parameters say."""
+        lack = lack_of(self.implementation, problem, problem.called)
         return lack.lacks if lack else ()
 
     def explain(self, problem: ConcreteCase) -> Explanation:

@@ -1,446 +1,65 @@
-"""Random problems, each made from a seed, its number and what is to be drawn alone.
+"""Random problems, each made from a seed, its number and what is to be drawn alone; those of a search one by one.
 
-Random parts of attention: outputs and log-sum-exps to base e or 2, some of them empty.
-
-Random packed sequences, paged caches, keys of 8 bits, norms and latent vectors, made of plain attention.
-
-The arrays that a random problem works on, for every operation and kind of score.
-
-Whether a random problem stays within the range of a dtype: beyond it no implementation owes an answer.
+A problem is outlined first: its operation, options, inputs and their shapes, by the tables of the specification, so
+that every option meets every other, and the next one is drawn without an edit here. Its arrays are drawn when it is
+chosen: of several outlines, a search takes the one of which most is new.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.dtypes import EIGHT_BITS, largest_number, rounded_once
+from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.operations import run_operation
+from attncheck.reading.inputs import DEFAULT_EIGHT_BITS
 from attncheck.reading.lowering import Problem
-from attncheck.reading.shapes import bind_axes, show, stage_shapes
-from attncheck.searching.shapes import (
-    GENERIC,
-    MASKS,
-    REGIMES,
-    Dimensions,
-    DrawnOptions,
-    Inputs,
-    Random,
-    Real,
-    draw_asked,
-    draw_at_edges,
-    draw_dimensions,
-    draw_mask,
-    raw_scores,
-    some_as_modules,
-    split_past,
+from attncheck.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
+from attncheck.searching.concrete import ConcreteCase, Seen, asked_of, axes_of
+from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
+from attncheck.searching.shapes import Random, axis_lengths, draw_at_edges, draw_dimensions, some_as_modules
+from attncheck.spec import (
+    ASKED_BY,
+    HEADS,
+    OPERATIONS,
+    OPTIONS,
+    PER_HEAD,
+    SCORE_SPECS,
+    InputSpec,
+    Shape,
+    computed_stages,
+    inputs_of,
+    statistics_dtype,
 )
-from attncheck.spec import BY_SCORE, PROJECTIONS, Shape, inputs_of, statistics_dtype
-
-MAX_PARTS = 40
-_EMPTY_SHARE = 0.2
-_BASE_TWO_SHARE = 0.4
-_OF_ATTENTION_SHARE = 0.6
-_POISONS = (0.0, 7.0, math.nan, math.inf)
-
-
-def draw_parts(regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Inputs:
-    """Draw what attention gives for parts of its keys, or outputs and log-sum-exps that follow from nothing."""
-    if random.rand() < _OF_ATTENTION_SHARE:
-        outputs, log_sum_exps = _of_attention(regime, random, dims)
-        asked.names.append("of attention")
-    else:
-        outputs, log_sum_exps = _of_nothing(regime, random, dims)
-    if random.rand() < 1 / 2:
-        log_sum_exps = np.where(random.rand(*log_sum_exps.shape) < _EMPTY_SHARE, -np.inf, log_sum_exps)
-        asked.names.append("empty parts")
-    poison = _POISONS[random.randint(len(_POISONS))]
-    outputs = np.where(np.isneginf(log_sum_exps)[..., np.newaxis], poison, outputs)
-    if random.rand() < _BASE_TWO_SHARE:
-        asked.options["lse_base"], log_sum_exps = "2", log_sum_exps / math.log(2)
-        asked.names.append("base 2")
-    return {"outputs": outputs, "log_sum_exps": log_sum_exps}
-
-
-def _of_attention(regime: str, random: Random, dims: Dimensions) -> tuple[Real, Real]:
-    """Attend to parts of the keys, between edges at random: some may be empty, or have one key."""
-    query, key, value = REGIMES[regime](random, dims.ungrouped)
-    parts = int(random.randint(1, min(MAX_PARTS, dims.Lk + 1) + 1))
-    edges = [0, *sorted(random.randint(0, dims.Lk + 1, parts - 1)), dims.Lk]
-    spans = [slice(*edge) for edge in pairwise(edges)]
-    found = [numpy_backend.attention(query, key[:, :, span], value[:, :, span]) for span in spans]
-    return np.stack([part["output"] for part in found]), np.stack([part["log_sum_exp"] for part in found])
-
-
-def _of_nothing(regime: str, random: Random, dims: Dimensions) -> tuple[Real, Real]:
-    """Draw outputs as a regime draws values, and log-sum-exps of any size around any number."""
-    parts = int(random.randint(1, min(MAX_PARTS, dims.Lk + 1) + 1))
-    *_, value = REGIMES[regime](random, replace(dims.ungrouped, B=parts * dims.B, Lk=dims.Lq))
-    shape = (parts, dims.B, dims.H, dims.Lq)
-    around = float(random.choice([0, 0, -90, -120, -800, 90, 800]))
-    log_sum_exps: Real = around + 10 ** random.uniform(-2, 2.5) * random.randn(*shape)
-    return value.reshape(*shape, dims.Dv), log_sum_exps
-
 
 Array = NDArray[Any]
+Kind = tuple[str, str | None]
+"""An operation, and the kind of score where that is an option."""
+Item = TypeVar("Item")
 
-_LARGEST_CODE = 400
-_PAGES = (1, 3, 4, 16)
-_SOME_UNUSED = 0.5
-_SOME_ROTATED = 0.7
-_SOME_RAGGED = 0.5
-"""Of packs, so many whose sequences have lengths of their own, and no keys that are not used."""
-
-
-def lay_out(kind: str, random: Random, operands: Inputs, asked: DrawnOptions) -> Inputs:
-    """Make every batch entry a sequence of a pack, or of a paged cache with keys that are not used; or round keys."""
-    if kind == "quantized_attention":
-        return _quantized(random, operands)
-    if kind == "normalized_attention":
-        return _normalized(random, operands, asked)
-    if kind == "latent_attention":
-        return _latent(random, operands, asked)
-    keys = operands["key"].shape[2]
-    batch = len(operands["key"])
-    used = np.full(batch, keys)
-    if random.rand() < _SOME_UNUSED:
-        used = random.randint(0, keys + 1, batch)
-        asked.names.append("lengths")
-    if random.rand() < _SOME_UNUSED:
-        asked.options["is_causal"] = True
-        asked.names.append("causal")
-    return (_paged if kind == "paged_attention" else _packed)(random, operands, used)
+_KINDS: tuple[Kind, ...] = tuple(
+    (name, score) for name, own in OPERATIONS.items() for score in (SCORE_SPECS if "score" in own.options else [None])
+)
+_PLAIN = 5
+"""A kind is drawn in proportion to the number of its inputs and options, and so many; one that others become twice."""
+_SHARE, _FORBIDDING_SHARE = 0.12, 0.18
+"""Of problems that may have an option or input, so many have it; more where few operations have it."""
+_NOT_DRAWN = frozenset({"score", "projections", "poison", *HEADS})
+"""Options that say how a file writes arrays, or that others follow from."""
+_WHOLE_SHARE = 0.4
+"""Of masks and biases, so many are as large as the scores."""
 
 
-def _normalized(random: Random, operands: Inputs, asked: DrawnOptions) -> Inputs:
-    """Normalise queries and keys in any way, some with weights."""
-    asked.options["norm"] = str(random.choice(("rms", "l2")))
-    asked.options["epsilon"] = float(10.0 ** random.uniform(-6, 0))
-    is_full = random.rand() < _SOME_UNUSED
-    asked.options["norm_over"] = "full" if is_full else "head"
-    asked.names += [asked.options["norm"], asked.options["norm_over"]]
-    if "rotary_cos" in asked.inputs and random.rand() < _SOME_UNUSED:
-        asked.options["norm_after_rotation"] = True
-        asked.names.append("rotated first")
-    weights = {}
-    for name in ("query", "key"):
-        if random.rand() < _SOME_UNUSED:
-            _, heads, _, width = operands[name].shape
-            weights[f"{name}_norm_weight"] = random.uniform(-2, 2, width * (heads if is_full else 1))
-    return {**operands, **weights}
-
-
-def _latent(random: Random, operands: Inputs, asked: DrawnOptions) -> Inputs:
-    """Take keys and values of the first head for latent vectors; a rotated part is as large as the rest."""
-    query, key, value = (operands[name] for name in PROJECTIONS)
-    latent = np.concatenate([key[:, 0], value[:, 0]], axis=-1)
-    size = 1 / np.sqrt(latent.shape[-1])
-    inputs: Inputs = {"query": query, "latent": latent}
-    for name, width in (("key", key.shape[-1]), ("value", value.shape[-1])):
-        inputs[f"{name}_projection"] = size * random.randn(query.shape[1], latent.shape[-1], width)
-    if random.rand() < _SOME_ROTATED:
-        width = int(random.randint(1, 9))
-        for name, array in (("query", query), ("key", latent)):
-            inputs[f"{name}_rotary"] = np.std(array) * random.randn(*array.shape[:-1], width)
-        asked.names.append("rotated part")
-    return inputs
-
-
-def _packed(random: Random, operands: Inputs, used: Array) -> Inputs:
-    """Put the entries one after the other: whole, with lengths of keys, or each only as long as it is used."""
-    queries, keys = (np.full(len(used), operands[name].shape[2]) for name in ("query", "key"))
-    is_ragged = random.rand() < _SOME_RAGGED
-    if is_ragged:
-        queries, keys = random.randint(1, queries + 1), used
-    found = {name: _joined(array, keys if name in ("key", "value") else queries) for name, array in operands.items()}
-    found |= {"cu_seqlens_q": _limits(queries), "cu_seqlens_k": _limits(keys)}
-    return found if is_ragged else found | {"key_lengths": used}
-
-
-def _joined(array: Array, lengths: Array) -> Array:
-    """Join the first rows of every entry, (B, H, L, D), to one entry."""
-    entries = [entry[:, :length] for entry, length in zip(array, lengths, strict=True)]
-    return np.concatenate(entries, axis=1)[np.newaxis]
-
-
-def _limits(lengths: Array) -> Array:
-    return np.concatenate([[0], np.cumsum(lengths)])
-
-
-def _paged(random: Random, operands: Inputs, used: Array) -> Inputs:
-    page = int(random.choice(_PAGES))
-    batch, _, keys, _ = operands["key"].shape
-    width = -(-keys // page)
-    order = random.permutation(batch * width + 2)  # two pages are nobody's
-    table = order[: batch * width].reshape(batch, width)
-    inputs: Inputs = {"query": operands["query"], "block_table": table, "key_lengths": used}
-    for name in ("key", "value"):
-        rows = operands[name].swapaxes(1, 2)  # (B, Lk, Hkv, D)
-        padded = np.concatenate([rows, np.zeros((batch, width * page - keys, *rows.shape[2:]))], axis=1)
-        pages = np.full((len(order), page, *rows.shape[2:]), np.nan)
-        pages[table.ravel()] = padded.reshape(-1, page, *rows.shape[2:])
-        inputs[f"{name}_pages"] = pages
-    return inputs
-
-
-def _quantized(random: Random, operands: Inputs) -> Inputs:
-    """Round keys and values to 8 bits, with a scale for all, for each head or for each key."""
-    inputs = {"query": operands["query"]}
-    for name in ("key", "value"):
-        array = operands[name]
-        axes = ((0, 1, 2, 3), (0, 2, 3), (3,))[random.randint(3)]
-        largest = np.abs(array).max(axis=axes, keepdims=True, initial=1e-9)
-        scale = largest / _LARGEST_CODE * random.uniform(1, 1.9)
-        inputs[name] = rounded_once(array / scale, str(random.choice(list(EIGHT_BITS))))
-        inputs[f"{name}_scale"] = scale[..., 0]
-    return inputs
-
-
-LOWERED = {
-    "packed_attention": "",
-    "packed_attention_gradients": "attention_gradients",
-    "paged_attention": "",
-    "quantized_attention": "",
-    "normalized_attention": "",
-    "latent_attention": "",
-}
-"""Operations of sequences, and what their operands are drawn as; none has a past."""
-_GROUPED_PROJECTIONS = 0.5
-"""Of shapes that have grouped heads."""
-_SELF = 0.5
-"""Of modules with as many queries as keys, so many attend to what they query."""
-_LENGTHS = 0.05, 10.0
-"""The largest number of a vector that has a cosine lies between: its square is a normal number in every dtype."""
-
-
-def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Inputs:
-    """Draw what an operation works on; heads and a past are further options."""
-    match kind:
-        case "softmax":
-            return {"scores": _masked_scores(regime, random, dims, asked)}
-        case "masking":
-            return {"scores": _scores(regime, random, dims)}
-        case "multi_head_attention" | "merge_states":
-            return (draw_parts if kind == "merge_states" else _projected)(regime, random, dims, asked)
-        case "attention" | "attention_gradients":
-            return _attended(kind, regime, random, dims, asked)
-    if kind in LOWERED:
-        return lay_out(kind, random, _attended(LOWERED[kind], regime, random, dims, asked), asked)
-    scored = _scored(kind.removesuffix("_attention"), regime, random, dims)
-    return scored | {"value": REGIMES[regime](random, dims)[-1]} if kind in BY_SCORE else scored
-
-
-def _attended(kind: str, regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Inputs:
-    inputs: Inputs = dict(zip(PROJECTIONS, REGIMES[regime](random, dims), strict=True))
-    if dims.Hkv < dims.H:
-        asked.names.append("grouped")
-    if kind == "attention_gradients":
-        *_, grad_output = REGIMES[regime](random, replace(dims.ungrouped, Lk=dims.Lq))
-        return inputs | {"grad_output": grad_output}
-    if kind == "attention":
-        inputs, has_past = split_past(inputs, random)
-        if has_past:
-            asked.names.append("past")
-    return inputs
-
-
-def _scores(regime: str, random: Random, dims: Dimensions) -> Real:
-    query, key, _ = REGIMES[regime](random, dims)
-    return raw_scores(query, key) / math.sqrt(dims.D)
-
-
-def _masked_scores(regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Real:
-    mask = str(random.choice(MASKS))
-    asked.names.append(mask)
-    masks = draw_mask(mask, random, dims)
-    scores = _scores(regime, random, dims) + masks.get("bias", 0.0)
-    allowed = np.tri(dims.Lq, dims.Lk, dtype=bool) if mask == "causal" else masks.get("mask", np.True_)
-    masked: Real = np.where(allowed, scores, -np.inf)
-    return masked
-
-
-def _scored(kind: str, regime: str, random: Random, dims: Dimensions) -> Inputs:
-    query, key, _ = REGIMES[regime](random, dims)
-    if kind == "cosine":  # of a vector of length 0 there is none
-        return {"query": _with_length(query), "key": _with_length(key)}
-    if kind in ("scaled_dot", "dot"):
-        return {"query": query, "key": key}
-    key = key[..., : dims.E]  # the key's own width, Dk
-    key_width = key.shape[-1]
-    if kind == "general":
-        inputs = {"query": query, "key": key, "weight": _weight(random, dims.D, key_width)}
-        bias = random.randn(query.shape[1] if random.rand() < 0.5 else 1)
-        return inputs | {"score_bias": bias} if random.rand() < 0.5 else inputs
-    hidden = 1 + dims.Ek % 12
-    inputs = {
-        "query": query,
-        "key": key,
-        "query_weight": _weight(random, dims.D, hidden),
-        "key_weight": _weight(random, key_width, hidden),
-        "score_vector": random.randn(hidden),
-    }
-    return inputs | {"score_bias": random.randn(hidden)} if random.rand() < 0.5 else inputs
-
-
-def _with_length(vectors: Real) -> Real:
-    """Give vectors a length that no dtype loses, (..., L, 1), by their own direction; those of zeros become ones.
-
-    Of vectors of ones in their place, rounding errors would all be the same, and no statistics.
-    """
-    largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
-    has_length = (largest > _LENGTHS[0]) & (largest < _LENGTHS[1])
-    turned = np.divide(vectors, largest, out=np.ones_like(vectors), where=largest > 0)
-    return np.where(has_length, vectors, turned)
-
-
-def _projected(regime: str, random: Random, dims: Dimensions, asked: DrawnOptions) -> Inputs:
-    """Draw the inputs of multi-head attention; the regime is that of what is projected."""
-    asked.options["heads"], shared = dims.H, dims.H
-    if dims.Hkv < dims.H and random.rand() < _GROUPED_PROJECTIONS:
-        asked.options["kv_heads"] = shared = dims.Hkv
-        asked.names.append("grouped")
-    outer = Dimensions(dims.B, 1, dims.Lq, dims.Lk, max(dims.E, dims.Ek), dims.Ev, *(1,) * 5)
-    query, key, value = (array[:, 0] for array in REGIMES[regime](random, outer))
-    is_self = dims.is_module and dims.Lq == dims.Lk and random.rand() < _SELF
-    if is_self:
-        key = value = query
-    inputs: Inputs = {
-        **dict(zip(PROJECTIONS, (query[..., : dims.E], key[..., : dims.Ek], value), strict=True)),
-        "query_weight": _weight(random, dims.E, dims.H * dims.D),
-        "key_weight": _weight(random, dims.Ek, shared * dims.D),
-        "value_weight": _weight(random, dims.Ev, shared * dims.Dv),
-    }
-    if not is_self:
-        _split_cache(inputs, random, (dims.B, shared, dims.D, dims.Dv), asked)
-    biased, projected = random.rand(2) < 0.5
-    projected = projected or dims.is_module
-    size = 10 ** random.uniform(-1, 1)  # beside products of about 1; a library may begin its sums with the bias
-    if biased:
-        for name in PROJECTIONS:
-            inputs[f"{name}_bias"] = size * random.randn(inputs[f"{name}_weight"].shape[1])
-    if projected:
-        inputs["output_weight"] = _weight(random, dims.H * dims.Dv, dims.Eo)
-    if biased and projected:
-        inputs["output_bias"] = size * random.randn(dims.Eo)
-    return inputs
-
-
-def _split_cache(inputs: Inputs, random: Random, shape: tuple[int, int, int, int], asked: DrawnOptions) -> None:
-    """Put, seldom, a cache of projected keys and values in the place of the first half of what is projected."""
-    parts, has_past = split_past(inputs, random)
-    if not has_past:
-        return
-    batch, heads, width, value_width = shape
-    past = parts["past_key"].shape[-2]
-    inputs |= {name: parts[name] for name in ("key", "value")}
-    inputs["past_key"] = random.randn(batch, heads, past, width)
-    inputs["past_value"] = random.randn(batch, heads, past, value_width)
-    asked.names.append("past")
-
-
-def _weight(random: Random, rows: int, columns: int) -> Real:
-    weight: Real = random.randn(rows, columns) / math.sqrt(rows)
-    return weight
-
-
-_BEYOND_ALL = 1e30
-
-
-def largest_step(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> float:
-    """Return the largest number that is stored on the way, by NumPy in float64."""
-    found = 0.0
-    with np.errstate(all="ignore"):
-        for array in _steps(operation, options, inputs):
-            finite = np.abs(array[np.isfinite(array)]) if array.dtype.kind == "f" else np.zeros(0)
-            found = max(found, float(finite.max(initial=0.0)))
-    return found
-
-
-def is_wide(dtype: str) -> bool:
-    """Whether a dtype holds whatever the regimes can draw."""
-    return largest_number(dtype) > _BEYOND_ALL
-
-
-def fits(largest: float, dtype: str) -> bool:
-    """Whether a dtype holds a number, and twice that: roundings, and other orders of multiplying."""
-    return largest < largest_number(dtype) / 2
-
-
-def _multiplied(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Multiply stored keys and values with their factors."""
-    factors = {name: f"{name}_factor" for name in ("key", "value") if f"{name}_factor" in inputs}
-    kept = {name: array for name, array in inputs.items() if name not in factors.values()}
-    return kept | {name: inputs[name] * inputs[factor] for name, factor in factors.items()}
-
-
-def _steps(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> Iterator[Array]:
-    if operation == "normalized_attention":  # attention has no norm
-        yield from inputs.values()
-        yield from run_operation(numpy_backend, operation, inputs, options).values()
-        return
-    if operation == "latent_attention":
-        yield from _of_both_forms(options, inputs)
-        return
-    problem = Problem(operation, options, inputs).lowered()
-    operation, options, inputs = problem.operation, problem.options, _multiplied(problem.inputs)
-    yield from inputs.values()
-    plain = Problem(operation, options, inputs).called()
-    yield from run_operation(numpy_backend, operation, plain.inputs, plain.options).values()
-    if operation == "attention_gradients":
-        forward = {name: array for name, array in plain.inputs.items() if name != "grad_output"}
-        yield from run_operation(numpy_backend, "attention", forward, plain.options).values()
-        yield raw_scores(inputs["grad_output"], inputs["value"])  # the gradient of the weights
-    if operation in {"scoring", *BY_SCORE}:  # what the score's own layers give
-        for operand, weight in (("query", "weight"), ("query", "query_weight"), ("key", "key_weight")):
-            if weight in inputs:
-                yield inputs[operand] @ inputs[weight]
-
-
-def _of_both_forms(options: Mapping[str, Any], inputs: Mapping[str, Array]) -> Iterator[Array]:
-    """Yield what is stored where keys and values are made of latent vectors, and where they are not."""
-    yield from inputs.values()
-    latent, projection = inputs["latent"][:, np.newaxis], inputs["key_projection"]
-    stages = run_operation(numpy_backend, "latent_attention", inputs, options)
-    yield from stages.values()
-    yield from (latent @ inputs[f"{name}_projection"] for name in ("key", "value"))
-    absorbed = inputs["query"] @ projection.swapaxes(-1, -2)
-    yield absorbed
-    yield absorbed @ latent.swapaxes(-1, -2)  # the rotated parts may cancel much of it
-    yield stages["weights"] @ latent
-
-
-_KINDS = {
-    "attention": 0.2,
-    "quantized_attention": 0.03,
-    "normalized_attention": 0.05,
-    "latent_attention": 0.05,
-    "packed_attention": 0.03,
-    "packed_attention_gradients": 0.02,
-    "paged_attention": 0.03,
-    "attention_gradients": 0.2,
-    "softmax": 0.08,
-    "masking": 0.06,
-    "multi_head_attention": 0.12,
-    "merge_states": 0.06,
-    "scaled_dot": 0.03,
-    "dot": 0.03,
-    "general": 0.03,
-    "additive": 0.03,
-    **dict.fromkeys(BY_SCORE, 0.02),
-}
-"""How often each operation, or kind of score, is drawn."""
-_GROUPED = frozenset({*LOWERED, "attention", "attention_gradients", "multi_head_attention"})
-_SCORES = frozenset({"scaled_dot", "dot", "general", "additive"})
-
-OPERATIONS = tuple(dict.fromkeys("scoring" if kind in _SCORES else kind for kind in _KINDS))
+def pick(random: Random, items: Sequence[Item]) -> Item:
+    """Return one of some items."""
+    return items[random.randint(len(items))]
 
 
 @dataclass(frozen=True)
@@ -454,15 +73,135 @@ class Draw:
     shapes: int | None
     operation: str | None = None
 
-    @property
-    def kinds(self) -> dict[str, float]:
-        """How often each kind of problem is drawn."""
-        drawn = {
-            kind: share
-            for kind, share in _KINDS.items()
-            if self.operation in (None, kind) or (self.operation == "scoring" and kind in _SCORES)
-        }
-        return {kind: share / sum(drawn.values()) for kind, share in drawn.items()}
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of problems that are drawn."""
+        return tuple(kind for kind in _KINDS if self.operation in (None, kind[0]))
+
+
+@cache
+def _weight(kind: Kind) -> int:
+    own = OPERATIONS[kind[0]]
+    weight = _PLAIN + len(own.options - _NOT_DRAWN) + len(inputs_of(*kind))
+    return 2 * weight if any(other.lowers_to == own.name for other in OPERATIONS.values()) else weight
+
+
+@cache
+def _shares() -> Mapping[str, float]:
+    """Return how often an operation that has an option or input is drawn with it."""
+    counts = Counter(name for own in OPERATIONS.values() for name in (*own.options, *own.inputs))
+    masked = ASKED_BY["masked"] | ASKED_BY["biased"]
+    return {name: max(_FORBIDDING_SHARE if name in masked else _SHARE, 1 / (1 + n)) for name, n in counts.items()}
+
+
+def draw_kind(kinds: Sequence[Kind], random: Random) -> Kind:
+    """Draw one of some kinds."""
+    until = np.cumsum([_weight(kind) for kind in kinds])
+    return kinds[int(np.searchsorted(until, random.rand() * until[-1], side="right"))]
+
+
+def outline(draw: Draw, kind: Kind, dtype: str, random: Random, avoided: Collection[str] = ()) -> ConcreteCase | None:
+    """Draw a problem of a kind without its numbers, none of whose names is ``avoided``; None where none comes of it.
+
+    Its inputs have their shapes and, all of them one number, no memory. Without a ``dtype`` it may be of any.
+    """
+    own, specs = OPERATIONS[kind[0]], inputs_of(*kind)
+    names = [name for name in specs if name not in avoided]
+    names = _given_inputs(specs, names, random)
+    options: dict[str, Any] = {"score": kind[1]} if kind[1] else {}
+    possible = SCORE_SPECS[kind[1]].options if kind[1] else own.options
+    for name in OPTIONS:  # in an order that every process has
+        if name in possible and name not in _NOT_DRAWN and name not in avoided and random.rand() < _shares()[name]:
+            options[name] = _value_of(name, random)
+    options, names = _that_say_something(options, names, specs)
+    if not computed_stages(kind[0], options, names):
+        return None
+    letters = frozenset(
+        letter for name in names for axis in axes_of(specs[name], options) for letter in axis.split("*")
+    )
+    dims = (
+        draw_at_edges(own, letters, random)
+        if draw.shapes is None
+        else draw_dimensions(own, letters, random, draw.seed, draw.shapes)
+    )
+    if own.has_projections:
+        dims = some_as_modules(random, dims)
+        options |= dict(zip(HEADS, (dims.H, dims.Hkv), strict=True)) if dims.Hkv < dims.H else {HEADS[0]: dims.H}
+    lengths = axis_lengths(dims, letters, random)
+    found = ConcreteCase(
+        kind[0],
+        options,
+        {name: _stand_in(specs[name], options, lengths, random) for name in names},
+        dtype,
+        regime=pick(random, _REGIMES),
+    )
+    try:
+        found.lengths  # noqa: B018 # raises where inputs do not fit together
+    except ShapeFault:  # too narrow for a pair to be rotated, for instance
+        return None
+    is_zero = any(value == 0 for value in options.values() if isinstance(value, float))  # and all scores alike
+    return replace(found, supports_statistics=found.regime in GENERIC and not is_zero)
+
+
+_REGIMES = tuple(REGIMES)
+
+
+def _given_inputs(specs: Mapping[str, InputSpec], possible: Sequence[str], random: Random) -> list[str]:
+    """Draw which inputs are given; one that needs another comes with it, or where that is there."""
+    given = {name for name, spec in specs.items() if spec.required}
+    for name in possible:
+        needed = specs[name].needs
+        is_pair = needed is not None and specs[needed].needs == name
+        if name in given or (needed is not None and not is_pair and needed not in given):
+            continue
+        is_first = not is_pair or list(specs).index(name) < list(specs).index(str(needed))
+        if is_first and needed in (None, *possible) and random.rand() < _shares().get(name, _SHARE):
+            given |= {name, needed} if needed else {name}
+    return [name for name in specs if name in given]
+
+
+def _that_say_something(
+    options: dict[str, Any], names: list[str], specs: Mapping[str, InputSpec]
+) -> tuple[dict[str, Any], list[str]]:
+    """Leave out what says something of another option or input, where that is not given."""
+    given = {*names, *options}
+    kept = [name for name in names if not specs[name].with_one_of or not given.isdisjoint(specs[name].with_one_of)]
+    given = {*kept, *options}
+    said = {}
+    for name, value in options.items():
+        spec = OPTIONS[name]
+        if spec.needs in (None, *given) and (not spec.with_one_of or not given.isdisjoint(spec.with_one_of)):
+            said[name] = value
+    for name in kept:
+        said.pop(specs[name].instead_of or "", None)
+    return said, kept
+
+
+def _value_of(name: str, random: Random) -> Any:
+    spec = OPTIONS[name]
+    if spec.type is bool:
+        return True
+    if spec.type is float:
+        number = pick(random, spec.usual) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
+        return float(np.float32(number))
+    if get_origin(spec.type) is tuple:  # a window
+        left, right = (None if random.rand() < 0.3 else int(random.randint(0, 9)) for _ in range(2))
+        return (4, None) if left is right is None else (left, right)
+    return pick(random, get_args(spec.type))
+
+
+def _stand_in(spec: InputSpec, options: Mapping[str, Any], lengths: Mapping[str, int], random: Random) -> Array:
+    """Return an array of an input's shape, of one number."""
+    shape = []
+    for axis in axes_of(spec, options):
+        length = 1
+        for letter in axis.split("*"):
+            length *= lengths[letter]
+        shape.append(length)
+    if spec.broadcast and random.rand() >= _WHOLE_SHARE:
+        shape = [length if random.rand() < 0.6 else 1 for length in shape]
+    zero = np.zeros((), bool if spec.boolean else np.int64 if spec.whole else np.float64)
+    return np.broadcast_to(zero, tuple(shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -471,7 +210,7 @@ class DrawnProblem(Problem):
 
     ``supports_statistics`` says whether rounding errors of it add up as statistics have it.
 
-    ``asked`` names the mask and the options, ``scores`` is the shape of the scores.
+    ``asked`` names the options and inputs, ``scores`` is the shape of the scores.
     """
 
     id: str
@@ -479,11 +218,7 @@ class DrawnProblem(Problem):
     regime: str
     asked: str
     scores: Shape
-
-    @property
-    def supports_statistics(self) -> bool:
-        """Whether the numbers are continuous and unstructured."""
-        return self.regime in GENERIC
+    supports_statistics: bool = True
 
     @property
     def kind(self) -> str:
@@ -491,52 +226,283 @@ class DrawnProblem(Problem):
         return f"{self.operation} {self.options['score']}" if "score" in self.options else self.operation
 
     @property
+    def _specs(self) -> Mapping[str, InputSpec]:
+        return inputs_of(self.operation, self.options.get("score"))
+
+    @property
     def stage_shapes(self) -> dict[str, Shape]:
         """The shape of every stage that may be returned."""
-        specs = inputs_of(self.operation, self.options.get("score"))
         shapes = {name: array.shape for name, array in self.inputs.items()}
-        lengths = bind_axes(specs, shapes, self.options.get("heads"), self.options.get("kv_heads"))
+        lengths = bind_axes(self._specs, shapes, *(self.options.get(name) for name in HEADS))
         found = stage_shapes(self.operation, lengths)
         return found | {"grad_bias": shapes["bias"]} if "bias" in shapes else found
 
     def fits(self, dtype: str) -> bool:
-        """Whether the problem stays within the range of a dtype."""
+        """Return whether the problem stays within the range of a dtype."""
         return is_wide(dtype) or fits(self._largest, dtype)
 
     @cached_property
     def _largest(self) -> float:
-        return largest_step(self.operation, self.options, self.inputs)
+        return largest_step(self)
 
     def stored(self, dtype: str) -> Mapping[str, Array]:
         """Round the inputs once to a dtype."""
-        specs = inputs_of(self.operation, self.options.get("score"))
-        return {
-            name: np.ascontiguousarray(
-                rounded_once(array, statistics_dtype(dtype) if specs[name].statistics else dtype)
-            )
-            if array.dtype.kind == "f"
-            else array
-            for name, array in self.inputs.items()
-        }
+        return stored(self.inputs, self._specs, self.options, dtype)
+
+
+def stored(
+    inputs: Mapping[str, Array], specs: Mapping[str, InputSpec], options: Mapping[str, Any], dtype: str
+) -> dict[str, Array]:
+    """Round numbers once to a dtype, statistics to theirs, and what is stored in 8 bits to the format of an option."""
+    found = {}
+    for name, array in inputs.items():
+        spec = specs[name]
+        if spec.is_number:
+            of_eight_bits = str(options.get("stored_as", DEFAULT_EIGHT_BITS)) if spec.eight_bits else dtype
+            with np.errstate(over="ignore"):
+                array = rounded_once(array, statistics_dtype(dtype) if spec.statistics else of_eight_bits)
+        found[name] = np.ascontiguousarray(array)
+    return found
 
 
 def draw_problem(draw: Draw, number: int) -> DrawnProblem:
-    """Draw the problem of a number."""
+    """Draw the problem of a number, whatever dtype it is computed in."""
     random = np.random.RandomState([draw.seed, number])
-    kind = str(random.choice(list(draw.kinds), p=list(draw.kinds.values())))
-    regime = str(random.choice(list(REGIMES)))
-    own = draw.shapes is None
-    dims = draw_at_edges(kind, random) if own else draw_dimensions(kind, random, draw.seed, draw.shapes or 0)
-    if kind not in _GROUPED:
-        dims = dims.ungrouped
-    if kind == "multi_head_attention":
-        dims = some_as_modules(random, dims)
-    asked = draw_asked(kind, random, dims)
-    inputs = draw_operands(kind, regime, random, dims, asked) | asked.inputs
-    if kind in _SCORES:
-        asked.options["score"] = kind
-    operation = "scoring" if kind in _SCORES else kind
-    names = " + ".join(asked.names) or "nothing"
-    place = f"{show(dims.scores)}/{draw.seed}-{number}"
-    identity = f"soundness/{operation}/{regime}/{names}/{place}".replace(" ", "-")
-    return DrawnProblem(operation, asked.options, inputs, identity, number, regime, names, dims.scores)
+    found = None
+    while found is None:
+        found = outline(draw, draw_kind(draw.kinds, random), "", random)
+    drawing = DrawnInputs(found, random)
+    words = [word for word in asked_of(found) if word not in {form.partition(" ")[0] for form in drawing.forms}]
+    names = " + ".join(sorted([*words, *drawing.forms])) or "nothing"
+    lengths = found.lengths
+    scores = tuple(lengths.get(letter, lengths.get("N", 1)) for letter in ("B", "H", "Lq", "T"))
+    place = f"{show(scores)}/{draw.seed}-{number}"
+    identity = f"soundness/{found.operation}/{found.regime}/{names}/{place}".replace(" ", "-")
+    is_generic = found.supports_statistics and drawing.is_generic
+    return DrawnProblem(
+        found.operation, found.options, drawing.inputs, identity, number, found.regime, names, scores, is_generic
+    )
+
+
+_BEYOND_ALL = 1e30
+
+
+def is_wide(dtype: str) -> bool:
+    """Return whether a dtype holds whatever the regimes can draw."""
+    return largest_number(dtype) > _BEYOND_ALL
+
+
+def fits(largest: float, dtype: str) -> bool:
+    """Return whether a dtype holds a number, and twice that: roundings, and other orders of multiplying."""
+    return largest < largest_number(dtype) / 2
+
+
+def largest_step(problem: Problem) -> float:
+    """Return the largest number that is stored on the way, by NumPy in float64."""
+    found = 0.0
+    with np.errstate(all="ignore"):
+        for array in _steps(problem):
+            finite = np.abs(array[np.isfinite(array)]) if array.dtype.kind == "f" else np.zeros(0)
+            found = max(found, float(finite.max(initial=0.0)))
+    return found
+
+
+def _steps(problem: Problem) -> Iterator[Array]:
+    own = OPERATIONS[problem.operation]
+    yield from problem.inputs.values()
+    yield from _stages(problem)
+    lowered = problem.lowered()
+    yield from (
+        lowered.inputs[name] * lowered.inputs[f"{name}_factor"]
+        for name in ("key", "value")
+        if f"{name}_factor" in lowered.inputs
+    )
+    if own.has_gradients:
+        given = {name: array for name, array in lowered.inputs.items() if name != "grad_output"}
+        yield from _stages(Problem(PER_HEAD[0], lowered.options, given))
+        grad_output, value = lowered.inputs["grad_output"], lowered.inputs["value"]
+        groups = grad_output.shape[1] // value.shape[1]
+        yield grad_output @ np.repeat(value, groups, axis=1).swapaxes(-1, -2)  # the gradient of the weights
+    yield from _projected(problem)
+
+
+def _stages(problem: Problem) -> Iterator[Array]:
+    called = problem.called()
+    yield from run_operation(numpy_backend, called.operation, called.inputs, called.options).values()
+
+
+def _projected(problem: Problem) -> Iterator[Array]:
+    """Yield what layers of weights give, and what is stored where latent vectors are attended to as they are."""
+    specs, inputs = inputs_of(problem.operation, problem.options.get("score")), problem.inputs
+    for weight, spec in specs.items():
+        if weight in inputs and len(spec.axes) == 2 and not spec.whole:
+            operands = (name for name in inputs if specs[name].axes[-1] == spec.axes[0] and len(specs[name].axes) > 2)
+            yield from (inputs[name] @ inputs[weight] for name in operands)
+    if "latent" in inputs:
+        latent, projection = inputs["latent"][:, np.newaxis], inputs["key_projection"]
+        yield from (latent @ inputs[f"{name}_projection"] for name in ("key", "value"))
+        absorbed = inputs["query"] @ projection.swapaxes(-1, -2)
+        yield absorbed
+        yield absorbed @ latent.swapaxes(-1, -2)  # the rotated parts may cancel much of it
+
+
+_CANDIDATES = 4
+_TRIES = 64
+"""Outlines for a problem: many are needed where an implementation refuses most."""
+_MAX_ELEMENTS = 1 << 16
+"""Of all inputs together: exact answers of larger ones take seconds."""
+_REFUSED_SHARE = 0.05
+"""Of problems that an implementation seems to refuse, so many are asked all the same."""
+_KNOWN_SHARE = 0.25
+"""What is new of a problem that most likely fails as is known already counts so much."""
+_SPECIAL = 0.12
+_LAYOUT = 0.15
+
+
+@dataclass
+class ProblemSource:
+    """Draws problems by number; the same ones for the same seed, as long as the same is noted of them.
+
+    ``is_known`` says of a problem that a failure that was found explains what goes wrong in it, most likely, and
+    ``lacks_of`` what an implementation lacks for it, as far as that is known without a call.
+    """
+
+    draw: Draw
+    dtypes: Sequence[str]
+    seen: Seen = field(default_factory=Seen)
+    is_known: Callable[[ConcreteCase], bool] = lambda problem: False
+    lacks_of: Callable[[ConcreteCase], Collection[str]] = lambda problem: ()
+
+    def problem(self, number: int) -> ConcreteCase:
+        """Return the problem of a number, and count it as asked."""
+        random = np.random.RandomState([self.draw.seed, number])
+        while True:
+            for chosen in sorted(self._outlines(random), key=self._worth, reverse=True):
+                found = filled(chosen, random)
+                if is_wide(found.dtype) or fits(largest_step(found), found.dtype):
+                    self.seen.add(found)
+                    return found
+
+    def _outlines(self, random: Random) -> list[ConcreteCase]:
+        """Return several outlines that an implementation may take, or any where there is none."""
+        takes_any = random.rand() < _REFUSED_SHARE
+        refused = frozenset() if takes_any else self.seen.surely_refused
+        kinds = [kind for kind in self.draw.kinds if " ".join(filter(None, kind)) not in refused] or self.draw.kinds
+        dtypes = [dtype for dtype in self.dtypes if f"dtype {dtype}" not in refused] or self.dtypes
+        wanted: list[ConcreteCase] = []
+        others: list[ConcreteCase] = []
+        for _ in range(_TRIES):
+            found = outline(self.draw, draw_kind(kinds, random), pick(random, dtypes), random, refused)
+            if found is None or found.elements > _MAX_ELEMENTS:
+                continue
+            found = _as_it_lies(_with_special(found, random), random)
+            (wanted if takes_any or self._is_wanted(found) else others).append(found)
+            if len(wanted) == _CANDIDATES:
+                break
+        return wanted or others[:_CANDIDATES]
+
+    def _is_wanted(self, problem: ConcreteCase) -> bool:
+        if self.seen.is_likely_refused(problem):
+            return False
+        lacks = self.lacks_of(problem)
+        if lacks:
+            self.seen.note(problem, is_refused=True, lacks=lacks)
+        return not lacks
+
+    def _worth(self, problem: ConcreteCase) -> float:
+        return self.seen.novelty(problem) * (_KNOWN_SHARE if self.is_known(problem) else 1)
+
+
+def filled(problem: ConcreteCase, random: Random) -> ConcreteCase:
+    """Return an outlined problem with its numbers, rounded to its dtype."""
+    drawing = DrawnInputs(problem, random)
+    inputs, specs, layout = dict(drawing.inputs), problem.specs, dict(problem.memory_layout)
+    is_generic = problem.supports_statistics and drawing.is_generic and not problem.special
+    if problem.special:
+        kind, _, name = problem.special.partition(" in ")
+        inputs[name] = _SPECIALS[kind](inputs[name].copy(), problem.dtype, random)
+    for name, lies in layout.items():
+        if lies == "broadcast":  # which needs slices that are alike
+            axis = pick(random, several(inputs[name].shape))
+            inputs[name] = np.broadcast_to(inputs[name].take([0], axis), inputs[name].shape).copy()
+            is_generic = False
+    exact = {
+        name: array.astype(np.float64) if specs[name].is_number else array
+        for name, array in stored(inputs, specs, problem.options, problem.dtype).items()
+    }
+    return replace(problem, inputs=exact, supports_statistics=is_generic)
+
+
+def several(shape: Shape) -> list[int]:
+    """Return the axes, except for the last, that have several slices."""
+    return [axis for axis, length in enumerate(shape[:-1]) if length > 1]
+
+
+def _numbers_of(problem: ConcreteCase) -> list[str]:
+    return [name for name in problem.inputs if problem.specs[name].is_number]
+
+
+def _with_special(problem: ConcreteCase, random: Random) -> ConcreteCase:
+    """Ask, seldom, for odd values in one input: zeros, ties, the ends of the range, NaN and infinity."""
+    if random.rand() >= _SPECIAL:
+        return problem
+    specs = problem.specs
+    plain = [name for name in _numbers_of(problem) if not (specs[name].statistics or specs[name].eight_bits)]
+    if not plain:
+        return problem
+    name, kind = pick(random, plain), pick(random, tuple(_SPECIALS))
+    stand_in = np.broadcast_to(np.float64(_STAND_INS.get(kind, 0.0)), problem.inputs[name].shape)
+    return replace(problem, inputs={**problem.inputs, name: stand_in}, special=f"{kind} in {name}")
+
+
+def _as_it_lies(problem: ConcreteCase, random: Random) -> ConcreteCase:
+    """Lay inputs, seldom, out otherwise than row by row; where all slices are alike, along a stride of 0."""
+    if random.rand() >= _LAYOUT:
+        return problem
+    layout = {}
+    for name in _numbers_of(problem):
+        shape = problem.inputs[name].shape
+        possible = ["strided"] + ["transposed"] * (len(shape) == 4) + ["broadcast"] * bool(several(shape))
+        if random.rand() < 0.5:
+            layout[name] = pick(random, possible)
+    return replace(problem, memory_layout=layout)
+
+
+Special = Callable[[Array, str, Random], Array]
+
+
+def _of_row(value: float) -> Special:
+    """Put a number into one row of the last axis but one, or somewhere in it."""
+
+    def put(array: Array, dtype: str, random: Random) -> Array:
+        rows = array.reshape(-1, array.shape[-1])
+        rows[random.randint(len(rows)), random.randint(rows.shape[1])] = value
+        return rows.reshape(array.shape)
+
+    return put
+
+
+def _scaled_to(size: Callable[[str], float]) -> Special:
+    def put(array: Array, dtype: str, random: Random) -> Array:
+        finite = np.abs(array[np.isfinite(array)])
+        factor = size(dtype) / max(float(finite.max(initial=0.0)), 1e-30)
+        return np.asarray(array * factor)
+
+    return put
+
+
+_SPECIALS: Mapping[str, Special] = {
+    "NaN": _of_row(np.nan),
+    "infinity": _of_row(np.inf),
+    "minus infinity": _of_row(-np.inf),
+    "zeros": lambda array, dtype, random: np.zeros_like(array),
+    "ones": lambda array, dtype, random: np.ones_like(array),
+    "minus zeros": lambda array, dtype, random: np.where(random.rand(*array.shape) < 0.5, -0.0, array),
+    "equal rows": lambda array, dtype, random: (
+        np.broadcast_to(array[..., :1, :], array.shape).copy() if array.ndim > 1 else array
+    ),
+    "large numbers": _scaled_to(lambda dtype: largest_number(dtype) ** 0.4),
+    "small numbers": _scaled_to(lambda dtype: 1 / largest_number(dtype)),
+}
+_STAND_INS = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf}
+"""What an outline holds in place of numbers that are not finite."""

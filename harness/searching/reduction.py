@@ -19,14 +19,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.dtypes import rounded_once
-from attncheck.searching.concrete import Array, ConcreteCase
-from attncheck.spec import HEADS, InputSpec, statistics_dtype
+from attncheck.searching.concrete import Array, ConcreteCase, axes_of
+from attncheck.spec import HEADS, OPTIONS, InputSpec, OptionSpec, statistics_dtype
 from attncheck.store import digest_of
 
 MAX_TRIES = 1500
@@ -241,20 +241,14 @@ def _digest(problem: ConcreteCase) -> str:
 Kept = Mapping[str, NDArray[np.intp]]
 """The positions that are kept of axes, by their letters."""
 
-_NORM_WEIGHTS = {"query_norm_weight": "H", "key_norm_weight": "Hkv"}
-
-
-def axes_of(problem: ConcreteCase, name: str) -> tuple[str, ...]:
-    """Return the letters of an input's axes; weights of norms go along widths, perhaps of all heads."""
-    if name not in _NORM_WEIGHTS:
-        return problem.specs[name].axes
-    return (f"{_NORM_WEIGHTS[name]}*D" if problem.options.get("norm_over") == "full" else "D",)
-
 
 def letters_of(problem: ConcreteCase) -> list[str]:
     """Return the axes that a problem can be cut along, by their letters: those that other axes follow from are none."""
     found = dict.fromkeys(
-        letter for name in problem.inputs for axis in axes_of(problem, name) for letter in axis.split("*")
+        letter
+        for name in problem.inputs
+        for axis in axes_of(problem.specs[name], problem.options)
+        for letter in axis.split("*")
     )
     own = [letter for letter in found if letter != "T" or "Lk" not in found]
     return [letter for letter in own if letter not in ("S", "S1")]
@@ -302,7 +296,7 @@ def _cut_input(problem: ConcreteCase, name: str, array: Array, kept: Kept) -> Ar
     spec, lengths = problem.specs[name], problem.lengths
     if array.dtype.kind in "iu" and spec.at_most in kept:
         array = np.searchsorted(kept[spec.at_most], array).astype(np.int64)
-    for position, axis in enumerate(axes_of(problem, name)):
+    for position, axis in enumerate(axes_of(problem.specs[name], problem.options)):
         parts = axis.split("*")
         if not kept.keys() & set(parts) or (spec.broadcast and array.shape[position] == 1):
             continue
@@ -348,21 +342,22 @@ def with_counts_that_fit(problem: ConcreteCase) -> ConcreteCase:
 
 _ONE_BY_ONE = 64
 """Numbers of an array of which each is looked at."""
-_OPTIONS: dict[str, Sequence[Any]] = {
-    "scale": (1.0, 2.0, 0.5, -1.0),
-    "softcap": (1.0, 2.0, 10.0),
-    "mask_fill": (0.0, -1.0, -10.0),
-    "epsilon": (1.0,),
-    "window": ((0, 0), (0, None), (None, 0), (1, 0), (0, 1), (1, 1), (1, None), (None, 1)),
-}
+_SIMPLE_NUMBERS = (0.0, 1.0, 2.0, 0.5, 10.0, -1.0, -10.0)
+_SIMPLE_WINDOWS = ((0, 0), (0, None), (None, 0), (1, 0), (0, 1), (1, 1), (1, None), (None, 1))
 
 
 def simplify_options(attempts: Attempts) -> None:
     """Give options simpler values."""
-    for name, values in _OPTIONS.items():
-        for value in values:
-            if name in attempts.failing.options and attempts.take(partial(_with_option, name=name, value=value)):
+    for name in list(attempts.failing.options):
+        for value in _simpler_values(OPTIONS[name]):
+            if attempts.take(partial(_with_option, name=name, value=value)):
                 break
+
+
+def _simpler_values(spec: OptionSpec) -> Sequence[Any]:
+    if get_origin(spec.type) is tuple:
+        return _SIMPLE_WINDOWS
+    return [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.positive] if spec.type is float else ()
 
 
 def _with_option(problem: ConcreteCase, name: str, value: Any) -> ConcreteCase:

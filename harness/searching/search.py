@@ -28,9 +28,8 @@ from attncheck.searching.findings import (
     symptom_of,
     write_case,
 )
-from attncheck.searching.problems import Draw
+from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
-from attncheck.searching.variations import ProblemSource
 from attncheck.verdicts import Verdict
 from attncheck.wording import written_element
 

@@ -1,28 +1,23 @@
-"""The parts of which random problems are drawn: shapes, regimes of values, and what is asked besides the product.
+"""The lengths of a random problem's axes.
 
 A campaign that compares frameworks takes its shapes from a pool: frameworks compile anew for each shape, JAX every
 single operation, so that there are few. In a search every problem has its own, at the edges of tiles: small ones
-mostly, and lengths just before, at and behind a power of two.
-
-Regimes are what numbers look like. Each draws a query (B, H, Lq, D), a key (B, Hkv, Lk, D) and a value (B, Hkv, Lk, Dv)
-in float64. ``GENERIC`` are those whose rounding errors behave like noise; the others are structured: their errors agree
-with each other, and statistics do not apply.
-
-Masks, biases, windows, caches and scales are asked besides the product.
+mostly, and lengths just before, at and behind a power of two. The letters that a pool does not have follow from the
+others (``_FOLLOWING``), or are drawn small.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec import BY_SCORE
+from attncheck.spec import PER_HEAD, Operation
 
 Real: TypeAlias = NDArray[np.float64]
 Random: TypeAlias = np.random.RandomState
@@ -33,14 +28,9 @@ FEW_SHAPES = 40
 
 _MANY_ENTRIES = 1 << 11
 """Shapes of more scores than this are rarer in proportion, for the oracle takes longer in proportion."""
-_MAX_ENTRIES = {
-    "additive": 1 << 12,
-    "attention_gradients": 1 << 14,
-    "packed_attention_gradients": 1 << 12,
-    "merge_states": 1 << 12,
-}
-"""The additive score has a hidden layer for every pair of query and key, a query values of its own where parts are
-merged; gradients are judged whole."""
+_MAX_OF_GRADIENTS, _MAX_OF_MANY = 1 << 14, 1 << 12
+"""Gradients are judged whole; the additive score has a hidden layer for every pair of query and key, and a query has
+values of its own where parts are merged."""
 _DECODING_SHARE = 0.1
 _LARGE_SHARE = 0.005
 _KERNEL_SHARE = 0.25
@@ -103,17 +93,17 @@ _LARGE = (
 )
 
 
-def draw_dimensions(kind: str, random: Random, seed: int, shapes: int) -> Dimensions:
-    """Draw the shape of a problem of a kind from the first ``shapes`` of a seed."""
-    if kind == "attention" and random.rand() < _LARGE_SHARE:
+def draw_dimensions(own: Operation, axes: frozenset[str], random: Random, seed: int, shapes: int) -> Dimensions:
+    """Draw the shape of a problem of an operation, whose inputs have these axes, from the first shapes of a seed."""
+    if own.name in PER_HEAD and not own.has_gradients and random.rand() < _LARGE_SHARE:
         return _LARGE[random.randint(len(_LARGE))]
-    if kind == "multi_head_attention" and random.rand() < _DECODING_SHARE:
+    if own.has_projections and random.rand() < _DECODING_SHARE:
         return _DECODING
-    if kind in ("attention", "attention_gradients") and random.rand() < _KERNEL_SHARE:
+    if own.name in PER_HEAD and random.rand() < _KERNEL_SHARE:
         kernel_pool = _kernel_pool(seed, max(1, round(shapes * _KERNEL_SHAPES_PER_SHAPE)))
         return kernel_pool[random.randint(len(kernel_pool))]
     pool = _pool(seed, shapes)
-    fitting = [dims for dims in pool if dims.entries <= max_entries(kind, dims.entries)]
+    fitting = [dims for dims in pool if dims.entries <= max_entries(own, axes, dims.entries)]
     return fitting[random.randint(len(fitting))]
 
 
@@ -127,9 +117,11 @@ def some_as_modules(random: Random, dims: Dimensions) -> Dimensions:
     return replace(dims.ungrouped, D=width, Dv=width, E=model, Ek=model, Ev=model, Eo=model, Lk=keys)
 
 
-def max_entries(kind: str, most: int) -> int:
-    """Return how many scores a problem of a kind may have, where others may have ``most``."""
-    return min(most, _MAX_ENTRIES.get(kind, most))
+def max_entries(own: Operation, axes: frozenset[str], most: int) -> int:
+    """Return how many scores a problem of an operation may have, where others may have ``most``."""
+    if axes & {"A", "N"} or (own.has_gradients and own.is_lowered):
+        return min(most, _MAX_OF_MANY)
+    return min(most, _MAX_OF_GRADIENTS) if own.has_gradients else most
 
 
 @lru_cache(maxsize=4)
@@ -186,6 +178,8 @@ def _lengths(random: Random, most: int, share_alike: float) -> tuple[int, int]:
 
 
 EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+_BATCHES = (1, 2, 3, 5, 17)
+_BATCH_SHARES = (0.55, 0.9, 0.96, 0.99)
 _SMALL = 9
 _BEYOND = (65, 127, 128, 129, 160, 192, 193, 255, 256, 257, 259)
 _SHARE_BEYOND_TILES = 0.06
@@ -197,8 +191,8 @@ _MAX_NUMBERS = 1 << 15
 _MAX_ENTRIES_AT_EDGES = 1 << 14
 
 
-def draw_at_edges(kind: str, random: Random) -> Dimensions:
-    """Draw the shape of a problem of a kind."""
+def draw_at_edges(own: Operation, axes: frozenset[str], random: Random) -> Dimensions:
+    """Draw the shape of a problem of an operation, whose inputs have these axes."""
     if random.rand() < _SHARE_BEYOND_TILES:
         return _beyond_tiles(random)
     while True:
@@ -207,7 +201,7 @@ def draw_at_edges(kind: str, random: Random) -> Dimensions:
         share = max(_LEAST_SHARE, _MANY_NUMBERS / numbers)
         if (
             numbers <= _MAX_NUMBERS
-            and dims.entries <= max_entries(kind, _MAX_ENTRIES_AT_EDGES)
+            and dims.entries <= max_entries(own, axes, _MAX_ENTRIES_AT_EDGES)
             and random.rand() < share
         ):
             return dims
@@ -216,7 +210,7 @@ def draw_at_edges(kind: str, random: Random) -> Dimensions:
 def _draw(random: Random) -> Dimensions:
     heads = KERNEL_HEADS if random.rand() < 0.1 else HEADS
     query_heads, shared = heads[random.randint(len(heads))]
-    batch = int(random.choice([1, 1, 1, 2, 2, 3, 5, 17], p=[0.25, 0.2, 0.1, 0.2, 0.15, 0.06, 0.03, 0.01]))
+    batch = _BATCHES[np.searchsorted(_BATCH_SHARES, random.rand())]
     queries, keys = _length(random), _length(random)
     width, value_width = _width(random), _width(random)
     keys = queries if random.rand() < 0.2 else keys
@@ -255,243 +249,47 @@ def _width(random: Random) -> int:
     return int(random.choice(WIDTHS)) + int(random.choice([-1, 1]))
 
 
-Triple: TypeAlias = tuple[Real, Real, Real]
+_MAX_PARTS = 40
+_PAGES = (1, 3, 4, 8, 16, 64, 128, 129, 256)
+_MAX_SLOTS = 1 << 10
+"""Keys of all pages of a batch together, where a page is larger than its keys."""
 
 
-def raw_scores(query: Real, key: Real) -> Real:
-    """Return q k^T (B, H, Lq, Lk), each key head shared by its group of query heads."""
-    groups = query.shape[1] // key.shape[1]
-    scores: Real = query @ np.repeat(key, groups, axis=1).swapaxes(-1, -2)
-    return scores
+def _page(of: Mapping[str, int], random: Random) -> int:
+    page = _PAGES[random.randint(len(_PAGES))]
+    return page if of["B"] * page <= _MAX_SLOTS else _PAGES[random.randint(3)]
 
 
-def _normal(random: Random, dims: Dimensions) -> Triple:
-    return (
-        random.randn(dims.B, dims.H, dims.Lq, dims.D),
-        random.randn(dims.B, dims.Hkv, dims.Lk, dims.D),
-        random.randn(dims.B, dims.Hkv, dims.Lk, dims.Dv),
-    )
-
-
-def _uniform(random: Random, dims: Dimensions) -> Triple:
-    low = random.choice([-1.0, 0.0])
-    query, key, value = (random.uniform(low, 1, array.shape) for array in _normal(random, dims))
-    return query, key, value
-
-
-def _peaky(random: Random, dims: Dimensions) -> Triple:
-    query, key, value = _normal(random, dims)
-    return query * random.uniform(4, 30), key, value
-
-
-def _logits_80(random: Random, dims: Dimensions) -> Triple:
-    query, key, value = _normal(random, dims)
-    largest = np.abs(raw_scores(query, key)).max() / math.sqrt(dims.D)
-    return query * (80 / largest), key, value
-
-
-def _tiny(random: Random, dims: Dimensions) -> Triple:
-    """Products that underflow in float32, and weights that are nearly uniform."""
-    query, key, value = (array * 10 ** random.uniform(-25, -2) for array in _normal(random, dims))
-    return query, key, value
-
-
-def _cancelling(random: Random, dims: Dimensions) -> Triple:
-    """Columns in pairs whose products cancel except for a small part."""
-    query, key, value = _normal(random, dims)
-    half = dims.D // 2
-    query[..., half : 2 * half] = query[..., :half]
-    key[..., half : 2 * half] = -key[..., :half] * (1 + 1e-3 * random.randn(*key[..., :half].shape))
-    return query * 10 ** random.uniform(0, 2), key, value
-
-
-def _common_offset(random: Random, dims: Dimensions) -> Triple:
-    """One column whose product adds nearly the same large number to every logit."""
-    query, key, value = _normal(random, dims)
-    offset = math.sqrt(10 ** random.uniform(1, 3) * math.sqrt(dims.D))
-    query[..., 0] += offset
-    key[..., 0] += offset
-    return query, key, value
-
-
-def _heavy_tailed(random: Random, dims: Dimensions) -> Triple:
-    query, key, value = (random.standard_t(1.5, array.shape) for array in _normal(random, dims))
-    return query, key, value
-
-
-def _repeated_keys(random: Random, dims: Dimensions) -> Triple:
-    query, key, value = _normal(random, dims)
-    kept = random.randint(0, max(1, dims.Lk // 4), dims.Lk)
-    return query, key[..., kept, :], value
-
-
-def _offset_values(random: Random, dims: Dimensions) -> Triple:
-    query, key, value = _normal(random, dims)
-    return query, key, value + 10 ** random.uniform(1, 6)
-
-
-def _heavy_values(random: Random, dims: Dimensions) -> Triple:
-    query, key, value = _normal(random, dims)
-    return query, key, value * np.exp(4 * random.randn(*value.shape))
-
-
-def _small_integers(random: Random, dims: Dimensions) -> Triple:
-    query, key, value = (random.randint(-4, 5, array.shape).astype(np.float64) for array in _normal(random, dims))
-    return query, key, value
-
-
-REGIMES: Mapping[str, Callable[[Random, Dimensions], Triple]] = {
-    "normal": _normal,
-    "uniform": _uniform,
-    "peaky": _peaky,
-    "logits 80": _logits_80,
-    "tiny": _tiny,
-    "cancelling": _cancelling,
-    "common offset": _common_offset,
-    "heavy-tailed": _heavy_tailed,
-    "repeated keys": _repeated_keys,
-    "offset values": _offset_values,
-    "heavy values": _heavy_values,
-    "small integers": _small_integers,
+_FOLLOWING: Mapping[str, Callable[[Mapping[str, int], Random], int]] = {
+    "T": lambda of, random: of["Lk"] + of["P"],
+    "R": lambda of, random: random.randint(1, max(of["D"] // 2, 1) + 1),
+    "Lr": lambda of, random: of["Lq"] + of["T"] + random.randint(3),
+    "C": lambda of, random: (of["D"] + of["Dv"], of["D"], of["Dv"])[random.randint(3)],
+    "Dk": lambda of, random: of["Ek"],
+    "N": lambda of, random: random.randint(1, min(_MAX_PARTS, of["Lk"] + 1) + 1),
+    "S1": lambda of, random: of["S"] + 1,
+    "Lp": _page,
+    "W": lambda of, random: -(-of["Lk"] // of["Lp"]),
+    "Np": lambda of, random: of["B"] * of["W"] + 2,  # two pages are nobody's
 }
-
-GENERIC = frozenset({"normal", "uniform", "peaky", "logits 80", "common offset", "heavy-tailed", "heavy values"})
-
-
-Inputs = dict[str, NDArray[Any]]
-
-MASKS = ("none", "causal", "padding", "random", "bias", "bias with -inf")
-
-_SELDOM = 0.08
-_SCALED = 0.15
-_ATTENDANCE = frozenset({"masking", "attention", "attention_gradients", "multi_head_attention", *BY_SCORE})
-_NORMALIZED, _LATENT = "normalized_attention", "latent_attention"
-_SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention"})
-_ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention", _NORMALIZED})
-_OFFSETS = frozenset({"masking", "attention", _LATENT})
-FILLS = (-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0)
-_WITH_SINKS = _ROTATED | _SEQUENCES
-_SCALABLE = _WITH_SINKS | {_LATENT}
-_CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", _NORMALIZED, _LATENT, *_SEQUENCES})
+"""The lengths of axes that follow from others; any other letter is a small width."""
 
 
-@dataclass
-class DrawnOptions:
-    """Options and inputs besides the operands, and what to call them."""
+def axis_lengths(dims: Dimensions, axes: frozenset[str], random: Random) -> dict[str, int]:
+    """Return the length of every axis of a problem, by its letter; a past takes half of the keys.
 
-    options: dict[str, Any] = field(default_factory=dict)
-    inputs: Inputs = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-
-
-def draw_asked(kind: str, random: Random, dims: Dimensions) -> DrawnOptions:
-    """Draw what a problem of a kind asks; masking always asks something, most others often nothing."""
-    asked = DrawnOptions()
-    if kind in _ATTENDANCE:
-        _add_mask(asked, str(random.choice(MASKS[1:] if kind == "masking" else MASKS)), random, dims)
-        _add_attendance(asked, random, dims)
-    if kind in (_NORMALIZED, _LATENT):
-        _add_mask(asked, str(random.choice(MASKS)), random, dims)
-    if kind in {*_SCALABLE, "cosine_attention"} and random.rand() < _SCALED:
-        scale = float(np.float32(random.uniform(-1, 2)))
-        asked.options["scale"] = scale
-        asked.names.append("scale" if scale >= 0 else "negative scale")
-    if kind in _CAPPABLE and random.rand() < _SELDOM:
-        asked.options["softcap"] = float(np.float32(10 ** random.uniform(-1, 2)))
-        asked.names.append("softcap")
-    if kind in _WITH_SINKS and random.rand() < _SCALED:
-        sinks = random.randn(dims.H) * 10 ** random.uniform(-1, 1.3)
-        asked.inputs["sinks"] = np.where(random.rand(dims.H) < _SELDOM, -np.inf, sinks)
-        asked.names.append("sinks")
-    if kind in _ROTATED and random.rand() < _SCALED:
-        _add_rotation(asked, random, dims)
-    if kind in _ATTENDANCE and _forbids(asked) and random.rand() < 2 * _SCALED:
-        asked.options["mask_fill"] = float(random.choice(FILLS))
-        asked.names.append("fill")
-    is_positioned = asked.options.keys() & {"is_causal", "window"} or "rotary_cos" in asked.inputs
-    if kind in _OFFSETS and is_positioned and "alignment" not in asked.options and random.rand() < _SCALED:
-        asked.inputs["query_offsets"] = random.randint(0, dims.Lk + 1, dims.B)
-        asked.names.append("query offsets")
-    return asked
-
-
-def _forbids(asked: DrawnOptions) -> bool:
-    return bool(asked.options.keys() & {"is_causal", "window"} or asked.inputs.keys() & {"mask", "key_lengths"})
-
-
-def _add_rotation(asked: DrawnOptions, random: Random, dims: Dimensions) -> None:
-    """Add the cosines and sines of angles, for some of the pairs or all; none where there is no pair."""
-    if dims.D < 2:
-        return
-    pairs = int(random.randint(1, dims.D // 2 + 1))
-    angles = random.uniform(-np.pi, np.pi, (dims.Lq + dims.Lk, pairs))
-    asked.inputs |= {"rotary_cos": np.cos(angles), "rotary_sin": np.sin(angles)}
-    asked.names.append("rotary")
-    if random.rand() < 1 / 2:
-        asked.options["rotary_interleaved"] = True
-
-
-def _add_mask(asked: DrawnOptions, mask: str, random: Random, dims: Dimensions) -> None:
-    if mask == "none":
-        return
-    asked.names.append(mask)
-    asked.inputs |= draw_mask(mask, random, dims)
-    if mask == "causal":
-        asked.options["is_causal"] = True
-
-
-def _add_attendance(asked: DrawnOptions, random: Random, dims: Dimensions) -> None:
-    """Add, each seldom, a window, key lengths, a mask of queries, and another alignment."""
-    window, lengths, queries, alignment = random.rand(4) < (_SELDOM, _SELDOM, _SELDOM / 2, 2 * _SELDOM)
-    if window:
-        sides = [None if unbounded else int(random.randint(0, 9)) for unbounded in random.rand(2) < 0.3]
-        asked.options["window"] = tuple(sides) if any(side is not None for side in sides) else (4, None)
-        asked.names.append("window")
-    if lengths:
-        asked.inputs["key_lengths"] = random.randint(0, dims.Lk + 1, dims.B)
-        asked.names.append("key lengths")
-    if queries:
-        asked.inputs["query_mask"] = random.rand(dims.B, dims.Lq) < 0.8
-        asked.names.append("query mask")
-    if alignment and asked.options:
-        asked.options["alignment"] = "bottom_right"
-        asked.names.append("bottom right")
-
-
-def draw_mask(kind: str, random: Random, dims: Dimensions) -> Inputs:
-    """Draw the mask or bias of a kind; causality is an option and no input."""
-    match kind:
-        case "padding":
-            lengths = random.randint(1, dims.Lk + 1, (dims.B, 1, 1, 1))
-            return {"mask": np.arange(dims.Lk) < lengths}
-        case "random":
-            mask = random.rand(*dims.scores) < random.choice([0.5, 0.9])
-            mask[..., random.rand(dims.Lq) < 0.1, :] = False  # rows in which nothing may be attended to
-            return {"mask": mask}
-        case "bias":
-            return {"bias": random.randn(*_bias_shape(random, dims)) * 10 ** random.uniform(-2, 1)}
-        case "bias with -inf":
-            bias = random.randn(1, dims.H, dims.Lq, dims.Lk)
-            bias[random.rand(*bias.shape) < 0.2] = -np.inf
-            return {"bias": bias}
-    return {}
-
-
-def _bias_shape(random: Random, dims: Dimensions) -> tuple[int, ...]:
-    """Draw the shape of a bias: whole, or the same for some axes."""
-    whole = dims.scores
-    kept = [(True,) * 4, (True,) * 4, (False, True, True, True), (False, False, True, True), (True, False, False, True)]
-    kept.append((False, True, True, False))
-    chosen = kept[random.randint(len(kept))]
-    return tuple(length if keep else 1 for length, keep in zip(whole, chosen, strict=True))
-
-
-def split_past(inputs: Mapping[str, NDArray[Any]], random: Random) -> tuple[Inputs, bool]:
-    """Make, seldom, the first half of the keys and values a past."""
-    keys = inputs["key"].shape[-2]
-    if keys < 2 or random.rand() >= _SELDOM:
-        return dict(inputs), False
-    parts = dict(inputs)
-    for name in ("key", "value"):
-        parts[f"past_{name}"], parts[name] = np.split(inputs[name], [keys // 2], axis=-2)
-    return parts, True
+    Packed sequences lie one after the other, those of all batch entries in one.
+    """
+    lengths = {**asdict(dims), "P": 0, "S": dims.B}
+    if "P" in axes:
+        lengths["P"] = max(dims.Lk // 2, 1)
+        lengths["Lk"] = max(dims.Lk - lengths["P"], 1)
+    if "S1" in axes:
+        sequences = max(dims.B, int(random.randint(1, 5)))
+        lengths |= {"B": 1, "Lq": dims.B * dims.Lq, "Lk": dims.B * dims.Lk, "S": sequences}
+    for letter, follow in _FOLLOWING.items():
+        if letter in axes or letter == "T":
+            lengths[letter] = int(follow(lengths, random))
+    for letter in sorted(axes - lengths.keys()):
+        lengths[letter] = int(random.randint(1, _SMALL + 1))
+    return lengths

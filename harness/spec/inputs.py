@@ -19,8 +19,10 @@ class InputSpec:
 
     ``axes`` are letters of ``AXES``; a case may leave leading axes out, they are then of length 1. ``broadcast`` inputs
     (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
-    refused without it. ``whole`` numbers are counts: they keep their integers in every dtype. None is larger than the
-    axis ``at_most`` is long. Those of ``eight_bits`` are stored in a format of 8 bits, whatever the working dtype is.
+    refused without it; one ``with_one_of`` some options and inputs says nothing without any of them, and one
+    ``instead_of`` an option says what that would. ``whole`` numbers are counts: they keep their integers in every
+    dtype. None is larger than the axis ``at_most`` is long. Those of ``eight_bits`` are stored in a format of 8 bits,
+    whatever the working dtype is.
     ``statistics`` of rows are float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
 
     ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
@@ -37,6 +39,8 @@ class InputSpec:
     broadcast: bool = False
     may_be_infinite: bool = False
     needs: str | None = None
+    with_one_of: tuple[str, ...] = ()
+    instead_of: str | None = None
     whole: bool = False
     at_most: str = "T"
     eight_bits: bool = False
@@ -192,6 +196,8 @@ OFFSET_INPUTS: Mapping[str, InputSpec] = {
         "B",
         neutral=None,
         whole=True,
+        with_one_of=("is_causal", "window", "rotary_cos"),
+        instead_of="alignment",
         folds_into="mask",
         synonyms=("q_offsets", "start_positions", "seqlen_offsets"),
     ),

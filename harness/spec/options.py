@@ -10,6 +10,8 @@ from attncheck.backends.contract import EmptyRows, LseBase, Norm, NormOver, Wind
 
 ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
 DEFAULT_SCORE: ScoreKind = "scaled_dot"
+_FORBIDDING = ("is_causal", "window", "mask", "key_lengths", "query_mask", "cu_seqlens_q", "bias", "scores")
+"""Options and inputs that can forbid a key, a bias and scores by minus infinity."""
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEFAULT_DTYPES = ("float64", "float32")
@@ -57,8 +59,9 @@ class OptionSpec:
     what people call it, where an implementation may ignore it. No implementation is given an option that is
     ``for_reading``. A ``convention`` says what a result means where the mathematics leaves it open: an implementation
     that has no such keyword gets the case all the same, without it, and what it gives is judged as a convention of its
-    own. ``positive`` numbers are larger than 0. One that ``needs`` an input says something of it alone. ``synonyms``
-    are what public kernels call it.
+    own. ``positive`` numbers are larger than 0. One that ``needs`` an input says something of it alone; one
+    ``with_one_of`` some options and inputs says nothing without any of them. ``usual`` numbers are those that models
+    ask for, and the edges of what is. ``synonyms`` are what public kernels call it.
     """
 
     description: str
@@ -68,6 +71,8 @@ class OptionSpec:
     convention: bool = False
     positive: bool = False
     needs: str | None = None
+    with_one_of: tuple[str, ...] = ()
+    usual: tuple[float, ...] = ()
     synonyms: tuple[str, ...] = ()
     name: str = ""
     type: Any = None
@@ -87,6 +92,7 @@ class Options(Mapping[str, Any]):
         float | None,
         OptionSpec(
             "Factor on the raw scores; if absent 1 for dot and cosine, otherwise 1/sqrt(D).",
+            usual=(0.0, 0.125, 0.5, 1.0, 2.0, -0.25, -1.0),
             synonyms=(
                 *("sm_scale", "softmax_scale", "attn_scale", "attention_scale"),
                 *("scaling", "scale_factor", "qk_scale"),
@@ -100,6 +106,7 @@ class Options(Mapping[str, Any]):
             asks_for="capped",
             called="the softcap",
             positive=True,
+            usual=(0.5, 1.0, 5.0, 30.0, 50.0),
             synonyms=("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
         ),
     ] = None
@@ -137,6 +144,7 @@ class Options(Mapping[str, Any]):
             "The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
             "last query stands at the last key, and may be negative. If absent i + P, behind a past of P keys.",
             for_reading=True,
+            with_one_of=("is_causal", "window"),
         ),
     ] = None
     mask_fill: Annotated[
@@ -144,6 +152,8 @@ class Options(Mapping[str, Any]):
         OptionSpec(
             "The number that takes the place of a score where the mask, causality, the window or the key lengths say "
             "no, rounded to the dtype; minus infinity if absent, and where the dtype has no such number.",
+            with_one_of=_FORBIDDING,
+            usual=(-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0),
             synonyms=("mask_value", "masked_value", "fill_value", "mask_filter_value", "neg_inf"),
         ),
     ] = None
@@ -187,6 +197,7 @@ class Options(Mapping[str, Any]):
             "What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
             "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
             convention=True,
+            with_one_of=_FORBIDDING,
         ),
     ] = None
     lse_base: Annotated[
@@ -213,6 +224,7 @@ class Options(Mapping[str, Any]):
         OptionSpec(
             "The smallest divisor of l2, or what rms adds to the mean of squares; 1e-6 if absent.",
             positive=True,
+            usual=(1e-6, 1e-5, 1e-3, 0.1, 1.0),
             synonyms=("eps", "norm_eps", "rms_norm_eps", "variance_epsilon", "layer_norm_epsilon"),
         ),
     ] = None

@@ -16,9 +16,8 @@ from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import ShapeFault
 from attncheck.searching.concrete import ConcreteCase, concrete_case, read_concrete
 from attncheck.searching.findings import MAX_IN_FILE, holds, read_written, write_case
-from attncheck.searching.problems import Draw
+from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import cut, extent, letters_of, with_counts_that_fit, without_sequence
-from attncheck.searching.variations import ProblemSource
 from attncheck.spec import DTYPES
 
 PATTERNS = ["layouts/*", "packed/*", "linear_projections/*", "quantized/*", "mask_fill/*", "merge_states/*", "probes/*"]

@@ -6,70 +6,58 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from attncheck.errors import CaseError
 from attncheck.searching.concrete import ConcreteCase, Seen, asked_of, features_of, identity_of, read_concrete
-from attncheck.searching.problems import OPERATIONS as DRAWN
-from attncheck.searching.problems import Draw, DrawnProblem, draw_problem
+from attncheck.searching.drawing import REGIMES
+from attncheck.searching.problems import Draw, DrawnProblem, ProblemSource, draw_problem
 from attncheck.searching.shapes import EDGES
-from attncheck.searching.variations import ProblemSource
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
 
-
-def drawn_from(count: int, **changes: Any) -> list[DrawnProblem]:
-    draw = Draw(seed=1, shapes=40, **changes)
-    return [draw_problem(draw, number) for number in range(count)]
+FILE_ALONE = {"projections", "poison"}
+"""Options that say how a file is written."""
 
 
-def test_a_problem_follows_from_its_number() -> None:
+def drawn_from(count: int, operation: str | None = None, shapes: int | None = 40) -> list[DrawnProblem]:
+    return [draw_problem(Draw(1, shapes, operation), number) for number in range(count)]
+
+
+def test_a_problem_of_a_campaign_follows_from_its_number() -> None:
     first, again = drawn_from(5)[4], drawn_from(5)[4]
     assert (first.id, first.options) == (again.id, again.options)
-    assert all(np.array_equal(array, again.inputs[name]) for name, array in first.inputs.items())
+    assert all(np.array_equal(array, again.inputs[name], equal_nan=True) for name, array in first.inputs.items())
     assert len({problem.id for problem in drawn_from(50)}) == 50
 
 
-def test_everything_that_can_be_asked_is_drawn() -> None:
-    drawn = drawn_from(300)
-    asked = Counter(name for problem in drawn for name in problem.asked.split(" + "))
-    every = ["causal", "padding", "random", "bias", "bias with -inf", "window", "key lengths", "query mask", "past"]
-    assert set(asked) == {
-        *every,
-        "bottom right",
-        "rotated part",
-        "fill",
-        "scale",
-        "negative scale",
-        "softcap",
-        "grouped",
-        "nothing",
-        "none",
-    } | {"sinks", "rotary", "lengths", "of attention", "empty parts", "base 2"} | {
-        *("query offsets", "rms", "l2", "head", "full", "rotated first"),
-    }
-    assert {problem.operation for problem in drawn} == set(DRAWN)
+def test_a_campaign_draws_whatever_the_specification_has() -> None:
+    drawn = drawn_from(400)
+    assert {problem.operation for problem in drawn} == set(OPERATIONS)
+    assert {problem.regime for problem in drawn} == set(REGIMES)
+    assert set(OPTIONS) - {name for problem in drawn for name in problem.options} == FILE_ALONE
+    forms = {word for problem in drawn for word in problem.asked.split(" + ")}
+    assert {f"mask {form}" for form in ("padding", "random", "blocks", "documents")} <= forms
+    assert {f"bias {form}" for form in ("with -inf", "ALiBi", "of buckets", "lowest")} <= forms
+    assert {"of attention", "empty parts", "self", "nothing", "heads shared", "one head shared"} <= forms
 
 
-def test_gradients_are_drawn_with_biases_of_many_shapes_and_grouped_heads() -> None:
-    drawn = drawn_from(200, operation="attention_gradients")
-    assert {problem.operation for problem in drawn} == {"attention_gradients"}
-    biased = [problem for problem in drawn if "bias" in problem.inputs]
+def test_what_a_campaign_draws_has_many_shapes() -> None:
+    for problem in (gradients := drawn_from(200, "attention_gradients")):
+        assert problem.inputs["grad_output"].shape == (*problem.scores[:3], problem.inputs["value"].shape[-1])
+    biased = [problem for problem in gradients if "bias" in problem.inputs]
     assert len({tuple(length > 1 for length in problem.inputs["bias"].shape) for problem in biased}) > 4
     assert all(problem.stage_shapes["grad_bias"] == problem.inputs["bias"].shape for problem in biased)
-    assert any("grouped" in problem.asked for problem in drawn)
-    for problem in drawn:
-        assert problem.inputs["grad_output"].shape == (*problem.scores[:3], problem.inputs["value"].shape[-1])
-
-
-def test_shapes_come_from_the_pool_and_a_quarter_of_attention_has_the_size_of_a_kernel() -> None:
-    drawn = [draw_problem(Draw(1, 3, "attention_gradients"), number) for number in range(40)]
-    assert len({problem.scores for problem in drawn}) <= 3 + 1  # one of them at a kernel's size
-    drawn = [draw_problem(Draw(1, 64, "attention"), number) for number in range(200)]
-    widths = [problem.inputs["query"].shape[-1] for problem in drawn]
-    assert sum(width in (16, 32, 64, 80, 96, 128, 192, 256) for width in widths) >= 0.2 * len(drawn)
-    assert max(widths) == 256
+    # A few shapes come from a pool; a quarter has the size of a kernel.
+    assert len({problem.scores for problem in drawn_from(40, "attention_gradients", shapes=3)}) <= 3 + 1
+    widths = [problem.inputs["query"].shape[-1] for problem in drawn_from(200, "attention", shapes=64)]
+    assert sum(width in (16, 32, 64, 80, 96, 128, 192, 256) for width in widths) >= 0.2 * len(widths)
+    limits = [problem.inputs["cu_seqlens_k"] for problem in drawn_from(60, "packed_attention", shapes=None)]
+    assert 10 < sum(len(set(np.diff(each))) > 1 for each in limits) < 50
+    projected = [problem.inputs for problem in drawn_from(120, "multi_head_attention", shapes=None)]
+    weights = [{array.shape for name, array in inputs.items() if name.endswith("_weight")} for inputs in projected]
+    of_modules = [len(shapes) == 1 and len(set(*shapes)) == 1 for shapes in weights]
+    assert 0.2 * len(projected) < sum(of_modules) < 0.8 * len(projected)
 
 
 def test_what_a_dtype_cannot_hold_on_the_way_is_left_out() -> None:
@@ -85,33 +73,11 @@ def test_what_a_dtype_cannot_hold_on_the_way_is_left_out() -> None:
     assert replace(
         large, operation="attention_gradients", inputs={**small.inputs, "grad_output": large.inputs["value"] * 10}
     ).fits("float32")
-
-
-def test_the_gradient_of_the_weights_counts_as_a_step() -> None:
+    # The gradient of the weights counts, though no gradient that is returned is larger than 300.
     inputs = {name: np.full((1, 1, 1, 1), 1.0) for name in ("query", "key")}
     inputs |= {name: np.full((1, 1, 1, 1), 300.0) for name in ("value", "grad_output")}
     drawn = DrawnProblem("attention_gradients", {}, inputs, "", 0, "normal", "nothing", (1, 1, 1, 1))
-    assert not drawn.fits("float16")  # 300 * 300, though no gradient is larger than 300
-
-
-def test_some_projections_are_those_of_modules_and_some_of_these_attend_to_themselves() -> None:
-    drawn = [draw_problem(Draw(1, None, "multi_head_attention"), number).inputs for number in range(120)]
-    weights = [{name: array for name, array in inputs.items() if name.endswith("_weight")} for inputs in drawn]
-    of_modules = [
-        len(each) == 4 and len({length for array in each.values() for length in array.shape}) == 1 for each in weights
-    ]
-    assert 0.2 * len(drawn) < sum(of_modules) < 0.8 * len(drawn)
-    alike = [inputs["query"].tobytes() == inputs["key"].tobytes() == inputs["value"].tobytes() for inputs in drawn]
-    assert sum(alike) > 5
-
-
-def test_some_packs_have_sequences_of_different_lengths_and_no_lengths_of_keys() -> None:
-    drawn = [draw_problem(Draw(1, None, "packed_attention"), number).inputs for number in range(60)]
-    ragged = [inputs for inputs in drawn if "key_lengths" not in inputs]
-    assert 0 < len(ragged) < len(drawn)
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        assert any(len(set(np.diff(inputs[name]))) > 1 for inputs in ragged)
-        assert all(inputs[name][-1] == inputs["query" if name.endswith("q") else "key"].shape[2] for inputs in drawn)
+    assert not drawn.fits("float16")
 
 
 COUNT = 250
@@ -135,7 +101,7 @@ def test_everything_that_can_be_asked_is_soon_asked(tmp_path: Path) -> None:
     assert {each.operation for each in problems} == set(OPERATIONS)
     assert {each.dtype for each in problems} == set(DTYPES)
     options = {name for each in problems for name in each.options}
-    assert set(OPTIONS) - options == {"projections", "poison"}  # which say how a file is written
+    assert set(OPTIONS) - options == FILE_ALONE
     inputs = {name for operation in OPERATIONS.values() for name in operation.inputs}
     assert inputs <= {name for each in problems for name in each.inputs}
     lengths = Counter(length for each in problems for length in each.lengths.values())

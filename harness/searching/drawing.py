@@ -1,0 +1,382 @@
+"""The arrays of a random problem, each drawn by its row of the specification: its axes, and what it holds.
+
+Regimes are what numbers look like. Each draws a query, a key and a value, (..., L, width), in float64. ``GENERIC`` are
+those whose rounding errors behave like noise; the others are structured: their errors agree with each other, and
+statistics do not apply.
+
+Some masks and biases are those of real models: by position, by block, by document. Random numbers seldom have such a
+form, and faults that need it would not be found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.backends import numpy_backend
+from attncheck.dtypes import largest_number
+from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
+from attncheck.reading.lowering import poisoned
+from attncheck.searching.concrete import ConcreteCase, axes_of
+from attncheck.searching.shapes import Random, Real
+from attncheck.spec import OPERATIONS, QUERY_KEY_VALUE, STAGE_SPECS, InputSpec, Shape, score_kind
+
+Array = NDArray[Any]
+Inputs = dict[str, Array]
+
+Triple: TypeAlias = tuple[Real, Real, Real]
+_LOOKED_AT = 256
+"""Rows of queries and of keys whose products are looked at."""
+
+
+def _normal(random: Random, *shapes: Shape) -> Triple:
+    query, key, value = (random.randn(*shape) for shape in shapes)
+    return query, key, value
+
+
+def _uniform(random: Random, *shapes: Shape) -> Triple:
+    low = random.choice([-1.0, 0.0])
+    query, key, value = (random.uniform(low, 1, shape) for shape in shapes)
+    return query, key, value
+
+
+def _peaky(random: Random, *shapes: Shape) -> Triple:
+    query, key, value = _normal(random, *shapes)
+    return query * random.uniform(4, 30), key, value
+
+
+def _logits_80(random: Random, *shapes: Shape) -> Triple:
+    query, key, value = _normal(random, *shapes)
+    width = min(query.shape[-1], key.shape[-1])
+    rows, columns = (array.reshape(-1, array.shape[-1])[:_LOOKED_AT, :width] for array in (query, key))
+    largest = np.abs(rows @ columns.T).max(initial=1e-9) / math.sqrt(width)
+    return query * (80 / largest), key, value
+
+
+def _tiny(random: Random, *shapes: Shape) -> Triple:
+    """Products that underflow in float32, and weights that are nearly uniform."""
+    query, key, value = (array * 10 ** random.uniform(-25, -2) for array in _normal(random, *shapes))
+    return query, key, value
+
+
+def _cancelling(random: Random, *shapes: Shape) -> Triple:
+    """Columns in pairs whose products cancel except for a small part."""
+    query, key, value = _normal(random, *shapes)
+    half = min(query.shape[-1], key.shape[-1]) // 2
+    query[..., half : 2 * half] = query[..., :half]
+    key[..., half : 2 * half] = -key[..., :half] * (1 + 1e-3 * random.randn(*key[..., :half].shape))
+    return query * 10 ** random.uniform(0, 2), key, value
+
+
+def _common_offset(random: Random, *shapes: Shape) -> Triple:
+    """One column whose product adds nearly the same large number to every logit."""
+    query, key, value = _normal(random, *shapes)
+    offset = math.sqrt(10 ** random.uniform(1, 3) * math.sqrt(query.shape[-1]))
+    query[..., 0] += offset
+    key[..., 0] += offset
+    return query, key, value
+
+
+def _heavy_tailed(random: Random, *shapes: Shape) -> Triple:
+    query, key, value = (random.standard_t(1.5, shape) for shape in shapes)
+    return query, key, value
+
+
+def _repeated_keys(random: Random, *shapes: Shape) -> Triple:
+    query, key, value = _normal(random, *shapes)
+    keys = key.shape[-2]
+    return query, key[..., random.randint(0, max(1, keys // 4), keys), :], value
+
+
+def _offset_values(random: Random, *shapes: Shape) -> Triple:
+    query, key, value = _normal(random, *shapes)
+    return query, key, value + 10 ** random.uniform(1, 6)
+
+
+def _heavy_values(random: Random, *shapes: Shape) -> Triple:
+    query, key, value = _normal(random, *shapes)
+    return query, key, value * np.exp(4 * random.randn(*value.shape))
+
+
+def _small_integers(random: Random, *shapes: Shape) -> Triple:
+    query, key, value = (random.randint(-4, 5, shape).astype(np.float64) for shape in shapes)
+    return query, key, value
+
+
+REGIMES: Mapping[str, Callable[..., Triple]] = {
+    "normal": _normal,
+    "uniform": _uniform,
+    "peaky": _peaky,
+    "logits 80": _logits_80,
+    "tiny": _tiny,
+    "cancelling": _cancelling,
+    "common offset": _common_offset,
+    "heavy-tailed": _heavy_tailed,
+    "repeated keys": _repeated_keys,
+    "offset values": _offset_values,
+    "heavy values": _heavy_values,
+    "small integers": _small_integers,
+}
+
+GENERIC = frozenset({"normal", "uniform", "peaky", "logits 80", "common offset", "heavy-tailed", "heavy values"})
+
+
+_LENGTHS = frozenset({"B", "N", "H", "Hkv", "Lq", "Lk", "T", "P", "Np", "Lp", "Lr"})
+"""Axes that are no widths of vectors."""
+_KEYS = ("Lk", "T", "P", "Lp")
+_SCORES = STAGE_SPECS["scores"].axes
+_SELDOM = 0.08
+_EIGHT_BIT_LARGEST = 400
+_TILES = (1, 2, 3, 16, 64)
+_VECTOR_LENGTHS = 0.05, 10.0
+"""The largest number of a vector that has a cosine lies between: its square is a normal number in every dtype."""
+
+
+@dataclass
+class DrawnInputs:
+    """The inputs of a problem on their way; ``forms`` names the masks and biases that have one.
+
+    ``is_generic`` is whether rounding errors behave like noise, as far as inputs say. ``problem`` has the shapes.
+    """
+
+    problem: ConcreteCase
+    random: Random
+    is_generic: bool = True
+    forms: list[str] = field(default_factory=list)
+    inputs: Inputs = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lengths = self.problem.lengths
+        for name, array in self.problem.inputs.items():
+            self._draw(name, self.problem.specs[name], array.shape)
+        for name in self.inputs:
+            if self.problem.specs[name].eight_bits:
+                self._store_in_eight_bits(name)
+        self._relate()
+
+    def _draw(self, name: str, spec: InputSpec, shape: Shape) -> None:
+        """Draw an input, and with the first operand the others that belong to it."""
+        if name in self.inputs:
+            return
+        axes = self._axes(name)
+        if spec.boolean:
+            self.inputs[name] = self._mask(shape)
+        elif spec.whole:
+            self.inputs[name] = self._counts(spec, shape)
+        elif "R" in axes:
+            angles = self.random.uniform(-np.pi, np.pi, shape)
+            both = {"cos": np.cos(angles), "sin": np.sin(angles)}
+            self.inputs |= {other: both[other[-3:]] for other in self.problem.inputs if self._axes(other) == axes}
+        elif axes == _SCORES:
+            self.inputs[name] = self._scores(shape) if spec.required else self._bias(shape)
+        elif spec.statistics:
+            self.inputs[name] = self._log_sum_exps(shape)
+        elif role_of(axes) is not None:
+            self._draw_operands(name, axes, shape)
+        else:
+            self.inputs[name] = self._parameters(spec, axes, shape)
+
+    def _axes(self, name: str) -> tuple[str, ...]:
+        return axes_of(self.problem.specs[name], self.problem.options)
+
+    def _draw_operands(self, name: str, axes: tuple[str, ...], shape: Shape) -> None:
+        """Draw a query with the first key and the first value, which belong together, and any other by itself."""
+        group = {**dict.fromkeys(QUERY_KEY_VALUE, ""), str(role_of(axes)): name}
+        if role_of(axes) == QUERY_KEY_VALUE[0]:
+            for other in self.problem.inputs:
+                role = role_of(self._axes(other))
+                if role and not group[role] and self.problem.specs[other].is_number:
+                    group[role] = other
+        shapes, positions = [], []
+        for other in group.values():
+            own = self.problem.inputs[other].shape if other else shape
+            position = row_axis(self._axes(other or name))
+            shapes.append((*own[:position], *own[position + 1 : -1], own[position], own[-1]))
+            positions.append(position)
+        arrays = REGIMES[self.problem.regime](self.random, *shapes)
+        for other, array, position in zip(group.values(), arrays, positions, strict=True):
+            if other and other not in self.inputs:
+                kept = _with_length(array) if self._has_cosine else array
+                self.inputs[other] = np.ascontiguousarray(np.moveaxis(kept, -2, position))
+
+    @property
+    def _has_cosine(self) -> bool:
+        return score_kind(self.problem.operation, self.problem.options) == "cosine"
+
+    def _scores(self, shape: Shape) -> Array:
+        """Draw scores as queries and keys of a regime have them, some of them forbidden."""
+        *outer, queries, keys = shape
+        width = int(self.random.randint(1, 33))
+        shapes = ((*outer, length, width) for length in (queries, keys, keys))
+        query, key, _ = REGIMES[self.problem.regime](self.random, *shapes)
+        scores: Real = query @ key.swapaxes(-1, -2) / math.sqrt(width)
+        if self.problem.specs.keys() == self.problem.inputs.keys() and self.random.rand() < 1 / 2:
+            return np.where(self._mask(shape), scores, -np.inf)
+        return scores
+
+    def _parameters(self, spec: InputSpec, axes: tuple[str, ...], shape: Shape) -> Array:
+        """Draw weights that keep the size of what they multiply, factors, biases, or logits of one more key."""
+        random = self.random
+        if len(axes) > 1 and not spec.broadcast:
+            return random.randn(*shape) / math.sqrt(shape[-2])
+        if spec.neutral == 1 or (spec.broadcast and spec.required):
+            return random.uniform(-2, 2, shape)
+        numbers = random.randn(*shape) * 10 ** random.uniform(-1, 1.3 if spec.may_be_infinite else 1)
+        return np.where(random.rand(*shape) < _SELDOM, -np.inf, numbers) if spec.may_be_infinite else numbers
+
+    def _counts(self, spec: InputSpec, shape: Shape) -> Array:
+        """Draw counts of an axis, the limits of sequences along it, or places in it."""
+        random, most = self.random, self.lengths[spec.at_most]
+        if spec.axes == ("S1",):
+            inner = random.randint(0, most + 1, shape[0] - 2)
+            even = np.linspace(0, most, shape[0]).astype(np.int64)[1:-1]
+            return np.array([0, *np.sort(inner if random.rand() < 1 / 2 else even), most], np.int64)
+        if len(spec.axes) > 1:
+            return random.permutation(most)[: math.prod(shape)].reshape(shape)
+        return random.randint(0, most + 1, shape)
+
+    def _store_in_eight_bits(self, name: str) -> None:
+        """Give an input factors, for all, for each head or for each key, by which it fills the range of 8 bits."""
+        factor = f"{name}_scale"
+        array, shape = self.inputs[name], self.problem.inputs[factor].shape
+        spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
+        largest = np.abs(array).max(axis=-1).max(axis=spread, keepdims=True, initial=1e-9)
+        self.inputs[factor] = largest / _EIGHT_BIT_LARGEST * self.random.uniform(1, 1.9)
+        self.inputs[name] = array / self.inputs[factor][..., np.newaxis]
+
+    def _relate(self) -> None:
+        """Hold counts within their sequences, take parts of one attention, and poison keys that none may use."""
+        inputs, random = self.inputs, self.random
+        if "cu_seqlens_k" in inputs and "key_lengths" in inputs:
+            inputs["key_lengths"] = np.minimum(inputs["key_lengths"], np.diff(inputs["cu_seqlens_k"]))
+        if OPERATIONS[self.problem.operation].has_parts:
+            self._relate_parts()
+        if {"poison"} <= OPERATIONS[self.problem.operation].options and "key_lengths" in inputs and random.rand() < 0.3:
+            self.inputs = poisoned({"poison": "nan"}, inputs, "float64")
+        if OPERATIONS[self.problem.operation].has_projections and random.rand() < 1 / 2:
+            alike = {name: inputs["query"] for name in ("key", "value") if inputs[name].shape == inputs["query"].shape}
+            if len(alike) == 2 and "past_key" not in inputs:
+                self.inputs |= alike
+                self.forms.append("self")
+
+    def _relate_parts(self) -> None:
+        """Take parts of one attention for those that are merged, or leave what was drawn; some parts are empty."""
+        outputs, log_sum_exps = (self.inputs[name] for name in ("outputs", "log_sum_exps"))
+        random = self.random
+        if random.rand() < 0.6:
+            parts, *outer, width = outputs.shape
+            keys = parts * int(random.randint(1, 5))
+            shapes = [(*outer, 8), (*outer[:-1], keys, 8), (*outer[:-1], keys, width)]
+            query, key, value = REGIMES[self.problem.regime](random, *shapes)
+            edges = np.array([0, *np.sort(random.randint(0, keys + 1, parts - 1)), keys])
+            each = [
+                numpy_backend.attention(query, key[:, :, begin:end], value[:, :, begin:end])
+                for begin, end in pairwise(edges)
+            ]
+            outputs, log_sum_exps = (np.stack([part[name] for part in each]) for name in ("output", "log_sum_exp"))
+            self.forms.append("of attention")
+        if random.rand() < 1 / 2:
+            log_sum_exps = np.where(random.rand(*log_sum_exps.shape) < 0.2, -np.inf, log_sum_exps)
+            self.forms.append("empty parts")
+        poison = random.choice([0.0, 7.0, math.nan, math.inf])
+        outputs = np.where(np.isneginf(log_sum_exps)[..., np.newaxis], poison, outputs)
+        in_base = math.log(2) if self.problem.options.get("lse_base") == "2" else 1.0
+        self.inputs |= {"outputs": outputs, "log_sum_exps": log_sum_exps / in_base}
+
+    def _log_sum_exps(self, shape: Shape) -> Array:
+        """Draw log-sum-exps of any size around any number."""
+        around = float(self.random.choice([0, 0, -90, -120, -800, 90, 800]))
+        return np.asarray(around + 10 ** self.random.uniform(-2, 2.5) * self.random.randn(*shape))
+
+    def _distance(self, queries: int, keys: int) -> NDArray[np.int64]:
+        """Return how far each key stands behind each query; queries begin at 0, or so that they end last."""
+        offset = self.lengths.get("P", 0) if self.random.rand() < 0.5 else max(keys - queries, 0)
+        return np.arange(keys) - (offset + np.arange(queries))[:, np.newaxis]
+
+    def _mask(self, shape: Shape) -> Array:
+        """Draw a mask; on scores it may be of whole keys, blocks or documents, and of rows without a key."""
+        random = self.random
+        if len(shape) != len(_SCORES):
+            return np.asarray(random.rand(*shape) < random.choice([0.5, 0.8]))
+        form = str(random.choice(["padding", "random", "random", "blocks", "documents"]))
+        self.forms.append(f"mask {form}")
+        batch, _, queries, keys = shape
+        if form == "padding":
+            allowed = np.arange(keys) < random.randint(1, keys + 1, (batch, 1, 1, 1))
+        elif form == "blocks":
+            tile = int(random.choice(_TILES))
+            table = random.rand(-(-queries // tile), -(-keys // tile)) < 0.6
+            allowed = np.repeat(np.repeat(table, tile, 0), tile, 1)[:queries, :keys]
+        elif form == "documents":
+            allowed = self._documents(queries, keys)
+        else:
+            allowed = random.rand(*shape) < random.choice([0.5, 0.9])
+            allowed[..., random.rand(queries) < 0.1, :] = False  # rows in which nothing may be attended to
+        return np.ascontiguousarray(np.broadcast_to(allowed, shape))
+
+    def _documents(self, queries: int, keys: int) -> Array:
+        """Let a query attend to its own document, causally or not, and perhaps to the first tokens too."""
+        random, distance = self.random, self._distance(queries, keys)
+        edges = np.sort(random.randint(0, keys + 1, random.randint(1, 5)))
+        of_key = np.searchsorted(edges, np.arange(keys), side="right")
+        place = np.clip(np.arange(keys)[np.newaxis] - distance, 0, max(keys - 1, 0))
+        allowed = of_key[place] == of_key
+        if random.rand() < 0.5:
+            allowed &= distance <= 0
+        if random.rand() < 0.3:
+            allowed[:, :2] |= distance[:, :2] <= 0
+        return np.asarray(allowed)
+
+    def _bias(self, shape: Shape) -> Array:
+        """Draw a bias: random, with minus infinity, by position, or the lowest number where a key is forbidden."""
+        random = self.random
+        _, heads, queries, keys = shape
+        form = str(random.choice(["", "", "", "with -inf", "ALiBi", "of buckets", "lowest"]))
+        numbers: Array = random.randn(*shape) * 10 ** random.uniform(-2, 1)
+        self.forms += [f"bias {form}"] if form else []
+        self.is_generic &= form in ("", "with -inf")
+        if form == "with -inf":
+            return np.where(random.rand(*shape) < 0.2, -np.inf, numbers)
+        if form == "lowest":
+            forbidden = random.rand(*shape) < 0.3
+            forbidden[..., random.rand(queries) < 0.2, :] = True
+            lowest = -largest_number(self.problem.dtype) if self.problem.dtype else -1e30
+            return np.where(forbidden, lowest, 0.0)
+        if form == "ALiBi":
+            slopes = np.asarray(alibi_slopes(heads), np.float64)[:, np.newaxis, np.newaxis]
+            numbers = -slopes * np.abs(self._distance(queries, keys))
+        elif form == "of buckets":
+            both, buckets = bool(random.rand() < 0.5), int(random.choice([4, 8, 32]))
+            distance = self._distance(queries, keys)
+            found = relative_buckets(distance, buckets, int(random.choice([16, 128])), bidirectional=both)
+            numbers = np.moveaxis(random.randn(buckets, heads)[found], -1, 0)
+        return np.ascontiguousarray(np.broadcast_to(numbers, shape))
+
+
+def role_of(axes: tuple[str, ...]) -> str | None:
+    """Return the operand that an input is like, by its axes: rows of vectors along queries or keys; None for others."""
+    if len(axes) < 3 or axes[-1] in _LENGTHS or not {"Lq", *_KEYS} & set(axes):
+        return None
+    return "value" if axes[-1].endswith("v") else "query" if "Lq" in axes else "key"
+
+
+def row_axis(axes: tuple[str, ...]) -> int:
+    """Return the position of the axis along which an operand's rows lie."""
+    return next(axes.index(letter) for letter in ("Lq", *_KEYS) if letter in axes)
+
+
+def _with_length(vectors: Real) -> Real:
+    """Give vectors a length that no dtype loses, (..., L, 1), by their own direction; those of zeros become ones.
+
+    Of vectors of ones in their place, rounding errors would all be the same, and no statistics.
+    """
+    largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
+    has_length = (largest > _VECTOR_LENGTHS[0]) & (largest < _VECTOR_LENGTHS[1])
+    turned = np.divide(vectors, largest, out=np.ones_like(vectors), where=largest > 0)
+    return np.where(has_length, vectors, turned)
