@@ -28,7 +28,7 @@ from attncheck.execution.operations import run_operation
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Problem
 from attncheck.reading.printed import MAX_NUMBERS
-from attncheck.spec import DTYPES, inputs_of
+from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, inputs_of
 from attncheck.wording import slug
 
 Array = NDArray[Any]
@@ -39,18 +39,14 @@ _REQUIRED = tuple(name for name, spec in _SPECS.items() if spec.required)
 _PER_HEAD = frozenset(name for name, spec in _SPECS.items() if len(spec.axes) == 4 and not spec.broadcast)
 _INPUTS: Mapping[str, str] = {
     **{name: name for name in _SPECS},
-    **{name[0]: name for name in _REQUIRED},  # q, k, v
-    **{"attn_mask": "mask", "attention_mask": "mask", "attn_bias": "bias"},
-    **dict.fromkeys(("sink", "s_aux", "learnable_sink"), "sinks"),
-    **dict.fromkeys(("key_value_seq_lengths", "kv_lengths"), "key_lengths"),
+    **{other: name for name, spec in _SPECS.items() if spec.required or spec.called for other in spec.synonyms},
 }
 """What functions call the inputs of attention."""
 _OPTIONS: Mapping[str, str] = {
-    **{name: name for name in ("is_causal", "scale", "softcap", "window")},
-    "causal": "is_causal",
-    **dict.fromkeys(("softmax_scale", "sm_scale", "scaling"), "scale"),
-    **dict.fromkeys(("logits_soft_cap", "logit_cap"), "softcap"),
-    **dict.fromkeys(("window_size", "local_window_size"), "window"),
+    other: name
+    for name, spec in OPTIONS.items()
+    if name in OPERATIONS["attention"].options and (spec.called or name == "scale")
+    for other in (name, *spec.synonyms)
 }
 _SAYS_NOTHING = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})
 """What changes no number, where it is not a probability above 0."""

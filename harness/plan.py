@@ -144,7 +144,7 @@ def levels_of(operation: Operation) -> dict[str, list[Level]]:
     """Return the options of an operation as the specification has them, and the levels of each."""
     found = {option: _levels_of_option(option) for option in sorted(operation.options - NOT_ASKED.keys())}
     inputs = operation.inputs
-    if operation.name == "scoring":
+    if operation.has_score_kinds:
         inputs = {name: spec for own in SCORE_INPUTS.values() for name, spec in own.items()}
     for name, spec in inputs.items():
         # Of two inputs that need each other, one stands for both.
@@ -223,7 +223,7 @@ def _has_input(case: Case, name: str, text: str) -> bool:
 
 
 def _heads(case: Case) -> tuple[int, int]:
-    if case.operation == "multi_head_attention":
+    if OPERATIONS[case.operation].has_projections:
         return int(case.options["heads"]), int(case.options.get("kv_heads") or case.options["heads"])
     if "key_pages" in case.input_shapes:
         return case.input_shapes["query"][1], case.input_shapes["key_pages"][2]
@@ -233,7 +233,7 @@ def _heads(case: Case) -> tuple[int, int]:
 
 
 def _widths(case: Case) -> tuple[int, int]:
-    if case.operation == "multi_head_attention":
+    if OPERATIONS[case.operation].has_projections:
         return case.stage_shapes["key"][-1], case.stage_shapes["value"][-1]
     if "latent" in case.input_shapes:
         return case.input_shapes["key_projection"][-1], case.input_shapes["value_projection"][-1]

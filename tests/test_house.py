@@ -22,6 +22,7 @@ FOLDERS = ("harness", "backends", "reports")
 FEW_LINES = 120
 FEW_PARAMETERS = 12
 MANY_ITEMS = 200
+FILES_OF_AN_OPTION, FILES_OF_AN_OPERATION = 20, 10
 MANY_CROSSED = 20
 QUESTIONS = ("What ", "Whether ", "Whom ", "When ", "Where ", "How ", "Say ")
 ROOM = 200  # lines that a folder may stay below its budget
@@ -169,6 +170,35 @@ def docstrings_that_ask() -> dict[str, int]:
 
 
 @cache
+def files_that_name() -> dict[str, set[str]]:
+    """Return the files that have each word as a text of its own, a parameter or a keyword, faults aside."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Constant(value=str(name)) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                    found[name].add(file)
+    return {name: {file for file in files if "/mutation/" not in file} for name, files in found.items()}
+
+
+def options() -> set[str]:
+    tree = trees()["harness/spec/options.py"]
+    [own] = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Options")
+    fields = (node.target for node in own.body if isinstance(node, ast.AnnAssign))
+    return {field.id for field in fields if isinstance(field, ast.Name)}
+
+
+def options_of_many_files() -> dict[str, int]:
+    counts = {name: len(files_that_name()[name]) for name in sorted(options())}
+    return {name: count for name, count in counts.items() if count > FILES_OF_AN_OPTION}
+
+
+def operations_of_many_files() -> dict[str, int]:
+    counts = {name: len(files_that_name()[name]) for name in sorted(operations())}
+    return {name: count for name, count in counts.items() if count > FILES_OF_AN_OPERATION}
+
+
+@cache
 def operations() -> set[str]:
     """Return the names of operations whose name no option, stage or input has too."""
     tree = trees()["harness/spec/operations.py"]
@@ -183,6 +213,7 @@ def branches_on_operations() -> dict[str, int]:
     for file, tree in trees().items():
         for node in ast.walk(tree):
             compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            compared += [node.value] if isinstance(node, ast.MatchValue) else []
             constants = [part.value for part in compared for part in ast.walk(part) if isinstance(part, ast.Constant)]
             counts[file] += any(constant in operations() for constant in constants if isinstance(constant, str))
     return {file: count for file, count in sorted(counts.items()) if count and not file.startswith(at_home)}
@@ -196,6 +227,8 @@ RULES = {
     "functions of many parameters": functions_of_many_parameters,
     "functions that hand on": functions_that_hand_on,
     "private names of other files": private_names_of_other_files,
+    "options of many files": options_of_many_files,
+    "operations of many files": operations_of_many_files,
     "branches on operations": branches_on_operations,
     "docstrings that ask": docstrings_that_ask,
 }

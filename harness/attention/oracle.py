@@ -125,8 +125,8 @@ def exact_from(
 
 def predecessors(problem: Computation, returned: Collection[str], stage: str) -> set[str]:
     """Return those of the returned stages that ``exact_from`` needs; without any, the stage follows from the inputs."""
-    # Only multi_head_attention has stages of the names of inputs that are not those inputs.
-    is_own = problem.operation == "multi_head_attention"
+    # Only projections are stages of the names of inputs that are not those inputs.
+    is_own = OPERATIONS[problem.operation].has_projections
     known = {name for name in returned if name in STAGES and (is_own or name not in problem.inputs)}
     return nearest(graph_of(problem), stage, known)
 

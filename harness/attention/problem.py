@@ -117,7 +117,7 @@ class Computation(Problem):
     @property
     def head_width(self) -> int:
         """D, the width of a head's queries and keys."""
-        if self.operation == "multi_head_attention":
+        if OPERATIONS[self.operation].has_projections:
             return int(self.inputs["query_weight"].shape[-1]) // self.heads_of("query")
         return int(self.array("query").shape[-1])
 

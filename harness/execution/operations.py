@@ -114,7 +114,7 @@ def call_of(operation: str, options: Mapping[str, Any]) -> tuple[str, dict[str, 
     """Return the contract's function of an operation, and the keywords that it is called with besides inputs."""
     keywords = {name: value for name, value in options.items() if name != "score"}
     assert operation in OPERATIONS, f"an operation that no backend has: {operation}"
-    if operation != "scoring":
+    if not OPERATIONS[operation].has_score_kinds:
         return OPERATIONS[operation].function, keywords
     score = score_of(options)
     return score.function, keywords if score.scale is None else {"scale": score.scale, **keywords}

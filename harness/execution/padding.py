@@ -181,7 +181,7 @@ def _scale(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[st
 
 def _with_keys_masked(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Task:
     """Mask the keys that were added, where any query of the case may attend to them."""
-    if "T" not in longer or task.operation == "scoring" or not sees_added_keys(task, lengths):
+    if "T" not in longer or OPERATIONS[task.operation].has_score_kinds or not sees_added_keys(task, lengths):
         return task
     is_key = (np.arange(longer["T"]) < lengths["T"]).reshape(1, 1, 1, -1)
     if "mask" in task.inputs:

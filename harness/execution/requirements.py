@@ -128,7 +128,7 @@ def require_exact(task: Task, longer: Mapping[str, int], padded: Task | None = N
 
     Without ``padded`` what the inputs hold is looked at, and with it whom the padded call lets attend to whom.
     """
-    if task.operation == "scoring":  # scores of what was added are dropped, and no other depends on them
+    if OPERATIONS[task.operation].has_score_kinds:  # scores of what was added are dropped, and no other depends on them
         return
     if padded is None:
         _require_finite(task, longer)

@@ -48,7 +48,7 @@ from attncheck.spec import DTYPES, OPERATIONS, ROUNDING_MODELS, result_stages
 from attncheck.spec.properties import CLAIMS, PROPERTIES
 from attncheck.wording import expected, listed
 
-_OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if name != "scoring"}
+_OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if not own.has_score_kinds}
 """The operations that are no scoring functions."""
 _ABOUT_SHAPES = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE

@@ -370,7 +370,7 @@ def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
     problem = Computation.of(plain)
     flags = {name: problem.input_with_added(name, each) for name, each in flags.items()}
     stages = _stages(reach_walk(problem, flags, None), problem)
-    if "key" not in inputs or operation == "scoring":  # nothing is masked
+    if "key" not in inputs or OPERATIONS[operation].has_score_kinds:  # nothing is masked
         return UndefinedElements(found, "; ".join(reasons), stages)
     *leading, keys = scores_shape(plain)
     attended = ~problem.unattended((*leading, keys + problem.added_keys))

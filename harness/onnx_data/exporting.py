@@ -94,8 +94,10 @@ def name_of(case: Case, dtype: str) -> str:
 
 def _as_stored(case: Case) -> Case:
     """Round what becomes an attribute to the float32 that holds it, so that the exact answer is that of the model."""
-    scale, softcap = (_as_float32(case.options.get(name)) for name in ("scale", "softcap"))
-    return replace(case, options=replace(case.options, scale=scale, softcap=softcap))
+    rounded: dict[str, Any] = {
+        name: _as_float32(value) for name, value in case.options.items() if isinstance(value, float)
+    }
+    return replace(case, options=replace(case.options, **rounded))
 
 
 def _as_float32(number: float | None) -> float | None:

@@ -203,7 +203,7 @@ def _padded_queries(problem: StoredProblem) -> Iterator[Variant]:
 def packed(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Pack the entries of a batch into one sequence, or take packed sequences apart."""
     require_operation(problem, "attention", "packed_attention")
-    return _taken_apart(problem) if problem.operation == "packed_attention" else _packed_up(problem)
+    return _taken_apart(problem) if "cu_seqlens_k" in problem.inputs else _packed_up(problem)
 
 
 def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -400,7 +400,7 @@ def poison_nan(problem: StoredProblem) -> Sequence[AnyVariant]:
 
 
 def _poison(problem: StoredProblem, kind: str) -> Sequence[AnyVariant]:
-    if problem.operation == "paged_attention":
+    if "block_table" in problem.inputs:
         found = [_poisoned_pages(problem, kind)]
     else:
         require_operation(problem, *_POISONED)

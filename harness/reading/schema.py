@@ -171,7 +171,7 @@ def at_most_one(*conditions: Schema) -> Schema:
 
 
 _SCORING = "scoring"
-_EITHER_WAY = ("is_causal", "window")
+_EITHER_WAY = OPTIONS["alignment"].with_one_of
 """Options of which ``alignment`` needs one."""
 
 

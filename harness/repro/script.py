@@ -227,13 +227,18 @@ def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Itera
     if _hides_a_module(entry):
         yield "import sys\n\nsys.path.append(sys.path.pop(0))  # so that nothing beside this script hides a module\n"
     yield "import os\nimport sys\nfrom types import SimpleNamespace\n"
-    environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **entry.environment_of(implementation.mode)}
-    environment |= emulation_variables()
-    yield from ("os.environ.update(", *(f'    {name}="{value}",' for name, value in environment.items()), ")\n")
+    yield f"{_environment(entry.environment_of(implementation.mode))}\n"
     yield "import numpy as np"
     if "bfloat16" in dtypes:
         yield "import ml_dtypes  # NumPy has no bfloat16"
     yield "from numpy import inf, nan  # as arrays below write them\n\n"
+
+
+def _environment(of_mode: Mapping[str, str]) -> str:
+    """Return the line that sets one thread, and what a mode asks for, before anything is imported."""
+    variables = {**dict.fromkeys(THREAD_VARIABLES, "1"), **of_mode, **emulation_variables()}
+    line = f"os.environ.update({', '.join(f'{name}={json.dumps(text)}' for name, text in variables.items())})"
+    return "\n    ".join(wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 def _hides_a_module(entry: Any) -> bool:
@@ -365,21 +370,29 @@ def _name(task: Task) -> str:
 def _call(entry: BackendEntry, task: Task) -> str:
     name, options = call_of(task.operation, task.options)
     conventions = {each: options.pop(each) for each in sorted(CONVENTIONS & options.keys())}
-    function = f"backend.{name}"
-    if isinstance(entry, UserImplementation):
-        function = _own_function(entry, name)
-        given = [*INPUTS[name], *(f"{each}={each}" for each in task.inputs if each not in INPUTS[name])]
-        required = entry.required.get(name, {}).items()
-        given += [f"{each}={value!r}" for each, value in required if each not in {**task.inputs, **options}]
-        names = result_stages(task.operation, task.options, task.inputs) or ("masked",)
-        call = f"named({function}({{}}), {quoted(names)})"
-    else:
-        given = [f"{each}={each}" for each in task.inputs]
-        call = f"{function}({{}})"
-    given += [f"{option}={value!r}" for option, value in options.items()]
+    function = _own_function(entry, name) if isinstance(entry, UserImplementation) else f"backend.{name}"
+    given = _arguments(entry, task, options, {each: each for each in task.inputs})
     if conventions:
         given.append(f"**taken({function}, {conventions!r})")
-    return call.format(", ".join(given))
+    call = f"{function}({', '.join(given)})"
+    return f"named({call}, {quoted(_returned(task))})" if isinstance(entry, UserImplementation) else call
+
+
+def _arguments(entry: BackendEntry, task: Task, options: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
+    """Return the arguments of a call, its ``inputs`` as they are written: a user's function has some by position."""
+    name, _ = call_of(task.operation, task.options)
+    by_position: tuple[str, ...] = ()
+    required: Mapping[str, Any] = {}
+    if isinstance(entry, UserImplementation):
+        by_position, required = INPUTS[name], entry.required.get(name, {})
+    given = [inputs[each] for each in by_position if each in inputs]
+    given += [f"{each}={text}" for each, text in inputs.items() if each not in by_position]
+    keywords = {each: value for each, value in required.items() if each not in {**inputs, **options}} | dict(options)
+    return [*given, *(f"{each}={value!r}" for each, value in keywords.items())]
+
+
+def _returned(task: Task) -> Sequence[str]:
+    return result_stages(task.operation, task.options, task.inputs) or ("masked",)
 
 
 def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
@@ -442,10 +455,14 @@ def _own(entry: UserImplementation) -> Iterator[str]:
 
 def _own_function(entry: UserImplementation, name: str) -> str:
     """Return what is called: the target's function of the contract's name, or the target, where it is that itself."""
-    own_name = entry.function if entry.function in INPUTS else "attention"
-    if entry.target.attribute and own_name == name and not entry.signature:
+    if entry.target.attribute and _is_of(entry, name) and not entry.signature:
         return f'getattr(kernel, "{name}", kernel)'
     return f"kernel.{name}"
+
+
+def _is_of(entry: UserImplementation, name: str) -> bool:
+    """Return whether the target is the contract's function of a name itself."""
+    return name == (entry.function if entry.function in INPUTS else "attention")
 
 
 MAX_LINES = 60
@@ -530,7 +547,7 @@ def compact_script(
         *_imports(entry, dtype),
         *(f"{name} = {_literal(array)}" for name, array in task.inputs.items()),
         "",
-        *_short_call(entry, task, dtype),
+        *_short_call(entry, task),
         *_expected(expected),
         "",
         _JUDGE.replace("{back}", _FROM[entry.framework]),
@@ -562,19 +579,14 @@ def _is_constant(array: NDArray[Any]) -> bool:
 
 
 def _short_docstring(case: Case, implementation: Implementation, dtype: str, story: str, command: str) -> Iterator[str]:
-    yield f'r"""{_safe(f"{implementation.name} in {dtype}: {case.name}")}'
+    yield f'r"""{_printable(f"{implementation.name} in {dtype}: {case.name}")}'
     yield ""
-    yield _safe(f"    {command}")
+    yield _printable(f"    {command}")
     yield ""
     yield "ends with 1 where something is wrong. Exact values come of interval arithmetic; what is allowed is the"
     yield f"largest error that rounding in {dtype} can make. attncheck found:"
-    yield _safe(story)
+    yield _printable(story)
     yield '"""'
-
-
-def _safe(text: str) -> str:
-    line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-    return line.replace('"""', "'''").rstrip("\\")
 
 
 def _imports(entry: UserImplementation, dtype: str) -> Iterator[str]:
@@ -582,9 +594,7 @@ def _imports(entry: UserImplementation, dtype: str) -> Iterator[str]:
     yield "import os"
     yield "import sys"
     yield ""
-    variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    variables |= emulation_variables()
-    yield f"os.environ.update({', '.join(f'{name}={text!r}' for name, text in variables.items())})".replace("'", '"')
+    yield _environment({})
     yield "import numpy as np"
     if dtype == "bfloat16":
         yield "import ml_dtypes"
@@ -604,26 +614,19 @@ def _literal(array: NDArray[Any]) -> str:
     return "\n        ".join(wrap(spelled(array), _WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
-def _short_call(entry: UserImplementation, task: Task, dtype: str) -> Iterator[str]:
+def _short_call(entry: UserImplementation, task: Task) -> Iterator[str]:
     name, options = call_of(task.operation, task.options)
-    by_position = INPUTS[name]
-    given = {each: _converted(entry.framework, each, array, dtype) for each, array in task.inputs.items()}
-    arguments = [given[each] for each in by_position if each in given]
-    arguments += [f"{each}={text}" for each, text in given.items() if each not in by_position]
-    required = entry.required.get(name, {}).items()
-    arguments += [f"{each}={value!r}" for each, value in required if each not in {**task.inputs, **options}]
-    arguments += [f"{option}={value!r}" for option, value in options.items()]
-    own = entry.function if entry.function in INPUTS else "attention"
-    function = "kernel" if own == name else f"kernel.{name}"
-    names = result_stages(task.operation, task.options, task.inputs) or ("masked",)
-    yield f"returned = {function}({', '.join(arguments)})"
+    converted = {each: _converted(entry.framework, each, array) for each, array in task.inputs.items()}
+    function = "kernel" if _is_of(entry, name) else f"kernel.{name}"
+    names = _returned(task)
+    yield f"returned = {function}({', '.join(_arguments(entry, task, options, converted))})"
     if len(names) > 1:
         yield f"stages = returned if isinstance(returned, dict) else dict(zip({quoted(names)}, returned))"
     else:
         yield f'stages = returned if isinstance(returned, dict) else {{"{names[0]}": returned}}'
 
 
-def _converted(framework: str, name: str, array: NDArray[Any], dtype: str) -> str:
+def _converted(framework: str, name: str, array: NDArray[Any]) -> str:
     is_narrow = array.dtype.name == "bfloat16"
     wide = "np.float32" if is_narrow else f'"{array.dtype.name}"'
     return _TO[framework].format(array=name, wide=wide, cast=".bfloat16()" if is_narrow else "")

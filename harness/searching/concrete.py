@@ -230,7 +230,7 @@ def _heads(problem: ConcreteCase) -> Iterator[str]:
 
 def kind_of(problem: ConcreteCase) -> str:
     """Return the operation, with the kind of score where that is an option."""
-    own = f" {score_kind(problem.operation, problem.options)}" if problem.operation == "scoring" else ""
+    own = f" {score_kind(problem.operation, problem.options)}" if OPERATIONS[problem.operation].has_score_kinds else ""
     return f"{problem.operation}{own}"
 
 

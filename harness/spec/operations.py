@@ -136,6 +136,11 @@ class Operation:
         """Return whether it projects its inputs: they have no axis of heads, and an option says how many there are."""
         return not set(PROJECTIONS).isdisjoint(self.stages)
 
+    @property
+    def has_score_kinds(self) -> bool:
+        """Return whether an option says what kind of score it computes: it is a scoring function, and nothing else."""
+        return "score" in self.options
+
 
 _SOFTMAX = stages_of("softmax")
 _ATTENDANCE = frozenset({"is_causal", "window", "alignment"})
@@ -328,7 +333,8 @@ def score_kind(operation: str, options: Mapping[str, Any]) -> str:
 
 def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:
     """Return the inputs of an operation; those of ``scoring`` depend on the kind of score."""
-    return SCORE_INPUTS[score or DEFAULT_SCORE] if operation == "scoring" else OPERATIONS[operation].inputs
+    own = OPERATIONS[operation]
+    return SCORE_INPUTS[score or DEFAULT_SCORE] if own.has_score_kinds else own.inputs
 
 
 def stage_dtype(operation: str, stage: str, dtype: str) -> str:
