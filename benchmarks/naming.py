@@ -47,6 +47,7 @@ FAULTS: dict[str, str] = {
     "mask behind softmax": "weights-not-renormalised",
     "no scale": "scale-one",
     "scale 1/d": "scale-inverse-width",
+    "scale 1/sqrt(3d)": "scale-inverse-root-of-3D",
     "scale 0.3": "scale-fitted",
     "scale times 1.01": "scale-fitted",
     "scale with log2e": "scale-times-log2e",
@@ -71,7 +72,7 @@ FAULTS: dict[str, str] = {
     "weights in float16": "accuracy-of-16-bits",
     "output times 1.001": "",
     "denominator plus 0.01": "",
-    "last key dropped": "",
+    "last key dropped": "last-key-dropped",
     "second key twice": "",
     "first value zero": "",
     "query rows reversed": "",
@@ -80,13 +81,13 @@ FAULTS: dict[str, str] = {
     "scores clipped at 1": "",
     "one element": "",
     "noise of a tenth": "",
-    "keys shifted by one": "",
+    "keys shifted by one": "key-one-position-late",
     "every second column": "",
     "temperature by row": "",
     "relu for exp": "",
     "top two keys": "",
     "diagonal left out": "",
-    "values of the first batch entry": "",
+    "values of the first batch entry": "value-of-first-batch-entry",
 }
 """Each fault with what may rightly be said of it, or nothing."""
 
@@ -128,7 +129,11 @@ def attention(*faults: str) -> Callable[..., Array]:
         value = _values(faults, key, value)
         if "keys shifted by one" in faults:
             key = np.roll(key, 1, -2)
-        default = _of(faults, {"no scale": 1.0, "scale 1/d": 1 / width, "scale 0.3": 0.3}, width**-0.5)
+        default = _of(
+            faults,
+            {"no scale": 1.0, "scale 1/d": 1 / width, "scale 1/sqrt(3d)": (3 * width) ** -0.5, "scale 0.3": 0.3},
+            width**-0.5,
+        )
         factor = default if scale is None else scale
         factor *= _of(faults, {"scale times 1.01": 1.01, "scale with log2e": 1 / np.log(2)}, 1.0)
         scores = (query @ key.swapaxes(-1, -2)) * query.dtype.type(factor)

@@ -32,7 +32,7 @@ from attncheck.reports.frames import (
     stage_order,
 )
 from attncheck.reports.summary import findings
-from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.verdicts import Verdict
 from attncheck.wording import BY_ITSELF, counted
 
@@ -49,10 +49,6 @@ _SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
 _EXACT_SCALE = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),)? instead of")
 _NEARLY = 2e-3
 """Scales are written with four digits."""
-_LARGEST = 64
-"""A factor that nearly is the root of a whole number up to this, or one over it, is said to be that."""
-_OF_SCORES = frozenset({"scoring", *BY_SCORE})
-"""Operations whose default scale depends on the score."""
 _OF_ONE_CALL = re.compile(r"\([^()]*\)|\[[^][]*\]|\d[\d.,e+-]*")
 """What differs between messages of one error: shapes, indices and numbers."""
 
@@ -217,25 +213,11 @@ def _of_scales(frames: Frames, rows: Sequence[Row], factors: Sequence[float]) ->
     first = factors[0] if factors else math.nan
     if not all(abs(each - first) <= _NEARLY * abs(first) for each in factors):
         return "the scale is another one"
-    is_default = _is_default(frames, rows)
-    whole = _whole(first * first)
-    if is_default and whole and not any(frames.cases[row["case"]]["operation"] in _OF_SCORES for row in rows):
-        part = f"1/sqrt({whole[1]} D)" if whole[0] == 1 else f"sqrt({whole[0]}/D)"
-        return f"the default scale is {'-' if first < 0 else ''}{part}, not 1/sqrt(D)"
-    return f"the {'default ' if is_default else ''}scale is {first:.4g} times the right one"
+    return f"the {'default ' if _is_default(frames, rows) else ''}scale is {first:.4g} times the right one"
 
 
 def _is_default(frames: Frames, rows: Sequence[Row]) -> bool:
     return all(frames.cases[row["case"]]["options"].get("scale") is None for row in rows)
-
-
-def _whole(square: float) -> tuple[int, int] | None:
-    """Return a whole number and 1, or 1 and a whole number, of which a number is the quotient; None where it is not."""
-    for over, number in ((False, square), (True, 1 / square if square else 0.0)):
-        nearest = round(number)
-        if 2 <= nearest <= _LARGEST and abs(number - nearest) <= 4 * _NEARLY * nearest:
-            return (1, nearest) if over else (nearest, 1)
-    return None
 
 
 _MAX_SHOWN = 3

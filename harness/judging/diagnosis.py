@@ -27,14 +27,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from attncheck.judging.alternatives import Alternative
 from attncheck.verdicts import Verdict
-
-if TYPE_CHECKING:
-    from attncheck.judging.alternatives import Alternative
-
 
 Unit = TypeVar("Unit")
 ACCURACY = "accuracy-of-"
@@ -51,7 +47,8 @@ OR = " or "
 class Fit:
     """A reading that explains a case; ``unsure`` names all that have its answer there, ``description`` it alone.
 
-    ``factor`` is the number that was fitted, over the one that the case means.
+    ``factor`` is the number that was fitted, over the one that the case means. ``shared`` is the description where all
+    cases that the reading explains have that one.
     """
 
     name: str
@@ -62,6 +59,7 @@ class Fit:
     unsure: str = ""
     is_fitted: bool = False
     factor: float | None = None
+    shared: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,8 @@ def evidence_of(findings: Findings, stage: str, operation: str) -> Evidence:
 def fit_of(found: Alternative, stage: str) -> Fit:
     """Return what is kept of a reading that explains a case whose first failing stage is given."""
     description, unsure = (text.format(stage=stage) for text in (found.description, found.unsure))
-    answer = found.its_answer
-    return Fit(found.name, description, found.stage, found.verdict.value, answer, unsure, found.is_fitted, found.factor)
+    kind = found.stage, found.verdict.value, found.its_answer
+    return Fit(found.name, description, *kind, unsure, found.is_fitted, found.factor, found.shared)
 
 
 def pack(evidence: Evidence, plain: Plain) -> str:
@@ -154,7 +152,8 @@ def decide(cases: Mapping[Unit, Evidence]) -> dict[Unit, Decision]:
         for fit in evidence.fits
         if not fit.is_fitted and _reading(fit.name, evidence) in explained
     }
-    return {unit: _decision(evidence, explained, stages) for unit, evidence in cases.items()}
+    shared = {reading: _shared(reading[1], [cases[unit] for unit in units]) for reading, units in explained.items()}
+    return {unit: _decision(evidence, explained, stages, shared) for unit, evidence in cases.items()}
 
 
 _Reading = tuple[str, str]
@@ -204,14 +203,32 @@ def _leave_out_rare(
             del explained[reading]
 
 
-def _decision(evidence: Evidence, explained: Mapping[_Reading, set[Unit]], stages: Set[tuple[str, str]]) -> Decision:
+def _shared(name: str, cases: Sequence[Evidence]) -> str:
+    """Return the description that all cases share which a reading explains; empty where they share none.
+
+    Of a number that was fitted they have to mean different ones: some ratio is that of every single one.
+    """
+    fits = [fit for evidence in cases for fit in evidence.fits if fit.name == name]
+    is_enough = not any(fit.is_fitted for fit in fits) or len({fit.description for fit in fits}) > 1
+    texts = {fit.shared for fit in fits}
+    return texts.pop() if is_enough and len(texts) == 1 else ""
+
+
+def _decision(
+    evidence: Evidence,
+    explained: Mapping[_Reading, set[Unit]],
+    stages: Set[tuple[str, str]],
+    shared: Mapping[_Reading, str],
+) -> Decision:
     named = {fit: explained[reading] for fit in evidence.fits if (reading := _reading(fit.name, evidence)) in explained}
     left = [fit for fit in named if not (fit.is_fitted and (evidence.operation, fit.stage) in stages)]
     left = [fit for fit in left if not any(named[fit] < named[other] for other in left)]
     if not left:
         return NAMELESS
     if len({fit.answer for fit in left}) == 1:
-        return Decision(left[0] if len(left) == 1 else _with_all_names(left))
+        found = left[0] if len(left) == 1 else _with_all_names(left)
+        texts = {shared[_reading(fit.name, evidence)] for fit in left}
+        return Decision(replace(found, description=texts.pop() or found.description) if len(texts) == 1 else found)
     return STANDS if any(fit.verdict == Verdict.SEMANTIC for fit in left) else NAMELESS
 
 
@@ -281,7 +298,9 @@ class Findings:
         if not answers:
             return None
         if len(answers) == 1:
-            first = self.fits[0]
+            first, shared = self.fits[0], {"" if each.is_fitted else each.shared for each in self.fits}
+            if len(shared) == 1 and (text := shared.pop()):
+                return replace(first, description=text)
             return replace(first, description=first.unsure) if len(self.fits) > 1 and first.unsure else first
         convention = next((each for each in self.fits if each.verdict is Verdict.SEMANTIC), None)
         if convention is None:

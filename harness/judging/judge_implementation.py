@@ -98,7 +98,8 @@ def _refuted_in_every_form(wrong: WrongResult, refuted: Set[Alternative]) -> set
 def _giving_rows_a_key(wrong: WrongResult) -> list[Alternative]:
     """Return what else may be behind rows without a key that are wrong: what lets them attend, and changes no other.
 
-    A reading whose distance is not known is tried, too: what may be the cause of such a row is not left out for that.
+    A reading whose distance is not known is tried, too: what may be the cause of such a row is not left out for that. A
+    number in the place of minus infinity makes such a row uniform, which the convention says.
     """
     if not _is_small(wrong.truth):
         return []
@@ -106,6 +107,7 @@ def _giving_rows_a_key(wrong: WrongResult) -> list[Alternative]:
         each
         for each in wrong.possible
         if not wrong.readings.is_open(each)
+        and each.problem.options.get("mask_fill") == wrong.problem.options.get("mask_fill")
         and wrong.readings.residual(each, wrong.stages) <= _MARGIN * wrong.allowed
         and _gives_rows_a_key(wrong, each)
     ]

@@ -35,13 +35,15 @@ from attncheck.judging.alternatives import (
     of_first,
     queries_and_keys,
     scale_of,
+    set_to,
     with_allowed,
     with_input,
     with_mask,
     without,
 )
 from attncheck.judging.diagnosis import ACCURACY
-from attncheck.judging.readings_of_scores import SCORE_READINGS
+from attncheck.judging.readings_of_entries import ENTRY_READINGS, taken
+from attncheck.judging.readings_of_scores import SCORE_READINGS, is_masked
 from attncheck.judging.replaced_steps import REPLACED_STEPS
 from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
 from attncheck.reading.lowering import Problem, query_offset
@@ -51,6 +53,7 @@ from attncheck.spec import (
     EMPTY_ROWS,
     IGNORABLE,
     LOGITS,
+    OPERATIONS,
     InputSpec,
     OptionSpec,
     without_a_key,
@@ -195,6 +198,40 @@ def _offsets_changed(change: Changed) -> Change:
     return changed
 
 
+def _one_too_far(problem: Problem) -> Problem | None:
+    """Move queries on by one place, where no table of positions ends."""
+    if "rotary_cos" in problem.inputs:
+        return None
+    return problem.with_inputs(query_offsets=problem.inputs["query_offsets"] + 1)
+
+
+def _filled(number: Callable[[Problem], float]) -> Change:
+    """Put a number in the place of forbidden scores, which the case means to be minus infinity."""
+
+    def change(problem: Problem) -> Problem | None:
+        if problem.options.get("mask_fill") is not None or "mask_fill" not in OPERATIONS[problem.operation].options:
+            return None
+        return problem.with_options(mask_fill=number(problem)) if is_masked(problem) else None
+
+    return change
+
+
+def _least(problem: Problem) -> float:
+    """Return the least finite number of what a problem's scores are in."""
+    dtype = next(problem.inputs[name].dtype for name in ("query", "scores") if name in problem.inputs)
+    return float(np.finfo(dtype if dtype.kind == "f" else np.float32).min)
+
+
+def _fill_read_as(change: Callable[[float], float]) -> Change:
+    def changed(problem: Problem) -> Form | None:
+        fill = problem.options["mask_fill"]
+        other = change(fill)
+        words = {"fill": f"{other:.6g}", "meant": f"{fill:.6g}"}
+        return None if other == fill else Form(problem.with_options(mask_fill=other), words)
+
+    return changed
+
+
 def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
     """Return the reading in which an input or option has no effect."""
     stage = spec.asks_for or "weights"  # what asks for no stage of its own is part of the softmax
@@ -214,21 +251,6 @@ def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
     slug = called.removeprefix("the ").replace(" ", "-")
     return Reading(f"{slug}-ignored", f"{called} {verb} ignored", change, name, stage)
 
-
-_OF_FIRST = tuple(
-    Reading(
-        f"{name.replace('_', '-')}-of-first-{word.replace(' ', '-')}",
-        f"{called} of the first {word} is taken for all",
-        of_first(name, axis),
-        name,
-        stage,
-    )
-    for name, called, stage, axes in (
-        ("mask", "the mask", "masked", (-4, -3)),
-        ("bias", "the bias", "biased", (-4, -3)),
-    )
-    for axis, word in zip(axes, ("batch entry", "head"), strict=True)
-)
 
 _ATTENDING = (
     *(
@@ -260,6 +282,22 @@ _ATTENDING = (
     Reading("fill-scaled", "the fill is put in place before the scores are scaled",
             lambda problem: problem.with_options(mask_fill=problem.options["mask_fill"] * scale_of(problem))
             if has_scale(problem) else None, "mask_fill"),
+    *(
+        Reading(f"masked-at-{name}", f"a forbidden score is {words}; the case means minus infinity", _filled(number))
+        for name, words, number in (
+            ("minus-1e4", "-1e4", lambda problem: -1e4),
+            ("minus-1e9", "-1e9", lambda problem: -1e9),
+            ("least-number", "the least finite number", _least),
+            ("zero", "0", lambda problem: 0.0),
+        )
+    ),
+    *(
+        Reading(f"fill-{name}", f"the fill is {{fill}}, {words}; the case means {{meant}}", _fill_read_as(change),
+                "mask_fill")
+        for name, words, change in (
+            ("negated", "of the other sign", lambda fill: -fill), ("of-minus-1e4", "a constant", lambda fill: -1e4)
+        )
+    ),
     Reading("fill-inverted", "the fill is {fill}: the sign of an exponent is lost", _fill_inverted, "mask_fill"),
     *(_ignored(name, spec) for name, spec in IGNORABLE.items()),
     Reading("causal-next-key", "causality is off by one: each query sees one key too many, j <= i + 1",
@@ -271,13 +309,18 @@ _ATTENDING = (
     Reading("window-sides-swapped", "left and right of the window are swapped", _swapped_sides, "window"),
     Reading("last-row-unmasked", "the last query row is not masked", _last_row),
     Reading("mask-transposed", "queries and keys of the mask are swapped", _transposed_mask, "mask"),
-    *_OF_FIRST,
-    Reading("key-lengths-of-first-batch-entry", "the key length of the first batch entry is taken for all",
-            of_first("key_lengths", -1), "key_lengths"),
     Reading("query-offsets-ignored", "the query offsets are ignored", _offsets_changed(without("query_offsets")),
             "query_offsets"),
     Reading("query-offsets-of-first-batch-entry", "the query offset of the first batch entry is taken for all",
             _offsets_changed(of_first("query_offsets", -1)), "query_offsets"),
+    Reading("query-offsets-of-next-batch-entry", "the query offset of the next batch entry is taken",
+            _offsets_changed(taken(["query_offsets"], -1, lambda count: np.roll(np.arange(count), -1))),
+            "query_offsets"),
+    Reading("query-offsets-of-longest", "the largest query offset is taken for all",
+            _offsets_changed(with_input("query_offsets", lambda each: np.full_like(each, each.max(initial=0)))),
+            "query_offsets"),
+    Reading("query-offsets-one-too-far", "query offsets are one too far", _offsets_changed(_one_too_far),
+            "query_offsets"),
 )  # fmt: skip
 
 
@@ -326,9 +369,10 @@ def _limits_ignored(called: Problem) -> Problem | None:
 
 def _limits_of_queries(called: Problem) -> Problem | None:
     queries, keys = called.inputs["cu_seqlens_q"], called.inputs["cu_seqlens_k"]
-    if queries[-1] != keys[-1] or np.array_equal(queries, keys):
+    other = np.minimum(queries, keys[-1])
+    if other[-1] != keys[-1] or np.array_equal(other, keys):
         return None
-    return called.without_input("key_lengths").with_inputs(cu_seqlens_k=queries)
+    return called.without_input("key_lengths").with_inputs(cu_seqlens_k=other)
 
 
 def _pages_in_order(called: Problem) -> Problem:
@@ -343,6 +387,25 @@ def _pages_reversed(called: Problem) -> Problem:
         count = -(-int(used) // page)
         row[:count] = row[:count][::-1]
     return called.with_inputs(block_table=table)
+
+
+def _pages_as(change: Callable[[Any], Any]) -> Changed:
+    """Read pages of keys and values otherwise."""
+    return lambda called: called.with_inputs(
+        **{name: change(called.inputs[name]) for name in ("key_pages", "value_pages")}
+    )
+
+
+def _heads_first(pages: Any) -> Any:
+    return pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2)
+
+
+def _lengths_to_pages(change: Callable[[Any, int], Any]) -> Changed:
+    def changed(called: Problem) -> Problem:
+        other = change(called.inputs["key_lengths"], called.inputs["key_pages"].shape[1])
+        return called.with_inputs(key_lengths=np.clip(other, 0, _most_keys(called)))
+
+    return changed
 
 
 def _aligned_in_sequences(called: Problem) -> Form | None:
@@ -371,6 +434,12 @@ _SEQUENCES = tuple(
         Reading("key-lengths-ignored", "the key lengths are ignored",
                 lambda called: None if "block_table" in called.inputs else called.without_input("key_lengths"),
                 "key_lengths"),
+        *(
+            Reading(f"{name}-ignored", f"{called} is ignored", set_to(**{option: neutral}), option)
+            for name, called, option, neutral in (
+                ("causality", "causality", "is_causal", False), ("window", "the window", "window", None)
+            )
+        ),
         Reading("sequences-ignored", "the limits of sequences are ignored: every query sees the keys of all",
                 _limits_ignored, "cu_seqlens_k"),
         Reading("limits-one-too-late", "sequences of keys end one too late: the next sequence's first key is seen",
@@ -381,6 +450,18 @@ _SEQUENCES = tuple(
                 of_first("block_table", -2), "block_table"),
         Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _pages_in_order,
                 "block_table"),
+        Reading("block-table-transposed", "the block table is read with the strides of its transpose",
+                with_input("block_table", lambda table: table.T.reshape(table.shape)), "block_table"),
+        Reading("slots-in-reverse", "the slots of each page are read in reverse",
+                _pages_as(lambda pages: pages[:, ::-1]), "block_table"),
+        Reading("pages-with-heads-first", "heads and slots of a page are confused", _pages_as(_heads_first),
+                "block_table"),
+        *(
+            Reading(f"key-lengths-{how}-to-pages", f"key lengths are rounded {how} to whole pages",
+                    _lengths_to_pages(change), "block_table")
+            for how, change in (("up", lambda lengths, page: -(-lengths // page) * page),
+                                ("down", lambda lengths, page: lengths // page * page))
+        ),
         Reading("pages-in-reverse", "the pages of each sequence are read in reverse", _pages_reversed, "block_table"),
     )
 )  # fmt: skip
@@ -444,6 +525,7 @@ ACCURACIES: Mapping[str, Reading] = {
 
 CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *_EMPTY_ROWS),
+    "Other entries, heads and places": ENTRY_READINGS,
     **SCORE_READINGS,
     **REPLACED_STEPS,
     "Fitted numbers, and accuracy": (SCALE_FITTED, BIAS_FITTED, *ACCURACIES.values()),

@@ -15,13 +15,16 @@ import numpy as np
 
 from attncheck.judging.alternatives import (
     Change,
+    Changed,
     Form,
     Number,
     Reading,
     allowed_keys,
     convention,
+    default_scale,
     exchanged,
     folded,
+    has_default_scale,
     has_scale,
     numbered,
     of_first,
@@ -33,14 +36,13 @@ from attncheck.judging.alternatives import (
     with_input,
     without,
 )
+from attncheck.judging.readings_of_entries import has_heads
 from attncheck.reading.lowering import Problem, query_offset, rows_of_tables
 from attncheck.spec import (
     ASKED_BY,
-    BY_SCORE,
     LOGITS,
     MEANS,
     OPERATIONS,
-    PER_HEAD,
     PROJECTIONS,
 )
 
@@ -60,6 +62,10 @@ def _root_of(name: str) -> Callable[[float, Mapping[str, int]], float | None]:
     return lambda own, widths: 1 / math.sqrt(widths[name]) if name in widths else None
 
 
+def _root_of_times(number: int) -> Callable[[float, Mapping[str, int]], float | None]:
+    return lambda own, widths: 1 / math.sqrt(number * widths["D"])
+
+
 def _times_default(problem: Problem) -> float | None:
     own, default = scale_of(problem), 1 / math.sqrt(widths_of(problem)["D"])
     return own * default if not math.isclose(own, 1) else None
@@ -75,8 +81,6 @@ def _if_given(change: Callable[[Problem], float | None], *, given: bool = True) 
     return number
 
 
-_SHAPED: Mapping[str, str] = {"scale-one": "1", "scale-twice": "1/D", "scale-inverse-width": "1/D"}
-"""Scales that follow from the shapes where none is given, and are no width's root."""
 _SCALES: Sequence[Number] = (
     ("scale-default", "the default 1/sqrt(D)", _if_given(_scale(_root_of("D")))),
     ("scale-default", "1/sqrt(D)", _if_given(_scale(_root_of("D")), given=False)),
@@ -89,6 +93,7 @@ _SCALES: Sequence[Number] = (
     ("scale-root-of-width", "sqrt(D)", _scale(lambda own, widths: math.sqrt(widths["D"]))),
     *((f"scale-inverse-root-of-{name.replace(' ', '')}", f"1/sqrt({name})", _scale(_root_of(name)))
       for name in ("Dv", "H D", "E", "C + Dr", "Dn", "C")),
+    *((f"scale-inverse-root-of-{number}D", f"1/sqrt({number}D)", _scale(_root_of_times(number))) for number in (2, 3)),
     ("scale-doubled", "twice as large", _scale(lambda own, widths: 2 * own)),
     ("scale-halved", "half as large", _scale(lambda own, widths: own / 2)),
     ("scale-negated", "the negative", _scale(lambda own, widths: -own)),
@@ -97,9 +102,15 @@ _SCALES: Sequence[Number] = (
 )  # fmt: skip
 
 
+_AS_DEFAULTS: Mapping[str, str] = {"": "1", "twice the same factor": "1/D"}
+"""Numbers that follow from the shapes where no scale is given; others say so in their words."""
+
+
 def _with_scale(problem: Problem, scale: float, words: str) -> Form:
     taken, meant = scales_in_words(scale, scale_of(problem))
-    return Form(problem.with_options(scale=scale), {"taken": taken, "meant": meant})
+    default = words if "sqrt(" in words or words == "1/D" else _AS_DEFAULTS.get(words)
+    shared = default_scale(default) if default and has_default_scale(problem) else ""
+    return Form(problem.with_options(scale=scale), {"taken": taken, "meant": meant}, shared=shared)
 
 
 def _bias_times(problem: Problem, factor: float, words: str) -> Sequence[Form]:
@@ -124,6 +135,36 @@ _BIASES: Sequence[Number] = (
      lambda problem: 1 / math.log(2)),
     ("bias-times-ln2", "the bias is added in base 2: it lacks the factor log2(e)", lambda problem: math.log(2)),
 )  # fmt: skip
+
+
+def _softcap(change: Callable[[float, Problem], float]) -> Callable[[Problem], float | None]:
+    return lambda problem: change(float(problem.options["softcap"]), problem) if has_scale(problem) else None
+
+
+_SOFTCAPS: Sequence[Number] = (
+    (
+        "softcap-of-raw-scores",
+        "on scores before they are scaled",
+        _softcap(lambda cap, problem: cap * scale_of(problem)),
+    ),
+    ("softcap-doubled", "twice as large", _softcap(lambda cap, problem: 2 * cap)),
+    ("softcap-halved", "half as large", _softcap(lambda cap, problem: cap / 2)),
+)
+
+
+def _with_softcap(problem: Problem, softcap: float, words: str) -> Sequence[Form]:
+    words_of = {"taken": f"{softcap:.6g}", "meant": f"{problem.options['softcap']:.6g}"}
+    return [Form(problem.with_options(softcap=softcap), words_of)] if softcap > 0 else []
+
+
+def _sinks(change: Callable[[Any, Problem], Any]) -> Changed:
+    return lambda problem: problem.with_inputs(sinks=change(problem.inputs["sinks"].astype(np.float64), problem))
+
+
+def _scaled_sinks(sinks: Any, problem: Problem) -> Any:
+    """Scale what is finite: minus infinity stays what it is."""
+    scale = scale_of(problem) if has_scale(problem) else 1.0
+    return np.where(np.isfinite(sinks), np.where(np.isfinite(sinks), sinks, 0.0) * scale, sinks)
 
 
 _LATE_SOFTCAP = "the softcap is applied after {}; the case means before it"
@@ -154,18 +195,33 @@ def _softcap_of_whole_rows(problem: Problem) -> Form | None:
     return Form(problem.with_options(empty_rows="uniform"), stage="weights")
 
 
-def _is_masked(problem: Problem) -> bool:
+def is_masked(problem: Problem) -> bool:
     """Whether anything says who may attend to whom."""
     asking = ASKED_BY["masked"]
     return bool(asking & problem.inputs.keys() or any(problem.options.get(name) for name in asking))
 
 
+def _without_weight(problem: Problem) -> Problem | None:
+    weight = problem.inputs["weight"]
+    if weight.shape[0] != weight.shape[1]:
+        return None
+    return problem.with_inputs(weight=np.eye(len(weight), dtype=weight.dtype))
+
+
 _SCORES = (
     convention("softcap-after-biased", _LATE_SOFTCAP.format("the bias"),
                _softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped"),
-    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_after("masked", _is_masked),
+    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_after("masked", is_masked),
                "softcap", "capped"),
     convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap"),
+    *numbered(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap", _SOFTCAPS,
+              _with_softcap, lambda problem: float(problem.options["softcap"]), of="softcap", stage="capped"),
+    Reading("sinks-twice", "the sinks count twice", _sinks(lambda sinks, problem: sinks + math.log(2)), "sinks",
+            "weights"),
+    Reading("sinks-scaled", "the sinks are scaled as scores are", _sinks(_scaled_sinks), "sinks", "weights"),
+    Reading("score-weight-ignored", "the weight of the score is ignored", _without_weight, "weight", "scores"),
+    Reading("score-bias-negated", "the bias of the score is subtracted", with_input("score_bias", np.negative),
+            "score_bias", "scores"),
     *numbered(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} instead of "
               "{meant}", "scale", _SCALES, _with_scale, scale_of, stage="scores"),
     *numbered(str, "bias times", _BIASES, _bias_times, of="bias", stage="biased"),
@@ -225,6 +281,25 @@ def _rotated_without_offsets(problem: Problem) -> Problem | None:
     return folded(problem).with_inputs(**rows_of_tables(problem.without_input("query_offsets").inputs))
 
 
+def _past_again(problem: Problem) -> Problem | None:
+    past = query_offset({}, problem.inputs)
+    if not past:
+        return None
+    plain = folded(problem)
+    tables = {name: plain.inputs[f"key_{name}"].copy() for name in ("cos", "sin")}
+    for name, table in tables.items():
+        table[:past] = problem.inputs[f"rotary_{name}"][:past]
+    return plain.with_inputs(**{f"key_{name}": table for name, table in tables.items()})
+
+
+def _rotated_by_first_offset(problem: Problem) -> Problem | None:
+    offsets = problem.inputs["query_offsets"]
+    if "rotary_cos" not in problem.inputs or (offsets == offsets[0]).all():
+        return None
+    same = problem.with_inputs(query_offsets=np.broadcast_to(offsets[:1], offsets.shape))
+    return folded(problem).with_inputs(**rows_of_tables(same.inputs))
+
+
 def _rotated_alone(left: str) -> Change:
     def change(problem: Problem) -> Problem:
         plain = folded(problem)
@@ -244,6 +319,9 @@ _ROTATIONS = (
             _rotated(_rotated_without_past), "rotary_cos"),
     Reading("rotary-without-offsets", "positions of the rotary embedding do not count the query offsets",
             _rotated(_rotated_without_offsets), "rotary_cos"),
+    Reading("rotary-of-past-again", "what is cached is rotated again", _rotated(_past_again, "key"), "rotary_cos"),
+    Reading("rotary-of-first-batch-entry", "queries of all batch entries are rotated by the first one's offset",
+            _rotated(_rotated_by_first_offset), "query_offsets"),
     *(
         Reading(f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone", _rotated_alone(left),
                 "rotary_cos")
@@ -279,6 +357,22 @@ def _epsilon_at(where: str) -> Change:
         return None if where == meant else problem.with_options(epsilon_at=where)
 
     return change
+
+
+def _other_epsilon(change: Callable[[float], float]) -> Changed:
+    def changed(problem: Problem) -> Problem | None:
+        own = problem.options.get("epsilon") or 1e-6
+        return None if change(own) == own else problem.with_options(epsilon=change(own))
+
+    return changed
+
+
+def _centred(problem: Problem) -> Problem | None:
+    if problem.options.get("norm_after_rotation") and "rotary_cos" in problem.inputs:
+        return None  # what is rotated is no input
+    axes = (-3, -1) if problem.options.get("norm_over") == "full" else -1
+    arrays = {name: problem.inputs[name].astype(np.float64) for name in ("query", "key")}
+    return problem.with_inputs(**{n: each - each.mean(axis=axes, keepdims=True) for n, each in arrays.items()})
 
 
 def _norm_weights(change: Callable[[Any], Any]) -> Change:
@@ -320,6 +414,14 @@ _NORMS = tuple(
         ),
         convention("norm-weight-plus-one", "weights of the norms are taken for 1 + w; the case means w",
                    _norm_weights(lambda weight: 1 + weight)),
+        *(
+            Reading(f"norm-epsilon-{name}", f"epsilon is {words}", _other_epsilon(change))
+            for name, words, change in (
+                ("of-1e-5", "1e-5, whatever is given", lambda epsilon: 1e-5),
+                ("at-least-1e-4", "at least 1e-4", lambda epsilon: max(epsilon, 1e-4)),
+            )
+        ),
+        Reading("norm-of-differences", "the mean is subtracted before the norm, as a layer norm does", _centred),
         Reading("norm-of-query-alone", "the query alone is normalised", set_to(unnormalized="key")),
         Reading("norm-of-key-alone", "the key alone is normalised", set_to(unnormalized="query")),
         Reading("norm-ignored", "query and key are not normalised", set_to(unnormalized="both")),
@@ -344,6 +446,11 @@ def _projection(name: str, change: Callable[[Any], Any]) -> Change:
     return changed
 
 
+def _viewed(weight: Any) -> Any:
+    """Read (C, H, D) in memory as (H, C, D)."""
+    return weight.swapaxes(0, 1).reshape(weight.shape)
+
+
 def _identity(weight: Any) -> Any:
     if weight.shape[1] != weight.shape[2]:
         return None
@@ -355,6 +462,13 @@ _LATENTS = (
             with_input("key_rotary", np.zeros_like), "key_rotary", LOGITS[0]),
     Reading("rotated-part-alone", "the part that is not rotated is left out of the scores",
             with_input("key_projection", np.zeros_like), "key_rotary", LOGITS[0]),
+    Reading("rotated-part-scaled-twice", "the part that is rotated is scaled twice",
+            lambda called: called.with_inputs(key_rotary=called.inputs["key_rotary"] * scale_of(called.lowered())),
+            "key_rotary", LOGITS[0]),
+    Reading("rotated-part-one-position-late", "the part that is rotated is that of the position before",
+            with_input("key_rotary", lambda each: np.roll(each, 1, axis=-2)), "key_rotary", LOGITS[0]),
+    Reading("rotated-query-of-first-head", "the part of the query that is rotated is the first head's for all",
+            of_first("query_rotary", -3), "query_rotary", LOGITS[0]),
     *(
         Reading(f"{name}-projection-{slug}", says.format(name=name), change, f"{name}_projection", stage)
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
@@ -364,6 +478,8 @@ _LATENTS = (
             ("of-first-head", "the {name} projection of the first head is taken for all",
              of_first(f"{name}_projection", -3)),
             ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
+            ("viewed", "the {name} projection is viewed as heads first, without a transposition",
+             with_input(f"{name}_projection", _viewed)),
             ("ignored", "latent vectors are taken for the {name}s: their projection is left out",
              _projection(name, _identity)),
         )
@@ -394,6 +510,8 @@ _STORED_SCALES = (
             ("of-first-head", "the {name} scale of the first head is taken for all", of_first(f"{name}_scale", -2)),
         )
     ),
+    Reading("key-scale-of-next-key", "the scale of the next key is taken",
+            with_input("key_scale", lambda scale: np.roll(scale, -1, axis=-1)), "key_scale", LOGITS[0]),
     Reading("scales-swapped", "the scales of keys and values are swapped",
             lambda called: called.with_inputs(
                 key_scale=called.inputs["value_scale"], value_scale=called.inputs["key_scale"]
@@ -437,11 +555,6 @@ def _taken(array: Any, order: Any, heads: int, axis: int) -> Any:
     return array.reshape(*array.shape[:-1], heads, -1)[..., order, :].reshape(*array.shape[:-1], -1)
 
 
-def _has_heads(problem: Problem) -> bool:
-    """Whether keys and values come with heads of their own; made of latent vectors they are of one."""
-    return problem.operation in (*PER_HEAD, *BY_SCORE) and "key_projection" not in problem.inputs
-
-
 def _pasts(problem: Problem) -> tuple[str, ...]:
     return ("", "past_") if "past_key" in problem.inputs else ("",)
 
@@ -449,7 +562,7 @@ def _pasts(problem: Problem) -> tuple[str, ...]:
 def _read_as(read: str, wrong: str) -> Change:
     def change(problem: Problem) -> Problem | None:
         inputs = problem.inputs
-        if not _has_heads(problem) or inputs["key"].shape != inputs["value"].shape:
+        if not has_heads(problem) or inputs["key"].shape != inputs["value"].shape:
             return None
         return problem.with_inputs(**{f"{past}{read}": inputs[f"{past}{wrong}"] for past in _pasts(problem)})
 
@@ -466,7 +579,7 @@ def _of_next_head(read: str) -> Change:
             weights = {part: inputs[part] for part in (f"{read}_weight", f"{read}_bias") if part in inputs}
             rolled = {part: _taken(array, np.roll(np.arange(heads), -1), heads, -1) for part, array in weights.items()}
             names = [f"past_{read}"] if f"past_{read}" in inputs else []
-        elif _has_heads(problem):
+        elif has_heads(problem):
             heads, rolled, names = inputs[read].shape[-3], {}, [f"{past}{read}" for past in _pasts(problem)]
         else:
             return None
@@ -502,6 +615,16 @@ def _projected(change: Change) -> Change:
     return lambda problem: change(problem) if OPERATIONS[problem.operation].has_projections else None
 
 
+def _biased_before(name: str) -> Changed:
+    def change(problem: Problem) -> Problem | None:
+        weight, bias = problem.inputs[f"{name}_weight"], problem.inputs[f"{name}_bias"]
+        if weight.shape[0] != weight.shape[1]:
+            return None
+        return problem.with_inputs(**{f"{name}_bias": bias.astype(np.float64) @ weight.astype(np.float64)})
+
+    return change
+
+
 _READ_AT = {"key": LOGITS[0], "value": MEANS[0]}
 """Where a key or value that is not the one that is meant shows first."""
 
@@ -525,6 +648,24 @@ _HEADS = (
             ("bias", "bias-missing", "missing", without), ("weight", "weight-transposed", "transposed", transposed)
         )
     ),
+    *(
+        Reading(f"{name}-bias-twice", f"the bias of the {name} projection is added twice",
+                _projected(with_input(f"{name}_bias", lambda bias: 2 * bias)), f"{name}_bias", name)
+        for name in (*PROJECTIONS, "output")
+    ),
+    *(
+        Reading(f"{name}-bias-projected", f"the bias of the {name} projection is added before the product",
+                _projected(_biased_before(name)), f"{name}_bias", name)
+        for name in PROJECTIONS
+    ),
+    Reading("output-bias-of-each-head", "each head adds the bias of the output projection",
+            lambda problem: problem.with_inputs(
+                output_bias=problem.inputs["output_bias"] * _heads_of(problem)["query"]
+            ), "output_bias", "output"),
+    Reading("key-and-value-inputs-swapped", "the inputs of the key and value projections are swapped",
+            _projected(exchanged("key", "value")), "key", "key"),
+    Reading("key-and-value-weights-swapped", "the weights of the key and value projections are swapped",
+            _projected(exchanged("key_weight", "value_weight")), "key_weight", "key"),
     Reading("heads-split-interleaved", "heads are split with the head's number running fastest, (D, H) for (H, D)",
             _dealt_out, "heads", "query"),
     Reading("heads-merged-in-reverse", "heads are merged in reverse order", _merged_in_reverse, "output_weight",
@@ -541,6 +682,33 @@ def _other_base(taken: str, meant: str) -> Change:
         return problem.with_options(lse_base=taken) if own == meant else None
 
     return change
+
+
+def _empty_part(number: float) -> Changed:
+    def change(problem: Problem) -> Problem | None:
+        totals, outputs = problem.inputs["log_sum_exps"], problem.inputs["outputs"]
+        is_empty = np.isneginf(totals)
+        if not is_empty.any():
+            return None
+        zeroed = np.where(is_empty[..., np.newaxis], np.zeros((), outputs.dtype), outputs)
+        return problem.with_inputs(
+            log_sum_exps=np.where(is_empty, np.array(number, totals.dtype), totals), outputs=zeroed
+        )
+
+    return change
+
+
+def _first_in_other_base(problem: Problem) -> Problem:
+    totals = problem.inputs["log_sum_exps"].astype(np.float64)
+    totals[0] *= 1 / math.log(2) if problem.options.get("lse_base") == "2" else math.log(2)
+    return problem.with_inputs(log_sum_exps=totals)
+
+
+def _reversed_outputs(problem: Problem) -> Problem | None:
+    """Reverse outputs; what an empty part holds counts for nothing wherever it comes to stand."""
+    totals, outputs = problem.inputs["log_sum_exps"], problem.inputs["outputs"]
+    kept = np.where(np.isneginf(totals)[..., np.newaxis], np.zeros((), outputs.dtype), outputs)
+    return problem.with_inputs(outputs=kept[::-1]) if len(outputs) > 1 else None
 
 
 def _last_part_lost(problem: Problem) -> Problem | None:
@@ -561,10 +729,19 @@ _PARTS = tuple(
         Reading("parts-averaged", "the outputs of the parts are averaged, whatever their log-sum-exps",
                 with_input("log_sum_exps", lambda each: np.where(np.isneginf(each), each, np.zeros((), each.dtype))),
                 stage="weights"),
+        *(
+            Reading(f"empty-part-at-{name}", f"the log-sum-exp of an empty part is taken for {words}",
+                    _empty_part(number), stage="weights")
+            for name, words, number in (("zero", "0", 0.0), ("minus-100", "-100", -100.0))
+        ),
+        Reading("first-part-in-other-base", "the log-sum-exp of the first part is in the other base",
+                _first_in_other_base, stage="weights"),
+        Reading("log-sum-exps-with-heads-and-queries-confused", "log-sum-exps (Lq, H) are read as (H, Lq)",
+                with_input("log_sum_exps", lambda each: each.reshape(*each.shape[:2], each.shape[3], each.shape[2])
+                           .swapaxes(2, 3)), stage="weights"),
         Reading("last-part-lost", "the last part is lost", _last_part_lost, stage="weights"),
         Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
-                lambda problem: problem.with_inputs(outputs=problem.inputs["outputs"][::-1])
-                if len(problem.inputs["outputs"]) > 1 else None, stage="output"),
+    _reversed_outputs, stage="output"),
     )
 )  # fmt: skip
 

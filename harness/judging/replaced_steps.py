@@ -251,20 +251,89 @@ def _projected(truth: Truth, errors: Errors, name: str) -> Operand:
 
 def squared(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Square the scores."""
-    problem, scores, error = _problem(truth), truth.exact["scores"].high, errors["scores"]
+    scores, error = truth.exact["scores"].high, errors["scores"]
     squares = scores * scores
     moved = 2 * np.abs(scores) * error + error * error + _few_roundings(rounding) * squares + rounding.score_underflow
-    walk = _walk_from(truth, rounding, {"scores": exact_logits(squares, moved)})
+    return _from_logits(truth, rounding, errors, "scores", squares, moved)
+
+
+def capped_as(change: Callable[[Real, float], Real], slope: Callable[[float], float]) -> Follow:
+    """Bound scores otherwise than c tanh(s / c): ``change(scores, c)``, which is nowhere steeper than ``slope(c)``."""
+
+    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+        cap = truth.options.get("softcap")
+        if cap is None or "scores" not in truth.exact or truth.operation == "attention_gradients":
+            return {}
+        scores, error = truth.exact["scores"].high, errors["scores"]
+        value = change(scores, float(cap))
+        moved = slope(float(cap)) * (error + _few_roundings(rounding) * np.abs(scores))
+        moved = moved + _few_roundings(rounding) * np.abs(value) + rounding.score_underflow
+        return _from_logits(truth, rounding, errors, "capped", value, moved)
+
+    return follow
+
+
+def _from_logits(
+    truth: Truth, rounding: RoundingModel, errors: Errors, stage: str, value: Real, moved: Real
+) -> Estimates:
+    """Follow other logits of a stage, and the largest errors that they may have, through all that follows."""
+    problem = _problem(truth)
+    walk = _walk_from(truth, rounding, {stage: exact_logits(value, moved)})
     found = {}
-    for stage in LOGITS:
-        if stage in truth.exact:
-            state = walk.node(stage)
-            value, error = state.value, state.max_error + np.zeros_like(state.value)
-            found[stage] = problem.without_added(stage, value), problem.without_added(stage, error)
+    for each in LOGITS[LOGITS.index(stage) :]:
+        if each in truth.exact:
+            state = walk.node(each)
+            shown, error = state.value, state.max_error + np.zeros_like(state.value)
+            found[each] = problem.without_added(each, shown), problem.without_added(each, error)
     if truth.operation == "scoring":
         return found
     found |= _estimates(truth, walk, ("weights", "log_sum_exp"), rounding)
     return found | _behind_weights(truth, *found["weights"], rounding, errors)
+
+
+def scores_times(name: str, power: float) -> Follow:
+    """Multiply scores by a power of the lengths of queries or keys, or of both."""
+
+    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+        query, key = (np.linalg.norm(as_float64(truth.inputs[each]), axis=-1) for each in ("query", "key"))
+        lengths = {"query": query[..., np.newaxis], "key": key[..., np.newaxis, :]}
+        factor = lengths[name] if name in lengths else lengths["query"] * lengths["key"]
+        if factor.shape[-3] != truth.exact["scores"].high.shape[-3] or not (factor > 0).all():
+            return {}
+        factor = factor**power
+        value = truth.exact["scores"].high * factor
+        moved = errors["scores"] * factor + _few_roundings(rounding) * np.abs(value) + rounding.score_underflow
+        return _from_logits(truth, rounding, errors, "scores", value, moved)
+
+    return follow
+
+
+def denominator_plus(number: float) -> Follow:
+    """Add a number to the sum of exponentials, of which the largest is 1."""
+
+    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+        if "log_sum_exp" not in truth.exact or _is_in_base_two(truth) or "weights" not in truth.exact:
+            return {}
+        logits, moved = _last_logits(truth, errors)
+        highest, total = logits.max(axis=-1, initial=-np.inf), truth.exact["log_sum_exp"].high
+        if not np.isfinite(highest).all() or "sinks" in truth.inputs:
+            return {}
+        shift = errors["log_sum_exp"] + np.where(np.isfinite(logits), moved, 0.0).max(axis=-1, initial=0.0)
+        parts = np.exp(total - highest)[..., np.newaxis]
+        factor = parts / (parts + number)
+        weights = truth.exact["weights"].high * factor
+        max_error = errors["weights"] * factor + np.abs(weights) * (
+            np.expm1(shift)[..., np.newaxis] * number / (parts + number) + _few_roundings(rounding)
+        )
+        max_error = max_error + rounding.weight_underflow
+        return {"weights": (weights, max_error)} | _behind_weights(truth, weights, max_error, rounding, errors)
+
+    return follow
+
+
+def maximum_alone(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+    """Take the maximum for log_sum_exp."""
+    return {} if _is_in_base_two(truth) else _split_log_sum_exp(truth, rounding, errors, 1.0, 0.0)
 
 
 # Other heads.
@@ -302,6 +371,8 @@ _MERGED = ("merge_states",)
 _WITH_LOG_SUM_EXP = (*_WITH_SOFTMAX, *_MERGED)
 _WITH_SCORES = ("scoring", *_ATTENTION, *BY_SCORE)
 _HEADS = ("multi_head_attention",)
+_CAPPED = ("attention", "scoring")
+_COSINE = ("scoring", "cosine_attention")
 
 
 def _replacement(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
@@ -374,6 +445,30 @@ _SOFTMAX = (
     convention("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit "
                "-softcap; the case means before it", _step(masked_at_minus_cap, _ATTENTION)),
     Reading("scores-squared", "the scores are squared", _step(squared, _WITH_SCORES), stage="scores"),
+    *(
+        Reading(f"softcap-{name}", f"the softcap {says}", _step(capped_as(change, slope), _CAPPED), "softcap", "capped")
+        for name, says, change, slope in (
+            ("twice", "is applied twice", lambda s, c: c * np.tanh(np.tanh(s / c)), lambda c: 1.0),
+            ("not-multiplied-back", "is tanh(s / c), without the factor c", lambda s, c: np.tanh(s / c),
+             lambda c: 1 / c),
+            ("not-divided-by", "is c tanh(s)", lambda s, c: c * np.tanh(s), lambda c: c),
+            ("clips", "clips at c and -c", lambda s, c: np.clip(s, -c, c), lambda c: 1.0),
+            ("by-softsign", "is c s / (c + |s|)", lambda s, c: c * s / (c + np.abs(s)), lambda c: 1.0),
+        )
+    ),
+    *(
+        Reading(f"cosine-times-{slug}", f"scores are {says}", _step(scores_times(name, power), _COSINE), stage="scores")
+        for slug, says, name, power in (
+            ("length-of-query", "not divided by the length of the query", "query", 1),
+            ("length-of-key", "not divided by the length of the key", "key", 1),
+            ("inverse-lengths", "divided by the squares of lengths", "both", -1),
+        )
+    ),
+    *(
+        Reading(f"denominator-plus-{number:g}", f"{number:g} is added to the sum of the exponentials",
+                _step(denominator_plus(number), _WITH_SOFTMAX), stage="weights")
+        for number in (1.0, 1e-3, 1e-6, 1e-9)
+    ),
     Reading("heads-merged-by-view", "heads are merged by a reshape without a transposition",
             _step(merged_by_view, _HEADS), stage="output"),
     Reading("heads-split-by-view", "heads are split by a reshape without a transposition", _step(split_by_view, _HEADS),
@@ -385,6 +480,7 @@ _LOG_SUM_EXP = tuple(
         ("base-2", "is in base 2: it lacks the factor ln(2)", in_base_two, _WITH_LOG_SUM_EXP),
         ("base-e", "is in base e: it has the factor ln(2)", in_base_e, _MERGED),
         ("mixed-base", "adds the logarithm in base 2 of the sum to the maximum", mixed, _WITH_LOG_SUM_EXP),
+        ("of-maximum-alone", "is the maximum alone", maximum_alone, _WITH_LOG_SUM_EXP),
         ("without-maximum", "lacks the maximum that was subtracted", without_maximum, _WITH_LOG_SUM_EXP),
     )
 )
@@ -445,6 +541,7 @@ _OUTPUTS = numbered(
     (
         ("output-doubled", "is twice as large", _in(_WITH_SOFTMAX, lambda problem: 2.0)),
         ("output-halved", "is half as large", _in(_WITH_SOFTMAX, lambda problem: 0.5)),
+        ("output-zero", "is zero", _in(_WITH_SOFTMAX, lambda problem: 0.0)),
         ("output-negated", "is the negative", _in(_WITH_SOFTMAX, lambda problem: -1.0)),
         *_powers("output", "keys", "the number of keys", _in(_WITH_SOFTMAX, _keys_in)),
         *_powers("output", "root-of-width", "sqrt(D)", _in(_ATTENTION, _width(0.5))),
@@ -466,6 +563,18 @@ _GRADIENT_READINGS = (
         ),
         _multiplied("grad_query", "grad_key"),
         stage="grad_query",
+    ),
+    *(
+        reading
+        for name, of in (("query", "query"), ("key", "key"), ("value", "value"), ("bias", "bias"), ("sinks", "sinks"))
+        for reading in numbered(
+            lambda words: f"the {{stage}} {words}",
+            f"gradient of {name} times",
+            ((f"gradient-of-{name}-zero", "is zero", _in(_GRADIENTS, lambda problem: 0.0)),),
+            _multiplied(f"grad_{name}"),
+            of=of,
+            stage=f"grad_{name}",
+        )
     ),
     *numbered(
         lambda words: f"the gradient of the bias {words}",

@@ -36,6 +36,8 @@ from attncheck.attention.rounding import FORMATS
 from attncheck.judging.alternatives import (
     Alternative,
     Form,
+    default_scale,
+    has_default_scale,
     has_scale,
     scale_of,
     scales_in_words,
@@ -146,7 +148,7 @@ def try_reading(wrong: WrongResult, convention: Alternative) -> Alternative | No
         return None
     for of_rows in undefined_row_conventions(convention.problem):
         description = f"{convention.description}; {of_rows.description}"
-        both = replace(convention, problem=of_rows.problem, description=description, option=of_rows.option)
+        both = replace(convention, problem=of_rows.problem, description=description, option=of_rows.option, shared="")
         if does_fit(wrong, both, truth_of(wrong.truth, both)):
             return both
     return None
@@ -303,6 +305,8 @@ def fitted_numbers(truth: Truth, problem: Problem, failing: Stages) -> Iterator[
         own = scale_of(problem)
         known = truth._readings.setdefault("scaled", {})
         fitted = best_number(lambda scale: _scaled(plain, scale), failing, own, known)
+        if fitted is not None and own and _root_in_words(root := as_root(fitted / own, _WORTH_A_ROOT)):
+            yield with_scale_times(problem, root)
         for scale in _shortened(fitted, unit, own):
             yield with_scale_times(problem, scale / own if own else math.nan, scale)
     if "bias" in problem.inputs and first >= stage_position("biased"):
@@ -323,8 +327,19 @@ def with_scale_times(problem: Problem, factor: float, scale: float | None = None
     own = scale_of(problem)
     scale = own * factor if scale is None else scale
     taken, meant = scales_in_words(scale, own)
-    form = Form(_scaled(problem, scale), {"taken": taken, "meant": meant})
+    shared = default_scale(_root_in_words(factor)) if has_default_scale(problem) and _root_in_words(factor) else ""
+    form = Form(_scaled(problem, scale), {"taken": taken, "meant": meant}, shared=shared)
     return SCALE_FITTED.alternative(form, is_fitted=True, factor=factor)
+
+
+def _root_in_words(factor: float) -> str:
+    """Return the default scale times the root of a small whole number, or over it; empty where it is no such root."""
+    for number in range(2, _MAX_ROOT + 1):
+        if math.isclose(factor, 1 / math.sqrt(number), rel_tol=_NEARLY_A_ROOT):
+            return f"1/sqrt({number}D)"
+        if math.isclose(factor, math.sqrt(number), rel_tol=_NEARLY_A_ROOT):
+            return f"sqrt({number}/D)"
+    return ""
 
 
 def _scaled(problem: Problem, scale: float) -> Problem:
@@ -338,6 +353,8 @@ def _shortened(fitted: float | None, unit: float, own: float) -> list[float]:
 _MAX_ROOT = 16
 """A fitted factor that is, except for roundings, the root of a whole number up to this, or one over it, is that."""
 _NEARLY_A_ROOT = 2.0**-18
+_WORTH_A_ROOT = 2.0**-10
+"""So near a root, a fitted factor may be that: where it is not, that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -426,12 +443,12 @@ class FailingCase:
         return solved.with_wide_statistics() if wide else solved
 
 
-def as_root(factor: float) -> float:
+def as_root(factor: float, nearly: float = _NEARLY_A_ROOT) -> float:
     """Return the root of a small whole number, or one over it, for a number that is nearly that."""
     roots = [math.sqrt(number) for number in range(2, _MAX_ROOT + 1)]
     return next(
         (math.copysign(each, factor) for root in roots for each in (root, 1 / root)
-         if abs(abs(factor) / each - 1) < _NEARLY_A_ROOT),
+         if abs(abs(factor) / each - 1) < nearly),
         factor,
     )  # fmt: skip
 

@@ -155,9 +155,9 @@ _merged(
 # fmt: off
 _faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_4",
     "a vectorised loop without its tail: SageAttention#376's kind",
-    lambda keys: keys if keys % 4 == 0 or keys == 1 else keys - 1)
+    lambda keys: keys if keys % 4 == 0 or keys == 1 else keys - 1, diagnosis="last-key-dropped")
 _faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_16", "a tile of 16 without its tail",
-    lambda keys: keys if keys % 16 == 0 or keys == 1 else keys - 1)
+    lambda keys: keys if keys % 16 == 0 or keys == 1 else keys - 1, diagnosis="last-key-dropped")
 _faulty_blocks(_without_keys, "tail_dropped_after_blocks_of_32", "only whole tiles of 32 keys: FlagGems#898",
     lambda keys: keys - keys % 32 if keys > 32 else keys)
 _faulty_blocks(_without_keys, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",

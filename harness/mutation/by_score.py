@@ -67,7 +67,10 @@ def _attending(change: Callable[[Attend], Attend]) -> Steps:
 
 
 @_faulty_by_score(
-    _attending, at="masked", defect="structure: the score network is masked, and its scores are not: 0 has a weight"
+    _attending,
+    at="masked",
+    defect="structure: the score network is masked, and its scores are not: 0 has a weight",
+    diagnosis="masked-at-zero",
 )
 def masked_scores_set_to_zero(attend: Attend) -> Attend:
     """Multiply the scores by the mask: what is forbidden has the score 0, and the weight e^0."""

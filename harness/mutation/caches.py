@@ -45,7 +45,9 @@ def _queries(scores: Array, masks: Masks) -> Array:
     return np.asarray(positions < masks["key_lengths"][:, np.newaxis, np.newaxis, np.newaxis])
 
 
-@_faulty_lengths(lengths_pattern, defect="one length per head where B == H: lighthouse#77's kind")
+@_faulty_lengths(
+    lengths_pattern, defect="one length per head where B == H: lighthouse#77's kind", diagnosis="key-lengths-of-heads"
+)
 def key_lengths_of_heads(scores: Array, masks: Masks) -> Array:
     within = _keys(scores, masks)
     return np.swapaxes(within, 0, 1) if scores.shape[0] == scores.shape[1] else within
@@ -108,7 +110,10 @@ def _values_joined(join: Joined) -> Steps:
     return _caches_joined(lambda past_key, past_value, key, value: (_join(past_key, key), join(past_value, value)))
 
 
-@_faulty_join(defect="only the new keys count; those of the past are read as zeros: transformers#30437's kind")
+@_faulty_join(
+    defect="only the new keys count; those of the past are read as zeros: transformers#30437's kind",
+    diagnosis="past-dropped",
+)
 def past_dropped(past: Array, new: Array) -> Array:
     return _join(np.zeros_like(past), new)
 
@@ -118,7 +123,12 @@ def past_appended_after_the_keys(past: Array, new: Array) -> Array:
     return _join(new, past)
 
 
-@_faulty_caches(_caches_joined, at="raw_scores", defect="the pair unpacked in the other order, silent where Dv == D")
+@_faulty_caches(
+    _caches_joined,
+    at="raw_scores",
+    defect="the pair unpacked in the other order, silent where Dv == D",
+    diagnosis="past-swapped",
+)
 def past_key_and_past_value_swapped(
     past_key: Array, past_value: Array, key: Array, value: Array
 ) -> tuple[Array, Array]:
@@ -144,12 +154,12 @@ def new_keys_written_one_slot_late(past: Array, new: Array) -> Array:
     return np.concatenate((past, np.zeros_like(new[..., :1, :]), new[..., :-1, :]), axis=-2)
 
 
-@_faulty_join(defect="one cache for the whole batch: pytorch#191937's stride 0")
+@_faulty_join(defect="one cache for the whole batch: pytorch#191937's stride 0", diagnosis="past-of-first-batch-entry")
 def past_of_the_first_batch_entry(past: Array, new: Array) -> Array:
     return _join(np.broadcast_to(past[:1], past.shape), new)
 
 
-@_faulty_join(defect="head index off by one in the cache alone: pytorch#193893's kind")
+@_faulty_join(defect="head index off by one in the cache alone: pytorch#193893's kind", diagnosis="past-of-next-head")
 def past_of_the_next_head(past: Array, new: Array) -> Array:
     return _join(np.roll(past, -1, axis=1), new)
 
@@ -209,16 +219,17 @@ _faulty_lengths(lengths_read_as, "key_lengths_of_the_first_batch_entry",
     lambda lengths, keys: np.broadcast_to(lengths[:1], lengths.shape), diagnosis="key-lengths-of-first-batch-entry")
 _faulty_lengths(lengths_read_as, "key_lengths_of_the_longest_batch_entry",
     "padding up to the longest entry is attended",
-    lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)))
+    lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="empty-rows-unmasked")
 _faulty_lengths(lengths_read_as, "key_lengths_of_the_next_batch_entry", "batch index off by one",
-    lambda lengths, keys: np.roll(lengths, -1))
+    lambda lengths, keys: np.roll(lengths, -1), diagnosis="key-lengths-of-next-batch-entry")
 _faulty_lengths(lengths_pattern, "key_lengths_counted_from_the_end", "padding expected on the left",
-    lambda scores, masks: _keys(scores, masks)[..., ::-1])
+    lambda scores, masks: _keys(scores, masks)[..., ::-1], diagnosis="key-lengths-from-the-end")
 _faulty_lengths(lengths_pattern, "key_lengths_applied_to_queries", "padding on the wrong axis: transformer#40",
     lambda scores, masks: _queries(scores, masks))
 _faulty_lengths(lengths_pattern, "key_lengths_applied_to_queries_too",
     "queries beyond the length of the keys get nothing: unpadding of self-attention",
-    lambda scores, masks: np.asarray(_keys(scores, masks) & _queries(scores, masks)))
+    lambda scores, masks: np.asarray(_keys(scores, masks) & _queries(scores, masks)),
+    diagnosis="key-lengths-of-queries-too")
 _faulty_lengths(lengths_read_as, "key_lengths_rounded_up_to_four",
     "whole groups of four keys are attended: tt-metal#41215's kind",
     lambda lengths, keys: np.asarray(-(-lengths // 4) * 4))
@@ -226,7 +237,7 @@ _faulty_lengths(lengths_read_as, "key_length_of_zero_taken_for_all",
     "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
     lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")
 _faulty_lengths(lengths_read_as, "key_lengths_at_least_one", "an empty entry attends to its first key",
-    lambda lengths, keys: np.maximum(lengths, 1))
+    lambda lengths, keys: np.maximum(lengths, 1), diagnosis="key-lengths-at-least-one")
 _faulty_lengths(_dropped_if, "key_lengths_dropped_when_causal",
     "only one of lengths and causality is used: onnxruntime#14363",
     lambda masks: bool(masks["is_causal"]), diagnosis="key-lengths-ignored")
@@ -240,11 +251,11 @@ _faulty_lengths(filled, "key_lengths_filled_with_minus_1e4",
     "a finite fill for padding: onnxruntime#14363, transformers#12109",
     lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
         else np.asarray(-10000.0, biased.dtype)),
-    diagnosis="empty-rows-uniform")
+    diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
 _faulty_caches(_values_joined, "past_values_dropped", "the values of the cache are not read",
-    past_dropped, at="context")
+    past_dropped, at="context", diagnosis="past-values-dropped")
 _faulty_caches(_values_joined, "past_values_reversed", "a ring buffer unrolled backwards",
-    lambda past, new: _join(past[..., ::-1, :], new), at="context")
+    lambda past, new: _join(past[..., ::-1, :], new), at="context", diagnosis="past-values-in-reverse")
 _faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
     lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context")
 _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_behind_a_past",
@@ -252,17 +263,18 @@ _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_be
     lambda window, past: window, diagnosis="aligned-top-left")
 _faulty_caches("_seen_from_the_first_key", "window_moved_one_too_far_behind_a_past",
     "positions start at P + 1: mlx-lm#390",
-    lambda window, past: _seen_from_the_first_key(window, past + 1))
+    lambda window, past: _seen_from_the_first_key(window, past + 1), diagnosis="window-one-key-late")
 _faulty_caches(_mask_behind_a_past, "mask_does_not_reach_the_past",
     "only new keys are masked, the past is always attended: onnxruntime#28379's kind",
-    lambda mask, scores, past: np.asarray(mask | (np.arange(mask.shape[-1]) < past)))
+    lambda mask, scores, past: np.asarray(mask | (np.arange(mask.shape[-1]) < past)), diagnosis="mask-beside-past")
 _faulty_caches(_mask_behind_a_past, "mask_shifted_by_the_past", "the mask's first column meets the first new key",
-    lambda mask, scores, past: np.roll(mask, past, axis=-1))
+    lambda mask, scores, past: np.roll(mask, past, axis=-1), diagnosis="mask-from-first-new-key")
 _faulty_caches(in_attention, "key_lengths_counted_from_the_first_new_key",
     "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind",
-    lambda call: lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past)))
+    lambda call: lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past)),
+    diagnosis="key-lengths-of-new-keys")
 _faulty_caches(in_attention, "bias_shifted_by_the_past",
     "ALiBi's distances start at the first new key: vllm#945's kind",
     lambda call: {} if not call.past or call.bias is None or call.bias.shape[-1] == 1 else bias_read_as(lambda bias,
         scores: np.roll(bias, call.past, axis=-1)),
-    at="biased")
+    at="biased", diagnosis="bias-from-first-new-key")

@@ -109,4 +109,4 @@ _faulty_scales(_scales_read_as, "value_scale_of_the_first_head_for_all", "a stri
     lambda key, value: (key, np.broadcast_to(value[:, :1], value.shape)), at="output",
     diagnosis="value-scale-of-first-head")
 _faulty_scales(_scales_read_as, "key_scale_of_the_next_key", "scales of blocks are shifted by one key",
-    lambda key, value: (np.roll(key, -1, axis=-1), value))
+    lambda key, value: (np.roll(key, -1, axis=-1), value), diagnosis="key-scale-of-next-key")

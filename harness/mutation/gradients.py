@@ -191,7 +191,7 @@ _faulty_gradients("_sum_broadcast", "bias_gradient_averaged", "the mean along br
         bias) * (bias.size / gradient.size)).astype(gradient.dtype),
     at="grad_bias")
 _faulty_gradients("_sum_broadcast", "bias_gradient_zero", "no gradient for the bias: jax#27184, pytorch#148476",
-    lambda gradient, bias: np.zeros_like(bias), at="grad_bias")
+    lambda gradient, bias: np.zeros_like(bias), at="grad_bias", diagnosis="gradient-of-bias-zero")
 _faulty_gradients(bias_logits_read_as, "bias_gradient_scaled",
     "the bias treated as if it were scaled with the scores: TransformerEngine#236's kind",
     lambda call, gradient: np.asarray(gradient * call.factor), at="grad_bias", diagnosis="bias-gradient-scaled")

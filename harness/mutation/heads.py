@@ -33,7 +33,12 @@ def output_zero_beyond_the_first_batch_entry(output: Array) -> Array:
     return output
 
 
-@_faulty_value(outputs_read_as, at="context", defect="the loop over the value's width ends one early")
+@_faulty_value(
+    outputs_read_as,
+    at="context",
+    defect="the loop over the value's width ends one early",
+    diagnosis="last-value-column-dropped",
+)
 def last_value_column_zero(output: Array) -> Array:
     output[..., -1] = 0
     return output
@@ -161,26 +166,28 @@ _faulty_heads(values_read_as, "value_of_the_next_head", "head index off by one: 
     lambda value: np.roll(value, -1, axis=1), at="context", diagnosis="value-of-next-head")
 _faulty_heads(values_read_as, "value_of_the_first_head",
     "one head's value for all, as with one key-value head: onnx#7274's kind",
-    lambda value: value[:, :1], at="context")
+    lambda value: value[:, :1], at="context", diagnosis="value-of-first-head")
 _faulty_value(values_read_as, "two_values_swapped", "two rows of the value change places",
     lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
 _faulty_value(inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
     lambda query, key, value: (query, key, value[..., : min(key.shape[-1], value.shape[-1])]))
-_faulty_grouped(_keys, "keys_of_groups_tiled", _TILED, groups_tiled)
-_faulty_grouped(_values, "values_of_groups_tiled", _TILED, groups_tiled, at="context")
+_faulty_grouped(_keys, "keys_of_groups_tiled", _TILED, groups_tiled, diagnosis="key-heads-tiled")
+_faulty_grouped(_values, "values_of_groups_tiled", _TILED, groups_tiled, at="context",
+    diagnosis="value-heads-tiled")
 _faulty_grouped(_both, "groups_as_large_as_their_number",
     "h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177",
-    lambda head, kv_heads, group: np.asarray(head // kv_heads % kv_heads))
+    lambda head, kv_heads, group: np.asarray(head // kv_heads % kv_heads),
+    diagnosis="groups-as-large-as-their-number")
 _faulty_grouped(_both, "one_group_for_all_heads",
     "the first head of keys and values for every query head: pytorch#193893's kind",
-    lambda head, kv_heads, group: np.zeros_like(head))
+    lambda head, kv_heads, group: np.zeros_like(head), diagnosis="groups-of-first-head")
 _faulty_grouped(_both, "groups_reversed", "the heads of keys and values from the last to the first",
-    lambda head, kv_heads, group: np.asarray(kv_heads - 1 - head // group))
+    lambda head, kv_heads, group: np.asarray(kv_heads - 1 - head // group), diagnosis="groups-in-reverse")
 _faulty_grouped(_both, "groups_shifted_by_one_head",
     "the last query head of a group belongs to the next one: FreeToken#177's kind",
-    lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
+    lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads), diagnosis="groups-one-head-late")
 _faulty_grouped(_both, "groups_of_two_heads", "two query heads per group, whatever their number: HipKittens#22's kind",
-    lambda head, kv_heads, group: np.asarray(np.minimum(head // 2, kv_heads - 1)))
+    lambda head, kv_heads, group: np.asarray(np.minimum(head // 2, kv_heads - 1)), diagnosis="groups-of-two-heads")
 _faulty_grouped(in_attention, "mask_of_batch_entries_taken_for_groups",
     "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108",
     lambda call: mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")

@@ -56,7 +56,11 @@ def _is_rotated(call: Given) -> bool:
     return call.get("key_rotary") is not None
 
 
-@_faulty_key(_asked_for, defect="k_pe is made of all heads of k: every head adds the query of the first")
+@_faulty_key(
+    _asked_for,
+    defect="k_pe is made of all heads of k: every head adds the query of the first",
+    diagnosis="rotated-query-of-first-head",
+)
 def rotated_query_of_the_first_head(call: Given) -> Given:
     rotary = call.get("query_rotary")
     return {} if rotary is None else {"query_rotary": np.broadcast_to(rotary[:, :1], rotary.shape)}
@@ -141,10 +145,11 @@ _faulty_key(_asked_for, "rotated_part_scaled_twice",
     "the rotated part is scaled before it is added, and with the rest again",
     lambda call: {} if not _is_rotated(call) else {"key_rotary":
         call["key_rotary"] * (1 / math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))
-        if call.get("scale") is None else call["scale"])})
+        if call.get("scale") is None else call["scale"])}, diagnosis="rotated-part-scaled-twice")
 _faulty_key(_asked_for, "rotated_part_of_the_token_before",
     "the cache of rotated parts is a token behind that of latent vectors",
-    lambda call: {"key_rotary": np.roll(call["key_rotary"], 1, axis=1)} if _is_rotated(call) else {})
+    lambda call: {"key_rotary": np.roll(call["key_rotary"], 1, axis=1)} if _is_rotated(call) else {},
+    diagnosis="rotated-part-one-position-late")
 _faulty_key(_asked_for, "rotated_queries_of_other_positions",
     "q_pe is rotated by tables with the axis of heads for positions: tensorgi/TPA#4's kind",
     lambda call: {"query_rotary": call["query_rotary"][:, :, ::-1]} if _is_rotated(call) else {})
@@ -167,9 +172,9 @@ _faulty_value(_asked_for, "value_projection_of_the_first_head",
     diagnosis="value-projection-of-first-head")
 _faulty_key(_asked_for, "key_projection_viewed",
     "kv_b_proj is viewed as heads first: a reshape without a transposition",
-    lambda call: {"key_projection": _viewed(call["key_projection"])})
+    lambda call: {"key_projection": _viewed(call["key_projection"])}, diagnosis="key-projection-viewed")
 _faulty_value(_asked_for, "value_projection_viewed", "kv_b_proj is viewed as heads first, for values alone",
-    lambda call: {"value_projection": _viewed(call["value_projection"])})
+    lambda call: {"value_projection": _viewed(call["value_projection"])}, diagnosis="value-projection-viewed")
 _faulty_key(_asked_for, "latent_projections_swapped", "kv_b_proj is split with v before k_nope",
     lambda call: {"key_projection": call["value_projection"], "value_projection": call["key_projection"]}
         if call["key_projection"].shape == call["value_projection"].shape else {},

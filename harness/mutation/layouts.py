@@ -186,17 +186,17 @@ _faulty_layouts(_broadcast, "last_row_of_a_broadcast_view_stale_where_lk_mod_32_
     lambda view: view[..., [*range(view.shape[-2] - 1), view.shape[-2] - 2], :] if view.shape[-2] > 1
         and view.shape[-2] % 32 == 1 else view)
 _faulty_projections(_output_bias, "output_bias_added_twice", "by the kernel and by its caller",
-    lambda bias, heads: np.asarray(bias + bias))
+    lambda bias, heads: np.asarray(bias + bias), diagnosis="output-bias-twice")
 _faulty_projections(_output_bias, "output_bias_added_per_head", "each head's part of a split product brings the bias",
-    lambda bias, heads: np.asarray(heads * bias))
+    lambda bias, heads: np.asarray(heads * bias), diagnosis="output-bias-of-each-head")
 _faulty_projections(_arguments, "key_and_value_inputs_swapped", "Keras takes query, value, key, in that order",
     lambda given: {"key": given["value"], "value": given["key"]} if given["key"].shape == given["value"].shape else {},
-    at="key")
+    at="key", diagnosis="key-and-value-inputs-swapped")
 _faulty_projections(_arguments, "key_and_value_weights_swapped",
     "packed weights read in another order: slapo#46, tt-metal#57366",
     lambda given: {"key_weight": given["value_weight"], "value_weight": given["key_weight"]}
         if given["key_weight"].shape == given["value_weight"].shape else {},
-    at="key")
+    at="key", diagnosis="key-and-value-weights-swapped")
 _faulty_projections(_arguments, "projection_weights_in_bfloat16", "weights stored in 16 bits",
     lambda given: _rounded(arithmetic.bfloat16, given, *_WEIGHTS), at="query", dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)

@@ -101,10 +101,10 @@ _faulty_fill(_fill_read_as, "fill_ignored",
 _faulty_fill(_fill_read_as, "fill_with_a_lost_exponent", "a typo, 1e-9 for -1e9: RibonanzaNet#5",
     lambda fill: 1 / fill if fill else fill, diagnosis="fill-inverted")
 _faulty_fill(_fill_read_as, "fill_of_the_other_sign", "the sign is lost: what is masked has all of the weight",
-    lambda fill: -fill)
+    lambda fill: -fill, diagnosis="fill-negated")
 _faulty_fill(_fill_read_as, "fill_of_minus_1e4_whatever_is_asked",
     "a constant of its own: -1e4 for every dtype, transformers#12109",
-    lambda fill: -1e4)
+    lambda fill: -1e4, diagnosis="fill-of-minus-1e4")
 _faulty_fill(_placed, "fill_added", "(1 - mask) * -1e4 is added, and not put in place: transformers#12109",
     lambda biased, allowed, fill, masks: np.where(allowed, biased, biased + fill), diagnosis="fill-added")
 _faulty_fill(_placed, "fill_where_the_mask_says_yes", "masked_fill(mask == 1), where 1 says yes: unturtle#56",

@@ -38,7 +38,7 @@ def mask_transposed_where_square(mask: Array, scores: Array) -> Array:
 for _axis, _name, _defect, _diagnosis in (
     (0, "batch_entry", "one entry's mask for all: graph-transformer-pytorch#2", "mask-of-first-batch-entry"),
     (1, "head", "one head's mask for all: lighthouse#77's kind", "mask-of-first-head"),
-    (2, "query", "one row's mask for all: keras#20488's expansion", ()),
+    (2, "query", "one row's mask for all: keras#20488's expansion", "mask-of-first-query"),
 ):
 
     def _first_along(mask: Array, scores: Array, axis: int = _axis) -> Array:
@@ -90,23 +90,24 @@ _faulty_masks(_dropped_if, "mask_dropped_when_causal", "causality replaces paddi
     lambda masks: bool(masks["is_causal"]), diagnosis="mask-ignored")
 _faulty_masks(masks_read_as, "mask_or_causal", "either may allow, where both must",
     lambda scores, masks: {} if masks["mask"] is None or not masks["is_causal"] else {**NO_RULES, "mask":
-        masks["mask"] | allowed_keys(scores, masks | {"mask": None})})
+        masks["mask"] | allowed_keys(scores, masks | {"mask": None})}, diagnosis="mask-or-causality")
 _faulty_masks(mask_read_as, "padding_on_the_query_axis",
     "padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
     lambda mask, scores: mask_transposed_where_square(mask, scores) if mask.ndim >= 2 and mask.shape[-2] == 1 else mask,
     diagnosis="mask-transposed")
 _faulty_masks(mask_read_as, "mask_of_batch_taken_for_heads",
     "(B, 1, ..) read as (1, H, ..) where B == H: mlx-lm#1903, onnx#8108",
-    lambda mask, scores: mask.swapaxes(0, 1) if mask.ndim == 4 and scores.shape[0] == scores.shape[1] else mask)
+    lambda mask, scores: mask.swapaxes(0, 1) if mask.ndim == 4 and scores.shape[0] == scores.shape[1] else mask,
+    diagnosis="mask-of-batch-for-heads")
 # Let a group of four keys be attended as soon as one of them may be.
 _faulty_masks(mask_read_as, "mask_rounded_up_to_four_keys", "a tile is masked as a whole or not at all: tt-metal#41215",
     lambda mask, scores: np.repeat(np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0,
         -mask.shape[-1] % 4)]).reshape(*mask.shape[:-1], -1, 4).any(axis=-1), 4, axis=-1)[..., : mask.shape[-1]])
 _faulty_masks(_filled_with, "mask_filled_with_minus_1e4",
     "leaks where a masked logit is 1e4 above a kept one: transformers#12109",
-    lambda biased: -1e4, diagnosis="empty-rows-uniform")
+    lambda biased: -1e4, diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
 _faulty_masks(_filled_with, "mask_filled_with_minus_1e9", "an empty row becomes uniform: tensorflow#55682's mask",
-    lambda biased: -1e9, dtypes=WIDE, diagnosis="empty-rows-uniform")
+    lambda biased: -1e9, dtypes=WIDE, diagnosis=("empty-rows-uniform", "masked-at-minus-1e9"))
 # ml_dtypes' bfloat16 has no np.finfo; its range is float32's except for the last digits.
 _faulty_masks(_filled_with, "mask_filled_with_least_finite",
     "an empty row becomes uniform: pytorch#109517, transformers#31303",
@@ -114,7 +115,8 @@ _faulty_masks(_filled_with, "mask_filled_with_least_finite",
     diagnosis="empty-rows-uniform")
 _faulty_masks(_filled_with, "mask_filled_with_minus_1e_minus_9", "a typo for -1e9: RibonanzaNet#5",
     lambda biased: -1e-09)
-_faulty_masks(_filled_with, "mask_multiplied_to_scores", "scores * mask leaves masked keys at 0", lambda biased: 0.0)
+_faulty_masks(_filled_with, "mask_multiplied_to_scores", "scores * mask leaves masked keys at 0", lambda biased: 0.0,
+    diagnosis="masked-at-zero")
 _faulty_masks(filled, "mask_added_as_zero_and_one",
     "a boolean mask converted to numbers and added: torch's float masks",
     lambda biased, allowed, masks: np.asarray(biased + allowed.astype(biased.dtype)), diagnosis="mask-added")
@@ -123,7 +125,8 @@ _faulty_masks(filled, "mask_times_minus_infinity", "(1 - mask) * -inf = NaN at k
     lambda biased, allowed, masks: np.where(allowed, biased * (np.nan if masks["mask"] is not None
         and masks["is_causal"] else 1), -np.inf).astype(biased.dtype))
 _faulty_masks(None, "mask_after_softmax", "weights * mask, not renormalised: vigg_ribonanza#1",
-    filled(lambda biased, allowed, masks: biased) | weights_where_allowed(0.0), diagnosis="weights-not-renormalised")
+    filled(lambda biased, allowed, masks: biased) | weights_where_allowed(0.0),
+    diagnosis=("weights-not-renormalised", "mask-ignored", "causality-ignored"))
 _faulty_masks(weights_where_allowed, "masked_weights_leak_1e_10", "a masked weight is tiny, not zero",
     1e-10, at="weights", dtypes=WIDE)
 _faulty_empty_rows(_only, "uniform_rows_are_zero", "the convention that is asked for is not looked at",

@@ -52,7 +52,12 @@ def _maximum(scores: Array) -> Array:
     return np.where(np.isneginf(highest), 0, highest)
 
 
-@_faulty_merge(_read_as, at="weights", defect="a prefix in base e meets a suffix in base 2: sglang#40903")
+@_faulty_merge(
+    _read_as,
+    at="weights",
+    defect="a prefix in base e meets a suffix in base 2: sglang#40903",
+    diagnosis="first-part-in-other-base",
+)
 def first_part_in_the_other_base(scores: Array, base: LseBase) -> Array:
     factor = np.ones(scores.shape[-1], scores.dtype)
     factor[0] = 1 / _LN2 if base == "2" else _LN2
@@ -220,7 +225,7 @@ _faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much
     lambda scores: softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
     diagnosis="parts-averaged")
 _faulty_merge(_softmax_of, "empty_part_weighs_as_zero", "the logarithm of an empty part's sum is 0: mlx#2608",
-    lambda scores: np.where(np.isneginf(scores), 0, scores))
+    lambda scores: np.where(np.isneginf(scores), 0, scores), diagnosis="empty-part-at-zero")
 _faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
     "an empty part is written as plus infinity: vllm#28181, #15492",
     lambda scores: np.where(np.isneginf(scores), np.inf, scores))
@@ -228,7 +233,7 @@ _faulty_merge("_without_empty_parts", "empty_part_let_through",
     "0 times the NaN of an empty part: flashinfer#5262, vllm#27491",
     lambda outputs, log_sum_exps: outputs, at="output")
 _faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
-    lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp")
+    lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp", diagnosis="log-sum-exp-of-maximum-alone")
 _faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
     lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
 _faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
@@ -247,12 +252,15 @@ _faulty_merge(_softmax_of, "parts_beyond_32_lost", "structure: a warp merges its
 _faulty_merge(_read_as, "heads_and_queries_of_log_sum_exps_confused",
     "(Lq, H) is read as (H, Lq): statistics of kernels have their own layout",
     lambda scores, base: _natural_logarithms(np.ascontiguousarray(scores).reshape(scores.shape[0], scores.shape[2],
-        scores.shape[1], scores.shape[3]).swapaxes(1, 2), base))
+        scores.shape[1], scores.shape[3]).swapaxes(1, 2), base),
+    diagnosis="log-sum-exps-with-heads-and-queries-confused")
 _faulty_merge(_read_as, "log_sum_exps_of_the_first_head", "structure: one log-sum-exp per query is read for all heads",
-    lambda scores, base: _natural_logarithms(np.broadcast_to(scores[:, :1], scores.shape), base))
+    lambda scores, base: _natural_logarithms(np.broadcast_to(scores[:, :1], scores.shape), base),
+    diagnosis="log-sum-exps-of-first-head")
 _faulty_merge(_softmax_of, "log_sum_exps_of_parts_in_bfloat16",
     "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
     lambda scores: arithmetic.bfloat16(scores))
 _faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
     "-100 for minus infinity: a part that is empty weighs beside low ones",
-    lambda scores: np.asarray(np.maximum(scores, np.asarray(-100, scores.dtype))))
+    lambda scores: np.asarray(np.maximum(scores, np.asarray(-100, scores.dtype))),
+    diagnosis="empty-part-at-minus-100")

@@ -72,7 +72,9 @@ def _last_key_seen(mask: Array) -> Array:
     return np.asarray(np.where(mask.any(axis=-1), last, -1)[..., np.newaxis])
 
 
-@_faulty(defect="is_causal is told from the first row, which is text: transformers#38295's kind")
+@_faulty(
+    defect="is_causal is told from the first row, which is text: transformers#38295's kind", diagnosis="mask-and-causal"
+)
 def mask_that_begins_causally_is_causal(mask: Array, scores: Array) -> Array:
     rows = _spread(mask, scores)
     if not _has_rows(mask):
@@ -146,7 +148,10 @@ def tiles_of_64_read_as_128(mask: Array, scores: Array) -> Array:
     return rows & _of_tiles(table, 2 * _TILE, rows)
 
 
-@_faulty(defect="a loop over the last run of keys alone: the first tokens leave with the window, vllm#1304's kind")
+@_faulty(
+    defect="a loop over the last run of keys alone: the first tokens leave with the window, vllm#1304's kind",
+    diagnosis="mask-of-last-run",
+)
 def only_the_last_run_of_keys(mask: Array, scores: Array) -> Array:
     gaps = np.where(mask, -1, np.arange(mask.shape[-1]))
     before_last = np.arange(mask.shape[-1]) <= _last_key_seen(mask)
@@ -154,13 +159,16 @@ def only_the_last_run_of_keys(mask: Array, scores: Array) -> Array:
     return np.asarray(mask & (np.arange(mask.shape[-1]) > last_gap))
 
 
-@_faulty(defect="a row is taken for the range from its first to its last key")
+@_faulty(defect="a row is taken for the range from its first to its last key", diagnosis="mask-without-gaps")
 def every_key_between_the_first_and_the_last(mask: Array, scores: Array) -> Array:
     key = np.arange(mask.shape[-1])
     return np.asarray((key >= _first_key_seen(mask)) & (key <= _last_key_seen(mask)))
 
 
-@_faulty(defect="the first key of a row is left out where its chunk or document begins")
+@_faulty(
+    defect="the first key of a row is left out where its chunk or document begins",
+    diagnosis="mask-without-first-key-but-key-0",
+)
 def rows_begin_one_key_too_late(mask: Array, scores: Array) -> Array:
     first = _first_key_seen(mask)
     begins = (np.arange(mask.shape[-1]) == first) & (first > 0)
@@ -245,7 +253,7 @@ def committed_keys_masked_causally(mask: Array, scores: Array) -> Array:
 # fmt: off
 _faulty("mask_of_a_model_taken_for_causal",
     "a mask taken for causal, whatever it is: transformers#39389, the prefix of unsloth-zoo#963's kind",
-    lambda mask, scores: both(mask, _causal(scores)) if _has_rows(mask) else mask)
+    lambda mask, scores: both(mask, _causal(scores)) if _has_rows(mask) else mask, diagnosis="mask-and-causal")
 _faulty("tiles_above_the_diagonal_skipped", "tiles above the diagonal are skipped, whatever the mask says there",
     lambda mask, scores: both(mask, np.arange(scores.shape[-1]) // _SMALL_TILE <= (np.arange(scores.shape[-2])[:,
         np.newaxis] + _offset(scores)) // _SMALL_TILE) if _has_rows(mask) else mask)
@@ -257,7 +265,7 @@ _faulty("tiles_of_64_above_the_diagonal_skipped",
 _faulty("rows_begin_one_key_too_early",
     "the first key of a row is off by one: transformers#37414, chunks and documents",
     lambda mask, scores: np.asarray(mask | (np.arange(mask.shape[-1]) == _first_key_seen(mask) - 1) & mask.any(axis=-1,
-        keepdims=True)))
+        keepdims=True)), diagnosis="mask-one-key-early")
 _faulty("mask_of_the_first_key_of_a_tile",
     "a document goes on in the next one for a tile: the mask is read once for a tile's keys, its first",
     lambda mask, scores: mask if mask.shape[-1] == 1 else np.asarray(mask[...,

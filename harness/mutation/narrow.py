@@ -284,4 +284,4 @@ _narrow("backward_weights_by_a_quotient_of_exponentials",
     "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
     lambda store: weights_remembered(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
         np.exp(call.logits) / np.exp(call.log_sum_exp))),
-    at="grad_query", dtypes=("float32", *NARROW))
+    at="grad_query", dtypes=("float32", *NARROW), diagnosis="fill-minus-infinity")

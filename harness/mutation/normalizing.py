@@ -159,10 +159,10 @@ _faulty_norm("_length", "epsilon_under_the_root_of_a_length", "sqrt(x.x + epsilo
     lambda squares, epsilon: np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon)),
     diagnosis="norm-epsilon-inside")
 _faulty_norm("_rms", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
-    lambda squares, epsilon: _rms(squares, 1e-05))
+    lambda squares, epsilon: _rms(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
 _faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
     "epsilon is at least 1e-4, so that float16 has it: nntrainer#4318",
-    lambda squares, epsilon: _rms(squares, max(epsilon, 1e-4)))
+    lambda squares, epsilon: _rms(squares, max(epsilon, 1e-4)), diagnosis="norm-epsilon-at-least-1e-4")
 _faulty_norm("_rms", "epsilon_times_the_largest_square",
     "epsilon is added behind a division by the largest element: apple/coremltools#2821",
     lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True) + epsilon * squares.max(axis=-1,
@@ -177,4 +177,4 @@ _faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are
     lambda normalized, weight: normalized, diagnosis="norm-weight-ignored")
 _faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
     lambda inputs, weight, norm, epsilon, is_full: _normalize(inputs - inputs.mean(axis=(1, 3) if is_full else 3,
-        keepdims=True), weight, norm, epsilon, is_full))
+        keepdims=True), weight, norm, epsilon, is_full), diagnosis="norm-of-differences")

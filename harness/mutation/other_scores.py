@@ -103,7 +103,9 @@ def _divided(is_divided: Callable[[str], bool]) -> Steps:
     return {"cosine_scores": score}
 
 
-@_faulty_other_scores(_lengths_read_as, defect="the root of the squared length is missing")
+@_faulty_other_scores(
+    _lengths_read_as, defect="the root of the squared length is missing", diagnosis="cosine-times-inverse-lengths"
+)
 def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
     squares: Array = lengths * lengths
     return squares
@@ -115,18 +117,19 @@ _faulty_other_scores(_weight, "bilinear_weight_transposed", "W^T for W, silent w
     lambda weight: weight.T, diagnosis="score-weight-transposed")
 _faulty_other_scores("general_scores", "bilinear_weight_ignored", "the dot score for the general one where W is square",
     lambda query, key, weight, *, score_bias=None: with_score_bias(_dot(query, key), score_bias)
-        if weight.shape[0] == weight.shape[1] else general_scores(query, key, weight, score_bias=score_bias))
+        if weight.shape[0] == weight.shape[1] else general_scores(query, key, weight, score_bias=score_bias),
+    diagnosis="score-weight-ignored")
 _faulty_other_scores("general_scores", "bilinear_bias_ignored",
     "structure: the bias of the bilinear layer has no effect",
     lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight), diagnosis="score-bias-missing")
 _faulty_other_scores("general_scores", "bilinear_bias_subtracted",
     "structure: the bias is subtracted, as one of the other side",
     lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight, score_bias=None
-        if score_bias is None else -score_bias))
+        if score_bias is None else -score_bias), diagnosis="score-bias-negated")
 _faulty_other_scores("general_scores", "bilinear_bias_of_the_first_head",
     "structure: the bias of the first head serves all",
     lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight, score_bias=None
-        if score_bias is None else score_bias[:1]))
+        if score_bias is None else score_bias[:1]), diagnosis="score-bias-of-first-head")
 _faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
     "structure: q (W + b) k^T: the bias is added to the weight",
     lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight if score_bias is None
@@ -149,9 +152,9 @@ _faulty_other_scores(_activation, "additive_tanh_by_ratio", "(e^2x - 1)/(e^2x + 
 _faulty_other_scores("additive_scores", "additive_bias_ignored", "the hidden layer's bias has no effect",
     lambda *arrays, score_bias=None, **named: additive_scores(*arrays, **named), diagnosis="score-bias-missing")
 _faulty_other_scores(_divided, "cosine_of_an_undivided_query", "only the keys are normalised",
-    lambda name: name != "query")
+    lambda name: name != "query", diagnosis="cosine-times-length-of-query")
 _faulty_other_scores(_divided, "cosine_of_an_undivided_key", "only the queries are normalised",
-    lambda name: name != "key")
+    lambda name: name != "key", diagnosis="cosine-times-length-of-key")
 _faulty_other_scores(_lengths, "cosine_of_lengths_over_the_first_axis",
     "lengths over the vectors, not over their features",
     lambda vectors, **axes: np.asarray(np.linalg.norm(vectors, axis=-2, keepdims=True)))

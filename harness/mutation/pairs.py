@@ -130,7 +130,12 @@ def scale_applied_twice_with_a_softcap(
     return stages | {"capped": _cap(stages["scores"] * _scale_of(query, scale), softcap)}
 
 
-@_pair(in_attention, at="biased", defect="structure: one pointer for all that belongs to a head of keys")
+@_pair(
+    in_attention,
+    at="biased",
+    defect="structure: one pointer for all that belongs to a head of keys",
+    diagnosis="bias-by-key-heads",
+)
 def bias_of_query_heads_read_by_key_heads(call: Call) -> Steps:
     """Read the bias of query head h at the place of its head of keys."""
     heads, kv_heads = call.query.shape[1], call.key.shape[1]

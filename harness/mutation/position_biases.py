@@ -75,13 +75,21 @@ def alibi_slopes_without_leaving_any_out(slopes: Array) -> Array:
     return np.array([*alibi_slopes(below), *alibi_slopes(2 * below)[: heads - below]])
 
 
-@_faulty(bias_read_as, defect="every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227")
+@_faulty(
+    bias_read_as,
+    defect="every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227",
+    diagnosis=("bias-of-first-half-of-heads", "bias-of-first-head"),
+)
 def bias_of_the_first_half_of_the_heads(bias: Array, scores: Array) -> Array:
     heads = bias.shape[1] if bias.ndim == 4 else 1
     return bias[:, np.arange(heads) % (heads // 2)] if heads > 1 else bias
 
 
-@_faulty(bias_read_as, defect="query heads of a group share the bias of its first: a kernel that packs groups")
+@_faulty(
+    bias_read_as,
+    defect="query heads of a group share the bias of its first: a kernel that packs groups",
+    diagnosis="bias-of-first-head-of-group",
+)
 def bias_of_the_first_head_of_a_group(bias: Array, scores: Array) -> Array:
     heads = bias.shape[1] if bias.ndim == 4 else 1
     return bias[:, np.arange(heads) // 2 * 2] if heads % 2 == 0 else bias
@@ -133,7 +141,7 @@ _faulty(_alibi_read_as, "alibi_from_the_first_new_key",
     "distances that do not count the past: flash-attention#907's kind",
     lambda slopes, query, key: np.asarray(-slopes * np.abs(query - query[0] - key)))
 _faulty(bias_read_as, "bias_of_heads_in_reverse", "heads in reverse",
-    lambda bias, scores: bias[:, ::-1] if bias.ndim == 4 else bias)
+    lambda bias, scores: bias[:, ::-1] if bias.ndim == 4 else bias, diagnosis="bias-in-reverse-of-head")
 _faulty(_distances_read_as, "relative_distance_of_the_other_sign",
     "the distance p - j for j - p: later keys have the buckets of earlier ones",
     lambda distance: -distance)

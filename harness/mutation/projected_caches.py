@@ -62,4 +62,4 @@ _faulty_caches(_past_read_as, "past_in_the_order_of_a_ring",
     lambda name, past, given: np.roll(past, 1, axis=-2) if name == "value" else past, at="context")
 mutant("rotary", None, "rotary_applied_to_the_past_again",
     "keys are cached behind the rotation, and all of the cache is rotated in every step",
-    {"attention": _attention_with_past_rotated}, at="rotated_key")
+    {"attention": _attention_with_past_rotated}, at="rotated_key", diagnosis="rotary-of-past-again")

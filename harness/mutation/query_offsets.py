@@ -67,14 +67,14 @@ _faulty_offsets(_offsets_read_as, "query_offsets_ignored",
     "causality counts from the first key whatever the cache: onnx#8054",
     lambda offsets: None, diagnosis=("query-offsets-ignored", "aligned-top-left"))
 _faulty_offsets(_offsets_read_as, "query_offsets_one_too_far", "positions start at 1: mlx-lm#390's kind",
-    lambda offsets: np.asarray(offsets + 1))
+    lambda offsets: np.asarray(offsets + 1), diagnosis="query-offsets-one-too-far")
 _faulty_offsets(_offsets_read_as, "query_offsets_of_the_longest_batch_entry",
     "the longest sequence's position for all: left padding is assumed",
-    lambda offsets: np.full_like(offsets, offsets.max(initial=0)))
+    lambda offsets: np.full_like(offsets, offsets.max(initial=0)), diagnosis="query-offsets-of-longest")
 _faulty_offsets(_offsets_read_as, "query_offsets_of_the_next_batch_entry", "batch index off by one",
-    lambda offsets: np.roll(offsets, -1))
+    lambda offsets: np.roll(offsets, -1), diagnosis="query-offsets-of-next-batch-entry")
 mutant("rotary", in_attention, "query_offset_of_the_first_batch_entry_in_the_rotation",
     "positions of a batch are those of its first sequence: reasoning-from-scratch#33",
     lambda call: {} if call.query_offsets is None or call.rotary_cos is None else {"_rotate": lambda inputs, cos, sin,
         interleaved: _rotate(inputs, *((cos[:1], sin[:1]) if cos.ndim > 2 else (cos, sin)), interleaved)},
-    at="rotated_query")
+    at="rotated_query", diagnosis="rotary-of-first-batch-entry")

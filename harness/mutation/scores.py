@@ -55,7 +55,10 @@ def scores_squared(scores: Array) -> Array:
 
 
 @_faulty_scores(
-    "dot_scores._dot", at="raw_scores", defect="K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind"
+    "dot_scores._dot",
+    at="raw_scores",
+    defect="K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind",
+    diagnosis="query-and-key-exchanged",
 )
 def scores_transposed_where_square(query: Array, key: Array) -> Array:
     product = _dot(query, key)
@@ -98,7 +101,7 @@ _faulty_scale(in_attention, "scale_applied_after_mask",
     "-inf is scaled too: NaN at scale 0, inf at a negative one (onnx#7865's kind)",
     lambda call: filled(lambda biased, allowed, masks: np.where(allowed, biased,
         np.asarray(-np.inf * np.float64(call.factor), biased.dtype))),
-    at="masked")
+    at="masked", diagnosis="fill-minus-infinity")
 _faulty_scale("dot_scores._dot", "scores_scaled_in_float16",
     "the scale comes after a float16 product: metal-flash-attention#8",
     lambda query, key: arithmetic.float16(_dot(query, key)), at="raw_scores", dtypes=WIDE,
@@ -115,13 +118,13 @@ _faulty_scores("dot_scores._dot", "scores_accumulated_in_float16",
     lambda query, key: arithmetic.sequential_matmul(query, np.swapaxes(key, -1, -2), store=arithmetic.float16),
     dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "last_feature_of_the_score_dropped", "the loop over the width ends one early",
-    lambda query, key: _dot(query[..., :-1], key[..., :-1]))
+    lambda query, key: _dot(query[..., :-1], key[..., :-1]), diagnosis="last-feature-dropped")
 _faulty_scores("dot_scores._dot", "key_of_the_next_head",
     "head index off by one: HipKittens#22, FreeToken#177, pytorch#193893",
     lambda query, key: _dot(query, np.roll(key, -1, axis=1)), diagnosis="key-of-next-head")
 _faulty_scores("dot_scores._dot", "key_of_the_first_batch_entry",
     "batch stride 0 read for the key: pytorch#191937's kind",
-    lambda query, key: _dot(query, key[:1]))
+    lambda query, key: _dot(query, key[:1]), diagnosis="key-of-first-batch-entry")
 _faulty_rotary("_rotate", "rotary_pairs_of_the_other_layout",
     "neighbours where the weights are of pairs half of the width apart: candle#3948",
     lambda inputs, cos, sin, interleaved: _rotate(inputs, cos, sin, not interleaved), diagnosis="rotary-pairs")

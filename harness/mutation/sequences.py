@@ -215,18 +215,20 @@ _faulty_pages("paged_attention", "block_table_of_the_first_batch_entry",
         **given),
     diagnosis="block-table-of-first-batch-entry")
 _faulty_pages("paged_attention", "block_table_transposed", "the table is read with the strides of its transpose",
-    lambda block_table, **given: paged_attention(block_table=block_table.T.reshape(block_table.shape), **given))
+    lambda block_table, **given: paged_attention(block_table=block_table.T.reshape(block_table.shape), **given),
+    diagnosis="block-table-transposed")
 _faulty_pages("_read", "slots_in_reverse", "slots of a page are read in reverse",
-    lambda pages, table: _read(pages[:, ::-1], table))
+    lambda pages, table: _read(pages[:, ::-1], table), diagnosis="slots-in-reverse")
 _faulty_pages("_read", "large_pages_read_by_one_tile",
     "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
     lambda pages, table: _read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
 _faulty_pages("_read", "pages_read_with_heads_first", "heads and slots of a page are confused: NHD for HND",
-    lambda pages, table: _read(pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2), table))
+    lambda pages, table: _read(pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2), table),
+    diagnosis="pages-with-heads-first")
 _faulty_pages(_lengths_read_as, "lengths_rounded_up_to_pages", "whole pages are attended",
-    lambda lengths, page, most: -(-lengths // page) * page, diagnosis=())
+    lambda lengths, page, most: -(-lengths // page) * page, diagnosis="key-lengths-up-to-pages")
 _faulty_pages(_lengths_read_as, "lengths_rounded_down_to_pages", "the last page is dropped where it is not full",
-    lambda lengths, page, most: lengths // page * page)
+    lambda lengths, page, most: lengths // page * page, diagnosis="key-lengths-down-to-pages")
 _faulty_pages(_lengths_read_as, "paged_lengths_one_too_long", "j <= length",
     lambda lengths, page, most: lengths + 1, diagnosis="key-lengths-one-too-long")
 _faulty_pages(_lengths_read_as, "paged_lengths_one_too_short", "the newest key is not seen",
@@ -240,7 +242,8 @@ _faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top
     diagnosis="aligned-top-left")
 _faulty_pages("paged_attention._seen_from_the_end", "paged_window_dropped",
     "the window is dropped behind a cache: sglang#30050",
-    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, is_causal, None))
+    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, is_causal, None),
+    diagnosis="window-ignored")
 mutant("paged caches", None, "sinks_dropped_behind_pages", "sinks are dropped in batched decoding: sglang#30050",
     {"paged_attention.attention": _sinks_dropped(attention)}, at="log_sum_exp", diagnosis="sinks-ignored")
 mutant("packed sequences", None, "sinks_dropped_behind_limits",

@@ -122,7 +122,9 @@ for _name, _defect, _dtypes, _epsilon in (
     ("sum_plus_1e_6", _EPSILON, WIDE, 1e-6),
     ("sum_plus_1e_3", _EPSILON, WIDE, 1e-3),
 ):
-    _faulty_denominator(_plus, defect=_defect, dtypes=_dtypes, name=_name)(_epsilon)
+    _faulty_denominator(_plus, defect=_defect, dtypes=_dtypes, diagnosis=f"denominator-plus-{_epsilon:g}", name=_name)(
+        _epsilon
+    )
 
 
 equivalent(

@@ -150,15 +150,16 @@ _faulty_windows(window_read_as, "window_sides_swapped", "(left, right) read as (
     lambda left, right: (right, left), diagnosis="window-sides-swapped")
 _faulty_windows(window_read_as, "one_sided_window_on_both_sides",
     "what is bounded on one side is bounded on both: jax's local_window_size",
-    lambda left, right: (right if left is None else left, left if right is None else right))
+    lambda left, right: (right if left is None else left, left if right is None else right),
+    diagnosis="window-on-both-sides")
 _faulty_windows(window_read_as, "open_right_side_taken_for_zero",
     "no bound on the right read as none to the right: sglang#34273's kind",
-    lambda left, right: (left, 0 if right is None else right))
+    lambda left, right: (left, 0 if right is None else right), diagnosis="window-open-right-as-zero")
 _faulty_windows(window_read_as, "open_left_side_taken_for_zero", "no bound on the left read as none to the left",
-    lambda left, right: (0 if left is None else left, right))
+    lambda left, right: (0 if left is None else left, right), diagnosis="window-open-left-as-zero")
 _faulty_windows(window_read_as, "side_of_zero_taken_for_open",
     "0 is false, so a side of 0 keys counts as none given: zml#763's kind",
-    lambda left, right: (left or None, right or None), diagnosis="window-ignored")
+    lambda left, right: (left or None, right or None), diagnosis=("window-ignored", "window-zero-as-open"))
 _faulty_windows(window_read_as, "window_split_between_its_sides", "the sides read as the width of the whole window",
     lambda left, right: (None if left is None else left // 2, None if right is None else right // 2))
 _faulty_windows(_window_dropped_if, "window_ignored", "the argument has no effect",
@@ -182,12 +183,14 @@ _faulty_windows(masks_read_as, "window_or_causal", "either may allow, where both
     lambda scores, masks: {} if masks["window"] is None or not masks["is_causal"] else {"is_causal": False, "window":
         None, "mask": both(masks["mask"], keys_within(scores, masks["window"]) | causal_keys(*scores.shape[-2:]))})
 _faulty_windows(window_pattern, "window_does_not_move", "every query sees the window of the first one",
-    lambda scores, masks: np.broadcast_to(keys_within(scores, masks["window"])[:1], scores.shape[-2:]))
+    lambda scores, masks: np.broadcast_to(keys_within(scores, masks["window"])[:1], scores.shape[-2:]),
+    diagnosis="window-of-first-query")
 _faulty_windows(window_pattern, "window_without_its_own_key", "the current token is left out: onnxruntime#25927",
-    lambda scores, masks: np.asarray(keys_within(scores, masks["window"]) & (distance(scores) != 0)))
+    lambda scores, masks: np.asarray(keys_within(scores, masks["window"]) & (distance(scores) != 0)),
+    diagnosis="window-without-own-key")
 _faulty_windows(window_pattern, "window_beyond_64_queries_ignored",
     "right in the first tile of 64 rows only: gcnasm#21's kind",
     lambda scores, masks: np.asarray(keys_within(scores, masks["window"]) | (np.arange(scores.shape[-2])[:,
         np.newaxis] >= 64)))
 _faulty_windows(window_pattern, "window_inverted", "what is within is forbidden: text#894's polarity",
-    lambda scores, masks: ~keys_within(scores, masks["window"]))
+    lambda scores, masks: ~keys_within(scores, masks["window"]), diagnosis="window-inverted")

@@ -135,9 +135,9 @@ MISTAKES = {
     "bias_ignored": "the bias is ignored",
     "bias_scaled_with_scores": "the bias is added before the scores are scaled",
     "softcap_ignored": "the softcap is ignored",
-    "scale_missing": "the output is exactly that of scale 1 instead of 0.3536",
-    "scale_applied_twice": "the output is exactly that of scale 0.125, twice the same factor or 1/D, instead of 0.3536",
-    "scale of values": "the output is exactly that of scale 0.5774, 1/sqrt(Dv), instead of 0.3536",
+    "scale_missing": "the default scale is 1: give scale, or divide by sqrt(D)",
+    "scale_applied_twice": "the default scale is 1/D: give scale, or divide by sqrt(D)",
+    "scale of values": "the default scale is 1/sqrt(Dv): give scale, or divide by sqrt(D)",
     "scale_of_model_width": "the output is exactly that of scale 0.1768, 1/sqrt(H D) or half as large, "
     "instead of 0.3536",
     "explicit_scale_ignored": "the output is exactly that of scale 0.3536, the default 1/sqrt(D), instead of 0.7",

@@ -1,0 +1,575 @@
+"""Readings in which something is another entry's, stands at another place, or is another pattern of the same kind.
+
+An entry is one of a batch, a head, a query or a key. The first one's is taken for all (a stride of zero), the next
+one's for each (an index that is one off), or all are taken in reverse order. What comes from a cache, and what groups
+of heads share, is joined and shared in as many ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attncheck.judging.alternatives import (
+    Changed,
+    Form,
+    Reading,
+    exchanged,
+    queries_and_keys,
+    with_allowed,
+    with_input,
+    with_mask,
+)
+from attncheck.reading.lowering import Array, Problem, query_offset
+from attncheck.spec import BY_SCORE, LOGITS, MEANS, OPERATIONS, PER_HEAD
+
+Order = Callable[[int], Any]
+"""Of so many entries, the number of the one that is taken for each."""
+
+_ORDERS: Mapping[str, tuple[str, Order]] = {
+    "of-first": ("of the first {} is taken for all", lambda count: np.zeros(count, int)),
+    "of-next": ("of the next {} is taken", lambda count: np.roll(np.arange(count), -1)),
+    "in-reverse-of": (
+        "of each {} is that of the last one before: they are taken in reverse",
+        lambda count: np.arange(count)[::-1],
+    ),
+}
+
+
+def taken(names: Sequence[str], axis: int, order: Order) -> Changed:
+    """Take of some inputs, for each entry of an axis, what belongs to another one; None where that is the same."""
+
+    def change(problem: Problem) -> Problem | None:
+        given = {name: problem.inputs[name] for name in names if name in problem.inputs}
+        others = {
+            name: array.take(order(array.shape[axis]), axis)
+            for name, array in given.items()
+            if array.ndim >= -axis and array.shape[axis] > 1
+        }
+        if all(np.array_equal(other, given[name], equal_nan=other.dtype.kind == "f") for name, other in others.items()):
+            return None
+        return problem.with_inputs(**others)
+
+    return change
+
+
+def _entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int], stage: str, *orders: str,
+             when: Callable[[Problem], bool] = lambda problem: True) -> Iterator[Reading]:  # fmt: skip
+    """Yield the readings of an input, or of several together, by each axis and order."""
+    for word, axis in axes.items():
+        for order in orders or ("of-first", "of-next"):
+            says, entries = _ORDERS[order]
+            change = taken(names, axis, entries)
+            yield Reading(
+                f"{slug}-{order}-{word.replace(' ', '-')}",
+                f"{called} {says.format(word)}",
+                lambda problem, change=change: change(problem) if when(problem) else None,  # type: ignore[misc]
+                names[0],
+                stage,
+            )
+
+
+def has_heads(problem: Problem) -> bool:
+    """Whether keys and values come with heads of their own; made of latent vectors they are of one."""
+    return problem.operation in (*PER_HEAD, *BY_SCORE) and "key_projection" not in problem.inputs
+
+
+_BATCH, _HEAD = {"batch entry": -4}, {"head": -3}
+_ENTRIES = (
+    *_entries("mask", "the mask", ["mask"], _BATCH | _HEAD, "masked"),
+    *_entries("mask", "the mask", ["mask"], {"query": -2}, "masked", "of-first"),
+    *_entries("bias", "the bias", ["bias"], _BATCH | _HEAD, "biased"),
+    *_entries("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
+    *_entries("bias", "the bias", ["bias"], _HEAD, "biased", "in-reverse-of"),
+    *_entries("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
+    *_entries("sinks", "the sink", ["sinks"], {"head": -1}, "weights"),
+    *_entries("key", "the key", ["key", "past_key"], _BATCH, LOGITS[0], when=has_heads),
+    *_entries("value", "the value", ["value", "past_value"], _BATCH, MEANS[0], when=has_heads),
+    *_entries("key", "the key", ["key", "past_key"], _HEAD, LOGITS[0], "of-first", "in-reverse-of", when=has_heads),
+    *_entries("value", "the value", ["value", "past_value"], _HEAD, MEANS[0], "of-first", "in-reverse-of",
+              when=has_heads),
+    *_entries("past", "what is cached", ["past_key", "past_value"], _BATCH | _HEAD, LOGITS[0]),
+    *_entries("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
+    *_entries("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2}, "weights"),
+)  # fmt: skip
+
+
+# Heads that groups of query heads share.
+
+
+def grouped(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Changed:
+    """Take other heads of keys and values for query heads: ``head_of(query head, heads, size of a group)``."""
+
+    def change(problem: Problem) -> Problem | None:
+        if not has_heads(problem) or "value" not in problem.inputs:
+            return None
+        heads, shared = problem.inputs["query"].shape[-3], problem.inputs["key"].shape[-3]
+        if shared in (1, heads):
+            return None
+        every, group = np.arange(heads), heads // shared
+        others = {}
+        for name in ("key", "value", "past_key", "past_value", "key_factor", "value_factor"):
+            if name in problem.inputs:
+                is_wrong = name.removeprefix("past_").removesuffix("_factor") in names
+                others[name] = problem.inputs[name].take(
+                    head_of(every, shared, group) if is_wrong else every // group, -3
+                )
+        if "key_norm" in problem.inputs:
+            others["key_norm"] = problem.inputs["key_norm"].take(every // group, -2)
+        options = {"kv_heads": heads} if "kv_heads" in problem.options else {}
+        return problem.with_inputs(**others).with_options(**options)
+
+    return change
+
+
+_BOTH = ("key", "value")
+_GROUPS = (
+    *(
+        Reading(f"{name}-heads-tiled", f"query head h takes {name} head h % Hkv (tiled), though not that of the other",
+                grouped([name], lambda head, shared, group: head % shared), stage=stage)
+        for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
+    ),
+    *(
+        Reading(f"groups-{slug}", says, grouped(_BOTH, head_of), stage=LOGITS[0])
+        for slug, says, head_of in (
+            ("as-large-as-their-number", "query head h takes key and value head h // Hkv",
+             lambda head, shared, group: head // shared % shared),
+            ("in-reverse", "groups take the heads of keys and values from the last to the first",
+             lambda head, shared, group: shared - 1 - head // group),
+            ("of-first-head", "all query heads take the first head of keys and values",
+             lambda head, shared, group: head * 0),
+            ("one-head-late", "the last query head of each group takes the next one's head of keys and values",
+             lambda head, shared, group: (head + 1) // group % shared),
+            ("of-two-heads", "query head h takes key and value head h // 2, whatever the size of a group",
+             lambda head, shared, group: np.minimum(head // 2, shared - 1)),
+        )
+    ),
+)  # fmt: skip
+
+
+def _by_group(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> Changed:
+    """Take what is another head's: ``head_of(query head, heads of keys, size of a group)``."""
+
+    def change(problem: Problem) -> Problem | None:
+        array, heads = (
+            problem.inputs[name],
+            problem.inputs[name].shape[axis] if problem.inputs[name].ndim >= -axis else 1,
+        )
+        if not has_heads(problem) or heads != problem.inputs["query"].shape[-3] or heads == 1:
+            return None
+        shared = problem.inputs["key"].shape[-3]
+        taken_heads = head_of(np.arange(heads), shared, heads // shared)
+        if (taken_heads == np.arange(heads)).all():
+            return None
+        return problem.with_inputs(**{name: array.take(taken_heads, axis)})
+
+    return change
+
+
+_OF_GROUPS = tuple(
+    Reading(f"{name}-{slug}", f"the {name} {says}", _by_group(of, axis, head_of), of, stage)
+    for name, of, axis, stage in (("bias", "bias", -3, "biased"), ("sinks", "sinks", -1, "weights"))
+    for slug, says, head_of in (
+        ("of-first-head-of-group", "of the first head of a group is taken for all of it",
+         lambda head, shared, group: head // group * group),
+        ("by-key-heads", "of query head h is that of its group, h // (H / Hkv)",
+         lambda head, shared, group: head // group),
+        ("of-first-half-of-heads", "of the first half of the heads is taken for the other",
+         lambda head, shared, group: head % max(len(head) // 2, 1)),
+    )
+)  # fmt: skip
+
+
+# What comes from a cache.
+
+
+def _joined(change: Callable[[Any, int], Any], *names: str) -> Changed:
+    """Change past and new keys, values or both, one behind the other, given the length of the past."""
+
+    def changed(problem: Problem) -> Problem | None:
+        if not has_heads(problem):
+            return None
+        others: dict[str, Any] = {}
+        for name in names:
+            past, new = problem.inputs[f"past_{name}"], problem.inputs[name]
+            length = past.shape[-2]
+            both = change(np.concatenate([past, new], axis=-2), length)
+            others |= {f"past_{name}": both[..., :length, :], name: both[..., length:, :]}
+        return problem.with_inputs(**others)
+
+    return changed
+
+
+_PAST = ("past_key", "past_value")
+
+
+def _past_read_as(change: Callable[[Any], Any], names: Sequence[str]) -> Changed:
+    return lambda problem: problem.with_inputs(**{name: change(problem.inputs[name]) for name in names})
+
+
+def _zeroed(joined: Any, slots: slice) -> Any:
+    other = joined.copy()
+    other[..., slots, :] = 0
+    return other
+
+
+def _over_the_last(joined: Any, length: int) -> Any:
+    left = np.zeros_like(joined[..., :1, :])
+    return np.concatenate([joined[..., : length - 1, :], joined[..., length:, :], left], axis=-2)
+
+
+def _one_slot_late(joined: Any, length: int) -> Any:
+    left = np.zeros_like(joined[..., :1, :])
+    return np.concatenate([joined[..., :length, :], left, joined[..., length:-1, :]], axis=-2)
+
+
+def _on_the_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
+    """Change a mask or a bias that says something of each key, given the length of the past."""
+
+    def changed(problem: Problem) -> Problem | None:
+        array, (_, keys) = problem.inputs[name], queries_and_keys(problem)
+        past = query_offset({}, problem.inputs)
+        return problem.with_inputs(**{name: change(array, past)}) if past and array.shape[-1] == keys > 1 else None
+
+    return changed
+
+
+def _lengths_of_new_keys(problem: Problem) -> Problem | None:
+    lengths = problem.inputs["key_lengths"] + query_offset({}, problem.inputs)
+    if "past_key" not in problem.inputs or (lengths >= queries_and_keys(problem)[1]).all():  # as if they were ignored
+        return None
+    return problem.with_inputs(key_lengths=lengths)
+
+
+_CACHED = (
+    *(
+        Reading(f"past-{slug}", says, _joined(change, *_BOTH), "past_key", LOGITS[0])
+        for slug, says, change in (
+            ("behind-new", "the past is joined behind the new keys and values",
+             lambda both, past: np.roll(both, -past, axis=-2)),
+            ("without-new", "new keys and values are not written: zeros stand there",
+             lambda both, past: _zeroed(both, slice(past, None))),
+            ("overwritten", "new keys and values are written one slot early, over the last of the past",
+             _over_the_last),
+            ("with-a-gap", "new keys and values are written one slot late", _one_slot_late),
+        )
+    ),
+    *(
+        Reading(f"past-{of}{slug}", f"{called} of the past are {how}", _past_read_as(change, names), "past_key", stage)
+        for of, called, names, stage in (
+            ("", "keys and values", _PAST, LOGITS[0]), ("values-", "values", _PAST[1:], MEANS[0])
+        )
+        for slug, how, change in (
+            ("dropped", "zeros", np.zeros_like), ("in-reverse", "in reverse order", lambda past: past[..., ::-1, :])
+        )
+    ),
+    Reading("past-swapped", "keys of the past are taken for its values, and the other way round",
+            exchanged("past_key", "past_value"), "past_key", LOGITS[0]),
+    Reading("mask-beside-past", "the mask does not reach the past, which is always attended",
+            _on_the_past("mask", lambda mask, past: mask | (np.arange(mask.shape[-1]) < past)), "mask"),
+    *(
+        Reading(f"{name}-from-first-new-key", f"the {name} counts from the first new key",
+                _on_the_past(name, lambda array, past: np.roll(array, past, axis=-1)), name, stage)
+        for name, stage in (("mask", "masked"), ("bias", "biased"))
+    ),
+    Reading("key-lengths-of-new-keys", "key lengths count from the first new key", _lengths_of_new_keys, "key_lengths"),
+)  # fmt: skip
+
+
+# Places and patterns.
+
+
+def _every_key(problem: Problem, name: str) -> Any:
+    """Return the past and new ones of keys or values."""
+    past = problem.inputs.get(f"past_{name}")
+    return problem.inputs[name] if past is None else np.concatenate([past, problem.inputs[name]], axis=-2)
+
+
+def _one_position_late(name: str) -> Changed:
+    def change(problem: Problem) -> Problem | None:
+        if not has_heads(problem) or "rotary_cos" in problem.inputs or name not in problem.inputs:
+            return None
+        moved = np.roll(_every_key(problem, name), 1, axis=-2)
+        past = moved.shape[-2] - problem.inputs[name].shape[-2]
+        if moved.shape[-2] < 2:
+            return None
+        others = {name: moved[..., past:, :]} | ({f"past_{name}": moved[..., :past, :]} if past else {})
+        return problem.with_inputs(**others)
+
+    return change
+
+
+def _exchanged_queries(problem: Problem) -> Problem | None:
+    others = {"past_key", "rotary_cos", "query_norm", "key_factor"}
+    if not has_heads(problem) or not problem.inputs.keys().isdisjoint(others):
+        return None
+    return exchanged("query", "key")(problem)
+
+
+def _last_column_zero(name: str) -> Changed:
+    def change(problem: Problem) -> Problem | None:
+        array = problem.inputs[name]
+        if not has_heads(problem) or array.shape[-1] < 2 or "query_norm" in problem.inputs:
+            return None
+        others = {other: problem.inputs[other].copy() for other in (name, f"past_{name}") if other in problem.inputs}
+        for other in others.values():
+            other[..., -1] = 0
+        return problem.with_inputs(**others)
+
+    return change
+
+
+def _last_key_dropped(problem: Problem) -> Problem | None:
+    if OPERATIONS[problem.operation].has_parts or problem.operation in ("scoring", "softmax"):
+        return None
+    keys = queries_and_keys(problem)[1]
+    return with_allowed(problem, np.arange(keys)[np.newaxis] < keys - 1) if keys > 1 else None
+
+
+def _with_lengths_as(pattern: Callable[[Any, Any, Any], Any]) -> Changed:
+    """Allow other keys than the lengths do: ``pattern(length, query, key)``, of a length (B, 1, 1, 1)."""
+
+    def change(problem: Problem) -> Problem | None:
+        lengths, (queries, keys) = problem.inputs["key_lengths"], queries_and_keys(problem)
+        allowed = pattern(lengths.reshape(-1, 1, 1, 1), np.arange(queries)[:, np.newaxis], np.arange(keys))
+        if allowed.all():  # as if they were ignored
+            return None
+        mask = problem.inputs.get("mask")
+        return problem.without_input("key_lengths").with_inputs(mask=allowed if mask is None else mask & allowed)
+
+    return change
+
+
+def _lengths_of_heads(problem: Problem) -> Problem | None:
+    lengths, (_, keys) = problem.inputs["key_lengths"], queries_and_keys(problem)
+    query = problem.inputs.get("query", problem.inputs.get("scores"))
+    if query is None or query.ndim < 4 or len(lengths) != query.shape[-3]:
+        return None
+    allowed = np.arange(keys) < lengths.reshape(1, -1, 1, 1)
+    mask = problem.inputs.get("mask")
+    return problem.without_input("key_lengths").with_inputs(mask=allowed if mask is None else mask & allowed)
+
+
+def _of_batch_for_heads(name: str) -> Changed:
+    """Read (B, 1, ..) as (1, H, ..), or the other way round, where there are as many heads as batch entries."""
+
+    def change(problem: Problem) -> Problem | None:
+        array, query = problem.inputs[name], problem.inputs.get("query", problem.inputs.get("scores"))
+        if query is None or array.ndim != 4 or query.ndim != 4 or query.shape[0] != query.shape[1]:
+            return None
+        return problem.with_inputs(**{name: array.swapaxes(0, 1)}) if array.shape[0] != array.shape[1] else None
+
+    return change
+
+
+def _positions(problem: Problem) -> tuple[Array, Array] | None:
+    """Return where queries and keys stand, (Lq, 1) and (Lk,); None where each batch entry says that itself."""
+    if "query_offsets" in problem.inputs:
+        return None
+    queries, keys = queries_and_keys(problem)
+    return np.arange(queries)[:, np.newaxis] + query_offset(problem.options, problem.inputs), np.arange(keys)
+
+
+def _pattern(rule: str, pattern: Callable[[Problem, Array, Array], Any]) -> Changed:
+    """Allow other keys than causality or a window does: ``pattern(problem, positions of queries, of keys)``."""
+
+    def change(problem: Problem) -> Problem | None:
+        positions = _positions(problem)
+        if positions is None or not problem.options.get(rule):
+            return None
+        allowed = np.broadcast_to(pattern(problem, *positions), queries_and_keys(problem))
+        return with_allowed(with_mask(problem).with_options(**{rule: None}), allowed)
+
+    return change
+
+
+def _within(problem: Problem, query: Array, key: Array) -> Any:
+    left, right = problem.options["window"]
+    behind = key - query
+    within = np.ones(behind.shape, dtype=np.bool_)
+    within &= left is None or behind >= -left
+    within &= right is None or behind <= right
+    return within
+
+
+def _window_as(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
+    """Take other sides; no window where both are open."""
+
+    def changed(problem: Problem) -> Problem | None:
+        window = tuple(problem.options["window"])
+        other = change(*window)
+        if other == window:
+            return None
+        return with_mask(problem).with_options(window=None if other == (None, None) else other)
+
+    return changed
+
+
+def _plus(side: Any, steps: int) -> Any:
+    return None if side is None else side + steps
+
+
+def _either(problem: Problem) -> Problem | None:
+    positions = _positions(problem)
+    if positions is None or not problem.options.get("is_causal"):
+        return None
+    query, key = positions
+    allowed = (key <= query) | _within(problem, query, key)
+    return with_allowed(problem.with_options(window=None, is_causal=False), allowed)
+
+
+def _mask_or_causal(problem: Problem) -> Problem | None:
+    positions = _positions(problem)
+    if positions is None or not problem.options.get("is_causal"):
+        return None
+    query, key = positions
+    return problem.with_options(is_causal=False).with_inputs(mask=problem.inputs["mask"] | (key <= query))
+
+
+def _at_the_lengths_end(problem: Problem) -> Form | None:
+    """Let the last query stand at the last key that counts."""
+    lengths, (queries, keys) = problem.inputs["key_lengths"], queries_and_keys(problem)
+    if not (problem.options.get("is_causal") or problem.options.get("window")):
+        return None
+    positions = np.arange(queries)[:, np.newaxis] + lengths.reshape(-1, 1, 1, 1) - queries
+    key = np.arange(keys)
+    allowed = (key < lengths.reshape(-1, 1, 1, 1)) & np.asarray(
+        not problem.options.get("is_causal") or key <= positions
+    )
+    if problem.options.get("window"):
+        allowed = allowed & _within(problem, positions, key)
+    mask = problem.inputs.get("mask")
+    plain = problem.without_input("key_lengths").without_input("query_offsets")
+    return Form(
+        plain.with_options(is_causal=False, window=None).with_inputs(mask=allowed if mask is None else mask & allowed)
+    )
+
+
+_PLACES = (
+    *(
+        Reading(f"{name}-one-position-late", f"the {name} of the position before is read", _one_position_late(name),
+                name, stage)
+        for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
+    ),
+    Reading("bias-one-key-late", "the bias of the key before is read",
+            with_input("bias", lambda bias: np.roll(bias, 1, axis=-1)), "bias", "biased"),
+    Reading("query-and-key-exchanged", "queries are taken for keys, and the other way round", _exchanged_queries,
+            stage=LOGITS[0]),
+    *(
+        Reading(f"last-{slug}-dropped", f"the last {says} is left out", _last_column_zero(name), name, stage)
+        for name, slug, says, stage in (
+            ("query", "feature", "element of queries and keys", LOGITS[0]),
+            ("value", "value-column", "column of the values", MEANS[0]),
+        )
+    ),
+    Reading("last-key-dropped", "no query sees the last key", _last_key_dropped),
+    Reading("key-lengths-from-the-end", "key lengths count from the last key",
+            lambda problem: _with_lengths_as(
+                lambda length, query, key: key >= queries_and_keys(problem)[1] - length
+            )(problem), "key_lengths"),
+    Reading("key-lengths-of-queries-too", "key lengths are taken for those of queries, too",
+            _with_lengths_as(lambda length, query, key: (query < length) & (key < length)), "key_lengths"),
+    Reading("key-lengths-of-heads", "key lengths are those of heads, not of batch entries", _lengths_of_heads,
+            "key_lengths"),
+    Reading("key-lengths-at-least-one", "a key length of 0 is taken for 1",
+            with_input("key_lengths", lambda lengths: np.maximum(lengths, 1)), "key_lengths"),
+    Reading("aligned-with-key-lengths", "causality or the window is aligned with the last key that counts",
+            _at_the_lengths_end, "key_lengths"),
+    *(
+        Reading(f"{name}-of-batch-for-heads", f"the {name} of batch entries is read as one of heads",
+                _of_batch_for_heads(name), name, stage)
+        for name, stage in (("mask", "masked"), ("bias", "biased"))
+    ),
+    Reading("mask-or-causality", "a key is seen that the mask or causality allows, where both must", _mask_or_causal,
+            "mask"),
+    Reading("window-or-causality", "a key is seen that the window or causality allows, where both must", _either,
+            "window"),
+    *(
+        Reading(f"window-{slug}", says, _window_as(change), "window")
+        for slug, says, change in (
+            ("on-both-sides", "a window that is bounded on one side is bounded on both",
+             lambda left, right: (right if left is None else left, left if right is None else right)),
+            ("open-right-as-zero", "a right side of the window without a bound is taken for 0",
+             lambda left, right: (left, 0 if right is None else right)),
+            ("open-left-as-zero", "a left side of the window without a bound is taken for 0",
+             lambda left, right: (0 if left is None else left, right)),
+            ("zero-as-open", "a side of 0 of the window is taken for one without a bound",
+             lambda left, right: (left or None, right or None)),
+            ("one-key-late", "the window of the next query is taken",
+             lambda left, right: (_plus(left, -1), _plus(right, 1))),
+            ("one-key-early", "the window of the query before is taken",
+             lambda left, right: (_plus(left, 1), _plus(right, -1))),
+        )
+    ),
+    *(
+        Reading(f"window-{slug}", says, _pattern("window", pattern), "window")
+        for slug, says, pattern in (
+            ("of-first-query", "the window of the first query is taken for all",
+             lambda problem, query, key: _within(problem, query[:1], key)),
+            ("without-own-key", "no query sees its own key in the window",
+             lambda problem, query, key: _within(problem, query, key) & (query != key)),
+            ("inverted", "the window forbids what is within",
+             lambda problem, query, key: ~_within(problem, query, key)),
+        )
+    ),
+)  # fmt: skip
+
+
+# Rows of a mask, each with a first and a last key that it allows.
+
+
+def _rows(change: Callable[[Any, Any, Any, Any], Any]) -> Changed:
+    """Change rows of a mask: ``change(mask, key, first, last)``; a row that allows none stays so."""
+
+    def changed(problem: Problem) -> Problem | None:
+        mask, keys = problem.inputs["mask"], problem.inputs["mask"].shape[-1]
+        if mask.ndim < 2 or keys < 2:
+            return None
+        first, last = mask.argmax(-1)[..., np.newaxis], keys - 1 - mask[..., ::-1].argmax(-1)[..., np.newaxis]
+        other = change(mask, np.arange(keys), first, last) & mask.any(axis=-1, keepdims=True)
+        return None if np.array_equal(other, mask) else problem.with_inputs(mask=other)
+
+    return changed
+
+
+def _last_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
+    gap = np.where(~mask & (key <= last), key, -1).max(axis=-1, keepdims=True, initial=-1)
+    return mask & (key > gap)
+
+
+def _and_causal(problem: Problem) -> Problem | None:
+    queries, keys = queries_and_keys(problem)
+    mask = problem.inputs["mask"]
+    if mask.ndim < 2 or mask.shape[-2] < 2:
+        return None
+    other = mask & np.tri(queries, keys, keys - queries, dtype=bool)
+    return None if np.array_equal(other, mask) else problem.with_inputs(mask=other)
+
+
+_ROWS = (
+    *(
+        Reading(f"mask-{slug}", says, _rows(change), "mask")
+        for slug, says, change in (
+            ("one-key-early", "each row of the mask begins one key early",
+             lambda mask, key, first, last: mask | (key == first - 1)),
+            ("without-first-key", "the first key that each row of the mask allows is left out",
+             lambda mask, key, first, last: mask & (key != first)),
+            ("without-first-key-but-key-0",
+             "the first key that a row of the mask allows is left out, unless it is key 0",
+             lambda mask, key, first, last: mask & ~((key == first) & (first > 0))),
+            ("one-key-more", "each row of the mask ends one key late",
+             lambda mask, key, first, last: mask | (key == last + 1)),
+            ("without-last-key", "the last key that each row of the mask allows is left out",
+             lambda mask, key, first, last: mask & (key != last)),
+            ("without-gaps", "each row of the mask is taken for all keys from its first to its last",
+             lambda mask, key, first, last: (key >= first) & (key <= last)),
+            ("of-last-run", "of each row of the mask only the last run of keys is seen", _last_run),
+        )
+    ),
+    Reading("mask-and-causal", "the mask is taken for causal: nothing behind the diagonal is seen", _and_causal,
+            "mask"),
+)  # fmt: skip
+
+ENTRY_READINGS = (*_ENTRIES, *_GROUPS, *_OF_GROUPS, *_CACHED, *_PLACES, *_ROWS)
