@@ -124,9 +124,6 @@ def test_an_implementation_is_found_by_its_name_or_its_backends() -> None:
             find_implementation(name)
 
 
-Invoke = Callable[..., tuple[int, str, str]]
-
-
 def attend(query: Array, key: Array, value: Array, mask: Array | None = None, **more: Any) -> Array:
     """Stand for a model's own attention: what it computes does not matter here."""
     width = getattr(value, "shape", (1,))[-1]
@@ -332,7 +329,7 @@ def test_what_cannot_be_captured_is_refused_at_once(tmp_path: Path) -> None:
             attncheck.capture(function, tmp_path, **more)
 
 
-def test_a_captured_call_is_checked(tmp_path: Path, invoke: Invoke) -> None:
+def test_a_captured_call_is_checked(tmp_path: Path, invoke: Callable[..., tuple[int, str, str]]) -> None:
     model = SimpleNamespace(attention=honest)
     with mock.patch.object(model, "attention", attncheck.capture(model.attention, tmp_path / "captured")):
         model.attention(*arrays())

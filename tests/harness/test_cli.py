@@ -28,8 +28,6 @@ from attncheck.results.format import EXACT, Row
 from attncheck.results.reader import read_run
 from attncheck.store import NO_STORE
 
-TABLES = tables_beside(__file__)
-
 Honest = tuple[BackendEntry, ...]
 
 COMMAND = Path(sys.executable).with_name("attncheck")
@@ -196,7 +194,7 @@ def test_what_could_not_be_run_and_what_takes_too_long_gives_3(
     assert (code, "slow.eager: not done after 0.5 s; the worker was " in out) == (3, True)
 
 
-@pytest.mark.parametrize(("arguments", "message"), TABLES["bad_usage"])
+@pytest.mark.parametrize(("arguments", "message"), tables_beside(__file__)["bad_usage"])
 def test_bad_usage_gives_2_and_one_line(
     arguments: list[str], message: str, case_folder: Path, tmp_path: Path, invoke: Invoke
 ) -> None:

@@ -15,7 +15,6 @@ from attncheck.merge import Merged, merge_runs
 from attncheck.results.format import INPUTS, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs
 
-Weights = Mapping[str, float]
 MakeRun = Callable[..., Path]
 
 SHAPE = (1, 1, 1, 4)
@@ -35,7 +34,7 @@ def make_run(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> Ma
 
     def make(
         label: str,
-        weights: Weights,
+        weights: Mapping[str, float],
         *,
         keep: bool = True,
         case: str = "file/one",

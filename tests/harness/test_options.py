@@ -16,8 +16,6 @@ from attncheck.options import CheckKeywords, RecordedOptions, RunOptions, option
 from attncheck.pytest_plugin import conformance
 from attncheck.run import Settings
 
-TABLES = tables_beside(__file__)
-
 OPTIONS = options_of(RunOptions)
 
 
@@ -38,7 +36,7 @@ def test_calls_show_their_keywords_with_the_defaults_of_the_options() -> None:
         attncheck.check("numpy", case=["attention"])  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("given", "message"), TABLES["unreadable_options"])
+@pytest.mark.parametrize(("given", "message"), tables_beside(__file__)["unreadable_options"])
 def test_what_cannot_be_read_is_said_where_it_was_given(given: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         read_options(given)

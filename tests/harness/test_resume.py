@@ -29,7 +29,6 @@ from attncheck.results.reader import read_run, read_runs
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import RunSummary, Settings, run_cases
 
-Entries = tuple[BackendEntry, BackendEntry]
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
 KNOWN = """\
 - {implementation: wrong.*, cases: ["*/b-*"], dtypes: [float64], verdict: numeric, decided: numeric,
@@ -46,7 +45,7 @@ def run(
     workers_here: None,
     case_folder: Path,
     tmp_path: Path,
-    honest: Entries,
+    honest: tuple[BackendEntry, BackendEntry],
     make_backend: Callable[..., BackendEntry],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bounds
+from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
 from attncheck.attention.oracle import exact_stages
 from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import FORMATS, rounding_model_named
@@ -47,18 +47,6 @@ def truth_of(inputs: Inputs, operation: str = "attention", dtype: str = "float32
     return find_truth(Problem(operation, options, inputs), dtype, supports_statistics=True)
 
 
-def bounds_of(inputs: Inputs, operation: str = "attention", **options: Any) -> Mapping[str, Bound]:
-    return truth_of(inputs, operation, **options).bounds("native")
-
-
-def softmax_bounds(*row: float) -> Mapping[str, Bound]:
-    return bounds_of({"scores": np.array([[[row]]], np.float32)}, "softmax")
-
-
-def attend(inputs: Inputs, **options: Any) -> Inputs:
-    return dict(numpy_backend.attention(**inputs, **options))
-
-
 # By hand, forwards.
 
 
@@ -66,7 +54,8 @@ def test_two_equal_scores_have_the_bound_that_the_formulas_give() -> None:
     exponent = (2 * 4 * U32 + 2 * U32) * (1 + 8 * U32)  # one rescaling: two exponentials, two products
     moved = 0.5 * np.expm1(exponent) / np.exp(-exponent)
     relative = 3 * U32 + 3 * U32 + 2 * U32  # n + r, division, storage
-    bound = softmax_bounds(0.0, 0.0)["weights"].max_error
+    truth = truth_of({"scores": np.zeros((1, 1, 1, 2), np.float32)}, "softmax")
+    bound = truth.bounds("native")["weights"].max_error
     np.testing.assert_allclose(bound, moved + relative * (0.5 + moved), rtol=1e-5)
 
 
@@ -83,7 +72,7 @@ def test_what_a_masked_key_holds_changes_no_bound(poison: float) -> None:
 
 def test_no_introduced_bound_follows_from_what_is_not_finite() -> None:
     inputs = drawn(11)
-    stages = attend(inputs)
+    stages = dict(numpy_backend.attention(**inputs))
     problem, exact = Computation.of(Problem("attention", {}, inputs)), stages["weights"].astype(np.float64)
     assert introduced_bounds(problem, SINGLE, stages, {"weights": exact}) is not None
     for poison in (np.nan, np.inf):
@@ -143,10 +132,9 @@ def test_every_class_has_a_policy_in_each_of_its_dtypes_and_in_no_other() -> Non
         rounding_model_named("exact", "float32")
 
 
-Change = Callable[[np.random.Generator, Array], Array]
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 GENERIC = ("normal", "peaky", "small")
-REGIMES: dict[str, dict[str, Change]] = {
+REGIMES: dict[str, dict[str, Callable[[np.random.Generator, Array], Array]]] = {
     "normal": {},
     "peaky": {"query": lambda _, query: 6 * query, "log_sum_exps": lambda _, totals: 100 * totals},
     "small": {"query": lambda _, query: query / 20, "value": lambda _, value: value / 100},

@@ -28,9 +28,9 @@ from attncheck.execution.user_call import FromSource, declarations, import_user_
 from attncheck.execution.user_code import LoadError, Target, is_own
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 
-TABLES = tables_beside(__file__)
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
+
+TABLES = tables_beside(__file__)
 
 PLAIN = "\ndef attention(query, key, value, *, is_causal=False, scale=None): ...\n"
 Write = Callable[[str], str]
@@ -230,41 +230,10 @@ def test_only_what_it_raises_itself_says_that_a_function_does_not_support_a_case
         assert ("let it raise NotImplementedError itself" in outcome.message) == (verdict == "error")
 
 
-UNUSABLE = [
-    ("", "attention", "has no attention"),
-    (ATTENTION, "attn", "has no attn; did you mean attention?"),
-    ("import no_such_module", "attention", "cannot be loaded: ModuleNotFoundError: No module named"),
-    ("raise SystemExit(3)", "attention", "cannot be loaded: SystemExit: 3"),
-    (
-        "def attention(query): ...",
-        "attention",
-        "cannot be called: it is attention(query); expected attention(query, key",
-    ),
-    ("def attention(*, query, key, value): ...", "attention", "cannot be called"),
-    (ATTENTION + "attention.conventions = {'empty_rows': 'maybe'}", "attention", "expected empty_rows, one of"),
-    (ATTENTION + "attention.capabilities = {'dtypes': ['float8']}", "attention", "unknown dtype 'float8'"),
-    (
-        ATTENTION + "attention.classes = {'float32': 'tf32'}",
-        "attention",
-        "classes: float32 has no class 'tf32'; expected native, native_lse, tf32_products, bf16x3_products, bf16_",
-    ),
-    (ATTENTION + "attention.classes = {'float8': 'native'}", "attention", "classes: unknown dtype 'float8'"),
-    (
-        ATTENTION + "attention.requires = {'width_multipel': 8}",
-        "attention",
-        "requires: unknown key 'width_multipel'; expected width_multiple, widths,",
-    ),
-    (ATTENTION + "attention.requires = 8", "attention", "requires: expected a dict such as"),
-    (ATTENTION + "attention.resources = ['GPU']", "attention", "expected names and positive amounts, such as"),
-    (ATTENTION + "attention.resources = {'GPU': 0}", "attention", "resources: expected names and positive amounts"),
-]
-"""The text of a file, what is called in it, and what is said of that."""
-
-
 def test_a_target_that_cannot_be_used_says_why(write: Write) -> None:
-    for text, target, message in UNUSABLE:
+    for text, target, message in TABLES["unusable"]:
         with pytest.raises((LoadError, UsageError)) as error:
-            here(f"{write(text)}:{target}")
+            here(f"{write(text.replace('ATTENTION ', ATTENTION))}:{target}")
         assert message in str(error.value)
 
 

@@ -17,8 +17,6 @@ from attncheck.reading.expected_failures import (
     recorded_empty_rows,
 )
 
-TABLES = tables_beside(__file__)
-
 ENTRY = """\
 - implementation: torch.sdpa
   cases: [masking/*, "attention/a-*"]
@@ -62,7 +60,7 @@ def test_an_entry_is_read_with_its_line(load: Load, tmp_path: Path) -> None:
     assert (second.entry.dtypes, second.entry.stages, second.entry.thread) == (None, None, None)
 
 
-@pytest.mark.parametrize(("implementation", "case", "dtype", "concerned"), TABLES["concerned"])
+@pytest.mark.parametrize(("implementation", "case", "dtype", "concerned"), tables_beside(__file__)["concerned"])
 def test_what_an_entry_concerns(load: Load, implementation: str, case: str, dtype: str, concerned: bool) -> None:
     (entry,) = load(ENTRY)
     assert entry.concerns(implementation, case, dtype) is concerned

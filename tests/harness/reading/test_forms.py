@@ -15,8 +15,6 @@ from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Problem
 
-TABLES = tables_beside(__file__)
-
 Load = Callable[[str | bytes], list[Case]]
 
 HEAD = """\
@@ -277,7 +275,7 @@ def test_numbers_of_a_file_that_cannot_be_expected_are_refused(tmp_path: Path) -
     np.save(tmp_path / "output.npy", np.ones((2, 2)))
     np.save(tmp_path / "narrow.npy", np.ones((2, 1)))
     np.save(tmp_path / "many.npy", np.ones((200, 200)))
-    for printed, message in TABLES["stored_refused"].items():
+    for printed, message in tables_beside(__file__)["stored_refused"].items():
         with pytest.raises(CaseError, match=message):
             _load_beside(tmp_path, STORED.replace("{file: %s}", printed))
 

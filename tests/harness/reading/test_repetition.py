@@ -18,8 +18,6 @@ from attncheck.reading.case import Case
 from attncheck.reading.for_each import MAX_CASES, write_out
 from attncheck.reading.yaml_reader import MAX_NODES, FieldPath, read_yaml
 
-TABLES = tables_beside(__file__)
-
 Load = Callable[[str | bytes], list[Case]]
 
 HEAD = """\
@@ -117,7 +115,7 @@ def test_a_field_whose_value_is_null_is_left_out(load_text: Load) -> None:
     ]
 
 
-@pytest.mark.parametrize(("value", "label"), TABLES["labels"])
+@pytest.mark.parametrize(("value", "label"), tables_beside(__file__)["labels"])
 def test_a_value_stands_in_the_name_such_that_its_id_is_its_own(load_text: Load, value: str, label: str) -> None:
     fields = {"true": "supports_statistics: {each: it}", "float16": "storage: {each: it}"}
     field = fields.get(value, "options: {scale: {each: it}}")

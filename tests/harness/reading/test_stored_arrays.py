@@ -33,8 +33,6 @@ from attncheck.reading.kept_cases import TOGETHER, PackedCases, cases_from_bytes
 from attncheck.reading.selection import select_cases
 from attncheck.store import Store, UnreadableEntry, digest_of
 
-TABLES = tables_beside(__file__)
-
 HEAD = """\
 title: Arrays in files
 source: {kind: derivation, title: Made for this test}
@@ -248,7 +246,7 @@ def test_files_lie_in_the_folder_of_the_case_file(folder: Path) -> None:
     (folder / "link.npy").symlink_to(folder.parent / "outside.npy")
     (folder / "folder.npy").mkdir()
     (folder / "below").mkdir()
-    for file, message in TABLES["elsewhere"].items():
+    for file, message in tables_beside(__file__)["elsewhere"].items():
         found = fault(folder, f"{{file: {file}}}")
         assert (found.field, message in found.message) == ("inputs.scores.file", True), file
 

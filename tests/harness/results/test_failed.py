@@ -25,13 +25,11 @@ from attncheck.results.last_failed import (
     read_failed,
 )
 
-TABLES = tables_beside(__file__)
-
 MakeRow = Callable[..., Row]
 
 
 def test_what_fails_and_what_was_held_against_the_exact_answer(make_row: MakeRow) -> None:
-    for fields, fails, judged in TABLES["failing_rows"]:
+    for fields, fails, judged in tables_beside(__file__)["failing_rows"]:
         row = make_row(**fields)
         assert (bool(failed_evaluations([row])), is_judged(row)) == (fails, judged), fields
 

@@ -32,8 +32,6 @@ from attncheck.results.format import FORMAT, Row, StoredArray
 from attncheck.results.reader import find_runs, read_run, read_runs
 from attncheck.results.writer import ResultsWriter
 
-TABLES = tables_beside(__file__)
-
 MakeRow = Callable[..., Row]
 
 
@@ -348,7 +346,7 @@ def test_a_pipe_or_a_device_is_not_read(run_folder: Path, name: str) -> None:
         assert "it is no regular file" in told
 
 
-@pytest.mark.parametrize("fields", TABLES["incomplete_records"])
+@pytest.mark.parametrize("fields", tables_beside(__file__)["incomplete_records"])
 def test_a_case_record_without_what_reports_take_from_it_is_told(
     make_row: MakeRow, make_case_record: Callable[..., dict[str, Any]], write_run: WriteRun, fields: dict[str, Any]
 ) -> None:

@@ -26,8 +26,6 @@ from attncheck.results.reader import read_run
 from attncheck.results.records import CaseRecords, cases_text, read_cases, with_unnamed
 from attncheck.results.writer import ResultsWriter
 
-TABLES = tables_beside(__file__)
-
 MakeRow = Callable[..., Row]
 
 
@@ -136,7 +134,7 @@ def test_a_writer_replaces_an_earlier_run_and_its_report(write_run: WriteRun, ma
 
 
 def test_a_folder_with_foreign_content_is_left_alone(tmp_path: Path) -> None:
-    for number, content in enumerate(TABLES["foreign"]):
+    for number, content in enumerate(tables_beside(__file__)["foreign"]):
         folder = tmp_path / str(number)
         for name, text in content.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
