@@ -90,7 +90,7 @@ class CheckResult:
         Args:
             most: How many failing cases are explained.
         """
-        from attncheck.reports.explanation import repeated_explanation_text
+        from attncheck.reports.explanation import explanation_text
         from attncheck.reports.failure_patterns import in_common_lines, simplicity
 
         if not self.failures:
@@ -101,7 +101,7 @@ class CheckResult:
         known = [evaluation for evaluation in evaluations if evaluation[0] in cases and evaluation[2] in named]
         known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
         explanations = [
-            repeated_explanation_text(
+            explanation_text(
                 explain_again(
                     cases[case],
                     named[name],

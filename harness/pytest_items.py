@@ -164,7 +164,7 @@ class ImplementationJudge:
         from attncheck.execution.call import Limits
         from attncheck.explain import RepeatedExplanation, explain_again, failure_seen_now
         from attncheck.reading.case import case_record
-        from attncheck.reports.explanation import repeated_explanation_text
+        from attncheck.reports.explanation import explanation_text
 
         explained, lines = RepeatedExplanation(seen), []
         if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
@@ -180,7 +180,7 @@ class ImplementationJudge:
         again = words_of(self.implementation.name, words_again([self.implementation], standard, None))
         if again and explained.repeated is None:  # the command starts a fresh process, and knows of no other
             lines.append(command("explain", case_record(seen.case, {}), again, seen.dtype))
-        return "\n".join([repeated_explanation_text(explained, self.selection.tags), *lines])
+        return "\n".join([explanation_text(explained, self.selection.tags), *lines])
 
 
 def _limits() -> Limits:

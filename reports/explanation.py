@@ -35,16 +35,27 @@ _MAX_CALLS = 10
 """Calls that are listed."""
 
 
-def explanation_text(explanation: Explanation, tags: Mapping[str, TagEntry]) -> str:
+Explained = Explanation | RepeatedExplanation
+
+
+def explanation_text(explained: Explained, tags: Mapping[str, TagEntry]) -> str:
     """Return as plain text what ``print_explanation`` prints."""
     text = StringIO()
-    print_explanation(explanation, tags, Console(file=text, width=120, highlight=False, markup=False))
+    print_explanation(explained, tags, Console(file=text, width=120, highlight=False, markup=False))
     return text.getvalue().rstrip()
 
 
-def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
-    """Print what the case is, every stage with its errors, and where it goes wrong."""
+def print_explanation(explained: Explained, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
+    """Print what the case is, every stage with its errors, and where it goes wrong.
+
+    Before it, of a failure that a fresh process does not show, when it happens.
+    """
     console = console or plain_console()
+    explanation = explained
+    if isinstance(explanation, RepeatedExplanation):
+        for line in () if explanation.repeated is None else (*_repetition(explanation.repeated), ""):
+            console.print(line, style="red", soft_wrap=True)
+        explanation = explanation.explanation
     case = explanation.case
     console.print(case.name, style="bold", soft_wrap=True)
     console.print(f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}", soft_wrap=True)
@@ -74,25 +85,6 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
     console.print()
     for line in _story(explanation):
         console.print(line, style="red" if explanation.begins_at else "", soft_wrap=True)
-
-
-def repeated_explanation_text(explained: RepeatedExplanation, tags: Mapping[str, TagEntry]) -> str:
-    """Return as plain text what ``print_repeated_explanation`` prints."""
-    text = StringIO()
-    print_repeated_explanation(explained, tags, Console(file=text, width=120, highlight=False, markup=False))
-    return text.getvalue().rstrip()
-
-
-def print_repeated_explanation(
-    explained: RepeatedExplanation, tags: Mapping[str, TagEntry], console: Console | None = None
-) -> None:
-    """Print an explanation; before it, of a failure that a fresh process does not show, when it happens."""
-    console = console or plain_console()
-    if explained.repeated is not None:
-        for line in _repetition(explained.repeated):
-            console.print(line, style="red", soft_wrap=True)
-        console.print()
-    print_explanation(explained.explanation, tags, console)
 
 
 def _repetition(repeated: Repetition) -> Iterator[str]:

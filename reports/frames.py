@@ -436,85 +436,57 @@ def worst_cell(cells: Mapping[str, Cell]) -> Cell:
     return max(cells.values(), key=lambda cell: (states.index(cell.state), Verdict(cell.verdict).severity))
 
 
+_RANKS = (
+    *(State.UNVERIFIED, State.AGREE, State.UNSUPPORTED, State.ERRATUM),
+    *(State.XFAIL, State.XPASS, State.MISPRINT, State.FAILING),
+)
+"""States of rows: the last one that a cell has is the cell's."""
+_WORDS_OF_HARMLESS = (Verdict.UNVERIFIED, Verdict.AGREE, Verdict.UNSUPPORTED, Verdict.AGREE)
+"""The verdicts of the first ones; of the others the most severe of the rows counts."""
+
+
 def _cells(frames: Frames) -> pd.DataFrame:
-    """Return one row per cell: its keys, state, verdict and stage. What is put later outweighs what was there."""
-    rows = _rows_by_cell(frames)
-    if rows.empty:
-        return pd.DataFrame(columns=[*_KEYS, "state", "verdict", "stage"])
-    keys = rows.drop_duplicates("cell")[[*_KEYS, "cell"]].set_index("cell").sort_index()
-    columns = _Columns.of_unverified(len(keys))
-    columns.put_harmless(rows)
-    columns.put_expected(expected_failures(rows))
-    columns.put_failing(failing(rows))
-    return keys.assign(state=columns.state, verdict=columns.verdict, stage=columns.stage)
-
-
-def _rows_by_cell(frames: Frames) -> pd.DataFrame:
-    """Return the rows of stages and of numbers, each with the number of its cell and how severe it is."""
+    """Return one row per cell: its keys, state, verdict, and the stage where it begins, if it fails a run."""
     wanted = [*_KEYS, "stage", "verdict", "xfail"]
     stages = frames.results[[*wanted, "begins_at"]].assign(is_number=False)
     numbers = frames.numbers[wanted].assign(begins_at=None, is_number=True)
     rows = pd.concat([stages, numbers.astype({"begins_at": object})], ignore_index=True) if len(numbers) else stages
-    return rows.assign(cell=rows.groupby(_KEYS, sort=False).ngroup(), severity=_severities(rows["verdict"]))
+    if rows.empty:
+        return pd.DataFrame(columns=[*_KEYS, "state", "verdict", "stage"])
+    rows = rows.assign(cell=rows.groupby(_KEYS, sort=False).ngroup())
+    rows = rows.assign(rank=_ranks(rows), severity=rows["verdict"].map({each.value: each.severity for each in Verdict}))
+    top = rows[rows["rank"].eq(rows.groupby("cell")["rank"].transform("max"))]
+    keys = rows.drop_duplicates("cell")[[*_KEYS, "cell"]].set_index("cell").sort_index()
+    found = top.groupby("cell")[["rank", "severity"]].max()
+    harmless = found["rank"] < len(_WORDS_OF_HARMLESS)
+    begins = _first_stages(top[top["rank"] > _RANKS.index(State.XFAIL)]).astype(object)
+    words = found["severity"].map(dict(enumerate(each.value for each in Verdict)))
+    return keys.assign(
+        state=found["rank"].map(dict(enumerate(each.value for each in _RANKS))),
+        verdict=words.mask(harmless, found["rank"].map(dict(enumerate(each.value for each in _WORDS_OF_HARMLESS)))),
+        stage=begins.reindex(keys.index, fill_value=""),
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class _Columns:
-    """What is said of every cell, by its number."""
-
-    state: NDArray[np.object_]
-    verdict: NDArray[np.object_]
-    stage: NDArray[np.object_]
-
-    @classmethod
-    def of_unverified(cls, count: int) -> _Columns:
-        """Begin with cells of which nothing is known."""
-        state, verdict, stage = State.UNVERIFIED.value, Verdict.UNVERIFIED.value, ""
-        return cls(*(np.full(count, each, dtype=object) for each in (state, verdict, stage)))
-
-    def put_harmless(self, rows: pd.DataFrame) -> None:
-        """Say which cells agree, are not supported, or miss a number that is a recorded erratum."""
-        # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
-        own = rows["stage"].ne("") & rows["verdict"].ne(Verdict.UNVERIFIED) & ~rows["is_number"]
-        for chosen, name, word in (
-            (own, State.AGREE, Verdict.AGREE),
-            (rows["verdict"].eq(Verdict.UNSUPPORTED), State.UNSUPPORTED, Verdict.UNSUPPORTED),
-            (rows["verdict"].eq(Verdict.MISPRINT), State.ERRATUM, Verdict.AGREE),
-        ):
-            positions = rows.loc[chosen, "cell"].to_numpy()
-            self.state[positions], self.verdict[positions] = name.value, word.value
-
-    def put_expected(self, rows: pd.DataFrame) -> None:
-        """Say which cells fail as expected."""
-        # Numbers that do not hold follow from the stages, whose verdicts say more.
-        has_stages = rows["cell"].isin(rows.loc[~rows["is_number"], "cell"])
-        self._put_worst(rows[~(has_stages & rows["is_number"])], State.XFAIL)
-
-    def put_failing(self, rows: pd.DataFrame) -> None:
-        """Say which cells fail a run, and where they begin."""
-        is_record = rows["verdict"].isin([State.XPASS.value, State.MISPRINT.value])
-        for chosen, name in (
-            (rows["verdict"].eq(State.XPASS.value), State.XPASS),
-            (rows["verdict"].eq(State.MISPRINT.value), State.MISPRINT),
-            (~is_record, State.FAILING),
-        ):
-            if chosen.any():
-                self._put_worst(rows[chosen], name)
-                first = _first_stages(rows[chosen])
-                self.stage[first.index.to_numpy()] = first.to_numpy()
-
-    def _put_worst(self, rows: pd.DataFrame, name: State) -> None:
-        """Give the cells of some rows a state, and the most severe of the rows' verdicts."""
-        if rows.empty:
-            return
-        most = rows.groupby("cell")["severity"].max()
-        words = np.array([item.value for item in Verdict], dtype=object)
-        self.state[most.index.to_numpy()] = name.value
-        self.verdict[most.index.to_numpy()] = words[most.to_numpy()]
-
-
-def _severities(verdicts: pd.Series[str]) -> pd.Series[int]:
-    return verdicts.map({verdict.value: verdict.severity for verdict in Verdict})
+def _ranks(rows: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the place of every row's state among ``_RANKS``."""
+    verdict, known, wrong = rows["verdict"], rows["xfail"].astype(bool), _goes_wrong(rows)
+    fails, misprint = wrong & ~known, verdict.eq(Verdict.MISPRINT)
+    expected = wrong & known & ~misprint
+    # Numbers that do not hold follow from the stages, whose verdicts say more.
+    follows = rows["is_number"] & rows["cell"].isin(rows.loc[expected & ~rows["is_number"], "cell"])
+    # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
+    judged = rows["stage"].ne("") & verdict.ne(Verdict.UNVERIFIED) & ~rows["is_number"]
+    states = {
+        State.XPASS: fails & verdict.eq(Verdict.XPASS),
+        State.MISPRINT: fails & misprint,
+        State.FAILING: fails,
+        State.XFAIL: expected & ~follows,
+        State.ERRATUM: misprint,
+        State.UNSUPPORTED: verdict.eq(Verdict.UNSUPPORTED),
+        State.AGREE: judged,
+    }
+    return np.select([*states.values()], [_RANKS.index(state) for state in states], 0)
 
 
 def _first_stages(bad: pd.DataFrame) -> pd.Series[str]:

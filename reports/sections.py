@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -127,6 +128,8 @@ class Entries:
     entries: Sequence[tuple[str, Sequence[Block]]]
 
 
+Key = tuple[str, str, str, str]
+"""An environment, an implementation, a case and a dtype."""
 Block = Text | Items | Table | Code | Details | Figure | Entries
 
 
@@ -218,8 +221,10 @@ def _counts(frames: Frames, column: Column) -> dict[State, Counter[str]]:
 def _count(state: State, verdicts: Counter[str]) -> Inline:
     if not verdicts:
         return "-"
-    words = ", ".join(f"{number:,} {verdict}" for verdict, number in verdicts.most_common())
-    return Mark(words if state in _SPELT_OUT else f"{verdicts.total():,}", state.value)
+    if state not in _SPELT_OUT:
+        return Mark(f"{verdicts.total():,}", state.value)
+    words = [Mark(f"{number:,} {verdict}", state.value) for verdict, number in verdicts.most_common()]
+    return (words[0], *(part for word in words[1:] for part in (", ", word)))
 
 
 def _largest_errors(frames: Frames) -> dict[tuple[str, str, str], float]:
@@ -234,9 +239,18 @@ def _accuracy(ratio: float | None) -> Inline:
 
 
 def wrong(
-    frames: Frames, most: int, *, most_letters: int = 10_000, most_cases: int = 2_000, pictures: Sequence[Block] = ()
+    frames: Frames,
+    most: int,
+    *,
+    most_letters: int = 10_000,
+    most_cases: int = 2_000,
+    pictures: Mapping[Key, Sequence[Block]] = MappingProxyType({}),
+    maps: Sequence[Block] = (),
 ) -> Section | None:
-    """Return what is wrong, an entry for each defect with its simplest case; None where nothing is."""
+    """Return what is wrong, an entry for each defect with its simplest case; None where nothing is.
+
+    ``pictures`` are those of some cells, ``maps`` stand behind the list.
+    """
     found = defects(frames)
     if not found:
         return None
@@ -247,16 +261,19 @@ def wrong(
     entries = []
     for defect, failure in zip(shown, failures, strict=True):
         message = how_wrong(failure, of_several=len(defect.dtypes) > 1) if defect.diagnosis else failure.message
-        entries.append(_entry(frames, defect, _cut(message, most_letters), most_cases))
+        shown_by = pictures.get((*defect.column, str(defect.row["case"]), str(defect.row["dtype"])), ())
+        entries.append(_entry(frames, defect, _cut(message, most_letters), shown_by, most_cases))
         most_cases -= len(defect.cases)
     more = len(found) - len(shown)
     files = (Mark("results.csv"), " and ", Mark("numbers.csv"))
     rest = [Text((f"And {counted(more, 'more defect')}, in ", *files, "."))] if more else []
     common = [Text(Mark(f"{_cut(line, most_letters)}.", "strong"), "in-common") for line in in_common_lines(frames)]
-    return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *pictures])
+    return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])
 
 
-def _entry(frames: Frames, defect: Defect, message: str, most_cases: int) -> tuple[str, list[Block]]:
+def _entry(
+    frames: Frames, defect: Defect, message: str, pictures: Sequence[Block], most_cases: int
+) -> tuple[str, list[Block]]:
     row, cases = defect.row, defect.cases
     state = row["verdict"] if row["verdict"] in _OF_RECORDS else State.FAILING.value
     who = frames.named(row["implementation"], row["environment"])
@@ -273,6 +290,7 @@ def _entry(frames: Frames, defect: Defect, message: str, most_cases: int) -> tup
     shape = described(frames.cases[row["case"]]) if row["implementation"] else ""
     blocks += [Text(shape, "muted")] if shape else []
     blocks += [Text(message, "message")] if message else []
+    blocks += pictures
     again = commands_again(frames, row) if defect.is_shown_by_calls else ()
     blocks += [Code(again)] if again else []
     blocks += [_folded_cases(f"All {len(cases):,} cases", cases, most_cases, defect.column)] if defect.others else []
@@ -358,18 +376,21 @@ def properties(frames: Frames, most: int = 50) -> Section | None:
     return Section("Properties", "properties", [Text(OUTCOMES_NOTE), properties_of(rows), *heading, *folded, *rest])
 
 
-def properties_of(rows: Sequence[Row]) -> Table:
-    """Return implementation by property."""
+def properties_of(rows: Sequence[Row], *, shortly: bool = False) -> Table:
+    """Return implementation by property; unless ``shortly``, with what each says and how often it came to what."""
     table = property_table(rows)
-    lines = [(Mark(line.name), line.says, *map(_property_cell, line.cells)) for line in table.lines]
+    lines = [
+        (Mark(line.name), *(() if shortly else (line.says,)), *(_property_cell(cell, shortly) for cell in line.cells))
+        for line in table.lines
+    ]
     caption = "What holds between two calls, by property and implementation"
-    return Table(caption, ["property", "what must hold", *table.columns], lines)
+    return Table(caption, ["property", *([] if shortly else ["what must hold"]), *table.columns], lines)
 
 
-def _property_cell(cell: PropertyCell) -> Inline:
+def _property_cell(cell: PropertyCell, shortly: bool) -> Inline:
     """Write an outcome, and where variants differ, how many had which."""
     expected = ", expected" if cell.state == State.XFAIL else ""
-    counts = (BREAK, Mark(cell.detail, "small")) if ", " in cell.detail else ()
+    counts = () if shortly or ", " not in cell.detail else (BREAK, Mark(cell.detail, "small"))
     return (Mark(f"{cell.text}{expected}", cell.state), *counts)
 
 

@@ -166,7 +166,7 @@ def print_properties(
     console = console or plain_console()
     if not quiet:
         console.print(sentence_of(rows), style="bold", soft_wrap=True)
-        console.print(terminal_table(properties_of(rows)))
+        console.print(terminal_table(properties_of(rows, shortly=True)))
     failing = failing_first(rows)
     _print_broken(console, [(row, command_for(row, again)) for row in failing])
     if len(failing) > _MAX_PROPERTIES:

@@ -54,7 +54,7 @@ def explain(
     The case is computed again, in a fresh process, and judged stage by stage. If a check found it wrong and the fresh
     process does not, the case is repeated after the calls that came before it in the check.
     """
-    from attncheck.reports.explanation import print_repeated_explanation
+    from attncheck.reports.explanation import print_explanation
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
     explained = _explanation_of(subject, limits)
@@ -65,7 +65,7 @@ def explain(
 
         print_document(explanation_document(explained, code, _commands(subject, limits, ("repro", "reduce"))))
     else:
-        print_repeated_explanation(explained, subject.selection.tags)
+        print_explanation(explained, subject.selection.tags)
     raise typer.Exit(code)
 
 
@@ -190,7 +190,7 @@ def _reduced(explained: RepeatedExplanation, subject: _Subject, limits: Limits) 
 
 def _script(explained: RepeatedExplanation, subject: _Subject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
-    from attncheck.reports.explanation import repeated_explanation_text
+    from attncheck.reports.explanation import explanation_text
     from attncheck.repro import compact_script, repro_script
     from attncheck.searching.search import element_of
 
@@ -200,7 +200,7 @@ def _script(explained: RepeatedExplanation, subject: _Subject, command: str) -> 
         story = element_of(explanation)
         if (text := compact_script(case, implementation, dtype, judgements, story, command)) is not None:
             return text
-    story = repeated_explanation_text(explained, subject.selection.tags)
+    story = explanation_text(explained, subject.selection.tags)
     return repro_script(case, implementation, dtype, judgements, story, command=command, before=explained.before)
 
 

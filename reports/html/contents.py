@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from attncheck.wording import counted
 URGENCY = (State.FAILING, State.MISPRINT, State.XPASS, State.XFAIL)
 
 
-LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 150
-"""Markup of the matrix: of a case's row, and of each cell in it."""
+LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 90
+"""Markup of the matrix: of a case's row, and of each cell in it, where they are not all alike."""
 LETTERS_PER_CASE, LETTERS_PER_STAGE = 1_600, 70
 """Markup of a case's details: of what it is, and of each stage on one implementation in one dtype."""
 LETTERS_PER_NUMBER, LETTERS_PER_INPUT = 45, 25
@@ -31,59 +31,31 @@ LETTERS_PER_NUMBER, LETTERS_PER_INPUT = 45, 25
 
 @dataclass(frozen=True)
 class Budget:
-    """The most of each that one page holds. Sizes are of the markup, measured on the bundled corpus.
+    """The most of each that one page holds: 3 MB in all, which a phone opens and an issue takes.
 
-    The bundled corpus on twenty implementations is far below all of them; together they keep the page of a million
-    results under 20 MB, which a phone still opens, and that of one implementation under 1.5 MB.
+    Sizes are of the markup, measured on the bundled corpus. What fails comes first; the rest is in the files beside it.
     """
 
-    matrix_letters: int = 5_000_000
-    detail_letters: int = 3_000_000
-    """Besides what the matrix does not take up."""
-    evidence: int = 400
-    """What is said of a cell that fails or is expected to takes 4 KB: 1.6 MB."""
-    map_letters: int = 1_000_000
+    matrix_letters: int = 1_200_000
+    detail_letters: int = 700_000
+    evidence: int = 80
+    """What is said of a cell that fails or is expected to takes 4 KB."""
+    map_letters: int = 150_000
     """A map of errors takes 1 to 10 KB, mostly 2; the numbers of a small array 5."""
-    pictures: int = 300
-    """A matrix of a document takes 2 KB, a large one 10: 1 MB."""
-    failing_pictures: int = 1_000
+    pictures: int = 40
+    """A matrix of a document takes 2 KB, a large one 10."""
+    failing_pictures: int = 100
     """Those of computations that fail, beyond it."""
-    number_letters: int = 6_000_000
+    number_letters: int = 250_000
     """Markup of documents' numbers; what fails has the first."""
     computations: int = 60
     """Of more computations of documents each is laid out only when it comes into view."""
-    script_letters: int = 1_000_000
+    script_letters: int = 80_000
     """A script that reproduces a cell takes 5 to 100 KB."""
-    wrong: int = 200
+    wrong: int = 100
     """Nobody reads a longer list of defects; the table of all failures is in results.csv."""
-    listed: int = 2_000
+    listed: int = 500
     """A case that a defect lists takes 200 letters."""
-
-
-_OF_ONE = {
-    "matrix_letters": 360_000,
-    "detail_letters": 220_000,
-    "evidence": 50,
-    "map_letters": 90_000,
-    "pictures": 60,
-    "failing_pictures": 60,
-    "number_letters": 160_000,
-    "script_letters": 60_000,
-    "wrong": 60,
-    "listed": 400,
-}
-"""What the page of one implementation holds, which is read on a phone, attached to an issue, and kept by CI."""
-_MANY = 4
-"""From so many implementations on, a page may hold as much as any."""
-
-
-def budget_of(columns: int) -> Budget:
-    """Return what the page of so many implementations may hold: a kernel beside a reference has little more."""
-    part = ((min(max(columns, 1), _MANY) - 1) / (_MANY - 1)) ** 2
-    whole = Budget()
-    return replace(
-        whole, **{name: int(least + part * (getattr(whole, name) - least)) for name, least in _OF_ONE.items()}
-    )
 
 
 def urgent_first(table: Mapping[str, CellRow]) -> list[str]:

@@ -181,6 +181,12 @@ def cells_alike(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
     ]
 
 
+def are_alike(row: CellRow, columns: Sequence[Column]) -> bool:
+    """Whether several columns have the same cells of a case, which are then shown once."""
+    first = row.get(columns[0]) if columns else None
+    return len(columns) > 1 and all(row.get(column) == first for column in columns)
+
+
 @dataclass(frozen=True)
 class FileRows:
     """The cases of one file that are listed, and in words how many there are and how many of them fail."""
@@ -195,8 +201,12 @@ class FileRows:
 
 def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> tuple[FileRows, ...]:
     """Return the files in order; above the budget, cases in which everything agrees are only counted."""
-    letters = LETTERS_PER_ROW + LETTERS_PER_CELL * len(frames.columns)
-    kept = within(urgent_first(table), lambda _: letters, budget.matrix_letters)
+
+    def letters(case: str) -> int:
+        cells = 1 if are_alike(table[case], frames.columns) else len(frames.columns)
+        return LETTERS_PER_ROW + LETTERS_PER_CELL * cells
+
+    kept = within(urgent_first(table), letters, budget.matrix_letters)
     files: dict[str, list[str]] = {}
     for case in table:
         files.setdefault(frames.cases[case]["file"], []).append(case)

@@ -68,7 +68,7 @@ from attncheck.reports.panels import (
     png_of,
     shades,
 )
-from attncheck.reports.sections import Block, Code, Figure, Inline, Mark, Table, Text
+from attncheck.reports.sections import Block, Code, Figure, Inline, Key, Mark, Table, Text
 from attncheck.results.format import EXACT, bound_name
 from attncheck.wording import told_apart, written_element
 
@@ -87,6 +87,12 @@ class Evidence:
     title: str
     note: str
     blocks: tuple[Block, ...]
+    key: Key = ("", "", "", "")
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Return the pictures among the blocks."""
+        return [block for block in self.blocks if isinstance(block, Figure)]
 
 
 def make_evidence(
@@ -122,7 +128,8 @@ def make_evidence(
             *_again(commands_again(frames, _evaluation(case, column, dtype), ("explain", "repro"))),
             *scripts.of(case, dtype, column),
         )
-        item = Evidence(cell.state.value, cell.text, frames.title(column), dtype, blocks)
+        key = (column.environment, column.implementation, case, dtype)
+        item = Evidence(cell.state.value, cell.text, frames.title(column), dtype, blocks, key)
         found.setdefault(case, []).append(item)
     return found, len(wanted) - len(chosen)
 

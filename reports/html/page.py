@@ -34,8 +34,6 @@ from attncheck.reports.frames import (
 from attncheck.reports.html.contents import (
     BEYOND,
     LETTERS_PER_CASE,
-    LETTERS_PER_CELL,
-    LETTERS_PER_ROW,
     LETTERS_PER_STAGE,
     LEVELS,
     NOT_JUDGED,
@@ -43,13 +41,19 @@ from attncheck.reports.html.contents import (
     URGENCY,
     Anchors,
     Budget,
-    budget_of,
     failing_words,
     make_anchors,
     urgent_first,
     within,
 )
-from attncheck.reports.html.details import case_details, cells_alike, drawn_lengths, sampled_cases, verdict_matrix
+from attncheck.reports.html.details import (
+    are_alike,
+    case_details,
+    cells_alike,
+    drawn_lengths,
+    sampled_cases,
+    verdict_matrix,
+)
 from attncheck.reports.sections import (
     BREAK,
     Block,
@@ -109,13 +113,14 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     documents = _documents(frames, anchors, budget)
-    pictures = drawn_lengths(frames) if every else ()
+    maps = drawn_lengths(frames) if every else ()
+    pictures = {why.key: why.figures for each in evidence.values() for why in each}
     return {
         "answer": make_summary(frames),
         "tone": tone,
         "symbol": symbol,
         "notes": frames.notes,
-        "wrong": wrong(frames, budget.wrong, most_cases=budget.listed, pictures=pictures),
+        "wrong": wrong(frames, budget.wrong, most_cases=budget.listed, pictures=pictures, maps=maps),
         "counts": by_implementation(frames),
         "title": frames.title,
         "all_columns": frames.columns,
@@ -134,6 +139,7 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         "records": frames.cases,
         "sampled": sampled_cases(frames),
         "cells_alike": cells_alike,
+        "are_alike": are_alike,
         "symbols": SYMBOLS,
         "dtypes_of": lambda row: " ".join(d for d in DTYPES if any(d in cells for cells in row.values())),
         "anchors": anchors,
@@ -141,7 +147,7 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         "details": case_details(frames, table, detailed, evidence),
         "details_left_out": len(table) - len(detailed),
         "evidence_left_out": evidence_left_out,
-        "has_maps": any(has_maps(each) for why in evidence.values() for each in why),
+        "has_maps": any(pictures.values()),
         "documents": documents,
         # whether they are so many that a computation is laid out only when it comes into view
         "documents_late": sum(document.shown for document in documents) > budget.computations,
@@ -172,11 +178,6 @@ def _evidence(
     return make_evidence(frames, table, detailed, budget)
 
 
-def has_maps(evidence: Evidence) -> bool:
-    """Whether errors are drawn."""
-    return any(isinstance(block, Figure) for block in evidence.blocks)
-
-
 def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnDocument, ...]:
     if not documents_of(frames):
         return ()
@@ -194,13 +195,11 @@ def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]
 def _detailed(frames: Frames, table: Mapping[str, CellRow], first: set[str], budget: Budget) -> Collection[str]:
     """Return the cases whose stages are shown, as many as the page has room for, in the order in which they matter.
 
-    Those come first that stand for a defect. What the matrix does not take up is theirs.
+    Those come first that stand for a defect.
     """
     letters = LETTERS_PER_CASE + LETTERS_PER_STAGE * frames.results.groupby("case").size()
-    rows = len(table) * (LETTERS_PER_ROW + LETTERS_PER_CELL * len(frames.columns))
-    most = budget.detail_letters + max(0, budget.matrix_letters - rows)
     order = sorted(urgent_first(table), key=lambda case: case not in first)
-    return within(order, lambda case: int(letters.get(case, 0)), most)
+    return within(order, lambda case: int(letters.get(case, 0)), budget.detail_letters)
 
 
 def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
@@ -403,7 +402,7 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
         environment()
         .get_template("page.html")
         .stream(
-            page=page_sections(frames, budget or budget_of(len(frames.columns))),
+            page=page_sections(frames, budget or Budget()),
             script=Markup(script),
             style=Markup(style),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),

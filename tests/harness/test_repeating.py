@@ -20,7 +20,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.explain import Call, MetFailure, calls_before, explain_again, fewest, find_implementation
 from attncheck.reading.selection import select_cases
-from attncheck.reports.explanation import repeated_explanation_text
+from attncheck.reports.explanation import explanation_text
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -119,7 +119,7 @@ def test_a_failure_is_repeated_with_its_calls(needed: set[int], said: str, calls
     assert queries(told.before) == sorted(needed)
     assert told.repeated is not None
     assert told.repeated.are_fewest
-    text = repeated_explanation_text(told, {})
+    text = explanation_text(told, {})
     assert text.startswith(
         "In a fresh process nothing is wrong with this case.\nThe check found numeric at output: twice"
     )
@@ -138,7 +138,7 @@ def test_a_failure_that_does_not_happen_again_is_said(calls: list[Call], kernel:
         told = explain_again(case, kernel("{99}"), "float32", Limits(), failure(before))
         assert told.before == ()
         assert not told.explanation.fails
-        text = repeated_explanation_text(told, {})
+        text = explanation_text(told, {})
         assert says in text
         assert "Every stage is within its error bound" in text
     alone = explain_again(case, kernel("{3}"), "float32", Limits())

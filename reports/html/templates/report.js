@@ -71,7 +71,7 @@
     const hiding = document.head.appendChild(document.createElement("style"));
     const rows = [...document.querySelectorAll("#matrix tbody tr")].map((element) => ({
       element, name: element.cells[0].textContent.toLowerCase(),
-      tags: element.dataset.t.split(" "), dtypes: element.dataset.d.split(" "),
+      tags: element.dataset.t.split(" "), dtypes: element.dataset.d.split(" "), all: element.querySelector("td[colspan]"),
     }));
     const columns = [...document.querySelectorAll("#f-column option")].slice(1).map((option) => option.textContent);
     const first = document.querySelector("#matrix thead tr");
@@ -83,7 +83,7 @@
       return kind === "any" ? part.classList.contains(word) : part.dataset.v === word;
     };
     const hasVerdict = (row, shown, dtype, wanted) => shown.some((number) => {
-      const cell = row.element.cells[number + 1];
+      const cell = row.all || row.element.cells[number + 1];
       const parts = cell.dataset.v === undefined ? [...cell.querySelectorAll("[data-v]")] : [cell];
       return parts.some((part) => (!dtype || !part.dataset.d || part.dataset.d.split(" ").includes(dtype)) && matches(part, wanted));
     });
@@ -95,13 +95,14 @@
       const shown = columns.map((_, number) => number)
         .filter((number) => (!framework || frameworks[number] === framework) && (!column || Number(column) === number));
       const hidden = columns.map((_, number) => number).filter((number) => !shown.includes(number));
-      hiding.textContent = hidden.map((number) => `.matrix tr > :nth-child(${number + 2}){display:none}`).join("")
+      hiding.textContent = hidden.map((number) => `.matrix tr > :nth-child(${number + 2}):not([colspan]){display:none}`).join("")
         + (dtype ? `.matrix [data-v][data-d]:not([data-d~="${dtype}"]){display:none!important}` : "");
       let count = 0;
       for (const row of rows) {
         const good = (!wanted || row.name.includes(wanted)) && (!tag || row.tags.includes(tag))
           && (!dtype || row.dtypes.includes(dtype)) && (!verdict || hasVerdict(row, shown, dtype, verdict));
         row.element.hidden = !good;
+        if (row.all) row.all.colSpan = Math.max(1, shown.length);
         count += good;
       }
       for (const file of document.querySelectorAll(".file")) {
