@@ -421,9 +421,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "expression_or_is_and",
-        "harness/reading/selection.py",
-        "lambda subject: any(test(subject) for test in tests)",
-        "lambda subject: all(test(subject) for test in tests)",
+        "harness/reading/expressions.py",
+        'self._chain("or", self._all, any)',
+        'self._chain("or", self._all, all)',
         "`or` selects what both sides do",
         "harness/reading/test_selection.py",
     ),

@@ -32,7 +32,7 @@ from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
     from attncheck.execution.call import Limits
-    from attncheck.reading.selection import Expression
+    from attncheck.reading.expressions import Expression
     from attncheck.results.coverage import Minimum
     from attncheck.store import Store
 
@@ -179,7 +179,7 @@ def _read_tiles(given: Any, where: str) -> tuple[int, ...]:
 
 
 def _read_match(given: str, where: str) -> Expression:
-    from attncheck.reading.selection import read_expression
+    from attncheck.reading.expressions import read_expression
 
     return read_expression(given, where)
 

@@ -15,7 +15,8 @@ from attncheck.errors import ExitCode
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.reading.case import case_record
-from attncheck.reading.selection import read_expression, select_cases
+from attncheck.reading.expressions import read_expression
+from attncheck.reading.selection import select_cases
 from attncheck.reports.ci import annotation_lines, render_ci_summary
 from attncheck.reports.defects import cause_line, defects, first_commands
 from attncheck.reports.failure_patterns import (

@@ -19,6 +19,7 @@ from attncheck.attention.sampling import MAX_ELEMENTS
 from attncheck.errors import CaseError, UsageError
 from attncheck.reading import selection
 from attncheck.reading.case import Case
+from attncheck.reading.expressions import read_expression
 from attncheck.reading.kept_cases import load_kept_case_file
 from attncheck.reading.selection import (
     NoSuchCase,
@@ -26,7 +27,6 @@ from attncheck.reading.selection import (
     address,
     bundled_root,
     read_called,
-    read_expression,
     select_cases,
     select_one,
 )
