@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ Its value is which harness it is, in three words (``_harness``), and which worke
 _SECONDS_TO_END = 10.0
 _PR_SET_PDEATHSIG = 1
 
-_spawning = threading.Lock()
+_spawning = Lock()
 
 
 class _Worker(SpawnProcess):
@@ -56,7 +55,7 @@ class _Worker(SpawnProcess):
     mark = ""
 
     def start(self) -> None:
-        self.mark = f"{_harness()} {uuid4().hex}"
+        self.mark = f"{_harness(os.getpid())} {uuid4().hex}"
         with _spawning, _interrupts_blocked(), _children_allowed():
             main = sys.modules["__main__"]
             sys.modules["__main__"] = types.ModuleType("__main__")
@@ -122,7 +121,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent.pid:  # it had ended before
             os._exit(1)
-    threading.Thread(target=_end_after, args=(parent.join,), daemon=True).start()
+    Thread(target=_end_after, args=(parent.join,), daemon=True).start()
 
 
 def _end_after(wait: Callable[[], object]) -> None:
@@ -141,10 +140,11 @@ def end(process: _Worker) -> None:
     deadline = monotonic() + _SECONDS_TO_END
     started = _descendants(process)  # while it lives: who loses its parent is only found by the mark
     while True:
-        alive = [each for each in {*started, *_marked(process.mark)} if each.pid != process.pid and _is_alive(each)]
-        for each in alive:
+        marked = (other for other, mark in _marked() if mark == process.mark)  # also what made itself a daemon
+        alive = [other for other in {*started, *marked} if other.pid != process.pid and _is_alive(other)]
+        for other in alive:
             with suppress(psutil.Error):
-                each.kill()
+                other.kill()
         if process.exitcode is None:
             process.kill()
             process.join(0.01 if alive else _SECONDS_TO_END)
@@ -158,27 +158,23 @@ def end_strays() -> int:
 
     A harness that is killed takes its workers along, and they have no time to look after what they have started.
     """
-    here, count = _harness().split(), 0
-    for each, mark in _all_marked():
+    here, count = _harness(os.getpid()).split(), 0
+    for process, mark in _marked():
         with suppress(psutil.Error, ValueError):
             space, pid, begun, _ = mark.split(" ")
             if space == here[0] and not _is_running(int(pid), float(begun)):
-                each.kill()
+                process.kill()
                 count += 1
     return count
 
 
 @cache
-def _harness_of(pid: int) -> str:
+def _harness(pid: int) -> str:
     try:
         space = Path("/proc/self/ns/pid").readlink().name  # process numbers of another container mean nothing here
     except OSError:
         space = "all"
     return f"{space} {pid} {psutil.Process(pid).create_time()}"
-
-
-def _harness() -> str:
-    return _harness_of(os.getpid())
 
 
 def _is_running(pid: int, begun: float) -> bool:
@@ -194,16 +190,11 @@ def _descendants(process: _Worker) -> list[psutil.Process]:
     return []
 
 
-def _marked(mark: str) -> list[psutil.Process]:
-    """Return what has a worker's mark, which is also what made itself a daemon."""
-    return [each for each, found in _all_marked() if found == mark]
-
-
-def _all_marked() -> Iterator[tuple[psutil.Process, str]]:
-    for each in psutil.process_iter():
+def _marked() -> Iterator[tuple[psutil.Process, str]]:
+    for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if (mark := each.environ().get(_MARK, "")).count(" ") == 3:
-                yield each, mark
+            if (mark := process.environ().get(_MARK, "")).count(" ") == 3:
+                yield process, mark
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -217,9 +208,9 @@ def memory_of(pid: int) -> int:
     held = 0
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
+        for other in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):
-                held += each.memory_info().rss
+                held += other.memory_info().rss
     return held
 
 
@@ -230,8 +221,6 @@ START_SECONDS = 300.0
 _LOOK_AGAIN_SECONDS = 0.2
 _NO_WAY_BACK = 113
 """Exit code of a worker whose answer has no way back to the caller."""
-
-
 _FRAMEWORKS, _OF_EACH = 5, 2**31
 """Workers of the four frameworks, one of which needs two, and bytes that each takes with what it has compiled."""
 
@@ -370,10 +359,6 @@ class WorkerProcess:
             if monotonic() >= deadline:
                 raise CallTimeout
         self.answered = received.at
-        answer: Answer = self._taken(received)
-        return answer
-
-    def _taken(self, received: _Received) -> Any:
         if isinstance(received.error, EOFError | OSError):
             self._process.join(_LOOK_AGAIN_SECONDS * 5)  # it closes its end a moment before it is gone
             raise WorkerDied(self._how_it_ended())
@@ -384,7 +369,8 @@ class WorkerProcess:
             raise WorkerDied("answered something that it was not asked")
         if answer.raised is not None:
             raise RemoteError(answer.raised)
-        return answer.value
+        value: Answer = answer.value
+        return value
 
     def _how_it_ended(self) -> str:
         code = self._process.exitcode
@@ -392,10 +378,10 @@ class WorkerProcess:
             return "closed its connection"
         if code == _NO_WAY_BACK:
             return "could not answer any more: its file descriptors were closed"
+        name = ""
         with suppress(ValueError):
-            if code < 0:
-                return f"died with exit code {code} ({signal.Signals(-code).name})"
-        return f"died with exit code {code}"
+            name = f" ({signal.Signals(-code).name})" if code < 0 else ""
+        return f"died with exit code {code}{name}"
 
     def end(self) -> None:
         """Kill the process and all that it started; a call that is under way ends, too."""
@@ -424,10 +410,9 @@ def _exchange(connection: Connection, asked: SimpleQueue[_Asked | None]) -> None
         answered, call = item
         try:
             connection.send_bytes(call)
-            received = _Received(connection.recv())
+            answered.put(_Received(connection.recv()))
         except BaseException as error:  # handed to the caller, who decides
-            received = _Received(error=error)
-        answered.put(received)
+            answered.put(_Received(error=error))
 
 
 _living: WeakSet[WorkerProcess] = WeakSet()
@@ -484,8 +469,7 @@ def _answer(number: int, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:
-    try:
-        found = os.fstat(descriptor)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    with suppress(OSError):
+        status = os.fstat(descriptor)
+        return status.st_dev, status.st_ino
+    return None

@@ -57,24 +57,17 @@ class _Describing:
         self.environment, self.threads = dict(request.environment), request.threads
         self.answer: Future[Declared] = Future()
         self._folder = TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True)
-        self._worker: WorkerProcess | None = WorkerProcess()
-        log = str(Path(self._folder.name) / "log.txt")
-        asked = (self._worker, request, self.environment, log, seconds)
-        Thread(target=self._ask, args=asked, name="attncheck describes", daemon=True).start()
+        worker = WorkerProcess()
+        self._worker: WorkerProcess | None = worker
+        asked = (request.target, self.environment, request.threads, str(Path(self._folder.name) / "log.txt"))
 
-    def _ask(
-        self,
-        worker: WorkerProcess,
-        request: DescriptionRequest,
-        environment: Mapping[str, str],
-        log: str,
-        seconds: float,
-    ) -> None:
-        try:
-            answer = worker.call(describe, request.target, environment, request.threads, log, seconds=seconds)
-            self.answer.set_result(answer)
-        except BaseException as error:  # handed to whoever waits
-            self.answer.set_exception(error)
+        def ask() -> None:
+            try:
+                self.answer.set_result(worker.call(describe, *asked, seconds=seconds))
+            except BaseException as error:  # handed to whoever waits
+                self.answer.set_exception(error)
+
+        Thread(target=ask, name="attncheck describes", daemon=True).start()
 
     def take(self, environment: Mapping[str, str], threads: int) -> WorkerProcess | None:
         """Hand the process over, if it is as a fresh one would be that has loaded the target; once."""

@@ -91,6 +91,9 @@ def cpu_features() -> list[str]:
 def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[str, Any]:
     """Return versions, platform, CPU features and settings of this machine."""
     entries = list(entries)
+    packages = {"attncheck", "numpy", *(package for entry in entries for package in entry.packages)}
+    imported = {name: number for entry in entries for name, number in entry.distributions.items()}
+    installed = {name: number for name in packages if (number := package_version(name)) is not None}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -99,21 +102,10 @@ def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[
         "isa": emulated_isa(),
         "processors": os.cpu_count(),
         "threads_per_worker": threads,
-        "versions": dict(sorted((_of_distributions(entries) | _of_packages(entries)).items())),
+        "versions": dict(sorted((imported | installed).items())),
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         "byte_order": sys.byteorder,
     }
-
-
-def _of_packages(entries: Iterable[BackendEntry]) -> dict[str, str]:
-    """Return the versions of the frameworks."""
-    packages = {"attncheck", "numpy", *(package for entry in entries for package in entry.packages)}
-    return {name: found for name in packages if (found := package_version(name)) is not None}
-
-
-def _of_distributions(entries: Iterable[BackendEntry]) -> dict[str, str]:
-    """Return the versions of what people's own implementations import, as they were found when these were loaded."""
-    return {name: found for entry in entries for name, found in entry.distributions.items()}
 
 
 _FRAMEWORK_OF: Mapping[str, str] = {
@@ -191,7 +183,7 @@ def imports_of(target: Any) -> Imports:
         package = waiting.pop()
         # What no distribution has is a file beside the kernel: its imports are the kernel's, too.
         if package in own or (package not in installed and _is_file(sys.modules.get(package))):
-            new = {each for module in _modules_of(package) for each in _imported_by(module)} - packages
+            new = {name for module in _modules_of(package) for name in _packages(_named_in(module))} - packages
             own.add(package)
             packages |= new
             waiting |= new - own
@@ -232,11 +224,6 @@ def _modules_of(package: str) -> list[ModuleType]:
     return [each for name, each in loaded if name.partition(".")[0] == package and isinstance(each, ModuleType)]
 
 
-def _imported_by(module: ModuleType) -> set[str]:
-    """Return the top-level packages that a module imports, at its top or anywhere in its source."""
-    return set(_packages([*_named_by(list(vars(module).values())), *_named_in(module)]))
-
-
 def _named_by(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
         if isinstance(value, ModuleType):
@@ -245,25 +232,19 @@ def _named_by(values: Iterable[Any]) -> Iterator[str]:
             yield str(value.__module__)
 
 
-def _named_in(module: ModuleType) -> Sequence[str]:
-    """Return what the import statements of a module's source name; those inside functions may not have run yet."""
-    try:
-        return _imports_in(Path(str(module.__file__)).read_bytes())
-    except (AttributeError, OSError, SyntaxError, ValueError, RecursionError):
-        return ()  # compiled, or made by hand
+def _named_in(module: ModuleType) -> Iterator[str]:
+    """Name what a module has at its top, and what its source imports: inside functions that may not have run yet."""
+    yield from _named_by(list(vars(module).values()))
+    with suppress(AttributeError, OSError, SyntaxError, ValueError, RecursionError):  # compiled, or made by hand
+        yield from _imports_in(Path(str(module.__file__)).read_bytes())
 
 
 @cache  # every function of a file is looked at
 def _imports_in(source: bytes) -> Sequence[str]:
-    return tuple(_imported(ast.parse(source)))
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            yield node.module
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    plain = (alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names)
+    parts = (node for node in imports if isinstance(node, ast.ImportFrom) and not node.level)
+    return (*plain, *filter(None, (node.module for node in parts)))
 
 
 def _packages(names: Iterable[str]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -20,12 +20,7 @@ from attncheck.execution.implementations import (
     bundled_implementations,
     entry_of,
 )
-from attncheck.execution.user_code import (
-    Origin,
-    Target,
-    is_own,
-    origin_of,
-)
+from attncheck.execution.user_code import Origin, Target, is_own, origin_of
 from attncheck.execution.worker import clean
 from attncheck.wording import expected
 
@@ -51,19 +46,17 @@ def select_implementations(
         if signature not in FAMILIES:
             raise UsageError(f"unknown signature {signature!r}; {expected(signature, FAMILIES, one_of=False)}")
     points = published()
-    own = [pattern for pattern in patterns if pattern in points or is_own(pattern)]
-    others = [pattern for pattern in patterns if pattern not in own]
-    found = [
-        _as_given(
-            user_implementation(
-                Target(point.module, point.attr, signature=signature or ""), framework, limits, point.name, described
-            )
-            if (point := points.get(pattern)) is not None
-            else user_implementation(Target.of(pattern, signature or ""), framework, limits, described=described),
-            (pattern, *_words(framework, signature)),
-        )
-        for pattern in own
-    ]
+    found, others = [], []
+    for pattern in patterns:
+        if (point := points.get(pattern)) is not None:
+            target, name = Target(point.module, point.attr, signature=signature or ""), point.name
+        elif is_own(pattern):
+            target, name = Target.of(pattern, signature or ""), None
+        else:
+            others.append(pattern)
+            continue
+        implementation = user_implementation(target, framework, limits, name, described)
+        found.append(_as_given(implementation, pattern, framework, signature))
     for option, given, says in (
         ("--framework", framework, "whose arrays an implementation of your own takes"),
         ("--signature", signature, "what an implementation of your own is called like"),
@@ -81,14 +74,13 @@ def select_implementations(
     )
 
 
-def _words(framework: str | None, signature: str | None) -> tuple[str, ...]:
-    given = (("--framework", framework), ("--signature", signature))
-    return tuple(word for option, value in given if value is not None for word in (option, value))
-
-
-def _as_given(implementation: Implementation, words: tuple[str, ...]) -> Implementation:
+def _as_given(
+    implementation: Implementation, name: str, framework: str | None, signature: str | None
+) -> Implementation:
     assert isinstance(implementation.entry, UserImplementation), "an own implementation has an own entry"
-    return replace(implementation, entry=replace(implementation.entry, given=words))
+    options = (("--framework", framework), ("--signature", signature))
+    words = tuple(word for option, value in options if value is not None for word in (option, value))
+    return replace(implementation, entry=replace(implementation.entry, given=(name, *words)))
 
 
 def select_callable(
@@ -111,7 +103,7 @@ def select_callable(
     called = next(each for each in (name or origin.function, "callable") if each.isidentifier())
     own_name = _published_as(origin) if name is None else None
     found = user_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
-    return _as_given(found, (own_name, *_words(framework, signature))) if own_name else found
+    return _as_given(found, own_name, framework, signature) if own_name else found
 
 
 def user_implementation(
@@ -127,17 +119,19 @@ def user_implementation(
     """
     limits = limits or Limits()
     question = DescriptionRequest(target, framework, limits.threads, limits.compilation_cache)
+    declared: Mapping[str, Any] | str
     try:
         with DescribedWorkers() if described is None else nullcontext(described) as workers:
             declared = workers.declared(question, limits.start_seconds)
     except CallTimeout:
-        raise UsageError(f"{_shown(target)}: not loaded after {limits.start_seconds:g} s") from None
+        declared = f"not loaded after {limits.start_seconds:g} s"
     except WorkerDied as ended:
-        raise UsageError(f"{_shown(target)}: its process {ended}") from None
+        declared = f"its process {ended}"
     except RemoteError as raised:
-        raise UsageError(f"{_shown(target)}: {clean(str(raised))}") from None
+        declared = clean(str(raised))
     if isinstance(declared, str):
-        raise UsageError(f"{_shown(target)}: {declared}")
+        called = shlex.join(target.program) or ":".join(filter(None, (target.module, target.attribute)))
+        raise UsageError(f"{called or 'the callable'}: {declared}")
     package, _, mode = (name or "").partition(".")
     entry = entry_of(target, {"name": package, "mode": mode, **declared}, framework)
     (only,) = entry.all_modes
@@ -155,7 +149,3 @@ def _published_as(origin: Origin) -> str | None:
     """Return the name under which a package publishes a function, if one does: it is judged under one name."""
     target = (origin.module, origin.function)
     return next((name for name, point in sorted(published().items()) if (point.module, point.attr) == target), None)
-
-
-def _shown(target: Target) -> str:
-    return shlex.join(target.program) or ":".join(filter(None, (target.module, target.attribute))) or "the callable"

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attncheck.backends import (
     BACKENDS,
@@ -30,9 +30,6 @@ from attncheck.execution.operations import Parameters
 from attncheck.execution.user_code import Target, advice_on_framework
 from attncheck.processors import processor_flags
 from attncheck.wording import NEAR, expected
-
-if TYPE_CHECKING:
-    from attncheck.execution.user_call import UserBackend
 
 ALL = "all"
 
@@ -130,17 +127,15 @@ class ImplementationSelection:
 
         Raises ``UsageError`` for a pattern that means none of them.
         """
-        meant = {item.name for pattern in patterns for item in self._meant_by(pattern)}
-        return replace(
-            self, implementations=tuple(replace(item, in_part=item.name in meant) for item in self.implementations)
-        )
-
-    def _meant_by(self, pattern: str) -> list[Implementation]:
-        found = [item for item in self.implementations if pattern == item.entry.name or _means(pattern, item)]
-        if not found:
-            names = ", ".join(item.name for item in self.implementations) or "nothing"
-            raise UsageError(f"--standard {pattern}: no implementation of this run is called so; it has {names}")
-        return found
+        meant: set[str] = set()
+        for pattern in patterns:
+            these = [item for item in self.implementations if pattern == item.entry.name or _means(pattern, item)]
+            if not these:
+                names = ", ".join(item.name for item in self.implementations) or "nothing"
+                raise UsageError(f"--standard {pattern}: no implementation of this run is called so; it has {names}")
+            meant |= {item.name for item in these}
+        items = tuple(replace(item, in_part=item.name in meant) for item in self.implementations)
+        return replace(self, implementations=items)
 
 
 def every_implementation(table: Mapping[str, BackendEntry] = EVERYTHING) -> tuple[Implementation, ...]:
@@ -162,16 +157,16 @@ def bundled_implementations(
 
     Without patterns the default mode, of the backends that are named or of every installed framework; ``all`` takes
     every mode, a backend's name its default one; those on a device (``torch.sdpa@cuda``) run only by patterns with an
-    ``@``. A library that is no framework runs only where it is named, or where
-    patterns are. Raises ``UsageError`` for a name or pattern that matches nothing.
+    ``@``. A library that is no framework runs only where it is named, or where patterns are. Raises ``UsageError`` for
+    a name or pattern that matches nothing.
     """
     unknown = [name for name in names or () if name not in table]
     if unknown:
         raise UsageError(f"unknown backend {unknown[0]!r}; {expected(unknown[0], table, one_of=False)}")
     left = {} if names or patterns else LIBRARIES
     entries = {name: entry for name, entry in table.items() if name not in left and (not names or name in names)}
-    globs = [_default_of(each, table) for each in patterns or entries]
-    on_devices = device_implementations(entries) if any("@" in each for each in globs) else ()
+    globs = [_default_of(pattern, table) for pattern in patterns or entries]
+    on_devices = device_implementations(entries) if any("@" in glob for glob in globs) else ()
     wanted = _matching((*every_implementation(entries), *on_devices), globs)
     found = {item.entry.name: item.entry for item in wanted}
     absent = tuple(name for name, entry in found.items() if not entry.is_installed)
@@ -252,15 +247,14 @@ class UserImplementation(BackendEntry):
     @property
     def all_modes(self) -> dict[str, Mode]:
         """Its only mode."""
-        where = f"{self.target.module}:{self.target.attribute}".strip(":") or "a callable"
-        where = shlex.join(self.target.program) or where
-        name = self.mode or self.function
+        target, name = self.target, self.mode or self.function
+        where = shlex.join(target.program) or f"{target.module}:{target.attribute}".strip(":") or "a callable"
         conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
         # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
         root = re.sub("[._-]+", "_", self.name).lower()
         own = (each for each in self.distributions if re.sub("[._-]+", "_", each).lower() == root)
         # The version is that of what it comes from; a file of somebody's has none, and the framework's is not its.
-        package = next(iter(self.distributions), None) if self.target.program else next(own, self.name)
+        package = next(iter(self.distributions), None) if target.program else next(own, self.name)
         mode = Mode(
             name, self.module, where, self.classes, conventions, package=package, holds_scores=False, device=self.device
         )
@@ -281,12 +275,10 @@ class UserImplementation(BackendEntry):
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""
-        from attncheck.execution.user_call import load, own_backend
+        from attncheck.execution.user_call import UserBackend, load, own_backend
 
-        framework = BACKENDS[self.framework]
-        backend: UserBackend = own_backend(
-            load(self.target), self.function, framework, self.device, self.target.signature
-        )
+        framework, target = BACKENDS[self.framework], self.target
+        backend: UserBackend = own_backend(load(target), self.function, framework, self.device, target.signature)
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
@@ -303,12 +295,13 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         known = ", ".join(HAVE_DEVICES)
         raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {known}")
     backend = BACKENDS[name]
-    imported = declared.get("imported_framework")
-    advice = (
-        []
-        if said or not imported
-        else [advice_on_framework(imported, target.attribute or "attention", is_given=name == imported)]
-    )
+    advice = []
+    if not said and (imported := declared.get("imported_framework")):
+        advice = [advice_on_framework(imported, target.attribute or "attention", is_given=name == imported)]
+
+    mappings = ("conventions", "properties", "resources", "distributions")
+    of_functions = ("required", "source", "requirements", "parameters")
+    own: dict[str, Any] = {field: dict(declared.get(field) or {}) for field in (*mappings, *of_functions)}
     return UserImplementation(
         name=declared.get("name") or target.name,
         module=target.module,
@@ -320,18 +313,11 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         target=target,
         framework=name,
         function=target.attribute.rpartition(".")[2] or ("program" if target.program else "module"),
-        conventions=dict(declared.get("conventions") or {}),
-        properties=dict(declared.get("properties") or {}),
-        resources=dict(declared.get("resources") or {}),
         mode=declared.get("mode") or "",
         device=device,
         signature=declared.get("signature") or "",
-        distributions=dict(declared.get("distributions") or {}),
         hints=(*declared.get("hints", ()), *advice),
-        required=dict(declared.get("required") or {}),
-        source=dict(declared.get("source") or {}),
-        requirements=dict(declared.get("requirements") or {}),
-        parameters=dict(declared.get("parameters") or {}),
+        **own,
     )
 
 

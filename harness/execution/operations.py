@@ -136,16 +136,14 @@ def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) 
     }
 
 
-def _strided(array: Array) -> Array:
-    # What lies between must show when it is read.
-    wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), 7, dtype=array.dtype)
-    view = wide[..., ::2]
-    view[...] = array
-    return view
+def _within(memory: Array, array: Array) -> Array:
+    """Write an array into a part of some memory, whose rest must show when it is read."""
+    memory[...] = array
+    return memory
 
 
-def _transposed(array: Array) -> Array:
-    return np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3)  # (B, H, L, D) -> (B, L, H, D) -> as it was
+def _wider(array: Array, width: int) -> Array:
+    return np.full((*array.shape[:-1], width), 7, dtype=array.dtype)
 
 
 def _broadcast(array: Array) -> Array:
@@ -154,35 +152,22 @@ def _broadcast(array: Array) -> Array:
     return np.broadcast_to(np.ascontiguousarray(first), array.shape)
 
 
-def _padded(array: Array) -> Array:
-    wide = np.full((*array.shape[:-1], array.shape[-1] + 3), 7, dtype=array.dtype)
-    view = wide[..., : array.shape[-1]]
-    view[...] = array
-    return view
-
-
 def _unaligned(array: Array) -> Array:
     memory = np.full(array.size + 2 * _BOUNDARY, 7, dtype=array.dtype)
     address = memory.ctypes.data // array.itemsize
     first = -address % (_BOUNDARY // array.itemsize) + 1
-    view = memory[first : first + array.size].reshape(array.shape)
-    view[...] = array
-    return view
-
-
-def _reversed(array: Array) -> Array:
-    return np.ascontiguousarray(array[..., ::-1, ::-1])[..., ::-1, ::-1]
+    return _within(memory[first : first + array.size].reshape(array.shape), array)
 
 
 _BOUNDARY = 64
 """Bytes at which vectors of every processor begin."""
-_LAYOUTS = {
-    "strided": _strided,
-    "transposed": _transposed,
+_LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
+    "strided": lambda array: _within(_wider(array, 2 * array.shape[-1])[..., ::2], array),
+    "transposed": lambda array: np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3),
     "broadcast": _broadcast,
-    "padded": _padded,
+    "padded": lambda array: _within(_wider(array, array.shape[-1] + 3)[..., : array.shape[-1]], array),
     "unaligned": _unaligned,
-    "reversed": _reversed,
+    "reversed": lambda array: np.ascontiguousarray(array[..., ::-1, ::-1])[..., ::-1, ::-1],
 }
 
 

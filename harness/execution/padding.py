@@ -96,8 +96,10 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
     specs = inputs_of(task.operation, task.options.get("score"))
     shapes = {each: array.shape for each, array in task.inputs.items()}
     lengths = bind_axes(specs, shapes, task.options.get("heads"), task.options.get("kv_heads"))
+    # The position of a sequence's first query, the largest of a batch.
+    start = int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
-        longer = _required(requirements, lengths, _furthest_start(task, lengths))
+        longer = _required(requirements, lengths, start)
         return _padding(task, lengths, longer, accepted) if longer else None
     except InexactError as error:
         return Failure("unsupported", str(error), error.lacks)
@@ -121,11 +123,6 @@ def call_as_required(implementation: Implementation, task: Task) -> Padding:
     if isinstance(padding, Failure):
         raise UsageError(f"{implementation.name} is not called: {padding.message}")
     return padding or Padding(task, {}, "")
-
-
-def _furthest_start(task: Task, lengths: Lengths) -> int:
-    """Return the position of a sequence's first query, the largest of a batch."""
-    return int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
 
 
 def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[str, int]:
@@ -191,9 +188,8 @@ def _with_keys_masked(task: Task, lengths: Lengths, longer: Lengths, accepted: f
         return replace(task, inputs={**task.inputs, "key_lengths": counts})
     if "mask" in accepted:
         return replace(task, inputs={**task.inputs, "mask": is_key})
-    raise InexactError(
-        "takes neither mask nor key_lengths, one of which it needs where keys are padded", ("mask or key_lengths",)
-    )
+    lacking = "takes neither mask nor key_lengths, one of which it needs where keys are padded"
+    raise InexactError(lacking, ("mask or key_lengths",))
 
 
 def _grown(
@@ -258,7 +254,7 @@ def lack_of(implementation: Implementation, problem: Case | Problem, call: Calla
     called = call()
     _, keywords = call_of(problem.operation, called.options)
     unasked = conventions_lacking(parameters, called.options)
-    asked = [each for each in (*called.inputs, *keywords) if each not in (*positional, *unasked)]
+    asked = [key for key in (*called.inputs, *keywords) if key not in (*positional, *unasked)]
     try:
         check_parameters(parameters, asked)
     except UnsupportedError as error:

@@ -131,44 +131,30 @@ def read_description(stream: IO[bytes]) -> Description:
     if header.pop("attncheck", None) != VERSION:
         raise ProtocolError(f'describe: expected "attncheck": {VERSION}, the version of the protocol')
     functions = _functions(header.pop("functions", None))
-    dtypes = tuple(_checked(header, "dtypes", list, ["float64", "float32"]))
-    if unknown := [each for each in dtypes if each not in DTYPES]:
+    said: dict[str, Any] = {name: header.pop(name) for name in _DECLARED if name in header}
+    for name, value in said.items():
+        if not isinstance(value, _DECLARED[name]):
+            raise ProtocolError(f"describe: {name}: expected {_KINDS[_DECLARED[name]]}; got {value!r}")
+    said |= {"dtypes": tuple(said["dtypes"])} if "dtypes" in said else {}
+    if unknown := [dtype for dtype in said.get("dtypes", ()) if dtype not in DTYPES]:
         raise ProtocolError(f"describe: unknown dtype {unknown[0]!r}; expected {', '.join(DTYPES)}")
-    found = Description(
-        functions,
-        _checked(header, "name", str, ""),
-        _checked(header, "version", str, ""),
-        dtypes,
-        _checked(header, "classes", dict, {}),
-        _checked(header, "conventions", dict, {}),
-        _checked(header, "requires", dict, {}),
-        _checked(header, "grouped_heads", bool, True),
-        _checked(header, "value_width", bool, True),
-    )
     if header:
         raise ProtocolError(f"describe: unknown field {next(iter(header))!r}")
-    return found
+    return Description(functions, **said)
+
+
+_DECLARED: Mapping[str, type] = {
+    **{"dtypes": list, "name": str, "version": str, "classes": dict, "conventions": dict, "requires": dict},
+    **{"grouped_heads": bool, "value_width": bool},
+}
+_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
 
 
 def _functions(listed: Any) -> dict[str, tuple[str, ...]]:
-    are_lists = isinstance(listed, dict) and all(isinstance(each, list) for each in listed.values())
-    if (
-        not listed
-        or not are_lists
-        or not all(isinstance(each, str) for keywords in listed.values() for each in keywords)
-    ):
+    are_lists = isinstance(listed, dict) and all(isinstance(keywords, list) for keywords in listed.values())
+    if not listed or not are_lists or any(not isinstance(word, str) for words in listed.values() for word in words):
         raise ProtocolError('describe: expected "functions", such as {"attention": ["mask", "is_causal", "scale"]}')
     return {name: tuple(keywords) for name, keywords in listed.items()}
-
-
-def _checked(header: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = header.pop(name, default)
-    if not isinstance(value, kind):
-        raise ProtocolError(f"describe: {name}: expected {_KINDS[kind]}; got {value!r}")
-    return value
-
-
-_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
 
 
 def read_answer(stream: IO[bytes]) -> dict[str, NDArray[Any]] | Refused:
@@ -203,14 +189,13 @@ def _stage(listed: Any) -> tuple[str, np.dtype[Any], Sequence[int]]:
 
 def _read_array(stream: IO[bytes], name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
     size = math.prod(shape) * dtype.itemsize
-    found = stream.read(size)
-    if len(found) < size:
-        raise ProtocolError(
-            f"stage {name}: expected {size:,} bytes for shape {list(shape)}; got {len(found):,}, and the end"
-        )
+    data = stream.read(size)
+    if len(data) < size:
+        got = f"{len(data):,}, and the end"
+        raise ProtocolError(f"stage {name}: expected {size:,} bytes for shape {list(shape)}; got {got}")
     if dtype.kind != "b":
-        return np.frombuffer(found, dtype).reshape(shape)
-    array = np.frombuffer(found, np.uint8).reshape(shape)
+        return np.frombuffer(data, dtype).reshape(shape)
+    array = np.frombuffer(data, np.uint8).reshape(shape)
     if (array > 1).any():
         raise ProtocolError(f"stage {name}: a bool is a byte of 0 or 1; got {array.max()}")
     return array.astype(bool)
@@ -332,14 +317,12 @@ class ProgramFunction:
     def __call__(self, *positional: Any, **keywords: Any) -> dict[str, NDArray[Any]]:
         """Ask the program. Raises ``NotImplementedError`` for what it does not support."""
         named = dict(zip(INPUTS[self.__name__], positional, strict=True))
-        arrays = {name: each for name, each in keywords.items() if isinstance(each, np.ndarray)}
-        options = {name: each for name, each in keywords.items() if name not in arrays and each is not None}
+        arrays = {name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}
+        options = {name: value for name, value in keywords.items() if name not in arrays and value is not None}
         answer = self._program.call(self.__name__, {**named, **arrays}, options)
-        if not isinstance(answer, Refused):
-            return answer
-        if answer.kind == "unsupported":
-            raise NotImplementedError(answer.reason)
-        raise RuntimeError(answer.reason)
+        if isinstance(answer, Refused):
+            raise (NotImplementedError if answer.kind == "unsupported" else RuntimeError)(answer.reason)
+        return answer
 
 
 class ProgramFunctions:
@@ -350,11 +333,8 @@ class ProgramFunctions:
         self.distributions = {said.name or Path(program.words[0]).stem: said.version} if said.version else {}
         self.classes, self.conventions = dict(said.classes), dict(said.conventions)
         self.requires = dict(said.requires) or None
-        self.capabilities = {
-            "dtypes": list(said.dtypes),
-            "grouped_heads": said.grouped_heads,
-            "value_width": said.value_width,
-        }
+        is_able = {"grouped_heads": said.grouped_heads, "value_width": said.value_width}
+        self.capabilities = {"dtypes": list(said.dtypes), **is_able}
         for name, keywords in said.functions.items():
             setattr(self, name, ProgramFunction(program, name, keywords, self.capabilities))
 

@@ -55,13 +55,11 @@ class Requirements:
     def width(self, least: int) -> int | None:
         """Return the smallest width that is taken and is at least ``least``; None where there is none."""
         least = max(least, self.min_width)
-        offered = sorted(self.widths) or [_round_up(least, self.width_multiple)]
-        fitting = [
-            width
-            for width in offered
-            if width >= least and width % self.width_multiple == 0 and width <= (self.max_width or width)
-        ]
-        return fitting[0] if fitting else None
+        offered = (width for width in sorted(self.widths) or [_round_up(least, self.width_multiple)] if width >= least)
+        fitting = (
+            width for width in offered if width % self.width_multiple == 0 and width <= (self.max_width or width)
+        )
+        return next(fitting, None)
 
     def query_and_key_length(self, queries: int, keys: int) -> tuple[int, int]:
         """Return the smallest numbers of queries and of keys that are taken and are at least these."""
@@ -147,18 +145,15 @@ def sees_added_keys(padded: Task, lengths: Mapping[str, int]) -> bool:
 
 def _require_finite(task: Task, longer: Mapping[str, int]) -> None:
     """Refuse 0 * inf: where what was added is multiplied by numbers of the case, and not by zeros that were added."""
-    names: set[str] = set()
-    if OPERATIONS[task.operation].has_projections:  # a column of zeros of a projection meets its inputs
-        names |= {*PROJECTIONS}
-    if "T" in longer:
-        names |= {"query", "grad_output"}
-    if "Lq" in longer and OPERATIONS[task.operation].has_gradients:
-        names |= {"key", "value"}
+    operation = OPERATIONS[task.operation]
+    grows_queries = "Lq" in longer and operation.has_gradients
+    names = {*PROJECTIONS} if operation.has_projections else set()  # a column of zeros of a projection meets its inputs
+    names |= ({"query", "grad_output"} if "T" in longer else set()) | ({"key", "value"} if grows_queries else set())
     for name in sorted(names & task.inputs.keys()):
         if not np.isfinite(task.inputs[name].astype(np.float64)).all():
             raise InexactError(f"cannot be padded: {name} holds NaN or infinity, which zeros that are added would meet")
     bias = task.inputs.get("bias")
-    if bias is not None and "Lq" in longer and OPERATIONS[task.operation].has_gradients:
+    if bias is not None and grows_queries:
         numbers = bias.astype(np.float64)
         if bool((np.isnan(numbers) | np.isposinf(numbers)).any()):
             raise InexactError("cannot be padded: bias holds NaN or infinity, which queries that are added would meet")
@@ -200,8 +195,8 @@ def _attendance(task: Task) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_
 def _largest_score(task: Task) -> float:
     """Return a bound on the size of every scaled score, by the lengths of queries and keys."""
     query, key = _projected(task, "query"), _projected(task, "key")
-    keys = [key, *([task.inputs["past_key"].astype(np.float64)] if "past_key" in task.inputs else [])]
-    longest = max(_longest(each) for each in keys)
+    past = task.inputs.get("past_key", key[..., :0, :]).astype(np.float64)
+    longest = max(_longest(key), _longest(past))
     width = query.shape[-1] // int(task.options["heads"]) if "heads" in task.options else query.shape[-1]
     scale = task.options.get("scale")
     largest = abs(1 / math.sqrt(width) if scale is None else float(scale)) * _longest(query) * longest

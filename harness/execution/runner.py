@@ -41,8 +41,8 @@ from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
-from attncheck.execution.sessions import Session, StepResult, evaluate_session
-from attncheck.execution.worker import Computed, Failure, Outcome, clean, evaluate_and_measure, start
+from attncheck.execution.sessions import Session, SessionEvaluated, StepResult, evaluate_session
+from attncheck.execution.worker import Computed, Evaluated, Failure, Outcome, clean, evaluate_and_measure, start
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import score_elements
@@ -113,9 +113,8 @@ class Log:
         """Return what was printed last since ``begin``, to be put behind a reason; empty where nothing was."""
         lines = [line for line in self._end().splitlines() if line.strip()]
         fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL)), None)
-        if fatal is None:
-            last = lines[-_LAST_LINES:]
-        else:
+        last = lines[-_LAST_LINES:]
+        if fatal is not None:
             line_of = next((line for line in lines[fatal:] if line.lstrip().startswith("File ")), None)
             last = [*lines[:fatal][1 - _LAST_LINES :], " at ".join(filter(None, (lines[fatal], line_of)))]
         if not last:
@@ -337,41 +336,39 @@ class GroupRunner(Generic[Key]):
         """
         implementation = self.group.implementation
         paddings = [padded_call(implementation, step.task) for step in session.steps]
-        if failure := next((each for each in paddings if isinstance(each, Failure)), None):
+        if failure := next((padding for padding in paddings if isinstance(padding, Failure)), None):
             return failure
-        tasks = [padding.task if isinstance(padding, Padding) else None for padding in paddings]
-        steps = [
-            step if task is None else replace(step, task=task) for step, task in zip(session.steps, tasks, strict=True)
-        ]
+        steps = tuple(
+            replace(step, task=padding.task) if isinstance(padding, Padding) else step
+            for step, padding in zip(session.steps, paddings, strict=True)
+        )
         failed = self._given_up or (None if implementation.name in self._slot.started else self._start())
         if failed is not None:
             return failed
         seconds = self._limits.case_seconds * min(session.calls, _MAX_SESSION)
-        what = (implementation.name, Session(tuple(steps)), str(self._log.path))
-        answer = self._call(seconds, evaluate_session, *what)
+        answer = self._call(seconds, evaluate_session, implementation.name, Session(steps), str(self._log.path))
         if isinstance(answer, Failure):
             return answer
-        if answer.held > self._limits.soft_memory_limit or not answer.is_fit:
-            self.close()
+        self._close_unless_fit(answer)
         return tuple(
             replace(result, outcome=padding.cut(result.outcome)) if isinstance(padding, Padding) else result
             for padding, result in zip(paddings, answer.results, strict=True)
         )
 
+    def _close_unless_fit(self, answer: Evaluated | SessionEvaluated) -> None:
+        if answer.held > self._limits.soft_memory_limit or not answer.is_fit:
+            self.close()
+
     def _evaluate(self, task: Task) -> Outcome:
         padding = padded_call(self.group.implementation, task)
-        if isinstance(padding, Failure):
-            return padding
-        if padding is not None:
+        if isinstance(padding, Padding):
             return padding.cut(self._evaluate_as_it_is(padding.task))
-        return self._evaluate_as_it_is(task)
+        return padding or self._evaluate_as_it_is(task)
 
     def _evaluate_as_it_is(self, task: Task) -> Outcome:
         if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.memory_of_each):
             return too_large
-        if self._given_up is not None:
-            return self._given_up
-        if (untried := self._crash_limit.instead()) is not None:
+        if untried := self._given_up or self._crash_limit.instead():
             return untried
         self._end_reason = ""
         outcome = self._evaluated(task)
@@ -399,8 +396,7 @@ class GroupRunner(Generic[Key]):
         self.times.add("compiling", answer.compiled)
         if isinstance(answer.outcome, Failure):
             self._log.require_space()
-        if answer.held > self._limits.soft_memory_limit or not answer.is_fit:
-            self.close()
+        self._close_unless_fit(answer)
         return answer.outcome
 
     def _start(self) -> Failure | None:
@@ -418,7 +414,7 @@ class GroupRunner(Generic[Key]):
             self._starts_left -= 1
             self._given_up = None if self._starts_left > 0 else answer
             return answer
-        self.description, self._starts_left = dict(answer.description), _STARTS
+        self.description, self._starts_left = answer, _STARTS
         self._slot.started.add(implementation.name)
         return None
 
@@ -433,32 +429,28 @@ class GroupRunner(Generic[Key]):
                 function, *arguments, seconds=seconds, look=self._excess, meanwhile=self._meanwhile
             )
         except RemoteError as raised:
-            failure = Failure("error", str(raised))
+            verdict, message = "error", str(raised)
         except CallTimeout:
-            failure = Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
+            verdict, message = "timeout", f"not done after {seconds:g} s; the worker was stopped"
         except CallCancelled as stopped:
-            failure = Failure("crash", f"{stopped}; the worker was stopped")
+            verdict, message = "crash", f"{stopped}; the worker was stopped"
         except WorkerDied as ended:
-            failure = Failure("crash", f"the worker process {ended}")
+            verdict, message = "crash", f"the worker process {ended}"
         self.close()
         if not self.is_stopped:
             self._log.require_space()
-        self._end_reason = _AMOUNT.sub("", failure.message)
-        return Failure(failure.verdict, f"{failure.message}{self._log.last_words()}")
+        self._end_reason = _AMOUNT.sub("", message)
+        return Failure(verdict, f"{message}{self._log.last_words()}")
 
     def _excess(self) -> str:
         """Return what the worker has too much of; empty where it has not."""
         if self.is_stopped:
             return "the run ends"
         held = memory_of(self._slot.process.pid) if self._slot.process is not None else 0
-        if held > self._limits.hard_memory_limit:
-            return (
-                f"it held {held / 2**30:.1f} GiB of memory, more than {self._limits.hard_memory_limit / 2**30:.1f} GiB"
-            )
-        printed = self._log.printed()
-        if printed > self._limits.max_output:
-            return f"it printed {printed / 2**20:.1f} MiB, more than {self._limits.max_output / 2**20:.1f} MiB"
-        return ""
+        if held > (most := self._limits.hard_memory_limit):
+            return f"it held {held / 2**30:.1f} GiB of memory, more than {most / 2**30:.1f} GiB"
+        printed, most = self._log.printed(), self._limits.max_output
+        return f"it printed {printed / 2**20:.1f} MiB, more than {most / 2**20:.1f} MiB" if printed > most else ""
 
     def close(self) -> None:
         """End the worker, and all that it started."""
@@ -479,13 +471,13 @@ def group_runners(
     together: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
         together.setdefault(group.process, []).append(group)
-    found = []
-    for each in together.values():
-        slot = WorkerSlot(shared=len(each) > 1)
-        most = min(limits.soft_memory_limit, _BUNDLED_MEMORY) if each[0].is_bundled else limits.soft_memory_limit
+    runners = []
+    for sharing in together.values():
+        slot = WorkerSlot(shared=len(sharing) > 1)
+        most = min(limits.soft_memory_limit, _BUNDLED_MEMORY) if sharing[0].is_bundled else limits.soft_memory_limit
         own = replace(limits, soft_memory_limit=most)
-        found.append([GroupRunner[Key](group, own, log_directory, slot, described, number) for group in each])
-    return found
+        runners.append([GroupRunner[Key](group, own, log_directory, slot, described, number) for group in sharing])
+    return runners
 
 
 def run_in_turn(
@@ -497,42 +489,22 @@ def run_in_turn(
 
     What is known without a call is reported as it is. While a worker computes, the next task is made.
     """
-    tasks = _TasksAhead(calls, make_task)
+    made: dict[int, Task | Failure] = {}
+
+    def make_next(number: int) -> None:
+        """Make the next task from this number on; what that raises is raised when it is its turn."""
+        with suppress(Exception):
+            while number < len(calls):
+                if number not in made:
+                    made[number] = make_task(*calls[number])
+                if not isinstance(made[number], Failure):
+                    return
+                number += 1
+
     for number, (runner, key) in enumerate(calls):
         if runner.is_stopped:
             return
-        task = tasks.take(number)
-        if isinstance(task, Failure):
-            outcome: Outcome = task
-        else:
-            outcome = runner.evaluate(task, partial(tasks.prepare, number + 1))
+        task = made.pop(number) if number in made else make_task(runner, key)
+        outcome = task if isinstance(task, Failure) else runner.evaluate(task, partial(make_next, number + 1))
         if not runner.is_stopped:
             report(runner, key, outcome)
-
-
-class _TasksAhead(Generic[Key]):
-    """Tasks, or what is known without them, by number; the next task may have been made before it is taken."""
-
-    def __init__(
-        self,
-        calls: Sequence[tuple[GroupRunner[Key], Key]],
-        make_task: Callable[[GroupRunner[Key], Key], Task | Failure],
-    ) -> None:
-        self._calls, self._make_task = calls, make_task
-        self._prepared: dict[int, Task | Failure] = {}
-
-    def take(self, number: int) -> Task | Failure:
-        """Return a task; raises what making it raises."""
-        if number not in self._prepared:
-            return self._make_task(*self._calls[number])
-        return self._prepared.pop(number)
-
-    def prepare(self, number: int) -> None:
-        """Make the next task from this number on; what that raises is raised when it is taken."""
-        with suppress(Exception):
-            while number < len(self._calls):
-                if number not in self._prepared:
-                    self._prepared[number] = self._make_task(*self._calls[number])
-                if not isinstance(self._prepared[number], Failure):
-                    return
-                number += 1

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import Backend
 from attncheck.execution.operations import Task
 from attncheck.execution.process_state import ProcessState
+from attncheck.execution.signatures import FUNCTIONS
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, started
-from attncheck.spec import OPERATIONS, SCORE_SPECS
 
 Array = NDArray[Any]
 _BLOCKS = 40
@@ -97,11 +97,11 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._backend, name)
-        if self._before is None or name not in _FUNCTIONS:
+        if self._before is None or name not in FUNCTIONS:
             return found
         if (own := getattr(found, "user_function", None)) is None:
             return _behind(self._before, found)
-        call = partial(found.func, *(_behind(self._before, each) if each is own else each for each in found.args))
+        call = partial(found.func, *(_behind(self._before, given) if given is own else given for given in found.args))
         call.user_function = own  # type: ignore[attr-defined] # as ``user_call`` has it
         return call
 
@@ -115,11 +115,6 @@ class _Watched:
         return self._backend.to_numpy(tensor)
 
 
-_FUNCTIONS = frozenset(
-    {*(own.function for own in OPERATIONS.values()), *(own.function for own in SCORE_SPECS.values())}
-)
-
-
 def _behind(before: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function with something done in front of it."""
 
@@ -131,20 +126,13 @@ def _behind(before: Callable[[], None], function: Callable[..., Any]) -> Callabl
     return called
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The tensors that a call returned, and their numbers as they were then."""
-
-    tensors: Mapping[str, Any]
-    before: Mapping[str, Array]
-
-
 def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
     """Do the steps of a session, and look at what stays when all are done."""
-    done: list[tuple[StepResult, _Kept | None]] = [_do(backend, step) for step in session.steps]
-    return tuple(
-        result if kept is None else replace(result, altered=tuple(_altered(backend, kept))) for result, kept in done
-    )
+    results = []
+    for result, tensors, before in [_do(backend, step) for step in session.steps]:
+        altered = (difference(name, before[name], backend.to_numpy(tensor)) for name, tensor in tensors.items())
+        results.append(replace(result, altered=tuple(filter(None, altered))))
+    return tuple(results)
 
 
 @dataclass(frozen=True)
@@ -165,7 +153,8 @@ def evaluate_session(implementation: str, session: Session, log: str) -> Session
     return SessionEvaluated(results, int(psutil.Process().memory_info().rss), is_fit)
 
 
-def _do(backend: Backend, step: Step) -> tuple[StepResult, _Kept | None]:
+def _do(backend: Backend, step: Step) -> tuple[StepResult, Mapping[str, Any], Mapping[str, Array]]:
+    """Return the result of a step and, where it stays, the tensors that were returned and their numbers."""
     fences: list[Array] = []
 
     def free_nan() -> None:
@@ -175,21 +164,21 @@ def _do(backend: Backend, step: Step) -> tuple[StepResult, _Kept | None]:
         if step.other_work:
             _work()
         watched = _Watched(backend, free_nan if step.nan_memory else None)
-        outcome = evaluate_on(watched, _own_copy(step.task))
+        # Inputs of its own: a call that writes into them spoils no other.
+        copies = {name: array.copy() for name, array in step.task.inputs.items()}
+        outcome = evaluate_on(watched, replace(step.task, inputs=copies))
     fences.clear()
-    changed = tuple(_changed(backend, step.task, watched.given))
+    given = zip(step.task.inputs.items(), watched.given, strict=False)
+    changed = tuple(
+        filter(None, (difference(name, array, backend.to_numpy(tensor)) for (name, array), tensor in given))
+    )
     if not isinstance(outcome, Computed):
-        return StepResult(outcome, changed), None
+        return StepResult(outcome, changed), {}, {}
     tensors = _by_name(backend, outcome.stages, watched.returned)
     shared = tuple(_shared(backend, step.task, watched.given, tensors))
     stages = {name: np.array(array) for name, array in outcome.stages.items()}
-    kept = _Kept(tensors, stages) if step.stays else None
-    return StepResult(replace(outcome, stages=stages if step.returns else {}), changed, shared=shared), kept
-
-
-def _own_copy(task: Task) -> Task:
-    """Give a call inputs of its own: one that writes into them spoils no other."""
-    return replace(task, inputs={name: array.copy() for name, array in task.inputs.items()})
+    result = StepResult(replace(outcome, stages=stages if step.returns else {}), changed, shared=shared)
+    return result, tensors if step.stays else {}, stages
 
 
 def _work() -> None:
@@ -227,22 +216,16 @@ def _free_nan(backend: Backend, task: Task) -> list[Array]:
     return fences
 
 
-def _changed(backend: Backend, task: Task, given: Sequence[Any]) -> Iterator[Difference]:
-    """Give the inputs that are not as they were, in the framework's own memory."""
-    for (name, array), tensor in zip(task.inputs.items(), given, strict=False):
-        yield from difference(name, array, backend.to_numpy(tensor))
-
-
-def difference(name: str, before: Array, after: Array) -> Iterator[Difference]:
-    """Give the first element whose bits differ, if there is one."""
+def difference(name: str, before: Array, after: Array) -> Difference | None:
+    """Return the first element whose bits differ; None where there is none."""
     after = np.asarray(after)
     if before.shape != after.shape:
-        yield Difference(name, (), float("nan"), float("nan"))
-        return
+        return Difference(name, (), float("nan"), float("nan"))
     differs = bits(before) != bits(after)
-    if differs.any():
-        index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(differs)), differs.shape))
-        yield Difference(name, index, float(before[index]), float(after[index]))
+    if not differs.any():
+        return None
+    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(differs)), differs.shape))
+    return Difference(name, index, float(before[index]), float(after[index]))
 
 
 def bits(array: Array) -> Array:
@@ -253,14 +236,13 @@ def bits(array: Array) -> Array:
 
 def _by_name(backend: Backend, stages: Mapping[str, Array], returned: Sequence[Any]) -> dict[str, Any]:
     """Return which of the tensors that came back each stage is, by its numbers."""
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name, array in stages.items():
         for tensor in returned:
             own = np.asarray(backend.to_numpy(tensor))
             if own.shape == array.shape and own.dtype == array.dtype and np.array_equal(bits(own), bits(array)):
-                found[name] = tensor
-                break
-    return found
+                named.setdefault(name, tensor)
+    return named
 
 
 def _shared(
@@ -271,8 +253,3 @@ def _shared(
         for name, other in zip(task.inputs, given, strict=False):
             if own.size and np.shares_memory(own, np.asarray(backend.to_numpy(other))):
                 yield stage, name
-
-
-def _altered(backend: Backend, kept: _Kept) -> Iterator[Difference]:
-    for name, tensor in kept.tensors.items():
-        yield from difference(name, kept.before[name], backend.to_numpy(tensor))

@@ -27,9 +27,7 @@ def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
     lines = [clean(str(error)), f"What does not fit: {clean('; '.join(error.misfits))}."]
     called = target.attribute or error.name
     if error.name != "attention":
-        is_one_of_many = inspect.ismodule(loaded)
-        advice = " Name the function that is meant: file.py:function." if is_one_of_many else ""
-        return "\n".join([*lines[:-1], lines[-1] + advice])
+        return "\n".join(lines) + " Name the function that is meant: file.py:function." * inspect.ismodule(loaded)
     if not is_plain(called):
         return "\n".join(lines)
     function_name = _function_name(target, error, called)
@@ -59,7 +57,7 @@ def _what_to_do(target: Target, name: str) -> str:
 
 
 _SPECS: tuple[ScoreSpec | Operation, ...] = (*SCORE_SPECS.values(), *OPERATIONS.values())
-FUNCTIONS = tuple(dict.fromkeys(each.function for each in _SPECS))
+FUNCTIONS = tuple(dict.fromkeys(spec.function for spec in _SPECS))
 """Every function of the contract that computes something."""
 _CONTRACT: Mapping[str, inspect.Signature] = {name: inspect.signature(getattr(Backend, name)) for name in FUNCTIONS}
 INPUTS: Mapping[str, tuple[str, ...]] = {name: inputs_of(name) for name in FUNCTIONS}
@@ -132,9 +130,12 @@ def misfits(name: str, function: Callable[..., Any]) -> list[str]:
         for each, wanted in zip(_positional(signature), INPUTS[name], strict=False)
         if wanted in _MEANS and _meaning(each.name) not in (None, wanted)
     ]
-    required = [each for each in _beyond_inputs(name, function) if each.name not in contract(name)]
-    required += [each for each in _beyond_inputs(name, function) if each not in required and each.kind not in _NAMED]
-    return [*swapped, *(f"{each.name}, which it requires{_looks_like(each.name)}" for each in required)]
+    beyond = _beyond_inputs(name, function)
+    required = [each for each in beyond if each.name not in contract(name)]
+    required += [each for each in beyond if each not in required and each.kind not in _NAMED]
+    alike = {each.name: meant for each in required if (meant := _meaning(each.name)) not in (None, each.name)}
+    looks = {called: f" and which looks like {meant}" for called, meant in alike.items()}
+    return [*swapped, *(f"{each.name}, which it requires{looks.get(each.name, '')}" for each in required)]
 
 
 def hints(name: str, function: Callable[..., Any]) -> list[str]:
@@ -170,7 +171,7 @@ def adapter(function: Callable[..., Any], name: FunctionName, framework: str | N
         f"def {name.adapter}(query, key, value{', *' if taken else ''}{taken}):",
         *(["    # mask is boolean: true = may attend"] if "mask" in options else []),
         *([f"    # FILL IN what stands as ...: {', '.join(each or 'an input' for each in blanks)}"] if blanks else []),
-        f"    return {name.called}({', '.join(_argument(*each) for each in arguments)})",
+        f"    return {name.called}({', '.join(f'{key}={code}' if key else code for key, code in arguments)})",
     ]
     return [*lines, *(["", "", f'{name.adapter}.framework = "{framework}"'] if framework else [])]
 
@@ -215,10 +216,6 @@ def _passed_on(meant: str, parameter: inspect.Parameter) -> str:
     return meant
 
 
-def _argument(name: str, expression: str) -> str:
-    return f"{name}={expression}" if name else expression
-
-
 def _beyond_inputs(name: str, function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
     """Return the parameters without a default behind those that are given by position."""
     try:
@@ -236,11 +233,6 @@ def _positional(signature: inspect.Signature) -> list[inspect.Parameter]:
 
 def _meaning(name: str) -> str | None:
     return _MEANS.get(name.lower())
-
-
-def _looks_like(name: str) -> str:
-    meant = _meaning(name)
-    return f" and which looks like {meant}" if meant is not None and meant != name else ""
 
 
 def is_plain(name: str) -> bool:

@@ -77,9 +77,8 @@ class UserBackend:
     def to_numpy(self, tensor: Any) -> NDArray[Any]:
         """Turn what came back into an array. Raises ``TypeError`` for what is none."""
         if isinstance(tensor, list | tuple | str | bytes | int | float | complex | None):
-            raise TypeError(
-                f"returned a {type(tensor).__name__}; expected an array, or a dict of stages that are arrays"
-            )
+            got = type(tensor).__name__
+            raise TypeError(f"returned a {got}; expected an array, or a dict of stages that are arrays")
         try:
             array = self._base_to_numpy(tensor)
         except Exception as error:
@@ -94,19 +93,18 @@ class UserBackend:
     def _call(
         self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **given: Any
     ) -> dict[str, Any]:
-        positional = [given.pop(each) for each in INPUTS[name]]
+        positional = [given.pop(key) for key in INPUTS[name]]
         check_parameters(parameters_of(function), given)
         if INPUTS[name][:3] == INPUTS["attention"]:
             _check_capabilities(function, positional)
-        arrays = {each: value for each, value in given.items() if hasattr(value, "shape")}
+        arrays = {key: value for key, value in given.items() if hasattr(value, "shape")}
+        options = {key: value for key, value in given.items() if key not in arrays}
         named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
         with unchanged(named, self._base_to_numpy), no_leaked_threads():
             returned = self._returned(function, positional, {**unasked, **given})
         if isinstance(returned, Mapping):
             return dict(returned)
-        inputs = {each for each, value in given.items() if hasattr(value, "shape")}
-        options = {each: value for each, value in given.items() if each not in inputs}
-        results = result_stages(_OPERATIONS.get(name, "scoring"), options, inputs) or ("masked",)
+        results = result_stages(_OPERATIONS.get(name, "scoring"), options, {*arrays}) or ("masked",)
         several = name == "attention_gradients" and isinstance(returned, tuple)
         return dict(zip(results, returned if several else (returned,), strict=False))
 
@@ -300,8 +298,8 @@ def functions_of(
         found.setdefault(name if name in INPUTS else "attention", target)
     if not found:
         raise LoadError(f"nothing to call: expected a function, or a module with {expected_signature('attention')}")
-    for each, function in found.items():
-        _check_signature(each, function)
+    for called, function in found.items():
+        _check_signature(called, function)
     return found
 
 
@@ -435,11 +433,10 @@ def _device(declared: Any) -> str:
 
 def _resources(declared: Any) -> dict[str, float]:
     """Check what a worker of a cluster has to offer: names, and how much of each."""
-    good = isinstance(declared or {}, Mapping) and all(
+    if not isinstance(declared or {}, Mapping) or not all(
         isinstance(name, str) and name and isinstance(amount, int | float) and 0 < amount < float("inf")
         for name, amount in (declared or {}).items()
-    )
-    if not good:
+    ):
         raise LoadError(f'resources: expected names and positive amounts, such as {{"GPU": 1}}; got {declared!r}')
     return dict(declared or {})
 
@@ -460,12 +457,11 @@ def _claims(declared: Any) -> dict[str, str]:
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:
-    if found := misfits(name, function):
+    if unfit := misfits(name, function):
         got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
-        expected = expected_signature(name) if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
-        raise UnfitError(
-            f"cannot be called: it is {got}; expected {expected}, keyword options optional", name, function, found
-        )
+        wanted = expected_signature(name) if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
+        message = f"cannot be called: it is {got}; expected {wanted}, keyword options optional"
+        raise UnfitError(message, name, function, unfit)
 
 
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:

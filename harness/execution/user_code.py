@@ -16,13 +16,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attncheck.backends import EVERYTHING
 from attncheck.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ def is_own(text: str) -> bool:
 def _as_file(text: str) -> str:
     """Return file.py:function for file.function, as reports call it, where the file is in this folder."""
     file, _, function = text.partition(".")
-    is_name = _NAME_IN_REPORTS.fullmatch(text) and file not in EVERYTHING and function != "py"
+    is_name = re.fullmatch(r"\w+\.\w+", text) and file not in EVERYTHING and function != "py"
     if not is_name or not Path(f"{file}.py").is_file():
         return text
     return f"{file}.py" if function == "module" else f"{file}.py:{function}"
@@ -170,11 +167,8 @@ def words_of_program(text: str) -> tuple[str, ...]:
 
 def file_of_program(words: Sequence[str]) -> Path:
     """Return the file that somebody wrote: a script that an interpreter is given, or the program itself."""
-    scripts = (Path(each) for each in words[1:])
-    return next((each.resolve() for each in scripts if each.is_file()), Path(words[0]))
-
-
-_NAME_IN_REPORTS = re.compile(r"\w+\.\w+")
+    scripts = (Path(word) for word in words[1:])
+    return next((path.resolve() for path in scripts if path.is_file()), Path(words[0]))
 
 
 def name_of(module: str) -> str:

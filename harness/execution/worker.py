@@ -90,14 +90,7 @@ _backends: dict[str, Backend] = {}
 _log = ""
 
 
-@dataclass(frozen=True)
-class Started:
-    """A worker that is ready, and what its framework says of itself."""
-
-    description: Mapping[str, str]
-
-
-def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> Started | Failure:
+def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> dict[str, str] | Failure:
     """Import and configure a mode of the framework, once per process; return what it says of itself."""
     _print_to(log)
     faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
@@ -108,7 +101,7 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
         backend = entry.load(mode)
         backend.prepare(dtype, threads)
         _backends[f"{entry.name}.{mode}"] = backend
-        return Started({name: clean(text) for name, text in backend.describe().items()})
+        return {name: clean(text) for name, text in backend.describe().items()}
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
         return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
 
@@ -147,8 +140,7 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
     surroundings, compiled = ProcessState.snapshot(), _seconds_compiled()
     outcome = evaluate_on(backend, task)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
-    held = int(psutil.Process().memory_info().rss)
-    must_count = next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
+    held, must_count = int(psutil.Process().memory_info().rss), next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
     return Evaluated(outcome, held, is_fit, _seconds_compiled() - compiled)
 
@@ -269,9 +261,8 @@ def redirect_output(log: str, *, passed_on: bool = False) -> None:
     os.close(descriptor)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                line_buffering=True
-            )  # a worker is killed in the end, and would take its last words along
+            # A worker is killed in the end, and would take its last words along.
+            stream.reconfigure(line_buffering=True)
 
 
 def _write_no_core_file() -> None:

@@ -233,7 +233,7 @@ def _case_of(operation: str) -> Schema:
     every_option = {option for each in OPERATIONS.values() for option in each.options}
     stage = {"enum": [*entry.stages, None]}
     numbers = [name for name, spec in specs.items() if spec.is_number]
-    layouts = {name: {} if _may_be_transposed(name, specs) else {"not": {"const": "transposed"}} for name in numbers}
+    layouts = {name: {} if len(specs[name].axes) == 4 else {"not": {"const": "transposed"}} for name in numbers}
     fields: dict[str, Schema] = {
         "options": absent(*sorted(every_option - entry.options)),
         "memory_layout": {"propertyNames": {"enum": numbers}, "properties": layouts},
@@ -249,10 +249,6 @@ def _case_of(operation: str) -> Schema:
         for name in numbers
     ]
     return {"properties": fields, "allOf": [*rules, *_layout_rules(operation)]}
-
-
-def _may_be_transposed(name: str, specs: Mapping[str, InputSpec]) -> bool:
-    return len(specs[name].axes) == 4
 
 
 def _layout_rules(operation: str) -> list[Schema]:

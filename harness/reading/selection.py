@@ -375,7 +375,8 @@ def _listed(cases: Sequence[Case]) -> str:
 
 def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
     for file, part in _splits(wanted, base):
-        tiles = tiles_named([slug(part)]) if _is_template(file) else ()
+        is_template = file.removeprefix(f"{BUNDLED}/").rpartition(".")[0] == TEMPLATE
+        tiles = tiles_named([slug(part)]) if is_template else ()
         return _with_part(select_cases([file], base=base, expected_failures=lists, tiles=tiles), part, file)
     prefix, _, name = wanted.rpartition("/")
     tiles = tiles_named([name]) if prefix == TEMPLATE else ()
@@ -409,10 +410,6 @@ def _splits(wanted: str, base: Path) -> Iterator[tuple[str, str]]:
             yield str(own), part
         elif _bundled_files(file.rpartition(".")[0].removeprefix(f"{BUNDLED}/")):
             yield file, part
-
-
-def _is_template(file: str) -> bool:
-    return file.removeprefix(f"{BUNDLED}/").rpartition(".")[0] == TEMPLATE
 
 
 def _with_part(selection: Selection, part: str, file: str) -> Selection:
