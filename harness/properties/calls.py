@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +28,7 @@ from attncheck.properties.problem import (
     StoredProblem,
     UnfitError,
     Variant,
+    only_one,
     per_head,
     require,
     require_operation,
@@ -41,6 +41,7 @@ from attncheck.spec.properties import PROPERTIES
 
 Array = NDArray[Any]
 _SEED = 20
+_BY_POSITION = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")
 
 
 def stages_along(problem: StoredProblem, letter: str) -> tuple[str, ...]:
@@ -68,18 +69,25 @@ def batch_invariant(problem: StoredProblem) -> Sequence[AnyVariant]:
     order = np.roll(np.arange(entries), 1)
     rolled = FurtherCall("the entries in another order", problem.along({"B": taken(order)}))
     return (
-        Variant("each batch entry alone", alone, partial(_joined, problem, "B"), stages=stages),
+        Variant("each batch entry alone", alone, joined_along(problem, "B"), stages=stages),
         Variant("another place in the batch", (rolled,), _back(problem, {"B": order}), stages=stages),
     )
 
 
-def _joined(problem: StoredProblem, letter: str, stage: str, results: Sequence[Array]) -> Array:
-    return np.concatenate(results, axis=problem.axes_of_stage(stage).index(letter) - len(problem.axes_of_stage(stage)))
-
-
 def joined_along(problem: StoredProblem, letter: str) -> Combine:
     """Return what lays results one after the other along an axis."""
-    return partial(_joined, problem, letter)
+
+    def combine(stage: str, results: Sequence[Array]) -> Array:
+        axes = problem.axes_of_stage(stage)
+        return np.concatenate(results, axis=axes.index(letter) - len(axes))
+
+    return combine
+
+
+def _one_call(
+    what: str, problem: StoredProblem, combine: Combine = only_one, truth: StoredProblem | None = None, **more: Any
+) -> Variant:
+    return Variant(what, (FurtherCall(what, problem, truth),), combine, **more)
 
 
 def _back(problem: StoredProblem, orders: dict[str, NDArray[np.intp]]) -> Combine:
@@ -88,8 +96,7 @@ def _back(problem: StoredProblem, orders: dict[str, NDArray[np.intp]]) -> Combin
     def combine(stage: str, results: Sequence[Array]) -> Array:
         (array,) = results
         for letter, order in orders.items():
-            axis = problem.axis_of_stage(stage, letter, array.shape)
-            if axis is not None:
+            if (axis := problem.axis_of_stage(stage, letter, array.shape)) is not None:
                 array = array.take(np.argsort(order), axis=axis)
         return array
 
@@ -111,16 +118,12 @@ def heads_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     of_queries = np.array([group * several + each for group in of_keys for each in reversed(range(several))])
     orders = {"H": of_queries, "Hkv": of_keys}
     changes: dict[str, Change] = {letter: taken(order) for letter, order in orders.items()}
-    call = FurtherCall("the heads in another order", problem.along(changes))
-    return (Variant("the heads in another order", (call,), _back(problem, orders)),)
+    return (_one_call("the heads in another order", problem.along(changes), _back(problem, orders)),)
 
 
 def keys_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, and with them all that is theirs."""
-    require(
-        problem,
-        lacks=("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets", "past_key", "cu_seqlens_k"),
-    )
+    require(problem, lacks=(*_BY_POSITION, "past_key", "cu_seqlens_k"))
     keys = problem.lengths.get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.specs.values()):
         raise UnfitError("the case has no keys to put in another order")
@@ -128,13 +131,9 @@ def keys_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
         "the keys in reverse": np.arange(keys)[::-1],
         "the keys shuffled": np.random.default_rng(_SEED).permutation(keys),
     }
+    changes = {what: (taken(order), _back(problem, {"Lk": order, "T": order})) for what, order in orders.items()}
     return tuple(
-        Variant(
-            what,
-            (FurtherCall(what, problem.along({"Lk": taken(order), "T": taken(order)})),),
-            _back(problem, {"Lk": order, "T": order}),
-        )
-        for what, order in orders.items()
+        _one_call(what, problem.along({"Lk": order, "T": order}), back) for what, (order, back) in changes.items()
     )
 
 
@@ -190,14 +189,10 @@ def _padded_queries(problem: StoredProblem) -> Iterator[Variant]:
     if queries < 1 or "query" not in problem.inputs:
         return
     call = FurtherCall("with queries added", problem.along({"Lq": _with_copies}))
-    (stage,) = problem.results
-    axes = problem.axes_of_stage(stage)
+    axes = problem.axes_of_stage(*problem.results)
     axis = axes.index("Lq") - len(axes)
-    yield Variant(
-        "queries added behind the last",
-        (call,),
-        lambda _, results: results[0].take(np.arange(queries), axis=axis),
-    )
+    what = "queries added behind the last"
+    yield Variant(what, (call,), lambda _, results: results[0].take(np.arange(queries), axis=axis))
 
 
 def packed(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -214,11 +209,11 @@ def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
         queries != keys or "key_lengths" in problem.inputs
     ):
         raise UnfitError("packed positions count from the last key, those of the case from the first")
-    inputs = {name: _side_by_side(problem.inputs[name]) for name in QUERY_KEY_VALUE}
-    limits = {
-        "cu_seqlens_q": np.arange(batch + 1, dtype=np.int64) * queries,
-        "cu_seqlens_k": np.arange(batch + 1, dtype=np.int64) * keys,
-    }
+    # Batch entries lie one after the other: (B, H, L, D) becomes (1, H, B*L, D).
+    arrays = {name: problem.inputs[name] for name in QUERY_KEY_VALUE}
+    inputs = {name: np.concatenate([*array[:, np.newaxis]], axis=-2) for name, array in arrays.items()}
+    starts = np.arange(batch + 1, dtype=np.int64)
+    limits = {"cu_seqlens_q": starts * queries, "cu_seqlens_k": starts * keys}
     others = {name: problem.inputs[name] for name in ("key_lengths", "sinks") if name in problem.inputs}
     options = {name: value for name, value in problem.options.items() if name != "alignment"}
     one = StoredProblem("packed_attention", options, {**inputs, **limits, **others}, problem.dtype)
@@ -227,12 +222,7 @@ def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
         (array,) = results
         return np.concatenate(np.split(array, batch, axis=-2), axis=0)
 
-    return (Variant("packed into one sequence", (FurtherCall("packed into one sequence", one),), apart),)
-
-
-def _side_by_side(array: Array) -> Array:
-    """Lay batch entries one after the other: (B, H, L, D) becomes (1, H, B*L, D)."""
-    return np.ascontiguousarray(np.concatenate([array[[entry]] for entry in range(len(array))], axis=-2))
+    return (_one_call("packed into one sequence", one, apart),)
 
 
 def _taken_apart(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -260,11 +250,8 @@ def _aligned(problem: StoredProblem, inputs: dict[str, Array]) -> StoredProblem:
 
 def cached_prefix(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute a prefix in parts, each behind a cache of those before it, and then the rest."""
-    tokens = _causal_tokens(problem)
-    found = []
-    for parts in _PARTS_OF_PREFIX:
-        if tokens <= parts:
-            continue
+    tokens, found = _causal_tokens(problem), []
+    for parts in (parts for parts in _PARTS_OF_PREFIX if parts < tokens):
         cuts = np.linspace(0, tokens, parts + 2).round().astype(int)
         word = "part" if parts == 1 else "parts"
         found.append(_in_chunks(problem, cuts, f"a prefix cached in {parts} {word}"))
@@ -313,18 +300,9 @@ def _chunk(problem: StoredProblem, first: int, last: int) -> StoredProblem:
 def merged_parts(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute the keys in parts, whose outputs are merged exactly by their log-sum-exps."""
     require_operation(problem, "attention")
-    require(
-        problem,
-        lacks=(
-            *("is_causal", "window", "key_lengths", "past_key", "rotary_cos"),
-            *("query_offsets", "sinks", "mask_fill", "empty_rows"),
-        ),
-    )
-    keys = problem.lengths["Lk"]
-    found = []
-    for parts in _PARTS_OF_KEYS:
-        if keys < parts:
-            continue
+    require(problem, lacks=(*_BY_POSITION, "past_key", "sinks", "mask_fill", "empty_rows"))
+    keys, found = problem.lengths["Lk"], []
+    for parts in (parts for parts in _PARTS_OF_KEYS if parts <= keys):
         calls = tuple(_keys_alone(problem, own) for own in np.array_split(np.arange(keys), parts))
         what = f"the keys in {parts} parts"
         found.append(Variant(what, calls, stages=("output", "log_sum_exp"), is_merged=True))
@@ -358,8 +336,7 @@ def values_scaled(problem: StoredProblem) -> Sequence[AnyVariant]:
         scaled = {name: _times(problem.inputs[name], factor) for name in names}
         if not all(np.array_equal(_times(each, 1 / factor), problem.inputs[name]) for name, each in scaled.items()):
             continue  # a value would be beyond the range of the dtype, or tiny
-        what = f"values times 2^{exponent}"
-        found.append(Variant(what, (FurtherCall(what, problem.but(**scaled)),), factor=1 / factor))
+        found.append(_one_call(f"values times 2^{exponent}", problem.but(**scaled), factor=1 / factor))
     if not found:
         raise UnfitError(f"no power of two leaves all values in the range of {problem.dtype}")
     return found
@@ -384,8 +361,7 @@ def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
         shifted = rounded_once(exact, problem.dtype)
         if not np.array_equal(shifted.astype(np.float64), exact):
             raise UnfitError(f"the bias with a number added is no number of {problem.dtype}")
-        call = FurtherCall(f"scores shifted {what}", problem.but(bias=shifted))
-        found.append(Variant(f"scores shifted {what}", (call,)))
+        found.append(_one_call(f"scores shifted {what}", problem.but(bias=shifted)))
     return found
 
 
@@ -401,20 +377,15 @@ def poison_nan(problem: StoredProblem) -> Sequence[AnyVariant]:
 
 def _poison(problem: StoredProblem, kind: str) -> Sequence[AnyVariant]:
     if "block_table" in problem.inputs:
-        found = [_poisoned_pages(problem, kind)]
-    else:
-        require_operation(problem, *_POISONED)
-        value = np.nan if kind == "nan" else min(_LARGE, largest_number(problem.dtype))
-        found = list(_poisoned_keys(problem, value, "NaN" if kind == "nan" else "a huge number"))
+        inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
+        call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
+        return (Variant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
+    require_operation(problem, *_POISONED)
+    value = np.nan if kind == "nan" else min(_LARGE, largest_number(problem.dtype))
+    found = list(_poisoned_keys(problem, value, "NaN" if kind == "nan" else "a huge number"))
     if not found:
         raise UnfitError("every query may attend to every key")
     return found
-
-
-def _poisoned_pages(problem: StoredProblem, kind: str) -> Variant:
-    inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
-    call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
-    return Variant("unused slots of pages", (call,), nan_may_spread=kind == "nan")
 
 
 def _poisoned_keys(problem: StoredProblem, value: float, word: str) -> Iterator[Variant]:
@@ -427,26 +398,19 @@ def _poisoned_keys(problem: StoredProblem, value: float, word: str) -> Iterator[
         (f"from {half} on", np.broadcast_to(positions >= half, dead.shape)),
         (f"before {half}", np.broadcast_to(positions < half, dead.shape)),
     ):
-        if places.any() and _rows_without(allowed, places).any():
-            for names, what in (
-                (("key", "past_key"), "in keys"),
-                (("value", "past_value"), "in values of keys"),
-            ):
-                yield _with_poison(problem, names, places, allowed, value, f"{word} {what} {where}")
-
-
-def _rows_without(allowed: NDArray[np.bool_], places: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the query rows (B, H, Lq) that may attend to some key, and to none of these."""
-    sees = (allowed & places[:, np.newaxis, np.newaxis]).any(axis=-1)
-    rows: NDArray[np.bool_] = np.logical_and(~sees, allowed.any(axis=-1))
-    return rows
+        # The query rows (B, H, Lq) that may attend to some key, and to none of these.
+        sees = np.any(allowed & places[:, np.newaxis, np.newaxis], axis=-1)
+        rows: NDArray[np.bool_] = np.logical_and(~sees, allowed.any(axis=-1))
+        if places.any() and rows.any():
+            for name, what in (("key", "in keys"), ("value", "in values of keys")):
+                yield _with_poison(problem, (name, f"past_{name}"), places, rows, value, f"{word} {what} {where}")
 
 
 def _with_poison(
     problem: StoredProblem,
     names: Sequence[str],
     places: NDArray[np.bool_],
-    allowed: NDArray[np.bool_],
+    rows: NDArray[np.bool_],
     value: float,
     what: str,
 ) -> Variant:
@@ -458,9 +422,9 @@ def _with_poison(
             array = problem.inputs[name].copy()
             array[np.broadcast_to(own[:, np.newaxis, :, np.newaxis], array.shape)] = value
             inputs[name] = array
-    rows = _rows_without(allowed, places)[..., np.newaxis]
     call = FurtherCall(f"with {what}", problem.but(**inputs), problem)
-    return Variant(what, (call,), compared={"output": rows}, nan_may_spread=bool(np.isnan(value)))
+    compared = {"output": rows[..., np.newaxis]}
+    return Variant(what, (call,), compared=compared, nan_may_spread=bool(np.isnan(value)))
 
 
 _LAYOUTS = ("strided", "padded", "unaligned", "transposed", "reversed")
@@ -472,28 +436,18 @@ _THOUSAND = 1000
 
 def layout(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Lay query, key and value out otherwise, then the mask and the bias."""
+    given = problem.inputs
+    numbers = [name for name in given if name not in _OF_MASKS and problem.specs[name].is_number]
+    masks = [name for name in _OF_MASKS if name in given]
     found = []
-    for kind in _LAYOUTS:
-        names = [name for name in problem.inputs if name not in _OF_MASKS and _can_lie(problem, name, kind)]
-        if names:
-            found.append(_laid_out(problem, names, kind, "inputs"))
-    for kind in ("strided", "transposed", "reversed"):
-        names = [name for name in _OF_MASKS if name in problem.inputs and _can_lie(problem, name, kind)]
-        if names:
-            found.append(_laid_out(problem, names, kind, " and ".join(names)))
+    for of, kinds in ((numbers, _LAYOUTS), (masks, ("strided", "transposed", "reversed"))):
+        for kind in kinds:
+            least, most = (4, 4) if kind == "transposed" else (2, np.inf)
+            if names := [name for name in of if least <= given[name].ndim <= most]:
+                what = f"{'inputs' if of is numbers else ' and '.join(names)} {kind}"
+                changed = replace(problem, memory_layout=dict.fromkeys(names, kind))
+                found.append(Variant(what, (FurtherCall(f"{what} in memory", changed, problem),)))
     return found
-
-
-def _can_lie(problem: StoredProblem, name: str, kind: str) -> bool:
-    spec, array = problem.specs[name], problem.inputs[name]
-    if name not in _OF_MASKS and not spec.is_number:
-        return False
-    return array.ndim >= 2 and (kind != "transposed" or array.ndim == 4)
-
-
-def _laid_out(problem: StoredProblem, names: Sequence[str], kind: str, what: str) -> Variant:
-    changed = replace(problem, memory_layout=dict.fromkeys(names, kind))
-    return Variant(f"{what} {kind}", (FurtherCall(f"{what} {kind} in memory", changed, problem),))
 
 
 def repeated(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -505,8 +459,7 @@ def repeated(problem: StoredProblem) -> Sequence[AnyVariant]:
 
 def fresh_process(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Make the call in a process that has done nothing else."""
-    call = FurtherCall("in a fresh process", problem)
-    return (Variant("in a fresh process", (call,), where="fresh process"),)
+    return (_one_call("in a fresh process", problem, where="fresh process"),)
 
 
 def threads(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -520,13 +473,9 @@ def threads(problem: StoredProblem) -> Sequence[AnyVariant]:
 def output_buffer(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Fill the memory that the call may be given with NaN: by hand, and by the same call on NaN."""
     task = problem.task()
-    poisonous = problem.but(
-        **{
-            name: np.full_like(array, np.nan)
-            for name, array in problem.inputs.items()
-            if problem.specs[name].is_number and array.dtype.name != "float8_e5m2"
-        }
-    ).task()
+    numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
+    nan = {name: np.full_like(array, np.nan) for name, array in numbers.items() if array.dtype.name != "float8_e5m2"}
+    poisonous = problem.but(**nan).task()
     freed = Session((Step(task), Step(task, nan_memory=True)))
     called = Session((Step(task), Step(poisonous, returns=False), Step(task)))
     return (
@@ -542,13 +491,8 @@ def inputs_unchanged(problem: StoredProblem) -> Sequence[AnyVariant]:
 
 def outputs_independent(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Look at what a call returned after the next calls, and whether it is memory of an input."""
-    other = problem.but(
-        **{
-            name: (array.astype(np.float64) / 2).astype(array.dtype)
-            for name, array in problem.inputs.items()
-            if problem.specs[name].is_number
-        }
-    ).task()
+    numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
+    other = problem.but(**{name: _times(array, 0.5) for name, array in numbers.items()}).task()
     steps = (Step(problem.task(), stays=True), Step(other, returns=False, times=2))
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)
 
@@ -592,12 +536,8 @@ def after_a_thousand_calls(problem: StoredProblem) -> Sequence[AnyVariant]:
     task = problem.task()
     other = next((made.task() for _, made in _other_shapes(problem)), task)
     half = _THOUSAND // 2
-    steps = (
-        Step(task),
-        Step(other, returns=False, times=half),
-        Step(task, returns=False, times=_THOUSAND - half),
-        Step(task),
-    )
+    between = (Step(other, returns=False, times=half), Step(task, returns=False, times=_THOUSAND - half))
+    steps = (Step(task), *between, Step(task))
     pair = Pair("after a thousand calls", 0, 3, problem)
     return (SessionVariant("a thousand calls in between", Session(steps), (pair,)),)
 

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.enclosure import Enclosure
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
@@ -147,18 +146,10 @@ def _combined_side(variant: Variant, stage: str, arrays: Sequence[Array], roundi
         side_of(call.what, truths.of(call.exact_problem), stage, array, rounding_model)
         for call, array in zip(variant.calls, arrays, strict=True)
     ]
-
-    def laid_out(pick: Callable[[Side], Array]) -> Array:
-        return variant.combine(stage, [pick(each) for each in own])
-
-    return Side(
-        variant.what,
-        _scaled(laid_out(lambda each: each.given), variant.factor),
-        laid_out(lambda each: each.exact) * variant.factor,
-        laid_out(lambda each: each.allowed) * variant.factor,
-        laid_out(lambda each: each.wrong),
-        laid_out(lambda each: each.is_open),
-    )
+    names = ("given", "exact", "allowed", "wrong", "is_open")
+    given, exact, allowed, *flags = (variant.combine(stage, [getattr(side, name) for side in own]) for name in names)
+    factor = variant.factor
+    return Side(variant.what, _scaled(given, factor), exact * factor, allowed * factor, *flags)
 
 
 def _scaled(array: Array, factor: float) -> Array:
@@ -194,43 +185,40 @@ def judge_arrays(
 
 
 def _is_nan(array: Array) -> Flags:
-    if array.dtype.kind in "biu":
-        return np.zeros(array.shape, np.bool_)
-    found: Flags = np.isnan(array.astype(np.float64))
-    return found
+    nan: Flags = np.isnan(array.astype(np.float64))
+    return nan
 
 
 def _judged(
     stage: str, one: Side, other: Side, differs: Flags, chosen: Flags, *, nan_may_spread: bool
 ) -> VariantResult:
     """Judge two sides some bits of which differ; where ``nan_may_spread``, NaN on the other alone is a convention."""
-    if (apart := _exact_answers_apart(one, other, chosen)) is not None:
-        return replace(_named(stage, one, other, apart, PropertyOutcome.NOT_JUDGED), message=_OTHER_ANSWER)
+    apart = chosen & _are_apart(one, other)
+    if apart.any():
+        return replace(_named(stage, one, other, _first(apart), PropertyOutcome.NOT_JUDGED), message=_OTHER_ANSWER)
     spread = chosen & ~one.wrong & ~_is_nan(one.given) & _is_nan(other.given) & nan_may_spread
     wrong = chosen & (one.wrong | other.wrong) & ~spread
     if wrong.any():
         return _named(stage, one, other, _worst(one, other, wrong), PropertyOutcome.BROKEN)
-    odd = differs & (_is_nan(one.given) != _is_nan(other.given)) & ~spread
-    if odd.any():
-        return _named(stage, one, other, _first(odd), PropertyOutcome.BROKEN)
-    if spread.any():
-        return _named(stage, one, other, _first(spread), PropertyOutcome.NAN)
-    unknown = differs & (one.is_open | other.is_open)
-    if unknown.any():
-        return _named(stage, one, other, _first(unknown), PropertyOutcome.NOT_JUDGED)
+    for elements, outcome in (
+        (differs & (_is_nan(one.given) != _is_nan(other.given)) & ~spread, PropertyOutcome.BROKEN),
+        (spread, PropertyOutcome.NAN),
+        (differs & (one.is_open | other.is_open), PropertyOutcome.NOT_JUDGED),
+    ):
+        if elements.any():
+            return _named(stage, one, other, _first(elements), outcome)
     return _named(stage, one, other, _worst(one, other, differs), PropertyOutcome.WITHIN_BOUNDS)
 
 
 _OTHER_ANSWER = "the two calls have not the same exact answer, so that they cannot be compared with each other"
 
 
-def _exact_answers_apart(one: Side, other: Side, chosen: Flags) -> tuple[int, ...] | None:
-    """Return an element whose exact answers differ by more than they are uncertain by, relative to the numbers."""
-    both = chosen & np.isfinite(one.exact) & np.isfinite(other.exact)
+def _are_apart(one: Side, other: Side) -> Flags:
+    """Return where exact answers differ by more than they are uncertain by, relative to the numbers."""
     size = np.maximum(np.abs(one.exact), np.abs(other.exact))
     with np.errstate(invalid="ignore"):
-        apart = both & (np.abs(one.exact - other.exact) > _SAME * size + one.allowed * _SAME + _LEAST)
-    return _first(apart) if apart.any() else None
+        apart: Flags = np.abs(one.exact - other.exact) > _SAME * size + one.allowed * _SAME + _LEAST
+    return apart & np.isfinite(one.exact) & np.isfinite(other.exact)
 
 
 _SAME = 2.0**-40
@@ -238,15 +226,14 @@ _SAME = 2.0**-40
 _LEAST = 1e-300
 
 
-def _first(flags: Flags) -> tuple[int, ...]:
-    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(flags)), flags.shape))
+def _first(largest: Array) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(largest)), largest.shape))
 
 
 def _worst(one: Side, other: Side, among: Flags) -> tuple[int, ...]:
     """Return the element with the largest error over its bound, of either side."""
     ratios = np.maximum(quotient(one.error, one.allowed), quotient(other.error, other.allowed))
-    ratios = np.where(np.isnan(ratios), np.inf, ratios)
-    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(np.where(among, ratios, -1))), ratios.shape))
+    return _first(np.where(among, np.where(np.isnan(ratios), np.inf, ratios), -1))
 
 
 def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: PropertyOutcome) -> VariantResult:
@@ -263,31 +250,10 @@ def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: 
         message += "; what NaN does that no query may read is a convention"
     else:
         message += f"; exactly {exact:.9g}, where {bounds[0] + bounds[1]:.3g} is allowed for both together"
-        message += _blame(one, other, index) if outcome is PropertyOutcome.BROKEN else ""
+        beyond = [side.what for side in (one, other) if side.wrong[index]]
+        if outcome is PropertyOutcome.BROKEN and beyond:
+            message += f"; beyond its bound is {' and '.join(beyond)}"
     return VariantResult(outcome, message, stage, stored_index(index), first, second, exact, *bounds)
-
-
-def _blame(one: Side, other: Side, index: tuple[int, ...]) -> str:
-    sides = [side.what for side in (one, other) if side.wrong[index]]
-    return f"; beyond its bound is {' and '.join(sides)}" if sides else ""
-
-
-def judge_equal(
-    problem: StoredProblem, first: Results, second: Results, what: str, rounding_model: str, truths: Truths
-) -> VariantResult:
-    """Judge two results of one problem, which have the same exact answer: the most severe of its stages."""
-    found = []
-    for stage in problem.results:
-
-        def sides(stage: str = stage) -> tuple[Side, Side]:
-            truth = truths.of(problem)
-            return (
-                side_of("the first call", truth, stage, first[stage], rounding_model),
-                side_of(what, truth, stage, second[stage], rounding_model),
-            )
-
-        found.append(judge_arrays(stage, first[stage], second[stage], what, sides))
-    return max(found, key=lambda each: each.verdict.severity)
 
 
 _STATISTIC = "log_sum_exp"
@@ -308,7 +274,9 @@ def judge_merged(
         return VariantResult(PropertyOutcome.BROKEN, f"a {_STATISTIC} of a part is NaN", _STATISTIC)
     outputs = np.stack([each["output"].astype(np.float64) for each in others])
     statistics = np.stack([each[_STATISTIC].astype(np.float64) for each in others])
-    merged = _merged(outputs, statistics)
+    # Merged as the oracle does, from what came back; a part without a key counts for nothing.
+    parts = Problem("merge_states", {}, {"outputs": outputs, "log_sum_exps": statistics})
+    merged = find_truth(parts, "float64", supports_statistics=False, whole=True).exact["output"]
     rounded = merged.high.astype(first["output"].dtype)
 
     def sides() -> tuple[Side, Side]:
@@ -323,13 +291,6 @@ def judge_merged(
     return judge_arrays("output", first["output"], rounded, variant.what, sides)
 
 
-def _merged(outputs: Real, statistics: Real) -> Enclosure:
-    """Merge parts as the oracle does, from what came back; one without a key counts for nothing."""
-    inputs = {"outputs": outputs, "log_sum_exps": statistics}
-    truth = find_truth(Problem("merge_states", {}, inputs), "float64", supports_statistics=False, whole=True)
-    return truth.exact["output"]
-
-
 def _bound(variant: Variant, others: Sequence[Results], whole: Real, rounding_model: str, truths: Truths) -> Real:
     """Return how far the merged output may be off, by the bounds of the parts."""
     exact, allowed, logs, widths = [], [], [], []
@@ -342,16 +303,11 @@ def _bound(variant: Variant, others: Sequence[Results], whole: Real, rounding_mo
         allowed.append(np.where(empty[..., np.newaxis], 0.0, output.allowed))
         logs.append(statistic.exact)
         widths.append(np.where(empty, 0.0, statistic.allowed))
-    weights = _weights(np.stack(logs))[..., np.newaxis]
+    # The softmax over parts, of which one at least has a key.
+    largest = np.max(logs, axis=0)
+    powers = np.exp(np.stack(logs) - np.where(np.isfinite(largest), largest, 0.0))
+    weights = (powers / np.maximum(powers.sum(axis=0), np.finfo(np.float64).tiny))[..., np.newaxis]
     beta = np.max(np.stack(widths), axis=0)[..., np.newaxis]
     spread = (weights * np.abs(np.stack(exact) - whole)).sum(axis=0)
     bound: Real = np.exp(2 * beta) * (weights * np.stack(allowed)).sum(axis=0) + np.expm1(2 * beta) * spread
     return bound
-
-
-def _weights(logs: Real) -> Real:
-    """Return the softmax over parts, of which one at least has a key."""
-    largest = logs.max(axis=0, keepdims=True)
-    powers = np.exp(logs - np.where(np.isfinite(largest), largest, 0.0))
-    total: Real = powers / np.maximum(powers.sum(axis=0, keepdims=True), np.finfo(np.float64).tiny)
-    return total

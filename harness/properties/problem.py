@@ -72,8 +72,7 @@ class StoredProblem(Problem):
         changed: dict[str, Array] = {}
         for name, array in self.inputs.items():
             for letter, change in letters.items():
-                axis = self.axis_of(name, letter)
-                if axis is not None:
+                if (axis := self.axis_of(name, letter)) is not None:
                     changed[name] = np.ascontiguousarray(change(changed.get(name, array), axis))
         return self.but(**changed)
 
@@ -89,8 +88,7 @@ class StoredProblem(Problem):
         """Return the axes of a stage: of the gradient of what may be left out, those of that input."""
         if name := optional_gradients(self.operation).get(stage):
             return self.specs[name].axes
-        letters = {*self.lengths, "H*Dv"}
-        return stage_axes(self.operation, letters)[stage]
+        return stage_axes(self.operation, {*self.lengths, "H*Dv"})[stage]
 
     def _axis(self, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
         if letter not in axes:
@@ -105,9 +103,7 @@ class StoredProblem(Problem):
         plain = self.lowered().canonical()
         query, key = plain.inputs["query"], plain.inputs["key"]
         shape = (query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])
-        allowed = np.ones(shape, np.bool_)
-        if "mask" in plain.inputs:
-            allowed &= plain.inputs["mask"]
+        allowed = np.ones(shape, np.bool_) & plain.inputs.get("mask", True)
         if plain.options.get("is_causal"):
             allowed &= np.arange(shape[-1]) <= np.arange(shape[-2])[:, np.newaxis]
         if "bias" in plain.inputs:

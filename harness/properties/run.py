@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,8 +16,16 @@ from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.properties.calls import VARIANTS_OF
-from attncheck.properties.judging import Results, Truths, VariantResult, judge_equal, judge_variant
-from attncheck.properties.problem import AnyVariant, Pair, SessionVariant, StoredProblem, UnfitError, Variant
+from attncheck.properties.judging import Results, Truths, VariantResult, judge_variant
+from attncheck.properties.problem import (
+    AnyVariant,
+    FurtherCall,
+    Pair,
+    SessionVariant,
+    StoredProblem,
+    UnfitError,
+    Variant,
+)
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -62,15 +70,12 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion
             if asking.dtypes and dtype not in asking.dtypes:
                 continue
             problem = StoredProblem.of_case(case, convert_inputs(case, exact, dtype), dtype)
-            for name in case.properties:
-                if asking.names and name not in asking.names:
-                    continue
+            for name in (name for name in case.properties if not asking.names or name in asking.names):
                 try:
                     found.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
                 except UnfitError as error:
-                    faults.append(
-                        Diagnostic(case.file, f"{name}: {error} ({dtype})", case.line, case.name, "properties")
-                    )
+                    message = f"{name}: {error} ({dtype})"
+                    faults.append(Diagnostic(case.file, message, case.line, case.name, "properties"))
     if faults:
         raise CaseError(faults)
     return found
@@ -91,10 +96,8 @@ def _ask(
         own = [question for question in questions if question.dtype == dtype]
         model = implementation.rounding_model(dtype)
         if model is None:
-            yield from (
-                _row(implementation, each, "", VariantResult(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}"))
-                for each in own
-            )
+            lacking = VariantResult(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}")
+            yield from (_row(implementation, question, "", lacking) for question in own)
             continue
         with Workers(implementation, dtype, limits) as workers:
             for question in own:
@@ -104,16 +107,9 @@ def _ask(
 
 
 def _row(implementation: Implementation, question: PropertyQuestion, variant: str, finding: VariantResult) -> Row:
-    claims: Mapping[str, str] = getattr(implementation.entry, "properties", {})
+    claim: str = getattr(implementation.entry, "properties", {}).get(question.name, "")
     place = (question.case.id, question.case.operation, question.dtype, implementation.name)
-    row = Row(
-        *place,
-        comparison="property",
-        property_name=question.name,
-        variant=variant,
-        claim=claims.get(question.name, ""),
-        **vars(finding),
-    )
+    row = Row(*place, comparison="property", property_name=question.name, variant=variant, claim=claim, **vars(finding))
     if row.fails and row.verdict != PropertyOutcome.BROKEN:
         return replace(row, message=f"claimed to be {row.claim}, and is {row.verdict}: {row.message}")
     return row
@@ -149,9 +145,11 @@ class Workers:
         """The runner of calls that need nothing of their own."""
         return self.with_threads(self._limits.threads)
 
-    def fresh(self) -> GroupRunner[str]:
-        """Return a runner whose worker has done nothing yet; whoever takes it closes it."""
-        return self._runner(self._limits)
+    @contextmanager
+    def fresh(self) -> Iterator[GroupRunner[str]]:
+        """Give a runner whose worker has done nothing yet."""
+        with closing(self._runner(self._limits)) as runner:
+            yield runner
 
     def _runner(self, limits: Limits) -> GroupRunner[str]:
         self._made += 1
@@ -174,40 +172,27 @@ class _VariantJudge:
             return reason.finding
 
     def _of_calls(self, variant: Variant) -> VariantResult:
-        if (missing := self._cannot(variant)) is not None:
-            return missing
-        question = self._question
-        stages = variant.stages or question.problem.results
-        if stages not in self._first:
-            self._first[stages] = self._workers.usual.evaluate(question.problem.task(stages))
-        first = _results(self._first[stages], stages, "the first call")
-        runner = self._workers.usual
-        if variant.where == "threads":
-            runner = self._workers.with_threads(variant.threads)
-        elif variant.where == "fresh process":
-            runner = self._workers.fresh()
-        try:
-            others = [_results(runner.evaluate(call.problem.task(stages)), stages, call.what) for call in variant.calls]
-        finally:
-            if variant.where == "fresh process":
-                runner.close()
-        return judge_variant(variant, question.problem, first, others, self._model, self._truths)
-
-    def _cannot(self, variant: Variant) -> VariantResult | None:
-        """Return that the framework has no negative strides, where a call needs them."""
+        question, usual = self._question, self._workers.usual
         framework = self._workers.implementation.entry.framework
         kinds = {kind for call in variant.calls for kind in call.problem.memory_layout.values()}
         if "reversed" in kinds and framework != _WITH_NEGATIVE_STRIDES:
             return VariantResult(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
-        return None
+        stages = variant.stages or question.problem.results
+        if stages not in self._first:
+            self._first[stages] = usual.evaluate(question.problem.task(stages))
+        first = _results(self._first[stages], stages, "the first call")
+        own = self._workers.with_threads(variant.threads) if variant.where == "threads" else usual
+        with self._workers.fresh() if variant.where == "fresh process" else nullcontext(own) as runner:
+            others = [_results(runner.evaluate(call.problem.task(stages)), stages, call.what) for call in variant.calls]
+        return judge_variant(variant, question.problem, first, others, self._model, self._truths)
 
     def _of_session(self, variant: SessionVariant) -> VariantResult:
         answer = self._workers.usual.evaluate_session(variant.session)
         if isinstance(answer, Failure):
             raise _NoResult(answer, variant.what)
-        found = list(self._of_memory(variant, answer)) if variant.problem is not None else []
-        found += [self._of_pair(pair, answer) for pair in variant.pairs]
-        return max(found, key=lambda each: each.verdict.severity)
+        judged = list(self._of_memory(variant, answer)) if variant.problem is not None else []
+        judged += [self._of_pair(pair, answer) for pair in variant.pairs]
+        return max(judged, key=lambda result: result.verdict.severity)
 
     def _of_memory(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[VariantResult]:
         """Judge what a call did to its inputs, and what became of its output."""
@@ -216,13 +201,11 @@ class _VariantJudge:
         changed = result.changed if is_of_inputs else result.altered
         if not isinstance(result.outcome, Computed) and not changed:
             raise _NoResult(result.outcome, variant.what)
-        for each in changed:
-            at = written_element(each.index, each.name)
-            when = "after the call" if is_of_inputs else "after the next call"
-            message = f"{at} is {each.after:.9g} {when}, and was {each.before:.9g}"
-            yield VariantResult(
-                PropertyOutcome.BROKEN, message, each.name, stored_index(each.index), each.before, each.after
-            )
+        when = "after the call" if is_of_inputs else "after the next call"
+        for element in changed:
+            at, place = written_element(element.index, element.name), (element.name, stored_index(element.index))
+            message = f"{at} is {element.after:.9g} {when}, and was {element.before:.9g}"
+            yield VariantResult(PropertyOutcome.BROKEN, message, *place, element.before, element.after)
         for stage, name in () if is_of_inputs else result.shared:
             yield VariantResult(PropertyOutcome.BROKEN, f"{stage} is memory of the input {name}", stage)
         yield VariantResult(PropertyOutcome.BITWISE, f"as before: {variant.what}")
@@ -234,16 +217,14 @@ class _VariantJudge:
             first = _results(self._in_own_process(pair.problem), stages, f"{pair.what}, in a process of its own")
         else:
             first = _results(answer[pair.one].outcome, stages, "the first call")
-        return judge_equal(pair.problem, first, second, pair.what, self._model, self._truths)
+        again = Variant(pair.what, (FurtherCall(pair.what, pair.problem),))
+        return judge_variant(again, pair.problem, first, [second], self._model, self._truths)
 
     def _in_own_process(self, problem: StoredProblem) -> Outcome:
         """Make a call in a process that has done nothing else; once, however many calls are compared with it."""
         if id(problem) not in self._alone:
-            runner = self._workers.fresh()
-            try:
+            with self._workers.fresh() as runner:
                 self._alone[id(problem)] = runner.evaluate(problem.task())
-            finally:
-                runner.close()
         return self._alone[id(problem)]
 
 
@@ -323,7 +304,7 @@ _JUDGED = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutco
 
 def described_call(question: PropertyQuestion) -> str:
     """Describe the first call of a question in a line."""
-    shapes = [f"{name} {'x'.join(map(str, array.shape))}" for name, array in question.problem.inputs.items()]
-    options: Mapping[str, object] = question.problem.options
-    given = [f"{name}={value}" for name, value in options.items()]
-    return f"{question.problem.operation}({', '.join([*shapes, *given])}) in {question.dtype}"
+    problem = question.problem
+    shapes = [f"{name} {'x'.join(map(str, array.shape))}" for name, array in problem.inputs.items()]
+    given = [f"{name}={value}" for name, value in problem.options.items()]
+    return f"{problem.operation}({', '.join([*shapes, *given])}) in {question.dtype}"

@@ -34,17 +34,15 @@ PROPERTIES_TABLE = "properties.csv"
 """Written by `attncheck properties --output` for people, beside the rows."""
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact", "property"]
 
-ARRAY_SCHEMA = pa.schema(
-    [
-        pa.field("case", pa.string(), nullable=False),
-        pa.field("dtype", pa.string(), nullable=False),
-        pa.field("implementation", pa.string(), nullable=False),
-        pa.field("stage", pa.string(), nullable=False),
-        pa.field("array_dtype", pa.string(), nullable=False),
-        pa.field("shape", pa.list_(pa.int64()), nullable=False),
-        pa.field("data", pa.binary(), nullable=False),
-    ]
-)
+_ARRAY_COLUMNS = {
+    **dict.fromkeys(("case", "dtype", "implementation", "stage", "array_dtype"), pa.string()),
+    **{"shape": pa.list_(pa.int64()), "data": pa.binary()},
+}
+ARRAY_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _ARRAY_COLUMNS.items()])
+
+_Text = str | None
+_Number = float | None
+_Count = int | None
 
 
 class Column(NamedTuple):
@@ -88,107 +86,103 @@ class Row:
     stage: Annotated[str, Column("named intermediate, or derived quantity; empty where the whole case failed", _ALL)]
     verdict: Annotated[str, Column("one word: docs/reference/verdicts.md", _COMPARED)]
     xfail: Annotated[bool, Column("an expected failure, does not fail a run", _ALL)] = False
-    other: Annotated[
-        str | None, Column("the implementation that it is compared with, and its environment", "pairs")
-    ] = None
-    called: Annotated[str | None, Column("the document's own name for the stage", _NUMBERS)] = None
-    shape: Annotated[str | None, Column("lengths of the stage's axes", _STAGES)] = None
-    index: Annotated[str | None, Column("element where the two differ most, or the number's place", _ALL)] = None
-    value: Annotated[float | None, Column("the implementation's number there", _COMPARED)] = None
-    reference: Annotated[float | None, Column("the number that it is compared with", _COMPARED)] = None
-    reference_text: Annotated[str | None, Column("the number as it is printed")] = None
-    exact: Annotated[float | None, Column("the exact answer, rounded to float64", f"{_NUMBERS} {_PROPERTIES}")] = None
-    difference: Annotated[float | None, Column("absolute difference of the two", _COMPARED)] = None
+    other: Annotated[_Text, Column("the implementation that it is compared with, and its environment", "pairs")] = None
+    called: Annotated[_Text, Column("the document's own name for the stage", _NUMBERS)] = None
+    shape: Annotated[_Text, Column("lengths of the stage's axes", _STAGES)] = None
+    index: Annotated[_Text, Column("element where the two differ most, or the number's place", _ALL)] = None
+    value: Annotated[_Number, Column("the implementation's number there", _COMPARED)] = None
+    reference: Annotated[_Number, Column("the number that it is compared with", _COMPARED)] = None
+    reference_text: Annotated[_Text, Column("the number as it is printed")] = None
+    exact: Annotated[_Number, Column("the exact answer, rounded to float64", f"{_NUMBERS} {_PROPERTIES}")] = None
+    difference: Annotated[_Number, Column("absolute difference of the two", _COMPARED)] = None
     half_unit: Annotated[
-        float | None,
+        _Number,
         Column(
             "what the printed digits leave open on the value's side: half a unit of the last one if rounded", _NUMBERS
         ),
     ] = None
     propagated: Annotated[
-        float | None, Column("what the rounding of the case's inputs can move the number by", _NUMBERS)
+        _Number, Column("what the rounding of the case's inputs can move the number by", _NUMBERS)
     ] = None
     document_bound: Annotated[
-        float | None,
+        _Number,
         Column(
             "largest error of the precision that the document was computed in; empty where none is declared", _NUMBERS
         ),
     ] = None
     allowed: Annotated[
-        float | None,
+        _Number,
         Column(
             "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
             _COMPARED,
         ),
     ] = None
     first_bound: Annotated[
-        float | None, Column("how far the first call's number may be from the exact answer", _PROPERTIES)
+        _Number, Column("how far the first call's number may be from the exact answer", _PROPERTIES)
     ] = None
-    second_bound: Annotated[float | None, Column("how far the further calls' number may be from it", _PROPERTIES)] = (
-        None
-    )
+    second_bound: Annotated[_Number, Column("how far the further calls' number may be from it", _PROPERTIES)] = None
     against: Annotated[
-        str | None,
+        _Text,
         Column(
             "exact or step: which comparison of a stage index, value, reference, difference and allowed are of", _STAGES
         ),
     ] = None
-    ratio: Annotated[
-        float | None, Column("largest difference over what is allowed there, in the whole stage", _PAIRED)
-    ] = None
+    ratio: Annotated[_Number, Column("largest difference over what is allowed there, in the whole stage", _PAIRED)] = (
+        None
+    )
     tier: Annotated[
-        str | None,
+        _Text,
         Column("within, warning (noisy), statistical or proven (wrong), against the exact answer", _STAGES),
     ] = None
-    largest_z: Annotated[float | None, Column("largest error in units of its statistical scale", _STAGES)] = None
+    largest_z: Annotated[_Number, Column("largest error in units of its statistical scale", _STAGES)] = None
     mean_z: Annotated[
-        float | None, Column("root mean square of the errors in units of their statistical scale", _STAGES)
+        _Number, Column("root mean square of the errors in units of their statistical scale", _STAGES)
     ] = None
     introduced_tier: Annotated[
-        str | None, Column("the same tier for the step from the implementation's own previous stage", _STAGES)
+        _Text, Column("the same tier for the step from the implementation's own previous stage", _STAGES)
     ] = None
-    introduced_ratio: Annotated[float | None, Column("the same ratio for that step", _STAGES)] = None
-    introduced_z: Annotated[float | None, Column("the same largest z for that step", _STAGES)] = None
-    begins_at: Annotated[str | None, Column("the first stage that is itself at fault in this case", _STAGES)] = None
-    differing: Annotated[int | None, Column("in how many elements some bits differ", _PROPERTIES)] = None
-    elements: Annotated[int | None, Column("how many elements were compared", _PROPERTIES)] = None
+    introduced_ratio: Annotated[_Number, Column("the same ratio for that step", _STAGES)] = None
+    introduced_z: Annotated[_Number, Column("the same largest z for that step", _STAGES)] = None
+    begins_at: Annotated[_Text, Column("the first stage that is itself at fault in this case", _STAGES)] = None
+    differing: Annotated[_Count, Column("in how many elements some bits differ", _PROPERTIES)] = None
+    elements: Annotated[_Count, Column("how many elements were compared", _PROPERTIES)] = None
     judged_rows: Annotated[
-        int | None, Column("query rows that were judged, where some stand for all; empty where all were", _STAGES)
+        _Count, Column("query rows that were judged, where some stand for all; empty where all were", _STAGES)
     ] = None
-    query_rows: Annotated[int | None, Column("query rows that the stage has, where some stand for all", _STAGES)] = None
+    query_rows: Annotated[_Count, Column("query rows that the stage has, where some stand for all", _STAGES)] = None
     unjudged: Annotated[
-        int | None,
+        _Count,
         Column(
             "elements (of the judged rows) that no exact answer was known of; of a pair, those of them that differ",
             _PAIRED,
         ),
     ] = None
     message: Annotated[str, Column("what is wrong, in words", _ALL)] = ""
-    hint: Annotated[str | None, Column("what would explain a misprint, and how a case declares it", _NUMBERS)] = None
+    hint: Annotated[_Text, Column("what would explain a misprint, and how a case declares it", _NUMBERS)] = None
     lacks: Annotated[
-        str | None, Column("what an implementation would need to support the case, comma-separated", _STAGES)
+        _Text, Column("what an implementation would need to support the case, comma-separated", _STAGES)
     ] = None
     padded: Annotated[
-        str | None,
+        _Text,
         Column("what the call was padded with, as the implementation requires; empty where it was not", _STAGES),
     ] = None
     seconds: Annotated[
-        float | None,
+        _Number,
         Column("how long the evaluation took, in its first row alone; measured, so no report but JUnit shows it"),
     ] = field(default=None, compare=False)
     diagnosis: Annotated[
-        str | None,
+        _Text,
         Column(
             "what the implementation does instead: a name of docs/diagnoses.md; empty where that is not known", _STAGES
         ),
     ] = None
     evidence: Annotated[
-        str | None, Column("what the case says of that by itself, until all cases decide together (diagnosing.py)")
+        _Text, Column("what the case says of that by itself, until all cases decide together (diagnosing.py)")
     ] = None
-    reason: Annotated[str | None, Column("why the failure is expected", _COMPARED)] = None
-    thread: Annotated[str | None, Column("where that is discussed", _COMPARED)] = None
+    reason: Annotated[_Text, Column("why the failure is expected", _COMPARED)] = None
+    thread: Annotated[_Text, Column("where that is discussed", _COMPARED)] = None
     empty_rows: Annotated[
-        str | None,
+        _Text,
         Column(
             "what a query without a key gives (zero, uniform, nan), where nothing else differs from the case", _STAGES
         ),

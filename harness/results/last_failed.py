@@ -165,8 +165,7 @@ class RunWatch:
         """
         if self.max_failures is None or len(self.failing) < self.max_failures:
             return None
-        missing: set[str] = set()
-        begun: set[str] = set()
+        missing, begun = set[str](), set[str]()
         for case, dtype in planned:
             done = (case, dtype) in self.judged or (case, dtype) in finished
             (begun if done else missing).add(case)
@@ -193,14 +192,10 @@ def failed_alone(
     *,
     resume: bool = False,
 ) -> Narrowed:
-    """Keep what failed last time on one of these implementations; everything where that is not known.
+    """Keep what failed last time on one of these implementations, of the ``cases`` and ``dtypes`` (all if empty).
 
-    Args:
-        cases: The selected cases.
-        dtypes: The selected dtypes; all if empty.
-        implementations: The names of the implementations that are to run.
-        directory: The folder of the earlier results.
-        resume: Whether the run in the folder goes on: then what it was narrowed to is kept.
+    Everything is kept where that is not known; where the run in the ``directory`` goes on (``resume``), what it was
+    narrowed to.
     """
     failed, reason = _read(directory)
     if failed is None:
@@ -210,13 +205,14 @@ def failed_alone(
         return Narrowed(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
     only = _among(wanted, cases, dtypes)
     kept = {case for case, _ in only}
-    if not kept and (unknown := sorted(set(implementations) - _judged_in(directory))):
+    # A run that did not come to its end judged nothing for sure.
+    judged = (read_json(directory / "summary.json") or {}).get("implementations", ()) if not kept else ()
+    if not kept and (unknown := sorted(set(implementations).difference(judged))):
         return Narrowed(cases, None, f"{directory} has no whole run of {listed(unknown)}: every selected case runs")
     if not kept:
         note = f"nothing {'selected ' if wanted else ''}failed last time in {directory}: nothing runs"
         return Narrowed(PackedCases(()), only, note)
-    count = f"{len(kept):,} of {len(cases):,} cases"
-    note = f"{count} failed last time in {directory} and {'runs' if len(kept) == 1 else 'run'} alone"
+    note = _noted(kept, cases, directory, "alone")
     return Narrowed(PackedCases(case for case in cases if case.id in kept), only, note)
 
 
@@ -231,9 +227,12 @@ def failed_first(
     if not ahead:
         return Narrowed(cases, None, f"nothing selected failed last time in {directory}: the cases run in their order")
     order = sorted(range(len(cases)), key=lambda number: cases[number].id not in ahead)  # stable
-    count = f"{len(ahead):,} of {len(cases):,} cases"
-    note = f"{count} failed last time in {directory} and {'runs' if len(ahead) == 1 else 'run'} first"
-    return Narrowed(PackedCases(cases[number] for number in order), None, note)
+    return Narrowed(PackedCases(cases[number] for number in order), None, _noted(ahead, cases, directory, "first"))
+
+
+def _noted(failed: Collection[str], cases: Sequence[Case], directory: Path, how: str) -> str:
+    count = f"{len(failed):,} of {len(cases):,} cases"
+    return f"{count} failed last time in {directory} and {'runs' if len(failed) == 1 else 'run'} {how}"
 
 
 def _read(directory: Path) -> tuple[Failed | None, str]:
@@ -243,12 +242,6 @@ def _read(directory: Path) -> tuple[Failed | None, str]:
     except ResultsError as error:
         return None, f"what failed last time is not known: {error}"
     return failed, "" if failed else f"there are no earlier results in {directory}"
-
-
-def _judged_in(directory: Path) -> frozenset[str]:
-    """Return the implementations of a folder's run; none where it did not come to its end."""
-    summary = read_json(directory / "summary.json")
-    return frozenset(summary["implementations"] if summary else ())
 
 
 def _among(units: Collection[CaseInDtype], cases: Sequence[Case], dtypes: Collection[str]) -> frozenset[CaseInDtype]:

@@ -6,10 +6,10 @@ What is damaged is left out and named in ``Run.notes``; only what is no results 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -29,6 +29,9 @@ from attncheck.results.records import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,16 @@ class Run:
 def read_run(directory: Path) -> Run:
     """Read one results directory. Raises ``ResultsError`` for anything else."""
     environment = read_environment(directory)
-    rows, notes = _read_frame(directory)
+    table, notes = read_rows(directory)
+    release_memory()
+    rows: pd.DataFrame = table.to_pandas()
+    del table
     cases, of_cases = read_cases(directory / "cases.json")
     named = with_unnamed(cases, rows["case"].unique().tolist())
     if len(named) > len(cases) and not of_cases:
         of_cases = (f"{directory / 'cases.json'} is absent or incomplete: some cases have no title and no options",)
-    summary, of_summary = _read_summary(directory / "summary.json")
-    properties, of_properties = _read_properties(directory)
+    summary, of_summary = _or_note(lambda: _read_summary(directory / "summary.json"), None)
+    properties, of_properties = _or_note(lambda: read_property_rows(directory), list[Row]())
     notes += of_cases + of_summary + of_properties + ArrayParts(directory).notes
     release_memory()
     return Run(directory, environment["label"], environment, named, rows, summary, notes, properties)
@@ -96,17 +102,12 @@ def read_environment(directory: Path) -> dict[str, Any]:
     return environment
 
 
-def _read_frame(directory: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    table, notes = read_rows(directory)
-    release_memory()
-    return table.to_pandas(), notes
-
-
-def _read_properties(directory: Path) -> tuple[Sequence[Row], tuple[str, ...]]:
+def _or_note(read: Callable[[], Content], otherwise: Content) -> tuple[Content, tuple[str, ...]]:
+    """Read something, or note why it cannot be read."""
     try:
-        return read_property_rows(directory), ()
+        return read(), ()
     except ResultsError as error:
-        return (), (str(error),)
+        return otherwise, (str(error),)
 
 
 def check_format(found: object, path: Path) -> None:
@@ -120,14 +121,11 @@ def check_format(found: object, path: Path) -> None:
     raise ResultsError(f"{message}: an older attncheck wrote it; run it again, or read it with that version")
 
 
-def _read_summary(path: Path) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    try:
-        summary = read_json(path)
-        if summary is not None:
-            check_record(summary, SummaryRecord, path)
-    except ResultsError as error:
-        return None, (str(error),)
-    return summary, ()
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    summary = read_json(path)
+    if summary is not None:
+        check_record(summary, SummaryRecord, path)
+    return summary
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:

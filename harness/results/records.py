@@ -181,19 +181,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def require_readable(path: Path) -> None:
     """Raise ``ResultsError`` for what would never end or is too large, ``OSError`` for what is not there."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # a pipe, say
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a pipe, say
         raise ResultsError(f"{path} cannot be read: it is no regular file")
-    if found.st_size > _MAX_BYTES:
-        raise ResultsError(f"{path} cannot be read: {found.st_size} bytes; expected at most {_MAX_BYTES}")
+    if status.st_size > _MAX_BYTES:
+        raise ResultsError(f"{path} cannot be read: {status.st_size} bytes; expected at most {_MAX_BYTES}")
 
 
 def require_shallow(content: object, path: Path) -> None:
     """Raise ``ResultsError`` where too many lists and objects lie in each other."""
     depth, level = 0, [content]
-    while level := [each for each in level if isinstance(each, dict | list)]:
+    while level := [holder for holder in level if isinstance(holder, dict | list)]:
         depth += 1
-        level = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
+        level = [held for holder in level for held in (holder.values() if isinstance(holder, dict) else holder)]
     if depth > _MAX_DEEP:
         raise ResultsError(f"{path} cannot be read: nested more than {_MAX_DEEP} levels deep")
 
@@ -319,8 +319,7 @@ def _line_by_line(file: IO[str], path: Path) -> Iterator[Any]:
 
 
 def _whole(path: Path) -> list[Any]:
-    content = read_json(path)
-    listed = None if content is None else content.get("cases")
+    listed = (read_json(path) or {}).get("cases")
     if not isinstance(listed, list):
         raise ResultsError(f"{path} is not what `attncheck check` writes: it has no cases")
     return listed
@@ -341,21 +340,10 @@ def _usable(listed: Iterable[Any], path: Path) -> tuple[CaseRecords, tuple[str, 
 
 def _unnamed(identity: str) -> dict[str, Any]:
     file, _, name = identity.rpartition("/")
-    return {
-        "id": identity,
-        "name": name,
-        "file": file,
-        "line": 0,
-        "title": file or identity,
-        "source": {"kind": "unknown", "title": "unknown", "notes": []},
-        "operation": "",
-        "options": {},
-        "dtypes": [],
-        "inputs": {},
-        "tags": [],
-        "notes": [],
-        "expected": [],
-    }
+    source = {"kind": "unknown", "title": "unknown", "notes": []}
+    called = {"id": identity, "name": name, "file": file, "line": 0, "title": file or identity, "source": source}
+    lists: dict[str, list[str]] = {key: [] for key in ("dtypes", "tags", "notes", "expected")}
+    return {**called, "operation": "", "options": {}, "inputs": {}, **lists}
 
 
 _COMPUTED = ("operation", "options", "inputs", "storage", "memory_layout", "merged")
@@ -397,13 +385,11 @@ def first_differing_input(inputs: Mapping[str, Mapping[str, NDArray[Any]]]) -> s
     for label in labels[1:]:
         one, other = inputs[labels[0]], inputs[label]
         for name in sorted(one.keys() | other.keys()):
-            if name not in one or name not in other or not _equal(one[name], other[name]):
+            arrays = (of_one[name] for of_one in (one, other) if name in of_one)
+            contents = [(array.shape, array.dtype, array.tobytes()) for array in arrays]
+            if contents[:-1] != contents[1:] or len(contents) < 2:
                 return f"the input {name} differs ({labels[0]} and {label})"
     return ""
-
-
-def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
 def _show(value: object) -> str:

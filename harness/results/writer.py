@@ -97,10 +97,8 @@ class ResultsWriter:
         _write(self.directory / "cases.json", write)
 
     def _write_part(self, kind: str, table: pa.Table) -> None:
-        number = self._parts[kind]
-        path = self.directory / kind / f"part-{number:05d}.parquet"
-        write_table(path, table)
-        self._parts[kind] = number + 1
+        write_table(self.directory / kind / f"part-{self._parts[kind]:05d}.parquet", table)
+        self._parts[kind] += 1
 
 
 def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
@@ -166,9 +164,8 @@ def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
         if directory.is_dir() and not is_unbegun(directory) and not _holds_results(directory):
-            raise OutputError(
-                f"{directory} is not empty and holds no earlier results; name another folder with --output"
-            )
+            problem = "is not empty and holds no earlier results; name another folder with --output"
+            raise OutputError(f"{directory} {problem}")
         # The summary goes first: whatever ends us before the rest is gone, no earlier run is shown as complete.
         for name in ("summary.json", "cases.json", PROPERTY_PART, PROPERTIES_TABLE):
             if name not in keep:
@@ -210,7 +207,8 @@ def _write(path: Path, write: Any) -> None:
     try:
         temporary.unlink(missing_ok=True)  # a link would lead elsewhere
         write(temporary)
-        _to_disk(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())  # renamed before that, it could be there and empty when the power fails
         temporary.replace(path)
     except OSError as error:
         raise OutputError.of(path, error) from None
@@ -219,24 +217,11 @@ def _write(path: Path, write: Any) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _to_disk(path: Path) -> None:
-    """Wait until a file is on the disk: renamed before that, it could be there and empty when the power fails."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
 def _table(rows: Sequence[Row]) -> pa.Table:
     return pa.Table.from_pydict({name: list(map(attrgetter(name), rows)) for name in ROW_SCHEMA.names}, ROW_SCHEMA)
 
 
 def _array_record(stored: StoredArray) -> dict[str, Any]:
     array = np.ascontiguousarray(stored.array)
-    return {
-        "case": stored.case,
-        "dtype": stored.dtype,
-        "implementation": stored.implementation,
-        "stage": stored.stage,
-        "array_dtype": str(array.dtype),
-        "shape": list(stored.array.shape),
-        "data": array.tobytes(),
-    }
+    kept = {"array_dtype": str(array.dtype), "shape": list(stored.array.shape), "data": array.tobytes()}
+    return {**{name: getattr(stored, name) for name in ("case", "dtype", "implementation", "stage")}, **kept}
