@@ -100,24 +100,15 @@ class CheckResult:
         evaluations = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
         known = [evaluation for evaluation in evaluations if evaluation[0] in cases and evaluation[2] in named]
         known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
-        explanations = [
-            explanation_text(
-                explain_again(
-                    cases[case],
-                    named[name],
-                    dtype,
-                    self._limits,
-                    self._failure_in(cases, case, named[name], dtype),
-                ),
-                self._selection.tags,
-            )
-            for case, dtype, name in known[:most]
-        ]
+        explanations = []
+        for case, dtype, name in known[:most]:
+            met = self._failure_in(cases, case, named[name], dtype)
+            again = explain_again(cases[case], named[name], dtype, self._limits, met)
+            explanations.append(explanation_text(again, self._selection.tags))
         left = len(known) - len(explanations)
         said = [f"{line}." for line in in_common_lines(self.frames)]
-        return "\n\n".join(
-            [self.headline, *said, *explanations, *([f"... and {left} more that fail."] if left > 0 else [])]
-        )
+        more = [f"... and {left} more that fail."] if left > 0 else []
+        return "\n\n".join([self.headline, *said, *explanations, *more])
 
     def _failure_in(
         self, cases: Mapping[str, Case], case: str, implementation: Implementation, dtype: str
@@ -203,25 +194,14 @@ def _checked(
         narrowed = failed_alone(selection.cases, options.dtypes, names, options.output)
         if narrowed.cases:
             selection, only = replace(selection, cases=narrowed.cases), narrowed.only
-    settings = replace(
-        Settings.of(options, chosen, selection.tags, only, store),
-        command=sys.orig_argv,
-        complete=False,
-        keeps_results=keeps_results,
-    )
+    settings = Settings.of(options, chosen, selection.tags, only, store)
+    settings = replace(settings, command=sys.orig_argv, complete=False, keeps_results=keeps_results)
     summary = run_cases(selection.cases, chosen, settings, selection.faults)
     from attncheck.reports.build_frames import make_frames
 
-    return CheckResult(
-        summary.exit_code,
-        summary.failures,
-        make_frames(merge_runs(read_runs([options.output]))),
-        selection,
-        chosen.implementations,
-        limits,
-        judged=min(summary.judged.values(), default=0),
-        asked=summary.cases,
-    )
+    frames = make_frames(merge_runs(read_runs([options.output])))
+    found = (summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)
+    return CheckResult(*found, judged=min(summary.judged.values(), default=0), asked=summary.cases)
 
 
 def measure_conventions(

@@ -51,10 +51,7 @@ _OPTIONS: Mapping[str, str] = {
 _SAYS_NOTHING = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})
 """What changes no number, where it is not a probability above 0."""
 _WITHOUT_SIGNATURE: Mapping[str, tuple[str, ...]] = {
-    "scaled_dot_product_attention": (
-        *_REQUIRED,
-        *("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
-    )
+    "scaled_dot_product_attention": (*_REQUIRED, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 }
 _FRAMEWORKS: Mapping[str, str] = {"jaxlib": "jax", **{name: name for name in BACKENDS}}
 _KEPT_DTYPES = frozenset({"float64", "float32", "float16"})
@@ -106,7 +103,7 @@ class Capture:
     def _write(self, call: _Call, result: Any) -> None:
         try:
             if result is not None:
-                call.take_result(result, self._layout)
+                call.take_result(result)
             self._folder.mkdir(parents=True, exist_ok=True)
             self.files.append(_write_case(call, self._folder, self.__name__))
         except Exception as error:  # the model is not to stop here either
@@ -175,7 +172,7 @@ class _Call:
         self.left_out: list[str] = []
         for name, value in arguments.items():
             if value is not None:
-                self._take(name, value, layout)
+                self._take(name, value)
         missing = [name for name in _REQUIRED if name not in self.inputs]
         if missing:
             raise ValueError(f"no argument is called {missing[0]}")
@@ -189,44 +186,38 @@ class _Call:
                 how = "widened" if array.dtype.itemsize < self.inputs["query"].dtype.itemsize else "rounded"
                 self.left_out.append(f"{name} is of {array.dtype.name}, and {how} to {self.dtype} in the case")
 
-    def take_result(self, result: Any, layout: Layout) -> None:
+    def take_result(self, result: Any) -> None:
         """Take what the function returned. Raises ``ValueError`` where attention returns nothing of that shape."""
         array = _as_numpy(result[0] if isinstance(result, tuple | list) else result)
-        array = array.swapaxes(-2, -3) if layout == "length_first" and array.ndim > 2 else array
+        array = array.swapaxes(-2, -3) if self.layout == "length_first" and array.ndim > 2 else array
         expected = (*self.inputs["query"].shape[:-1], self.inputs["value"].shape[-1])
         if array.shape != expected:
             raise ValueError(f"it returned {array.shape}, and attention of these inputs returns {expected}")
-        if array.dtype.name != self.dtype or not 0 < array.size <= MAX_NUMBERS or not _is_finite(array):
-            return
-        self.output = array.copy()
+        if array.dtype.name == self.dtype and 0 < array.size <= MAX_NUMBERS and _is_finite(array):
+            self.output = array.copy()
 
-    def _take(self, name: str, value: Any, layout: Layout) -> None:
+    def _take(self, name: str, value: Any) -> None:
         """Take one argument, or say why not."""
         if name in _INPUTS:
-            self._take_input(_INPUTS[name], _as_numpy(value).copy(), layout)
+            self._take_input(_INPUTS[name], _as_numpy(value).copy())
         elif name in _OPTIONS:
             self._take_option(_OPTIONS[name], value)
         elif value is not False and (name not in _SAYS_NOTHING or (name.startswith("dropout") and value)):
             self.left_out.append(f"{name}={_short(value)} has no meaning in a case")
 
-    def _take_input(self, name: str, array: Array, layout: Layout) -> None:
-        if name == "mask" and array.dtype != bool:
-            name = "bias"
-        if name in self.inputs:
-            self.inputs[name] = self.inputs[name] + array  # a mask of numbers beside a bias
-            return
-        is_turned = name in _PER_HEAD and layout == "length_first"
-        self.inputs[name] = array.swapaxes(-2, -3) if is_turned else array
+    def _take_input(self, name: str, array: Array) -> None:
+        name = "bias" if name == "mask" and array.dtype != bool else name
+        turned = array.swapaxes(-2, -3) if name in _PER_HEAD and self.layout == "length_first" else array
+        # There may be a mask of numbers beside a bias.
+        self.inputs[name] = self.inputs[name] + array if name in self.inputs else turned
 
     def _take_option(self, name: str, value: Any) -> None:
         if name == "window":
             sides = (value, value) if isinstance(value, int) else tuple(value)
             window = [None if side is None or side < 0 else int(side) for side in sides]
-            if window != [None, None]:
-                self.options[name] = window
+            self.options |= {name: window} if window != [None, None] else {}
         elif name == "is_causal":
-            if value:
-                self.options[name] = True
+            self.options |= {name: True} if value else {}
         elif name != "softcap" or value:  # flash-attention's 0 is none
             self.options[name] = float(value)
 

@@ -77,10 +77,9 @@ def minimum_of(options: RunOptions, *, complete: bool) -> Minimum | None:
 def _section(path: Path) -> dict[str, Any] | None:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # no UTF-8, no TOML, a number of thousands of digits
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    except RecursionError:
-        raise UsageError(f"{path}: cannot be read: nested too deep") from None
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no TOML, a number of thousands of digits
+        why = "nested too deep" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{path}: cannot be read: {why}") from None
     tools = document.get("tool")
     section = tools.get("attncheck") if isinstance(tools, dict) else None
     if section is not None and not isinstance(section, dict):
@@ -103,11 +102,10 @@ def _config(section: dict[str, Any], path: Path) -> RunOptions:
 
 
 def _paths(given: object, folder: Path, where: str) -> list[Path]:
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+    if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
         raise UsageError(f"{where}: expected a list of paths")
-    paths = [folder / each for each in given]
-    missing = [each for each in paths if not exists(each)]
-    if missing:
+    paths = [folder / path for path in given]
+    if missing := [path for path in paths if not exists(path)]:
         raise UsageError(f"{where}: there is no {_short(str(missing[0]))}")
     return paths
 

@@ -9,10 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-EIGHT_BITS = {
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-}
+EIGHT_BITS = {"float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn), "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2)}
 """Formats of 8 bits, in which keys and values may be stored: Micikevicius et al. 2022, arXiv 2209.05433."""
 _ADDED = {"bfloat16": np.dtype(ml_dtypes.bfloat16), **EIGHT_BITS}
 

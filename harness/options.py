@@ -15,17 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ParamSpec,
-    TypedDict,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from attncheck.errors import UsageError
 from attncheck.results import DEFAULT_RESULTS
@@ -402,10 +392,7 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     backends: Annotated[
         tuple[str, ...],
         flag(
-            "--backend",
-            "-b",
-            metavar="NAMES",
-            help="Backends to run, comma-separated. Default: every installed one.",
+            "--backend", "-b", metavar="NAMES", help="Backends to run, comma-separated. Default: every installed one."
         ),
     ] = ()
     implementations: Annotated[

@@ -65,11 +65,11 @@ class Plan:
     @classmethod
     def of(cls, cases: Sequence[Case], dtypes: Sequence[str], *, documents_first: bool = False) -> Plan:
         """Plan cases in the dtypes asked for, all if none is. Raises ``UsageError`` where no case declares one."""
-        asked = [(case, dtype, each.is_document) for case, each in enumerate(cases) for dtype in each.dtypes]
-        chosen = [each for each in asked if not dtypes or each[1] in dtypes]
+        asked = [(number, case, dtype) for number, case in enumerate(cases) for dtype in case.dtypes]
+        chosen = [unit for unit in asked if not dtypes or unit[2] in dtypes]
         if documents_first:
-            chosen.sort(key=lambda each: not each[2])
-        units = [Unit(position, case, dtype) for position, (case, dtype, _) in enumerate(chosen)]
+            chosen.sort(key=lambda unit: not unit[1].is_document)
+        units = [Unit(position, number, dtype) for position, (number, _, dtype) in enumerate(chosen)]
         if cases and not units:
             raise UsageError(f"no case is declared for {', '.join(dtypes)}")
         return cls(cases, units)
@@ -88,9 +88,8 @@ class Plan:
 
     def with_standard(self, positions: Collection[int]) -> Plan:
         """Ask modes that compile each case separately for the units at these places of the plan alone."""
-        return Plan(
-            self.cases, [replace(unit, in_standard=index in positions) for index, unit in enumerate(self.units)]
-        )
+        units = [replace(unit, in_standard=index in positions) for index, unit in enumerate(self.units)]
+        return Plan(self.cases, units)
 
     def only(self, units: Collection[tuple[str, str]]) -> Plan:
         """Keep these units, by case and dtype."""
@@ -308,9 +307,8 @@ def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> 
 @lru_cache(maxsize=1)
 def recorded_units() -> Mapping[str, Sequence[str]]:
     """Return the dtypes in which bundled cases were measured to catch faults, by the id of the case."""
-    units: Mapping[str, Sequence[str]] = json.loads(
-        files("attncheck.cases").joinpath(UNITS).read_text(encoding="utf-8")
-    )
+    text = files("attncheck.cases").joinpath(UNITS).read_text(encoding="utf-8")
+    units: Mapping[str, Sequence[str]] = json.loads(text)
     return units
 
 

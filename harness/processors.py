@@ -54,8 +54,7 @@ _NO_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
 INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
     "sse4.1": InstructionSet(  # Penryn, 2008
-        frozenset({"sse4_1"}),
-        _variables("Nehalem", _ABOVE_SSE, "default", "SSE41", "SSE4_2", "SSE4_2") | _NO_ONEDNN,
+        frozenset({"sse4_1"}), _variables("Nehalem", _ABOVE_SSE, "default", "SSE41", "SSE4_2", "SSE4_2") | _NO_ONEDNN
     ),
     "avx2": InstructionSet(  # Haswell, 2013
         frozenset({"sse4_2", "avx", "avx2", "fma", "f16c"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event, Thread
 from time import monotonic
 from typing import Protocol
@@ -41,9 +41,13 @@ class Silence:
 
 
 @dataclass
-class Pace:
-    """How fast evaluations are made: measured from the first that is done, so that starting workers does not count."""
+class ProgressLines:
+    """Writes a line of progress where there is no terminal; ``write`` gets it.
 
+    The pace is measured from the first evaluation that is done, so that starting workers does not count.
+    """
+
+    write: Callable[[str], None]
     clock: Callable[[], float] = monotonic
     done: int = 0
     total: int = 0
@@ -56,22 +60,21 @@ class Pace:
         if done and self._begun is None:
             self._begun = (done, self.clock())
 
-    @property
-    def is_running(self) -> bool:
-        """True while some evaluations are done and others left."""
-        return self._begun is not None and self.done < self.total
+    def fail(self, line: str, *, is_shown: bool = True) -> None:
+        """Count a failure."""
+        self.failures += 1
 
-    def __str__(self) -> str:
-        """Return it as a line: done and total, failures, rate, time left."""
+    def tick(self) -> None:
+        """Write how far the run is, once something is done and as long as something is left."""
+        if self._begun is None or self.done == self.total:
+            return
         parts = [f"{self.done:,} of {self.total:,} evaluations", f"{self.failures:,} failing"]
-        if self._begun is not None:
-            first, begun = self._begun
-            seconds, made = self.clock() - begun, self.done - first
-            if made and seconds > 0:
-                rate = made / seconds
-                parts += [f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.2g} a second"]
-                parts += [f"{duration((self.total - self.done) / rate)} left"]
-        return ", ".join(parts)
+        seconds, made = self.clock() - self._begun[1], self.done - self._begun[0]
+        if made and seconds > 0:
+            rate = made / seconds
+            parts += [f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.2g} a second"]
+            parts += [f"{duration((self.total - self.done) / rate)} left"]
+        self.write(f"attncheck: {', '.join(parts)}")
 
 
 def duration(seconds: float) -> str:
@@ -81,27 +84,6 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     small, unit = (whole, "min") if whole < 3600 else (round(whole / 60), "h")
     return f"{small // 60}:{small % 60:02} {unit}"
-
-
-@dataclass
-class ProgressLines:
-    """Writes a line of progress where there is no terminal; ``write`` gets it."""
-
-    write: Callable[[str], None]
-    pace: Pace = field(default_factory=Pace)
-
-    def update(self, done: int, total: int) -> None:
-        """Take note of how far the run is."""
-        self.pace.update(done, total)
-
-    def fail(self, line: str, *, is_shown: bool = True) -> None:
-        """Count a failure."""
-        self.pace.failures += 1
-
-    def tick(self) -> None:
-        """Write how far the run is, once something is done and as long as something is left."""
-        if self.pace.is_running:
-            self.write(f"attncheck: {self.pace}")
 
 
 class ProgressBar:

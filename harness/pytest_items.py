@@ -83,18 +83,13 @@ def items_of(
 
 def _named(items: list[CaseItem], ids: Sequence[str]) -> list[CaseItem]:
     """Return the tests that the ids name, all where there are none; an id without a case names all of its own."""
-    for each in ids:
-        if not any(_is_named(item, each) for item in items):
-            raise pytest.UsageError(
-                f"not found: {each}; the ids of {len(items)} tests begin with "
-                f"{', '.join(dict.fromkeys(item.nodeid.partition('[')[0] for item in items))}: "
-                "--collect-only lists them"
-            )
-    return [item for item in items if not ids or any(_is_named(item, each) for each in ids)]
-
-
-def _is_named(item: CaseItem, wanted: str) -> bool:
-    return item.nodeid == wanted or item.nodeid.startswith(f"{wanted}[")
+    named = {wanted: [i for i in items if i.nodeid == wanted or i.nodeid.startswith(f"{wanted}[")] for wanted in ids}
+    for wanted in ids:
+        if not named[wanted]:
+            begin = ", ".join(dict.fromkeys(item.nodeid.partition("[")[0] for item in items))
+            problem = f"the ids of {len(items)} tests begin with {begin}: --collect-only lists them"
+            raise pytest.UsageError(f"not found: {wanted}; {problem}")
+    return [item for item in items if not ids or any(item in these for these in named.values())]
 
 
 @cache
@@ -168,10 +163,8 @@ class ImplementationJudge:
 
         explained, lines = RepeatedExplanation(seen), []
         if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
-            lines.append(
-                f"Earlier tests had called the kernel in this process; the first {_MAX_REPEATED} failures were rerun "
-                "in a fresh one."
-            )
+            rerun = f"the first {_MAX_REPEATED} failures were rerun in a fresh one."
+            lines.append(f"Earlier tests had called the kernel in this process; {rerun}")
         elif before:
             _REPEATED[self.implementation.name] += 1
             found = explain_again(seen.case, self.implementation, seen.dtype, _limits(), failure_seen_now(seen, before))

@@ -66,9 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Raises ``UsageError`` for such an id without ``--attncheck``.
     """
     config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
-    pasted = tuple(each for each in config.args if each.startswith(f"{NODE}::"))
+    pasted = tuple(word for word in config.args if word.startswith(f"{NODE}::"))
     config.stash[_PASTED] = pasted
-    config.args[:] = [each for each in config.args if each not in pasted]
+    config.args[:] = [word for word in config.args if word not in pasted]
     if pasted and not config.getoption("--attncheck"):
         raise pytest.UsageError(
             f"{pasted[0]} is a test of --attncheck: give that option too, as in "
@@ -166,18 +166,16 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
         options = read_options(keywords)
         selection = select_cases(options)
         framework, signature = options.framework, options.signature
-        implementation = (
-            select_implementations(None, [function], framework, signature=signature).implementations[0]
-            if isinstance(function, str)
-            else select_callable(function, framework, None, signature)
-        )
+        if isinstance(function, str):
+            (implementation,) = select_implementations(None, [function], framework, signature=signature).implementations
+        else:
+            implementation = select_callable(function, framework, None, signature)
         judge = ImplementationJudge.of(implementation, selection)
     except AttncheckError as error:
         # Told without a traceback, once for the file that calls this.
         raise pytest.Collector.CollectError(f"attncheck: {error}") from None
-    pairs = [
-        pytest.param(case, dtype, id=f"{case.id}-{dtype}") for case, dtype in cases_in_dtypes(selection, options.dtypes)
-    ]
+    units = cases_in_dtypes(selection, options.dtypes)
+    pairs = [pytest.param(case, dtype, id=f"{case.id}-{dtype}") for case, dtype in units]
 
     @pytest.mark.attncheck(implementation=implementation.name)
     @pytest.mark.parametrize(("case", "dtype"), pairs)

@@ -31,13 +31,7 @@ from attncheck.reading.expected_failures import ExpectedFailure, bundled_expecte
 from attncheck.reading.model import TagEntry
 from attncheck.results.coverage import Minimum, RequestedRun, Stop, shortfalls
 from attncheck.results.format import Row
-from attncheck.results.last_failed import (
-    FAILED_FILE,
-    CaseInDtype,
-    FailedEvaluation,
-    FailedRecord,
-    RunWatch,
-)
+from attncheck.results.last_failed import FAILED_FILE, CaseInDtype, FailedEvaluation, FailedRecord, RunWatch
 from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES
@@ -58,15 +52,6 @@ class Settings(RecordedOptions):
     """How cases are run: the options that were given, and what the selection and the project's configuration add.
 
     Attributes:
-        output: The folder of the results.
-        label: What reports call this environment.
-        dtypes: Select these dtypes; all that the cases declare if empty.
-        keep_all_arrays: Whether the arrays of everything are stored, and not of what disagrees alone.
-        resume: Whether an interrupted run in the same folder is continued.
-        cluster: The address of a Dask scheduler whose workers compute everything; None means this machine.
-        tiles: The tiles whose cases were added, for the report.
-        max_failures: After so many failing cases the run is stopped; None never stops it.
-        all_cases: Whether implementations that compile each case are asked for all cases, not the standard ones.
         limits: Limits of the worker processes.
         command: The command line, for the report.
         expected_failures: Failures that do not fail the run; None means those bundled for the backends that run.
@@ -147,6 +132,13 @@ class RunSummary:
     shortfalls: tuple[str, ...] = ()
     stopped: Stop | None = None
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """What summary.json says of it."""
+        counts = {name: getattr(self, name) for name in ("cases", "evaluations", "judged", "shortfalls", "verdicts")}
+        stopped = {} if self.stopped is None else {"stopped": asdict(self.stopped)}
+        return {"exit_code": int(self.exit_code), **counts, **stopped, "failures": len(self.failures)}
+
 
 def run_cases(
     cases: Sequence[Case],
@@ -190,7 +182,11 @@ def run_cases(
         if count := plan.standard_cases:
             on_plan(_words_of(cases, chosen, standard, count))
     watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
-    groups = _groups(chosen, plan.dtypes)
+    groups = [
+        group
+        for implementation in chosen.implementations
+        for group in group_by_process(implementation, list(filter(implementation.rounding_model, plan.dtypes)))
+    ]
     known = settings.expected_failures
     if known is None:
         known = bundled_expected_failures([item.entry.name for item in chosen.implementations])
@@ -237,7 +233,9 @@ def _run(
         watch.record.note(rows)
 
     def describe_backends() -> None:
-        if (backends := _descriptions(means.descriptions, resumed.backends)) != environment["backends"]:
+        # What was not needed any more has said it earlier.
+        said = {name: text for name, text in means.descriptions.items() if text or name not in resumed.backends}
+        if (backends := {**resumed.backends, **said}) != environment["backends"]:
             environment["backends"] = backends
             writer.write_json("environment.json", environment)
 
@@ -264,7 +262,8 @@ def _run(
         describe_backends()
     failing = _diagnosed(recorder, plan, judge, settings.output)
     summary = _summarise(chosen, faults, recorder, failing, RequestedRun.of(environment, len(cases), stopped))
-    writer.write_json("summary.json", _summary_record(summary, chosen, faults))
+    names = [item.name for item in chosen.implementations]
+    writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": len(faults)})
     return summary
 
 
@@ -287,24 +286,12 @@ def _standard_only(chosen: ImplementationSelection) -> set[str]:
 
 def _words_of(cases: Sequence[Case], chosen: ImplementationSelection, standard: Collection[str], count: int) -> str:
     """Describe which implementations are asked for all cases, and which for the standard ones."""
-    parts = (
-        (False, f"{len(cases):,} of {counted(len(cases), 'case')}"),
-        (True, f"the {counted(count, 'standard case')}, which cover the rest"),
+    every, some = (
+        ", ".join(item.short_name for item in chosen.implementations if (item.name in standard) == in_part)
+        for in_part in (False, True)
     )
-    named = [
-        (", ".join(item.short_name for item in chosen.implementations if (item.name in standard) == in_part), words)
-        for in_part, words in parts
-    ]
-    return "; ".join(f"{names}: {words}" for names, words in named if names)
-
-
-def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Group]:
-    """Return the worker processes that the implementations need for these dtypes."""
-    return [
-        group
-        for implementation in chosen.implementations
-        for group in group_by_process(implementation, list(filter(implementation.rounding_model, dtypes)))
-    ]
+    whole = f"{every}: {len(cases):,} of {counted(len(cases), 'case')}; " if every else ""
+    return f"{whole}{some}: the {counted(count, 'standard case')}, which cover the rest"
 
 
 @contextmanager
@@ -331,6 +318,7 @@ def _means(
 
 def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Diagnostic]) -> dict[str, Any]:
     entries = [implementation.entry for implementation in chosen.implementations]
+    kept = settings.output if settings.keeps_results else None
     return {
         "label": settings.label,
         "command": shlex.join(settings.command),
@@ -345,25 +333,11 @@ def _environment(chosen: ImplementationSelection, settings: Settings, faults: Se
         "compilation_cache": settings.limits.compilation_cache,
         "implementations": {item.name: item.package for item in chosen.implementations},
         "sources": {item.name: dict(each) for item in chosen.implementations if (each := source_of(item.entry))},
-        "classes": {
-            item.name: {dtype: item.rounding_model(dtype) for dtype in DTYPES} for item in chosen.implementations
-        },
-        "again": words_again(
-            chosen.implementations, settings.limits, settings.output if settings.keeps_results else None
-        ),
+        "classes": {item.name: {each: item.rounding_model(each) for each in DTYPES} for item in chosen.implementations},
+        "again": words_again(chosen.implementations, settings.limits, kept),
         "left_out": dict.fromkeys(chosen.left_out, "not installed"),
         "missing": dict.fromkeys(chosen.missing, "asked for by name, not installed"),
         "faults": [str(fault) for fault in faults],
-    }
-
-
-def _descriptions(
-    found: Mapping[str, Mapping[str, str]], resumed: Mapping[str, Mapping[str, str]]
-) -> dict[str, Mapping[str, str]]:
-    """Return what the frameworks say of themselves; what was not needed any more has said it earlier."""
-    return {
-        **resumed,
-        **{name: description for name, description in found.items() if description or name not in resumed},
     }
 
 
@@ -395,20 +369,3 @@ def _summarise(
     return RunSummary(
         code, asked.cases, recorder.evaluations, counts, tuple(failures), judged, tuple(short), stopped=asked.stopped
     )
-
-
-def _summary_record(
-    summary: RunSummary, chosen: ImplementationSelection, faults: Sequence[Diagnostic]
-) -> dict[str, Any]:
-    return {
-        "exit_code": int(summary.exit_code),
-        "cases": summary.cases,
-        "implementations": [item.name for item in chosen.implementations],
-        "evaluations": summary.evaluations,
-        "judged": dict(summary.judged),
-        "shortfalls": list(summary.shortfalls),
-        **({} if summary.stopped is None else {"stopped": asdict(summary.stopped)}),
-        "verdicts": dict(summary.verdicts),
-        "failures": len(summary.failures),
-        "faults": len(faults),
-    }

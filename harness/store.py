@@ -36,7 +36,6 @@ from time import thread_time, time
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 _SIZE = 16
@@ -55,7 +54,11 @@ def _parts(value: Any) -> Any:
     """Return what an object that JSON does not know is made of."""
     match value:
         case np.ndarray() | np.generic():
-            return _of_array(np.asarray(value))
+            array = np.asarray(value)
+            if array.dtype.hasobject:
+                return {"objects": array.tolist(), "shape": array.shape}
+            data = _hashed(np.ascontiguousarray(array).tobytes())
+            return {"array": data, "dtype": array.dtype.name, "shape": array.shape}
         case Mapping():
             return dict(value)
         case Set():
@@ -71,12 +74,6 @@ def _parts(value: Any) -> Any:
         case _:
             raise TypeError(f"no digest is known for {type(value).__name__}")
     return {type(value).__name__: found}
-
-
-def _of_array(array: NDArray[Any]) -> dict[str, Any]:
-    if array.dtype.hasobject:
-        return {"objects": array.tolist(), "shape": array.shape}
-    return {"array": _hashed(np.ascontiguousarray(array).tobytes()), "dtype": array.dtype.name, "shape": array.shape}
 
 
 @lru_cache

@@ -60,10 +60,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def accumulated_bounds(
-    problem: Problem,
-    rounding: RoundingModel,
-    exact: Mapping[str, Real],
-    stages: Collection[str] | None = None,
+    problem: Problem, rounding: RoundingModel, exact: Mapping[str, Real], stages: Collection[str] | None = None
 ) -> dict[str, Bound]:
     """Bound the error of every stage against the exact answer from the inputs.
 

@@ -174,11 +174,7 @@ def _log_sum_exp_error(at: At, rows: Rows) -> Finished:
 
 
 PART_LOG_SUM_EXP = replace(
-    LOG_SUM_EXP,
-    exact=_exact_log_sum_exp,
-    value=_log_sum_exp,
-    error=_log_sum_exp_error,
-    radius=_log_sum_exp_radius,
+    LOG_SUM_EXP, exact=_exact_log_sum_exp, value=_log_sum_exp, error=_log_sum_exp_error, radius=_log_sum_exp_radius
 )
 
 

@@ -44,14 +44,7 @@ from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import OPERATIONS, STAGES, Shape, computed_stages, query_axis, stages_of
 
-__all__ = [
-    "OutsideDomain",
-    "PrecisionExhausted",
-    "exact_from",
-    "exact_stages",
-    "predecessors",
-    "with_enough_precision",
-]
+__all__ = ["OutsideDomain", "PrecisionExhausted", "exact_from", "exact_stages", "predecessors", "with_enough_precision"]
 
 Found = TypeVar("Found")
 

@@ -140,10 +140,7 @@ class RoundingModel:
             return self
         single = FORMATS["float32"]
         return replace(
-            self,
-            output_unit=single.unit_roundoff,
-            output_count=_WIDE_ROUNDINGS,
-            output_underflow=single.underflow,
+            self, output_unit=single.unit_roundoff, output_count=_WIDE_ROUNDINGS, output_underflow=single.underflow
         )
 
     @cached_property

@@ -13,7 +13,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.output import checked_in, dtype_of, print_document, select_one
-from attncheck.cli.parameters import AsJson, CaseName, DtypeName, ImplementationName, Isa, Results
+from attncheck.cli.parameters import AsJson, CaseName, DtypeName, ImplementationName, Isa, Results, output_option
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.options import FunctionOptions, LimitOptions
 from attncheck.verdicts import Verdict
@@ -84,16 +84,7 @@ def repro(
     results: Results = None,
     allowed: LimitOptions,
     isa: Isa = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File for the script. Default: named after the case.",
-            show_default=False,
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("FILE", "File for the script. Default: named after the case.")] = None,
     reduced: Annotated[
         bool,
         typer.Option(
@@ -114,9 +105,8 @@ def repro(
     explained = _explanation_of(subject, limits)
     explanation, name = explained.explanation, subject.implementation.name
     if explanation.failure.startswith(Verdict.UNSUPPORTED):
-        raise UsageError(
-            f"{name}, {subject.case.id} in {subject.dtype}: {explanation.failure}; there is nothing to reproduce"
-        )
+        evaluation = f"{name}, {subject.case.id} in {subject.dtype}"
+        raise UsageError(f"{evaluation}: {explanation.failure}; there is nothing to reproduce")
     path = output or Path(script_name(subject.case.id, name, subject.dtype))
     command, tries = joined(["python", str(path)]), 0
     if reduced and explanation.fails and not explained.before:
@@ -182,9 +172,8 @@ def _reduced(explained: RepeatedExplanation, subject: _Subject, limits: Limits) 
     if reduced.problem is None or not reduced.tries:
         return explained, 0
     typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)
-    named = replace(
-        reduced.explanation.case, name=f"{subject.case.name} (reduced)", file=subject.case.file, line=subject.case.line
-    )
+    own = subject.case
+    named = replace(reduced.explanation.case, name=f"{own.name} (reduced)", file=own.file, line=own.line)
     return RepeatedExplanation(replace(reduced.explanation, case=named)), reduced.tries
 
 
@@ -225,11 +214,7 @@ class _Subject:
 
 
 def _subject_of(
-    case: str,
-    implementation: str,
-    dtype: str | None,
-    function: FunctionOptions,
-    results: Path | None,
+    case: str, implementation: str, dtype: str | None, function: FunctionOptions, results: Path | None
 ) -> _Subject:
     from attncheck.explain import find_implementation
 
@@ -237,38 +222,24 @@ def _subject_of(
     try:
         found, selection = select_one(case, checked)
     except UsageError:
-        if not _is_implementation(case):
+        from attncheck.backends import EVERYTHING
+
+        if case.partition(".")[0] not in EVERYTHING and not case.partition(":")[0].endswith(".py"):
             raise
         raise UsageError(f"{case!r} is an implementation: the case comes first, {implementation} {case}") from None
     chosen_dtype = dtype_of(found, dtype)
     named = checked.again.get(implementation) if checked else None
     if named and implementation != named[0]:  # as the report calls it
         options, implementation = dict(pairwise(named)), named[0]
-        function = FunctionOptions(
-            function.framework or options.get("--framework"), function.signature or options.get("--signature")
-        )
+        given = (function.framework or options.get("--framework"), function.signature or options.get("--signature"))
+        function = FunctionOptions(*given)
     chosen = find_implementation(implementation, function.framework, function.signature)
     return _Subject(found, selection, chosen, chosen_dtype, checked)
-
-
-def _is_implementation(text: str) -> bool:
-    """Return if a text that is no case names an implementation: one of the table, or a file of Python."""
-    from attncheck.backends import EVERYTHING
-
-    return text.partition(".")[0] in EVERYTHING or text.partition(":")[0].endswith(".py")
 
 
 def _explanation_of(subject: _Subject, limits: Limits) -> RepeatedExplanation:
     from attncheck.explain import explain_again, failure_in
 
-    earlier = (
-        failure_in(subject.checked, subject.case, subject.implementation, subject.dtype) if subject.checked else None
-    )
-    return explain_again(
-        subject.case,
-        subject.implementation,
-        subject.dtype,
-        limits,
-        earlier,
-        say=lambda line: typer.echo(f"attncheck: {line}", err=True),
-    )
+    evaluation = (subject.case, subject.implementation, subject.dtype)
+    earlier = failure_in(subject.checked, *evaluation) if subject.checked else None
+    return explain_again(*evaluation, limits, earlier, say=lambda line: typer.echo(f"attncheck: {line}", err=True))

@@ -65,7 +65,7 @@ def export_data(
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
     exported = export_tests(selection.cases, dtypes, folder, store, exact=exact)
     result = _Result("export", folder, len(exported.tests), exported.left_out, tuple(lines_of(exported)))
-    _print_result(result, as_json=as_json, quiet=quiet)
+    result.show(as_json=as_json, quiet=quiet)
 
 
 @app.command("import", epilog=examples("attncheck import onnx onnx_tests --output onnx_cases"))
@@ -91,11 +91,10 @@ def import_data(
 
     imported = import_tests(folder, output)
     result = _Result("import", output, sum(imported.files.values()), imported.left_out, tuple(lines_of(imported)))
+    if imported.files or not as_json:
+        result.show(as_json=as_json, quiet=quiet)
     if not imported.files:
-        if not as_json:
-            _print_result(result, as_json=False, quiet=quiet)
         raise OnnxDataError(f"{folder}: none of its tests is a case")
-    _print_result(result, as_json=as_json, quiet=quiet)
 
 
 @dataclass(frozen=True)
@@ -108,28 +107,26 @@ class _Result:
     left_out: Mapping[str, Sequence[str]]
     lines: Sequence[str]
 
+    def show(self, *, as_json: bool, quiet: bool) -> None:
+        if as_json:
+            print_document(self.document())
+        elif not quiet:
+            for line in self.lines:
+                typer.echo(line)
 
-def _print_result(result: _Result, *, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        print_document(_document(result))
-    elif not quiet:
-        for line in result.lines:
-            typer.echo(line)
+    def document(self) -> TestDataDocument:
+        from attncheck.reports.machine.documents import header
+        from attncheck.reports.machine.other_documents import TestDataDocument
 
-
-def _document(result: _Result) -> TestDataDocument:
-    from attncheck.reports.machine.documents import header
-    from attncheck.reports.machine.other_documents import TestDataDocument
-
-    return TestDataDocument(
-        attncheck=header(result.command),
-        exit_code=int(ExitCode.AGREE),
-        answer=result.lines[0],
-        notes=list(result.lines[1:]),
-        folder=str(result.folder),
-        written=result.written,
-        left_out=result.left_out,
-    )
+        return TestDataDocument(
+            attncheck=header(self.command),
+            exit_code=int(ExitCode.AGREE),
+            answer=self.lines[0],
+            notes=list(self.lines[1:]),
+            folder=str(self.folder),
+            written=self.written,
+            left_out=self.left_out,
+        )
 
 
 class Action(StrEnum):
@@ -139,11 +136,7 @@ class Action(StrEnum):
     VERIFY = "verify"
 
 
-@app.command(
-    epilog=examples(
-        "attncheck vectors export my_vectors attention --dtype float32",
-    )
-)
+@app.command(epilog=examples("attncheck vectors export my_vectors attention --dtype float32"))
 def vectors(
     action: Annotated[Action, typer.Argument(help="export or verify.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the vectors.")],
@@ -190,14 +183,8 @@ def vectors(
         recorded = RecordedOutputs(folder, outputs, _models_by_dtype(split(rounding_model)))
         run_recorded(recorded, selection, dtypes, output)
         frames = frames_of([output])
-        code = exit_code_of(frames)
-        show_answer(
-            frames,
-            ReportPlace(output, write_frames(frames, output / REPORT_FOLDER)),
-            code,
-            as_json="vectors verify" if as_json else "",
-            quiet=quiet,
-        )
+        code, place = exit_code_of(frames), ReportPlace(output, write_frames(frames, output / REPORT_FOLDER))
+        show_answer(frames, place, code, as_json="vectors verify" if as_json else "", quiet=quiet)
         raise typer.Exit(code)
     from attncheck.vectors import DEFAULT_MODELS, export_vectors, lines_of
 
@@ -231,11 +218,10 @@ def _models_by_dtype(given: list[str]) -> dict[str, str]:
     from attncheck.spec import ROUNDING_MODELS
 
     found = {}
-    for each in given:
-        dtype, is_there, model = each.partition("=")
+    for text in given:
+        dtype, is_there, model = text.partition("=")
         if not is_there or dtype not in ROUNDING_MODELS.get(model, ()):
-            raise UsageError(
-                f"--rounding-model {each}: expected a dtype and one of its rounding models, as float16=fused"
-            )
+            wanted = "a dtype and one of its rounding models, as float16=fused"
+            raise UsageError(f"--rounding-model {text}: expected {wanted}")
         found[dtype] = model
     return found

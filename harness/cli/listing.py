@@ -13,7 +13,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.output import checked_in, dtype_of, print_document, print_faults, select_one, split
-from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose
+from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose, dtype_option
 from attncheck.errors import ExitCode, UsageError
 from attncheck.options import (
     DEFAULT_CACHE_SIZE,
@@ -184,7 +184,7 @@ def case_lines(records: Sequence[Record]) -> Iterator[str]:
 
     An id is as long as it is, to be copied; what stands below it fits into 100 columns, more tags in more lines.
     """
-    cells = [(str(each["operation"]), str(each["shape"]), " ".join(_short_dtypes(each["dtypes"]))) for each in records]
+    cells = [(str(case["operation"]), str(case["shape"]), _short(" ".join(case["dtypes"]))) for case in records]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     widths[1:2] = [min(width, _MAX_SHAPE) for width in widths[1:2]]  # of no case there is none
     for each, row in zip(records, cells, strict=True):
@@ -192,17 +192,14 @@ def case_lines(records: Sequence[Record]) -> Iterator[str]:
         columns = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         start = len(columns) + len(_INDENT) + 2
         tags = textwrap.wrap(
-            ", ".join(each["tags"]),
-            max(_WIDTH - start, _MIN_TAGS),
-            break_on_hyphens=False,
-            break_long_words=False,
+            ", ".join(each["tags"]), max(_WIDTH - start, _MIN_TAGS), break_on_hyphens=False, break_long_words=False
         ) or [""]
         yield f"{_INDENT}{columns}  {tags[0]}".rstrip()
         yield from (" " * start + more for more in tags[1:])
 
 
-def _short_dtypes(dtypes: str | list[str]) -> list[str]:
-    return [dtype.replace("bfloat", "bf").replace("float", "f") for dtype in dtypes]
+def _short(dtypes: str) -> str:
+    return dtypes.replace("bfloat", "bf").replace("float", "f")
 
 
 def list_backends() -> list[Record]:
@@ -210,13 +207,10 @@ def list_backends() -> list[Record]:
     from attncheck.backends import BACKENDS
     from attncheck.execution.environment import package_version
 
-    return [
-        {
-            "name": entry.name,
-            "version": (package_version(entry.packages[0]) or "") if entry.is_installed else "not installed",
-        }
-        for entry in BACKENDS.values()
-    ]
+    versions = {
+        entry.name: package_version(entry.packages[0]) or "" for entry in BACKENDS.values() if entry.is_installed
+    }
+    return [{"name": name, "version": versions.get(name, "not installed")} for name in BACKENDS]
 
 
 def list_implementations() -> list[Record]:
@@ -275,12 +269,7 @@ def schema(
 )
 def show(
     case: CaseName,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype", "-d", metavar="DTYPE", help="One dtype of the case. Default: its first.", show_default=False
-        ),
-    ] = None,
+    dtype: Annotated[str | None, dtype_option("One dtype of the case. Default: its first.")] = None,
     stage: Annotated[
         list[str] | None,
         typer.Option("--stage", "-s", metavar="NAMES", help="Show only these stages and inputs, comma-separated."),

@@ -92,6 +92,17 @@ def _read(option: Option, given: Any) -> Any:
     return option.read(given, option.flag.names[0] if option.flag.names else f"--{option.name}")
 
 
+def output_option(metavar: str, text: str) -> Any:
+    """Return ``--output`` of a command, whose default is said in the text."""
+    return typer.Option("--output", "-o", metavar=metavar, help=text, show_default=False)
+
+
+def dtype_option(text: str) -> Any:
+    """Return ``--dtype`` of a command that takes one, whose default is said in the text."""
+    complete = completion.complete_dtypes
+    return typer.Option("--dtype", "-d", metavar="DTYPE", help=text, show_default=False, autocompletion=complete)
+
+
 class Listed(StrEnum):
     """Kinds of things that ``attncheck list`` lists."""
 
@@ -118,17 +129,15 @@ ImplementationName = Annotated[
         autocompletion=completion.complete_implementation,
     ),
 ]
-DtypeName = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        "-d",
-        metavar="DTYPE",
-        help="One dtype of the case. Default: float32, or the case's first.",
-        show_default=False,
-        autocompletion=completion.complete_dtypes,
+ImplementationNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="IMPLEMENTATION...",
+        help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+        autocompletion=completion.complete_implementation,
     ),
 ]
+DtypeName = Annotated[str | None, dtype_option("One dtype of the case. Default: float32, or the case's first.")]
 Results = Annotated[
     Path | None,
     typer.Option(

@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.completion import complete_implementation, complete_properties
+from attncheck.cli.completion import complete_properties
 from attncheck.cli.output import dtype_of, print_document, print_faults, select_one, split
-from attncheck.cli.parameters import AsJson, CaseName, DtypeName, ImplementationName, JunitXml
+from attncheck.cli.parameters import (
+    AsJson,
+    CaseName,
+    DtypeName,
+    ImplementationName,
+    ImplementationNames,
+    JunitXml,
+    dtype_option,
+    output_option,
+)
 from attncheck.errors import ExitCode, UsageError
 from attncheck.options import (
     DEFAULT_CACHE_SIZE,
@@ -28,7 +37,7 @@ from attncheck.wording import expected
 
 if TYPE_CHECKING:
     from attncheck.execution.call import Limits
-    from attncheck.execution.implementations import Implementation
+    from attncheck.execution.implementations import Implementation, ImplementationSelection
     from attncheck.properties.run import PropertyQuestion
     from attncheck.protocol_rules import Rule
     from attncheck.reports.machine.other_documents import ProtocolDocument
@@ -46,8 +55,7 @@ def search(
     implementation: ImplementationName,
     minutes: Annotated[float, typer.Option(metavar="N", min=0, help="Stop after so many minutes.")] = 5.0,
     problems: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Stop after so many problems, whatever time it takes."),
+        int | None, typer.Option(metavar="N", min=1, help="Stop after so many problems, whatever time it takes.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="What the problems are drawn from.")] = 1,
     operation: Annotated[
@@ -60,13 +68,10 @@ def search(
     allowed: LimitOptions,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="Folder for what is found. A search goes on with what is there. Default: results/search/NAME, by the "
+        output_option(
+            "FOLDER",
+            "Folder for what is found. A search goes on with what is there. Default: results/search/NAME, by the "
             "implementation's name.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -106,11 +111,9 @@ def search(
 def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
     from attncheck.spec import DTYPES
 
-    asked = wanted or [each for each in DTYPES if each in declared]
-    for each in asked:
-        if each not in declared:
-            raise UsageError(f"--dtype: {name} declares no {each!r}; expected {', '.join(declared) or 'none'}")
-    return tuple(asked)
+    if lacking := [dtype for dtype in wanted if dtype not in declared]:
+        raise UsageError(f"--dtype: {name} declares no {lacking[0]!r}; expected {', '.join(declared) or 'none'}")
+    return wanted or tuple(dtype for dtype in DTYPES if dtype in declared)
 
 
 def _write_scripts(found: Search, implementation: Implementation, limits: Limits) -> None:
@@ -173,14 +176,7 @@ def reduce(
     function: FunctionOptions,
     allowed: LimitOptions,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File for the reduced case. Default: reduced_ and the case's name.",
-            show_default=False,
-        ),
+        Path | None, output_option("FILE", "File for the reduced case. Default: reduced_ and the case's name.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -228,14 +224,7 @@ def reduce(
     )
 )
 def properties(
-    implementations: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IMPLEMENTATION...",
-            help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
-            autocompletion=complete_implementation,
-        ),
-    ],
+    implementations: ImplementationNames,
     cases: Annotated[
         list[str] | None,
         typer.Option(
@@ -264,14 +253,7 @@ def properties(
         bool, typer.Option("--explain", help="For each call that is not bitwise identical, show its result.")
     ] = False,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="Write the rows, and properties.csv, to this folder.",
-            show_default=False,
-        ),
+        Path | None, output_option("FOLDER", "Write the rows, and properties.csv, to this folder.")
     ] = None,
     junit_xml: JunitXml = None,
     allowed: LimitOptions,
@@ -285,14 +267,11 @@ def properties(
     is broken, or less than the implementation claims, and 3 if a call failed.
     """
     from attncheck.commands import words_again
-    from attncheck.execution.implementation_selection import select_implementations
     from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
     from attncheck.reports.properties import exit_code_of
 
     limits = allowed.limits()
-    chosen = select_implementations(None, implementations, function.framework, limits, signature=function.signature)
-    for missing in chosen.missing:
-        typer.echo(f"attncheck: {missing} is not installed", err=True)
+    chosen = _chosen(implementations, function, limits)
     asking = Asking(_known_names(name), dtypes, limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
     selection = select_property_cases(cases or (), expected_failures, asking.store)
     print_faults(selection)
@@ -307,14 +286,14 @@ def properties(
 
         write_property_rows(output, rows)
         write_property_table(rows, output)
+    again = words_again(chosen.implementations, limits, None)
     if junit_xml is not None:
         from attncheck.reports.write import write_property_junit
 
-        write_property_junit(rows, words_again(chosen.implementations, limits, None), junit_xml)
+        write_property_junit(rows, again, junit_xml)
     code = exit_code_of(rows)
     code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
     code = ExitCode.BAD_INPUT if selection.faults else code
-    again = words_again(chosen.implementations, limits, None)
     if as_json:
         from attncheck.reports.machine.outcome import properties_document
 
@@ -323,6 +302,16 @@ def properties(
     else:
         _print(rows, questions, again, explain=explain, quiet=quiet)
     raise typer.Exit(code)
+
+
+def _chosen(names: list[str], function: FunctionOptions, limits: Limits) -> ImplementationSelection:
+    """Choose implementations, and print which of them are not installed."""
+    from attncheck.execution.implementation_selection import select_implementations
+
+    chosen = select_implementations(None, names, function.framework, limits, signature=function.signature)
+    for missing in chosen.missing:
+        typer.echo(f"attncheck: {missing} is not installed", err=True)
+    return chosen
 
 
 def _print(
@@ -357,29 +346,12 @@ def _known_names(given: list[str] | None) -> list[str]:
 
 @app.command(
     epilog=examples(
-        "attncheck conventions my_kernel.py:attention",
-        "attncheck conventions numpy torch.sdpa --dtype float32",
+        "attncheck conventions my_kernel.py:attention", "attncheck conventions numpy torch.sdpa --dtype float32"
     )
 )
 def conventions(
-    implementations: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IMPLEMENTATION...",
-            help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
-            autocompletion=complete_implementation,
-        ),
-    ],
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            "-d",
-            metavar="DTYPE",
-            help="Dtype of the calls. Default: the most exact one declared.",
-            show_default=False,
-        ),
-    ] = None,
+    implementations: ImplementationNames,
+    dtype: Annotated[str | None, dtype_option("Dtype of the calls. Default: the most exact one declared.")] = None,
     *,
     function: FunctionOptions,
     allowed: LimitOptions,
@@ -392,13 +364,10 @@ def conventions(
     otherwise, and 3 if nothing could be measured.
     """
     from attncheck.conventions import ask_all
-    from attncheck.execution.implementation_selection import select_implementations
     from attncheck.reports.survey import conventions_document, print_conventions
 
     limits = allowed.limits()
-    chosen = select_implementations(None, implementations, function.framework, limits, signature=function.signature)
-    for name in chosen.missing:
-        typer.echo(f"attncheck: {name} is not installed", err=True)
+    chosen = _chosen(implementations, function, limits)
     measured = {each.name: ask_all(each, dtype, limits) for each in chosen.implementations}
     answers = [answer for each in measured.values() for answer in each]
     code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
@@ -446,6 +415,10 @@ def protocol(
     raise typer.Exit(code)
 
 
+def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
+    return "broken" if rule.wrong else "not tried" if rule.reason else "ok"
+
+
 def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> ProtocolDocument:
     from attncheck.commands import joined
     from attncheck.reports.machine.documents import header
@@ -458,12 +431,5 @@ def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> P
         answer=f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol",
         next=[] if broken else [joined(["attncheck", "check", "-i", program])],
         program=program,
-        rules=[
-            RuleRecord(
-                rule=rule.says,
-                outcome="broken" if rule.wrong else "not tried" if rule.reason else "ok",
-                message=rule.wrong or rule.reason,
-            )
-            for rule in rules
-        ],
+        rules=[RuleRecord(rule=rule.says, outcome=_outcome(rule), message=rule.wrong or rule.reason) for rule in rules],
     )

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from threading import Thread, Timer
 from typing import TYPE_CHECKING
@@ -34,8 +35,6 @@ _NEEDED = ("run", "config", "progress", "execution.implementation_selection")
 """Modules that every run needs."""
 _NEEDED_AFTERWARDS = ("reports.build_frames", "reports.terminal")
 _NEEDED_FOR_A_REPORT = ("reports.write",)
-
-
 _MOMENT = 0.6
 """Seconds."""
 
@@ -57,11 +56,10 @@ def run_request(
 
 def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     """Start the processes of own implementations, and import what a run needs while they load."""
-    begun = False
     from attncheck.execution.describing import DescriptionRequest
     from attncheck.execution.user_code import Target, is_own
 
-    options = request.options
+    options, begun = request.options, False
     for pattern in options.implementations:
         if is_own(pattern):
             try:
@@ -105,11 +103,8 @@ def _run(
     if selection.faults and not selection.cases:  # the last results stay as they are
         raise CaseError(list(selection.faults))
     narrowed = _narrowed(request, chosen, selection)
-    settings = replace(
-        Settings.of(options, chosen, selection.tags, narrowed.only, store),
-        command=["attncheck", *_without_cluster(sys.argv[1:])],
-        times=request.times,
-    )
+    settings = Settings.of(options, chosen, selection.tags, narrowed.only, store)
+    settings = replace(settings, command=["attncheck", *_without_cluster(sys.argv[1:])], times=request.times)
     # while the first worker imports its framework
     Thread(target=_load_what_shows, kwargs={"report": options.report}).start()
     try:
@@ -131,20 +126,14 @@ def _run(
 
             write_scripts(narrowed.cases, chosen.implementations, summary.failures, options.output, settings.limits)
         if options.verbose:
-            settled = store.counts + SETTLED
+            words, balls = (f"{(store.counts + SETTLED)[kind]:,} in {kind}" for kind in ("double words", "balls"))
             typer.echo(f"attncheck: cache: {store.summary}", err=True)
-            typer.echo(
-                f"attncheck: exact answers: {settled['double words']:,} in double words, {settled['balls']:,} in balls",
-                err=True,
-            )
+            typer.echo(f"attncheck: exact answers: {words}, {balls}", err=True)
         return summary
     except KeyboardInterrupt:
-        typer.echo(
-            f"attncheck: interrupted; what was judged is in {options.output}: "
-            f"`{joined(['attncheck', 'report', str(options.output)])}` shows it, and the same command with --resume "
-            "goes on",
-            err=True,
-        )
+        shows = f"`{joined(['attncheck', 'report', str(options.output)])}` shows it"
+        place = f"what was judged is in {options.output}"
+        typer.echo(f"attncheck: interrupted; {place}: {shows}, and the same command with --resume goes on", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
@@ -237,24 +226,16 @@ def check(
     request = RunRequest(options)
     if watch:
         of_outlets = {f"--{name.replace('_', '-')}": value for name, value in vars(outlets).items()}
-        _refuse_with_watch(
-            {"--resume": options.resume, "--properties": options.properties, "--json": as_json, **of_outlets}
-        )
+        given = {"--resume": options.resume, "--properties": options.properties, "--json": as_json, **of_outlets}
+        if names := [name for name, value in given.items() if value]:
+            raise UsageError(f"--watch runs again and again, for people, and does not go with {' or '.join(names)}")
         from attncheck.cli.watching import watch as watch_files
 
-        raise typer.Exit(
-            watch_files(
-                request, run_request, lambda summary: _finish(request, summary), lambda summary: _write(options)
-            )
-        )
+        outcome = watch_files(request, run_request, partial(_finish, request), lambda _: _write(options))
+        raise typer.Exit(outcome)
     summary = run_request(request)
     _finish(request, summary, outlets, as_json=as_json)
     raise typer.Exit(summary.exit_code)
-
-
-def _refuse_with_watch(given: Mapping[str, object]) -> None:
-    if names := [name for name, value in given.items() if value]:
-        raise UsageError(f"--watch runs again and again, for people, and does not go with {' or '.join(names)}")
 
 
 def _write(options: RunOptions) -> None:

@@ -149,9 +149,7 @@ def device_implementations(table: Mapping[str, BackendEntry] = EVERYTHING) -> tu
 
 
 def bundled_implementations(
-    names: Sequence[str] | None,
-    table: Mapping[str, BackendEntry] = EVERYTHING,
-    patterns: Sequence[str] | None = None,
+    names: Sequence[str] | None, table: Mapping[str, BackendEntry] = EVERYTHING, patterns: Sequence[str] | None = None
 ) -> ImplementationSelection:
     """Choose implementations: by backend, and by globs over their names such as ``torch.*``.
 

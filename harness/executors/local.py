@@ -69,12 +69,7 @@ class JudgingProcesses:
         self._times = Times() if times is None else times
 
     def submit(
-        self,
-        case: int,
-        dtype: str,
-        inputs: Inputs,
-        outcomes: Mapping[str, Outcome],
-        found: Remembered | None = None,
+        self, case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None = None
     ) -> Future[tuple[UnitResult, Counter[str]]]:
         """Have a unit judged; what comes is its result, and what the store and the oracle did for it.
 
@@ -90,12 +85,7 @@ class JudgingProcesses:
         self._threads.shutdown(cancel_futures=True)
 
     def _judged(
-        self,
-        case: int,
-        dtype: str,
-        inputs: Inputs,
-        outcomes: Mapping[str, Outcome],
-        found: Remembered | None = None,
+        self, case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None = None
     ) -> tuple[UnitResult, Counter[str]]:
         try:
             worker = self._worker()

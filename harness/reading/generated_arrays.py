@@ -174,11 +174,7 @@ def numbers_of_keys(source: _Numbered) -> Positions:
 
 
 def _by_batch(
-    given: Any,
-    field: str,
-    axes: int,
-    source: kinds.Pattern,
-    read: Callable[[Positions, FieldPath, int], Positions],
+    given: Any, field: str, axes: int, source: kinds.Pattern, read: Callable[[Positions, FieldPath, int], Positions]
 ) -> Positions:
     """Read a description of so many axes once, or one for each element of the batch."""
     depth, inner = 0, given

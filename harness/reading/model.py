@@ -154,8 +154,7 @@ class CaseEntry(Strict):
         description="How the last digits of the case's printed numbers came about, where `expect` does not say.",
     )
     storage: Dtype | None = Field(
-        default=None,
-        description="The inputs are rounded to this dtype before they are widened to each of `dtypes`.",
+        default=None, description="The inputs are rounded to this dtype before they are widened to each of `dtypes`."
     )
     layout: Literal["split", "merged"] = Field(
         default="split",
@@ -219,8 +218,7 @@ class CaseFile(Strict):
         default={}, max_length=_MAX_LENGTH, description="Named arrays that every case of the file may refer to."
     )
     for_each: ForEach | None = Field(
-        default=None,
-        description="Names and their values; a case that has `{each: name}` is repeated for each of them.",
+        default=None, description="Names and their values; a case that has `{each: name}` is repeated for each of them."
     )
     cases: Annotated[list[CaseEntry], Field(min_length=1, description="The cases.")]
 

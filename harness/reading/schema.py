@@ -71,12 +71,7 @@ def _mask() -> Schema:
     floored = {"allOf": [has("draw", "runif"), has("floor", True)]}
     drawn = {"allOf": [{"anyOf": [has("draw", "randint"), floored]}, has("low", 0), has("high", 2)]}
     return {
-        "properties": {
-            **parts,
-            "blocks": refer("MaskInput"),
-            "values": refer("Truths"),
-            "constant": {"enum": [0, 1]},
-        },
+        "properties": {**parts, "blocks": refer("MaskInput"), "values": refer("Truths"), "constant": {"enum": [0, 1]}},
         "allOf": [absent("times", "plus"), {"if": given("draw"), "then": drawn}],
     }
 
@@ -378,12 +373,7 @@ def let_names_stand_for_values(schema: Schema) -> None:
     _split_definitions(schema)
     name = {"type": "string", "pattern": NAME, "maxLength": MAX_LABEL, "not": {"const": ROW_NAME}}
     fields = {EACH: {**name, "description": "A name of `for_each`, whose value stands here."}}
-    definitions[REFERENCE] = {
-        "type": "object",
-        "properties": fields,
-        "required": [EACH],
-        "additionalProperties": False,
-    }
+    definitions[REFERENCE] = {"type": "object", "properties": fields, "required": [EACH], "additionalProperties": False}
     definitions["ForEach"] = _for_each(name)
     for owner in (schema, definitions["CaseEntry"]):
         kept = {"description": owner["properties"][FOR_EACH]["description"]}

@@ -131,8 +131,7 @@ class Row:
         None
     )
     tier: Annotated[
-        _Text,
-        Column("within, warning (noisy), statistical or proven (wrong), against the exact answer", _STAGES),
+        _Text, Column("within, warning (noisy), statistical or proven (wrong), against the exact answer", _STAGES)
     ] = None
     largest_z: Annotated[_Number, Column("largest error in units of its statistical scale", _STAGES)] = None
     mean_z: Annotated[
@@ -163,8 +162,7 @@ class Row:
         _Text, Column("what an implementation would need to support the case, comma-separated", _STAGES)
     ] = None
     padded: Annotated[
-        _Text,
-        Column("what the call was padded with, as the implementation requires; empty where it was not", _STAGES),
+        _Text, Column("what the call was padded with, as the implementation requires; empty where it was not", _STAGES)
     ] = None
     seconds: Annotated[
         _Number,

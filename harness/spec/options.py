@@ -164,8 +164,7 @@ class Options(Mapping[str, Any]):
     kv_heads: Annotated[
         int | None,
         OptionSpec(
-            "Number of heads of key and value, which the query heads share evenly; as `heads` if absent.",
-            positive=True,
+            "Number of heads of key and value, which the query heads share evenly; as `heads` if absent.", positive=True
         ),
     ] = None
     projections: Annotated[
@@ -229,8 +228,7 @@ class Options(Mapping[str, Any]):
         ),
     ] = None
     norm_after_rotation: Annotated[
-        bool | None,
-        OptionSpec("The rotation comes before the norm; if absent after it.", needs="rotary_cos"),
+        bool | None, OptionSpec("The rotation comes before the norm; if absent after it.", needs="rotary_cos")
     ] = None
 
     def __getitem__(self, name: str) -> Any:

@@ -29,7 +29,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation
 from attncheck.options import RunOptions
-from attncheck.progress import MAX_FAILURES_SHOWN, Pace, ProgressBar, ProgressLines, duration, show_progress
+from attncheck.progress import MAX_FAILURES_SHOWN, ProgressBar, ProgressLines, duration, show_progress
 from attncheck.reading.selection import select_cases
 from attncheck.verdicts import Verdict, worst
 from attncheck.wording import (
@@ -148,7 +148,7 @@ class Clock:
 
 def test_a_line_says_how_far_the_run_is_and_what_failed() -> None:
     clock, written = Clock(), list[str]()
-    lines = ProgressLines(written.append, Pace(clock))
+    lines = ProgressLines(written.append, clock)
     lines.update(0, 2000)
     lines.tick()
     assert written == []  # workers are started: there is no rate yet
@@ -168,14 +168,18 @@ def test_a_line_says_how_far_the_run_is_and_what_failed() -> None:
 
 
 def test_an_evaluation_that_hangs_makes_the_rate_smaller() -> None:
-    clock = Clock()
-    pace = Pace(clock)
-    pace.update(1, 10)
+    clock, written = Clock(), list[str]()
+    lines = ProgressLines(written.append, clock)
+    lines.update(1, 10)
     clock.now += 2
-    pace.update(5, 10)
-    assert str(pace) == "5 of 10 evaluations, 0 failing, 2 a second, 2 s left"
+    lines.update(5, 10)
+    lines.tick()
     clock.now += 8
-    assert str(pace) == "5 of 10 evaluations, 0 failing, 0.4 a second, 12 s left"
+    lines.tick()
+    assert written == [
+        "attncheck: 5 of 10 evaluations, 0 failing, 2 a second, 2 s left",
+        "attncheck: 5 of 10 evaluations, 0 failing, 0.4 a second, 12 s left",
+    ]
 
 
 def test_a_time_is_written_as_people_do() -> None:
