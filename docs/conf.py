@@ -8,6 +8,11 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
+sys.path.insert(0, str(Path(__file__).parent))
+from tables import write_tables
+
+write_tables(Path(__file__).parents[1] / "build" / "tables")
+
 project = "attncheck"
 author = "the attncheck developers"
 version = release = installed("attncheck")

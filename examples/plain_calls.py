@@ -1,6 +1,6 @@
 """Libraries in their own words: every function hands its options on as they are, and does nothing else.
 
-What their documentations say, beside what is measured, stands in docs/documented_conventions.md:
+What their documentations say, beside what is measured, stands in docs/documented_conventions.yaml:
 
     attncheck conventions examples/plain_calls.py:mlx_sdpa
 """

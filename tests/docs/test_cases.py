@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,23 +89,38 @@ def kinds_table(name: str) -> str:
     return _table(("kind", "is", "its value", "beside it"), rows)
 
 
+def _inputs() -> Iterator[tuple[str, str, InputSpec]]:
+    """Yield every input of every operation, with the operation's name; scoring has those of each kind of score."""
+    for operation, own in OPERATIONS.items():
+        kinds = SCORE_INPUTS if operation == "scoring" else {"": own.inputs}
+        for score, specs in kinds.items():
+            yield from ((f"{operation}, {score}" if score else operation, name, spec) for name, spec in specs.items())
+
+
 def operations_table(_: str) -> str:
-    """Every operation with its inputs, options and stages."""
-    rows = [
-        _row(f"`{name}`", _names(own.options, sort=True), _names(own.stages, sort=False))
-        for name, own in OPERATIONS.items()
-    ]
-    return _table(("operation", "options", "stages"), rows)
+    """Every operation with its inputs, options and stages; inputs that not every call has are in brackets."""
+    rows = []
+    for operation, own in OPERATIONS.items():
+        kinds = list(SCORE_INPUTS.values()) if operation == "scoring" else [own.inputs]
+        names = dict.fromkeys(name for specs in kinds for name in specs)
+        needed = [name for name in names if all(name in specs and specs[name].required for specs in kinds)]
+        optional = [name for name in names if name not in needed]
+        shown = _names(needed, sort=False) + (f" [{_names(optional, sort=False)}]" if optional else "")
+        rows.append(_row(f"`{operation}`", shown, _names(own.options, sort=True), _names(own.stages, sort=False)))
+    return _table(("operation", "inputs [optional ones]", "options", "stages"), rows)
 
 
-def inputs_table(name: str) -> str:
-    """The inputs of an operation, or of a kind of score."""
-    specs: Mapping[str, InputSpec] = SCORE_INPUTS[name] if name in SCORE_INPUTS else OPERATIONS[name].inputs
+def inputs_table(_: str) -> str:
+    """Every input with its axes, and the operations that take it with these."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for operation, name, spec in _inputs():
+        found.setdefault((name, ", ".join(spec.axes), _kind(spec)), []).append(operation)
+    most = len(OPERATIONS) - 6
     rows = [
-        _row(f"`{each}`{' (needed)' if spec.required else ''}", f"({', '.join(spec.axes)})", _kind(spec))
-        for each, spec in specs.items()
+        _row(f"`{name}`", f"({axes})", kind, "most: section 3" if len(operations) > most else "; ".join(operations))
+        for (name, axes, kind), operations in sorted(found.items())
     ]
-    return _table(("input", "axes", "is"), rows)
+    return _table(("input", "axes", "is", "of"), rows)
 
 
 def axes_table(_: str) -> str:
@@ -210,14 +225,13 @@ def test_every_table_that_can_be_made_is_there() -> None:
     models = {each.__name__ for module in MODULES for each in _models(module)}
     told_by_kind = {each.__name__ for each in array_kinds.KINDS.values()}
     wanted = {("fields", name) for name in models - told_by_kind - {"Strict", "TagFile"}}
-    wanted |= {("inputs", name) for name in (*OPERATIONS, "general", "additive") if name != "scoring"}
     assert found == wanted | {
         ("kinds", "numbers"),
         ("kinds", "positions"),
         ("operations", "all"),
         ("quantities", "all"),
         ("axes", "all"),
-        ("inputs", "scaled_dot"),
+        ("inputs", "all"),
     }
 
 

@@ -15,11 +15,13 @@ import jsonschema_rs
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pages import DOCS, ROOT
+from pages import DOCS, ROOT, all_pages
+
+sys.path.insert(0, str(DOCS))
+from tables import table, tables
 from test_command_line import GROUP
 
 from attncheck import options
-from attncheck.backends import EVERYTHING, Mode
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.conventions import QUESTIONS
 from attncheck.execution.signatures import expected_signature
@@ -29,17 +31,12 @@ from attncheck.properties.calls import VARIANTS_OF
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
-from attncheck.reports.machine.other_documents import DOCUMENTS, reference, results_schema
+from attncheck.reports.machine.other_documents import DOCUMENTS, results_schema
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.spec.properties import PROPERTIES
 
 SCHEMA = DOCS / "reference" / "results.schema.json"
 LAYOUTS = {"BHLD": "(B, H, L, D)", "BLHD": "(B, L, H, D)", "LHD": "(L, H, D), a batch entry to a call"}
-
-
-def _table(*rows: tuple[str, ...]) -> str:
-    heads, *others = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([heads, f"|{' --- |' * len(rows[0])}", *others, ""])
 
 
 def questions() -> str:
@@ -52,13 +49,13 @@ def questions() -> str:
         )
         for each in QUESTIONS
     )
-    return _table(("question", "asks", "meanings"), *rows)
+    return table(("question", "asks", "meanings"), *rows)
 
 
 def signatures() -> str:
     """A line for each family of signatures: its call, its layout, and where its causal calls count from."""
     rows = ((f"`{each.name}`", f"`{each.call}`", _layout(each), _corner(each)) for each in FAMILIES.values())
-    return _table(("`--signature`", "is called as", "arrays", "causal"), *rows)
+    return table(("`--signature`", "is called as", "arrays", "causal"), *rows)
 
 
 def _layout(family: Family) -> str:
@@ -69,28 +66,10 @@ def _corner(family: Family) -> str:
     return f"from the {family.corner}" if family.causal or family.causal_mask else "as a mask"
 
 
-def implementations(framework: str) -> str:
-    """Every mode of a framework, with the rounding model that it declares in each dtype."""
-    entry = EVERYTHING[framework]
-    modes = entry.all_modes | {mode.name: mode for mode in entry.device_modes}
-    rows = (
-        (f"`{framework}.{name}`", mode.description, _models(mode), "the standard ones" if mode.standard_only else "all")
-        for name, mode in modes.items()
-    )
-    return _table(("implementation", "is", "rounding models", "cases by default"), *rows)
-
-
-def _models(mode: Mode) -> str:
-    dtypes: dict[str, list[str]] = {}
-    for dtype, model in mode.classes.items():
-        dtypes.setdefault(model, []).append(dtype)
-    return "; ".join(f"`{model}` in {', '.join(own)}" for model, own in dtypes.items())
-
-
 def properties() -> str:
     """Every property, with what it says."""
     rows = ((f"`{each.name}`", each.says, each.calls) for each in PROPERTIES.values())
-    return _table(("property", "what must hold", "further calls"), *rows)
+    return table(("property", "what must hold", "further calls"), *rows)
 
 
 def columns() -> str:
@@ -105,7 +84,7 @@ def columns() -> str:
     meanings = {**COLUMNS, **{name: column.meaning for name, column in ROW_COLUMNS.items()}}
     having = {name: ", ".join(frame for frame, own in frames.items() if name in own) for name in meanings}
     rows = ((f"`{name}`", having[name], meaning) for name, meaning in meanings.items() if having[name])
-    return _table(("column", "frames", "meaning"), *rows)
+    return table(("column", "frames", "meaning"), *rows)
 
 
 def readings() -> str:
@@ -118,16 +97,14 @@ def _readings_of(readings: Sequence[Reading]) -> str:
     rows = (
         (f"`{each.name}`", re.sub(r"\{(\w+)\}", r"*\1*", each.says), kinds[each.is_convention]) for each in readings
     )
-    return _table(("name", "message", "kind"), *dict.fromkeys(rows))
+    return table(("name", "message", "kind"), *dict.fromkeys(rows))
 
 
-GENERATED: dict[str, tuple[str, Callable[..., str]]] = {
+GENERATED: dict[str, tuple[str, Callable[[], str]]] = {
     "diagnoses.md": ("readings", readings),
     "how-to/conventions.md": ("questions", questions),
     "how-to/kernel.md": ("signatures", signatures),
     "how-to/properties.md": ("properties", properties),
-    "implementations.md": (r"implementations: (\w+)", implementations),
-    "reference/json.md": ("fields", reference),
     "reference/results.md": ("columns", columns),
 }
 """The pages, with what marks their tables."""
@@ -139,7 +116,7 @@ def anew(page: str) -> tuple[str, str]:
     text = (DOCS / page).read_text(encoding="utf-8")
     marked = re.compile(rf"(<!-- {marker} -->\n).*?<!-- end -->\n", re.DOTALL)
     assert marked.search(text), page
-    return text, marked.sub(lambda found: f"{found[1]}{make(*found.groups()[1:])}<!-- end -->\n", text)
+    return text, marked.sub(lambda found: f"{found[1]}{make()}<!-- end -->\n", text)
 
 
 def _pages() -> Iterator[tuple[Path, str, str]]:
@@ -152,9 +129,11 @@ def test_every_table_is_that_of_the_code() -> None:
     assert stale == [], "python tests/docs/test_generated.py writes them again"
 
 
-def test_every_framework_and_library_has_its_table() -> None:
-    text = (DOCS / "implementations.md").read_text(encoding="utf-8")
-    assert re.findall(r"<!-- implementations: (\w+) -->", text) == list(EVERYTHING)
+def test_every_table_that_the_site_makes_is_included_once() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in all_pages())
+    made = tables()
+    assert sorted(re.findall(r"^```{include} (?:\.\./)+build/tables/(\S+)$", text, re.MULTILINE)) == sorted(made)
+    assert [name for name, each in made.items() if each.count("\n| ") < 2] == []
 
 
 def test_every_property_has_a_function() -> None:
