@@ -9,7 +9,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tables import write_tables
+from site_tables import write_tables
 
 write_tables(Path(__file__).parents[1] / "build" / "tables")
 

@@ -102,15 +102,16 @@ def _print_changes(console: Console, name: str, frame: pd.DataFrame, *, verbose:
     if frame.empty:
         return
     width = console.width if console.is_terminal else WIDTH
-    rows = with_dtypes_together(records(frame))
+    read = records(frame if verbose or name == "verdicts" else frame.head(MAX_LISTED))
+    rows = with_dtypes_together(read)
     shown = rows if verbose else rows[:MAX_LISTED]
     of = "" if verbose else only_implementation(shown)
     console.print()
     console.print(f"{_TITLES[name]}, {of}" if of else _TITLES[name], style="bold")
     for line, row in zip(change_lines(name, shown, None if verbose else width), shown, strict=True):
         console.print(line, style="red" if row["change"] == WORSE else None, soft_wrap=True)
-    if len(rows) > len(shown):
-        console.print(f"and {len(rows) - len(shown):,} more: --verbose lists all, in full", soft_wrap=True)
+    if more := len(rows) - len(shown) + len(frame) - len(read):
+        console.print(f"and {more:,} more: --verbose lists all, in full", soft_wrap=True)
 
 
 def render_diff_markdown(difference: Difference) -> str:

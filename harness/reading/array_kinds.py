@@ -82,7 +82,7 @@ class RoundingFields(Strict):
     significant_digits: PositiveInt | None = Field(default=None, description="Rounded to so many significant digits.")
     digits: Digits | None = Field(
         default=None,
-        description="How the last digit came about. rounded (if absent): to nearest. truncated: the digits behind it "
+        description="How the last digit came about. rounded (if absent): to nearest. truncated: the digits after it "
         "were cut off. {units, because}: it may be off by so many. `rounded` also says that a number with fewer digits "
         "than its neighbours was rounded to the digits that it shows.",
     )

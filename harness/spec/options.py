@@ -142,7 +142,7 @@ class Options(Mapping[str, Any]):
         Literal["top_left", "bottom_right"] | None,
         OptionSpec(
             "The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
-            "last query stands at the last key, and may be negative. If absent i + P, behind a past of P keys.",
+            "last query stands at the last key, and may be negative. If absent i + P, after a past of P keys.",
             for_reading=True,
             with_one_of=("is_causal", "window"),
         ),

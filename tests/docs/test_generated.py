@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pages import DOCS, ROOT, all_pages
 
 sys.path.insert(0, str(DOCS))
-from tables import table, tables
+from site_tables import table, tables
 from test_command_line import GROUP
 
 from attncheck import options
