@@ -44,8 +44,8 @@ _INPUTS: Mapping[str, str] = {
 """What functions call the inputs of attention."""
 _OPTIONS: Mapping[str, str] = {
     other: name
-    for name, spec in OPTIONS.items()
-    if name in OPERATIONS["attention"].options and (spec.called or name == "scale")
+    for name, spec in ((name, OPTIONS[name]) for name in sorted(OPERATIONS["attention"].options))
+    if spec.called or name == "scale"
     for other in (name, *spec.synonyms)
 }
 _SAYS_NOTHING = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})

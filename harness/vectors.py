@@ -165,7 +165,7 @@ DEFAULT_MODELS = ("native", "eager", "fused")
 
 @dataclass(frozen=True)
 class Exported:
-    """How many cases in a dtype were written, and of the others why not, each with how many."""
+    """The number of cases that were written in a dtype, and of the others by the reason why not."""
 
     written: int
     left_out: dict[str, int]
@@ -222,7 +222,7 @@ def _inputs(task: Task, root: str) -> tuple[list[dict[str, Any]], dict[str, Arra
 
 
 def lacks(truth: Truth, stages: Sequence[str]) -> str:
-    """Say why a case has no vectors; nothing where it has."""
+    """Return why a case has no vectors; nothing where it has."""
     if truth.outside:
         return "without an exact answer"
     if truth.query_rows is not None:
@@ -257,7 +257,7 @@ def allowed(truth: Truth, stage: str, exact: Enclosure, model: str) -> NDArray[n
 
 
 def lines_of(exported: Exported) -> Iterator[str]:
-    """Say what was written."""
+    """Return a text on what was written."""
     yield f"{exported.written:,} vectors: a case in a dtype each"
     for reason, count in sorted(exported.left_out.items()):
         yield f"left out: {count:,} {reason}"

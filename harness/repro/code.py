@@ -1,4 +1,4 @@
-"""What a script carries along: code of our modules, and what its stages are compared with.
+"""The parts of a script: code of our modules, and what its stages are compared with.
 
 Of our modules it has some functions, and what these use, and no more. A module becomes a function that returns what
 others ask of it, so that names of different modules do not meet:
@@ -369,7 +369,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What is right for one stage of the computation.
+    """The right answer for one stage of the computation.
 
     ``exact`` is the exact answer rounded to float64 (None where there is none), ``rest`` what that rounding took off. A
     right number is off by at most ``allowed``; NaN and infinity are right where the exact answer has them. Where
@@ -436,7 +436,7 @@ def wrong_elements(computed: Array, expected: Expected) -> tuple[NDArray[np.bool
 
 
 def judge(computed: Any, expected: Expected, dtype: str) -> tuple[bool, str]:
-    """Say whether one stage is right, and what is to be known of it: its worst number."""
+    """Return whether one stage is right, and a text on its worst number."""
     if not isinstance(computed, np.ndarray | np.generic):
         return False, f"is a {type(computed).__name__}; expected an array"
     if computed.shape != expected.shape:

@@ -146,7 +146,7 @@ def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
 
 
 def _calls(padding: Padding, before: Sequence[Any]) -> str:
-    """Say how many calls a script makes, and how the last is padded."""
+    """Return how many calls a script makes, and how the last is padded, in words."""
     others = f"{len(before)} other {'calls' if len(before) > 1 else 'call'}, and then " if before else ""
     return f"{others}one call{f', padded with {padding.description}' if padding.description else ''}"
 
@@ -462,7 +462,8 @@ def _own_function(entry: UserImplementation, name: str) -> str:
 
 def _is_of(entry: UserImplementation, name: str) -> bool:
     """Return whether the target is the contract's function of a name itself."""
-    return name == (entry.function if entry.function in INPUTS else "attention")
+    own = entry.function if entry.function in INPUTS else "attention"
+    return name == own
 
 
 MAX_LINES = 60
@@ -557,7 +558,7 @@ def compact_script(
 
 
 def _is_plain(entry: UserImplementation, case: Case) -> bool:
-    """Whether the function can be imported by name and called with arrays as they come."""
+    """Return whether the function can be imported by name and called with arrays as they come."""
     module, target = Path(entry.target.module), entry.target
     is_importable = module.stem.isidentifier() and module.stem not in sys.stdlib_module_names
     is_named = target.attribute.isidentifier() and not target.pickled

@@ -55,7 +55,7 @@ class ConcreteCase(Problem):
 
     @property
     def specs(self) -> Mapping[str, InputSpec]:
-        """What the operation expects of each input."""
+        """The specification of each input of the operation."""
         return inputs_of(self.operation, self.options.get("score"))
 
     @property
@@ -65,12 +65,12 @@ class ConcreteCase(Problem):
 
     @property
     def elements(self) -> int:
-        """How many numbers there are in all inputs."""
+        """The number of elements of all inputs."""
         return sum(array.size for array in self.inputs.values())
 
     @property
     def has_nonfinite(self) -> bool:
-        """Whether NaN or infinity is in the inputs, except for minus infinity in those that forbid by it."""
+        """True where NaN or infinity is in the inputs, except for minus infinity in those that forbid by it."""
         for name, array in self.inputs.items():
             allowed = self.specs[name].may_be_infinite
             if array.dtype.kind == "f" and not (np.isfinite(array) | (allowed & np.isneginf(array))).all():
@@ -236,7 +236,7 @@ def kind_of(problem: ConcreteCase) -> str:
 
 @dataclass
 class Seen:
-    """How often each feature, and each pair of them, was asked, and which an implementation refused or answered."""
+    """The features, and pairs of them, that were asked, each with how often, and those refused or answered."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -265,7 +265,7 @@ class Seen:
         self.refused.update(named or {f"{kind_of(problem)}: {each}" for each in asked})
 
     def is_likely_refused(self, problem: ConcreteCase) -> bool:
-        """Whether something of a problem was refused whenever it was asked."""
+        """Return whether something of a problem was refused whenever it was asked."""
         kind, asked = kind_of(problem), _refusable(problem)
         return any(self.refused[each] >= _SURE and each not in self.answered for each in asked) or any(
             self.refused[f"{kind}: {each}"] >= _SURE_UNNAMED and each not in self.answered for each in asked
@@ -273,7 +273,7 @@ class Seen:
 
     @property
     def surely_refused(self) -> frozenset[str]:
-        """What was refused whenever it was asked, by an implementation that named it."""
+        """The words that were refused whenever they were asked, by an implementation that named them."""
         return frozenset(name for name, count in self.refused.items() if count >= _SURE and name not in self.answered)
 
     def record(self) -> dict[str, Any]:

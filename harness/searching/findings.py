@@ -1,4 +1,4 @@
-"""What a search found, and the folder that keeps it: case files, scripts, and how far the search came.
+"""Findings of a search, and the folder that keeps them: case files, scripts, and how far the search came.
 
 A problem is judged by a worker that stays; a failure has a verdict and a first stage. One that is new is written as a
 case file that stands in any folder of cases: few numbers in the file itself, many beside it.
@@ -49,7 +49,7 @@ from attncheck.wording import slug
 
 @dataclass(frozen=True)
 class Symptom:
-    """What tells one failure from another: the verdict, the first stage that is wrong, and which error was raised.
+    """The marks of one failure among others: its verdict, the first stage that is wrong, and which error was raised.
 
     A failure without stages (an error, a crash, a timeout) has no stage.
     """
@@ -59,7 +59,7 @@ class Symptom:
     error: str = ""
 
     def is_like(self, other: Symptom) -> bool:
-        """Whether two failures may be of one fault: the same, but that one was recognised and the other was not."""
+        """Return whether two failures may be of one fault: alike, but that one was recognised and the other not."""
         named = {Verdict.NUMERIC, Verdict.SEMANTIC}
         alike = self.verdict == other.verdict or {self.verdict, other.verdict} <= named
         return alike and (self.stage, self.error) == (other.stage, other.error)
@@ -157,7 +157,7 @@ class WorkerJudge:
 
 
 Fails = Callable[[ConcreteCase], bool]
-"""Whether a problem fails in the way that is looked for."""
+"""Returns whether a problem fails in the way that is looked for."""
 
 
 STATE = "search.json"
@@ -192,7 +192,7 @@ class Finding:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def explains(self, problem: ConcreteCase) -> bool:
-        """Whether a problem has all that this failure takes: what is asked, and axes as long, or longer."""
+        """Return whether a problem has all that this failure takes: what is asked, and axes as long, or longer."""
         if self.needs_calls:  # what matters is not the problem
             return kind_of(problem) == self.operation
         if kind_of(problem) != self.operation or not set(self.asked) <= asked_of(problem):
@@ -204,7 +204,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """What it is, in a line."""
+        """The finding in a line."""
         asked = f" with {', '.join(self.asked)}" if self.asked else ""
         shapes = ", ".join(f"{name} {show(shape)}" for name, shape in self.shapes.items())
         return f"{self.symptom.verdict} {self.symptom.stage or self.symptom.error}: {self.operation}{asked}, {shapes}"
@@ -311,14 +311,14 @@ def read_written(path: Path) -> ConcreteCase:
 
 
 def holds(case: Case, problem: ConcreteCase, folder: Path) -> bool:
-    """Whether a case that was written gives an implementation the very numbers of a problem."""
+    """Return whether a case that was written gives an implementation the very numbers of a problem."""
     drawn = read_concrete(problem, folder, "search/again")
     one, other = (convert_inputs(each, make_exact_inputs(each), problem.dtype).arrays for each in (case, drawn))
     return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
 
 
 def _is_same(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal bit by bit, except for which NaN there is."""
+    """Return whether two arrays are equal bit by bit, except for which NaN there is."""
     alike = one.dtype == other.dtype and one.shape == other.shape
     wide, other_wide = (each.astype(np.float64) for each in (one, other))
     is_equal = (wide == other_wide) & (np.signbit(wide) == np.signbit(other_wide))

@@ -64,7 +64,7 @@ def pick(random: Random, items: Sequence[Item]) -> Item:
 
 @dataclass(frozen=True)
 class Draw:
-    """What problems are drawn from: a seed, so many shapes, and one operation or all of them.
+    """The source of random problems: a seed, so many shapes, and one operation or all of them.
 
     Without a number of shapes, each problem has a shape of its own, at the edges of tiles.
     """
@@ -354,7 +354,7 @@ _MAX_ELEMENTS = 1 << 16
 _REFUSED_SHARE = 0.05
 """Of problems that an implementation seems to refuse, so many are asked all the same."""
 _KNOWN_SHARE = 0.25
-"""What is new of a problem that most likely fails as is known already counts so much."""
+"""News of a problem that most likely fails as is known already count so much."""
 _SPECIAL = 0.12
 _LAYOUT = 0.15
 
@@ -505,4 +505,4 @@ _SPECIALS: Mapping[str, Special] = {
     "small numbers": _scaled_to(lambda dtype: 1 / largest_number(dtype)),
 }
 _STAND_INS = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf}
-"""What an outline holds in place of numbers that are not finite."""
+"""Numbers of an outline in place of those that are not finite."""

@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What is searched: a seed, an operation or all, dtypes, and when it ends; ``found_by`` is the command."""
+    """The extent of a search: a seed, an operation or all, dtypes, and its end; ``found_by`` is the command."""
 
     seed: int
     operation: str | None
@@ -54,7 +54,7 @@ class SearchRequest:
 
     @property
     def key(self) -> str:
-        """What a sequence of problems follows from, beside what was noted of them."""
+        """The name of a sequence of problems, which follows from it and from what was noted of them."""
         return f"{self.seed} {self.operation or 'all'} {','.join(self.dtypes)}"
 
 
@@ -78,7 +78,7 @@ class Search:
 
     @property
     def seconds(self) -> float:
-        """How long the search takes so far."""
+        """The seconds that the search takes so far."""
         return time.monotonic() - self.begun
 
     def run(self) -> None:
@@ -216,7 +216,7 @@ def simplest_afresh(reduced: Reduced, judge: WorkerJudge, symptom: Symptom) -> t
 
 
 def element_of(explanation: Explanation) -> str:
-    """Say where a failure is worst: the element, what is there, and what should be."""
+    """Return the element where a failure is worst, with what is there and what should be."""
     if explanation.failure:
         return explanation.failure
     first = explanation.first_failing
@@ -233,7 +233,7 @@ MAX_NUMBERS = 1 << 15
 
 @dataclass(frozen=True)
 class ReducedCase:
-    """What came of a case: the ``explanation`` of it, or of what it was reduced to; None where it does not fail.
+    """The outcome of reducing a case: the ``explanation`` of what it was reduced to, or of itself.
 
     ``original`` is the case itself as it was reduced, of so many ``tries``.
     """

@@ -71,7 +71,7 @@ class Dimensions:
 
     @property
     def entries(self) -> int:
-        """How many scores there are."""
+        """The number of scores."""
         return math.prod(self.scores)
 
     @property
@@ -81,7 +81,7 @@ class Dimensions:
 
     @property
     def is_module(self) -> bool:
-        """Whether all projections have one width, of which every head has an equal part."""
+        """True where all projections have one width, of which every head has an equal part."""
         return {self.E, self.Ek, self.Ev, self.Eo, self.H * self.Dv} == {self.H * self.D}
 
 
