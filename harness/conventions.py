@@ -11,7 +11,7 @@ Questions asked of an implementation in its worker, and their answers compared w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
+from attncheck.judging.readings import ASKED, problems_read_as
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
@@ -109,6 +110,13 @@ def _causal(queries: int, keys: int, offset: int) -> Array:
     return (np.arange(keys) <= np.arange(queries)[:, np.newaxis] + offset)[np.newaxis, np.newaxis]
 
 
+def _read(question: str, call: Problem) -> Iterator[Meaning]:
+    """Yield what else a call of a question may mean, by the catalogue of readings."""
+    for name, words in ASKED[question].items():
+        first, *_ = problems_read_as(name, call)
+        yield Meaning(words, first)
+
+
 def _causality() -> list[ConventionQuestion]:
     few, many = _call(3, 5), _call(5, 3)
     past = _call(3, 3).but(past_key=_normal(4, 1, 2, 2, WIDTH), past_value=_normal(5, 1, 2, 2, WIDTH))
@@ -122,11 +130,7 @@ def _causality() -> list[ConventionQuestion]:
             "causal, more keys than queries",
             "which keys a query sees with is_causal",
             few.but(causal),
-            (
-                Meaning(top, few.but(mask=_causal(3, 5, 0))),
-                Meaning(bottom, few.but(mask=_causal(3, 5, 2))),
-                Meaning(ignored, few),
-            ),
+            (Meaning(top, few.but(mask=_causal(3, 5, 0))), *_read("causal, more keys than queries", few.but(causal))),
             from_the_end=few.but(mask=_causal(3, 5, 2)),
         ),
         ConventionQuestion(
@@ -159,11 +163,7 @@ def _causality() -> list[ConventionQuestion]:
             "causal, with a mask",
             "which keys a query sees with is_causal and a mask",
             masked.but(causal),
-            (
-                Meaning("keys that both allow", masked.but(mask=both)),
-                Meaning("only the mask counts", masked),
-                Meaning("only causality counts", masked.but(mask=_causal(4, 4, 0))),
-            ),
+            (Meaning("keys that both allow", masked.but(mask=both)), *_read("causal, with a mask", masked.but(causal))),
         ),
     ]
 
@@ -172,31 +172,21 @@ def _masks() -> list[ConventionQuestion]:
     masked = _call(3, 4).but(mask=_mask("1011 1100 0110"))
     biased = _call(3, 4).but(bias=_normal(6, 1, 2, 3, 4))
     empty = _call(3, 4).but(mask=_mask("1011 0000 0110"))
-    unmasked, hidden = empty.but(mask=_mask("1011 1111 0110")), masked.but(mask=~masked.inputs["mask"])
+    unmasked = empty.but(mask=_mask("1011 1111 0110"))
     lengths = _call(3, 5, batch=2).but(key_lengths=np.array([2, 4]))
-    first = np.arange(5) < np.array([2, 4]).reshape(2, 1, 1, 1)
-    said = lengths.but(key_lengths=None)
     words = {"zero": "0", "uniform": "the mean of all values", "nan": "NaN"}
     return [
         ConventionQuestion(
             "mask",
             "what true means in a mask",
             masked,
-            (
-                Meaning("may attend", masked),
-                Meaning("may not attend", hidden),
-                Meaning("the mask is left out", masked.but(mask=None)),
-            ),
+            (Meaning("may attend", masked), *_read("mask", masked)),
         ),
         ConventionQuestion(
             "bias",
             "what a bias is added to",
             biased,
-            (
-                Meaning("the scaled scores", biased),
-                Meaning("the scores before the scale", biased.but(bias=biased.inputs["bias"] * WIDTH**-0.5)),
-                Meaning("the bias is left out", biased.but(bias=None)),
-            ),
+            (Meaning("the scaled scores", biased), *_read("bias", biased)),
         ),
         ConventionQuestion(
             "a query without a key",
@@ -212,96 +202,60 @@ def _masks() -> list[ConventionQuestion]:
             "key_lengths",
             "which keys count",
             lengths,
-            (
-                Meaning("the first ones", said.but(mask=first)),
-                Meaning("the last ones", said.but(mask=first[..., ::-1])),
-                Meaning("one more than the first ones", said.but(mask=np.roll(first, 1, -1) | first)),
-                Meaning("key_lengths are left out", said),
-            ),
+            (Meaning("the first ones", lengths), *_read("key_lengths", lengths)),
         ),
     ]
 
 
 def _options() -> list[ConventionQuestion]:
     plain = _call(3, 4)
-    window = _call(6, 6)
-    across = _call(3, 6)
+    window, across = _call(6, 6).but({"window": (2, 0)}), _call(3, 6).but({"window": (1, 1)})
     capped = _call(3, 4).but({"softcap": 1.0}, bias=_normal(6, 1, 2, 3, 4))
     hidden = _call(3, 4).but({"softcap": 1.0}, mask=_mask("1011 1100 0110"))
     grouped = _call(3, 4, heads=4, key_heads=2)
-    tiled = {name: grouped.inputs[name][:, [0, 1, 0, 1]] for name in ("key", "value")}
-    left_out = "the softcap is left out"
     return [
         ConventionQuestion(
             "scale, by default",
             "what the scores are multiplied by",
             plain,
-            (
-                Meaning("1/sqrt(D)", plain.but({"scale": WIDTH**-0.5})),
-                Meaning("1", plain.but({"scale": 1.0})),
-                Meaning("1/D", plain.but({"scale": 1 / WIDTH})),
-            ),
+            (Meaning("1/sqrt(D)", plain.but({"scale": WIDTH**-0.5})), *_read("scale, by default", plain)),
         ),
         ConventionQuestion(
             "scale, of 0",
             "what the scores are multiplied by",
             plain.but({"scale": 0.0}),
-            (
-                Meaning("0", plain.but({"scale": 0.0})),
-                Meaning("as without a scale", plain.but({"scale": WIDTH**-0.5})),
-                Meaning("1", plain.but({"scale": 1.0})),
-            ),
+            (Meaning("0", plain.but({"scale": 0.0})), *_read("scale, of 0", plain.but({"scale": 0.0}))),
         ),
         ConventionQuestion(
             "softcap, with a bias",
             "what is capped",
             capped,
-            (
-                Meaning("the scores before the bias", capped),
-                Meaning("the scores with the bias", capped.but({"softcap_follows": "biased"})),
-                Meaning(left_out, capped.but({"softcap": None})),
-            ),
+            (Meaning("the scores before the bias", capped), *_read("softcap, with a bias", capped)),
         ),
         ConventionQuestion(
             "softcap, with a mask",
             "what is capped",
             hidden,
-            (
-                Meaning("the scores before the mask", hidden),
-                Meaning("the scores after the mask", hidden.but({"softcap_follows": "masked"})),
-                Meaning(left_out, hidden.but({"softcap": None})),
-            ),
+            (Meaning("the scores before the mask", hidden), *_read("softcap, with a mask", hidden)),
         ),
         ConventionQuestion(
             "window (2, 0)",
             "how many keys a query sees",
-            window.but({"window": (2, 0)}),
-            (
-                Meaning("its own and two before", window.but({"window": (2, 0)})),
-                Meaning("its own and one before", window.but({"window": (1, 0)})),
-                Meaning("its own and two before, and all after", window.but({"window": (2, None)})),
-                Meaning("the window is left out", window),
-            ),
+            window,
+            (Meaning("its own and two before", window), *_read("window (2, 0)", window)),
         ),
         ConventionQuestion(
             "window (1, 1), more keys than queries",
             "where the first query stands",
-            across.but({"window": (1, 1)}),
-            (
-                Meaning("at the first key", across.but({"window": (1, 1), "alignment": "top_left"})),
-                Meaning(
-                    "so that the last query stands at the last key",
-                    across.but({"window": (1, 1), "alignment": "bottom_right"}),
-                ),
-                Meaning("the window is left out", across),
-            ),
-            from_the_end=across.but(mask=_causal(3, 6, 4) & ~_causal(3, 6, 1)),
+            across,
+            (Meaning("at the first key", across), *_read("window (1, 1), more keys than queries", across)),
+            from_the_end=across.but({"window": None}, mask=_causal(3, 6, 4) & ~_causal(3, 6, 1)),
         ),
         ConventionQuestion(
             "grouped heads",
             "which key head query head h takes",
             grouped,
-            (Meaning("h // (H / Hkv)", grouped), Meaning("h % Hkv", grouped.but(None, **tiled))),
+            (Meaning("h // (H / Hkv)", grouped), *_read("grouped heads", grouped)),
         ),
     ]
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from attncheck.judging.readings import CATALOGUE
+
 ROOT = Path(__file__).parent.parent
 ALLOWANCES = Path(__file__).with_name("house.yaml")
 FOLDERS = ("harness", "backends", "reports")
@@ -25,6 +27,7 @@ MANY_ITEMS = 200
 FILES_OF_AN_OPTION, FILES_OF_AN_OPERATION = 20, 10
 MANY_CROSSED = 20
 QUESTIONS = ("What ", "Whether ", "Whom ", "When ", "Where ", "How ", "Say ")
+CATALOGUE_FILES = re.compile(r"harness/judging/(readings\w*|replaced_steps)\.py")
 ROOM = 200  # lines that a folder may stay below its budget
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -219,6 +222,16 @@ def branches_on_operations() -> dict[str, int]:
     return {file: count for file, count in sorted(counts.items()) if count and not file.startswith(at_home)}
 
 
+def conventions_of_other_files() -> dict[str, int]:
+    """Return how many files beside the catalogue have the name of a reading as a text of its own, faults aside."""
+    names = {reading.name for readings in CATALOGUE.values() for reading in readings}
+    files = {
+        name: [file for file in files_that_name().get(name, ()) if not CATALOGUE_FILES.match(file)] for name in names
+    }
+    found = {name: len(own) for name, own in files.items()}
+    return {name: count for name, count in sorted(found.items()) if count}
+
+
 RULES = {
     "folders": folder_sizes,
     "small files of one importer": small_files_of_one_importer,
@@ -230,6 +243,7 @@ RULES = {
     "options of many files": options_of_many_files,
     "operations of many files": operations_of_many_files,
     "branches on operations": branches_on_operations,
+    "conventions of other files": conventions_of_other_files,
     "docstrings that ask": docstrings_that_ask,
 }
 

@@ -549,4 +549,41 @@ def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[
 
 def problems_read_as(name: str, problem: Problem) -> list[Problem]:
     """Return a problem as readings of a name take it, in each form; empty where it has nothing of them."""
-    return [found.problem for found in readings_of(problem) if found.name == name and found.replacement is None]
+    rows = (reading for reading in _ALL if reading.name == name)
+    return [each.problem for reading in rows for each in reading.of_problem(problem) if each.replacement is None]
+
+
+ASKED: Mapping[str, Mapping[str, str]] = {
+    "causal, more keys than queries": {
+        "aligned-bottom-right": "the corner is bottom right", "causality-ignored": "causality is left out"
+    },
+    "causal, with a mask": {"causality-ignored": "only the mask counts", "mask-ignored": "only causality counts"},
+    "mask": {"mask-inverted": "may not attend", "mask-ignored": "the mask is left out"},
+    "bias": {"bias-scaled": "the scores before the scale", "bias-ignored": "the bias is left out"},
+    "key_lengths": {
+        "key-lengths-from-the-end": "the last ones",
+        "key-lengths-one-too-long": "one more than the first ones",
+        "key-lengths-ignored": "key_lengths are left out",
+    },
+    "scale, by default": {"scale-one": "1", "scale-inverse-width": "1/D"},
+    "scale, of 0": {"scale-default": "as without a scale", "scale-one": "1"},
+    "softcap, with a bias": {
+        "softcap-after-biased": "the scores with the bias", "softcap-ignored": "the softcap is left out"
+    },
+    "softcap, with a mask": {
+        "softcap-after-masked": "the scores after the mask", "softcap-ignored": "the softcap is left out"
+    },
+    "window (2, 0)": {
+        "window-too-narrow-left": "its own and one before",
+        "window-zero-as-open": "its own and two before, and all after",
+        "window-ignored": "the window is left out",
+    },
+    "window (1, 1), more keys than queries": {
+        "aligned-bottom-right": "so that the last query stands at the last key",
+        "window-ignored": "the window is left out",
+    },
+    "grouped heads": {"heads-tiled": "h % Hkv"},
+}  # fmt: skip
+"""What `attncheck conventions` takes for meanings of a call, by its question: readings, and what each means there.
+
+What is asked of rows without a key, of a past, and of statistics has meanings of its own."""

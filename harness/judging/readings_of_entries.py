@@ -38,15 +38,18 @@ _ORDERS: Mapping[str, tuple[str, Order]] = {
 }
 
 
-def taken(names: Sequence[str], axis: int, order: Order) -> Changed:
-    """Take of some inputs, for each entry of an axis, what belongs to another one; None where that is the same."""
+def taken(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Changed:
+    """Take of some inputs, for each entry of an axis, what belongs to another one; None where that is the same.
+
+    There have to be more than the ``fewest`` entries, or it would be another reading.
+    """
 
     def change(problem: Problem) -> Problem | None:
         given = {name: problem.inputs[name] for name in names if name in problem.inputs}
         others = {
             name: array.take(order(array.shape[axis]), axis)
             for name, array in given.items()
-            if array.ndim >= -axis and array.shape[axis] > 1
+            if array.ndim >= -axis and array.shape[axis] > fewest
         }
         if all(np.array_equal(other, given[name], equal_nan=other.dtype.kind == "f") for name, other in others.items()):
             return None
@@ -61,7 +64,7 @@ def _entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, in
     for word, axis in axes.items():
         for order in orders or ("of-first", "of-next"):
             says, entries = _ORDERS[order]
-            change = taken(names, axis, entries)
+            change = taken(names, axis, entries, 2 if order == "in-reverse-of" else 1)
             yield Reading(
                 f"{slug}-{order}-{word.replace(' ', '-')}",
                 f"{called} {says.format(word)}",
@@ -161,7 +164,7 @@ def _by_group(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> 
             return None
         shared = problem.inputs["key"].shape[-3]
         taken_heads = head_of(np.arange(heads), shared, heads // shared)
-        if (taken_heads == np.arange(heads)).all():
+        if (taken_heads == np.arange(heads)).all() or not taken_heads.any():  # right, or the first head for all
             return None
         return problem.with_inputs(**{name: array.take(taken_heads, axis)})
 

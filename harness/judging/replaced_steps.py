@@ -326,7 +326,12 @@ def denominator_plus(number: float) -> Follow:
             np.expm1(shift)[..., np.newaxis] * number / (parts + number) + _few_roundings(rounding)
         )
         max_error = max_error + rounding.weight_underflow
-        return {"weights": (weights, max_error)} | _behind_weights(truth, weights, max_error, rounding, errors)
+        total = np.log(parts[..., 0] + number) + highest
+        of_total = (errors["log_sum_exp"] + 2 * shift) + _few_roundings(rounding) * (
+            np.abs(total) + np.abs(highest) + 1
+        )
+        found = {"weights": (weights, max_error), "log_sum_exp": (total, of_total)}
+        return found | _behind_weights(truth, weights, max_error, rounding, errors)
 
     return follow
 

@@ -394,7 +394,7 @@ class FailingCase:
             if each.name in names and not self._is_open(each):
                 yield each
         yield from (each for each in undefined_row_conventions(problem) if each.name in names)
-        scale, bias = names.get("scale-fitted"), names.get("bias-fitted")
+        scale, bias = names.get(SCALE_FITTED.name), names.get(BIAS_FITTED.name)
         if scale is not None and has_scale(problem):
             yield with_scale_times(problem, as_root(scale))
         if bias is not None and "bias" in problem.inputs:

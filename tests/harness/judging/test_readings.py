@@ -64,8 +64,12 @@ ELSEWHERE = {
     "value-read-as-key",
     "empty-rows-uniform",
     "weights-not-renormalised",
+    "bias-of-batch-for-heads",
+    "mask-of-batch-for-heads",
+    "value-of-first-head",
+    "fill-minus-infinity",
 }
-"""What these cases do not tell from something else, and a test of its own does."""
+"""What these cases do not tell from something else, and a test of its own or the score of all cases does."""
 MOST_SCORES = 1000
 AT_A_TIME = 8
 """Of the cases of a topic, so many that lie apart are asked until they have named all that they tell."""
