@@ -22,7 +22,7 @@ from attncheck.execution.runner import task_of
 from attncheck.judging.diagnosis import Evidence, decide, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.truth import truth_of_case
-from attncheck.mutation.naming import names_of
+from attncheck.mutation.judgement import names_of
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements

@@ -31,10 +31,9 @@ from attncheck.backends import EAGER, EAGER_MODE
 from attncheck.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.mutation.catalogue import MUTANTS
-from attncheck.mutation.entry import entry_of
-from attncheck.mutation.findings import is_caught
-from attncheck.mutation.judgement import ExactJudge
+from attncheck.mutation import entry_of
+from attncheck.mutation.catalogue import BY_HAND
+from attncheck.mutation.judgement import ExactJudge, is_caught
 from attncheck.mutation.mutant import Mutant
 from attncheck.mutation.unit import UnitScorer, unit_of
 from attncheck.reading.shapes import show
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(lines))
     if options.reduce:
         print("\n".join(_reduced_lines(found, options.reduce)))
-    return 0 if len(found) == len(MUTANTS) * len(seeds) else 1
+    return 0 if len(found) == len(BY_HAND) * len(seeds) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[Mutant] = MUTANTS) -> Iterator[Found]:
+def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[Mutant] = BY_HAND) -> Iterator[Found]:
     """Yield every fault when it is found, until all are, or there is no time left."""
     source, judge, begun = ProblemSource(Draw(seed, None), DTYPES), ExactJudge(), time.monotonic()
     left, asked, number = list(mutants), 0, 0
@@ -115,10 +114,10 @@ def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[M
 
 
 def _print_seed(seed: int, found: Sequence[Found]) -> None:
-    missed = sorted({each.name for each in MUTANTS} - {each.mutant.name for each in found})
+    missed = sorted({each.name for each in BY_HAND} - {each.mutant.name for each in found})
     after = f"; median {median(each.problems for each in found):g} problems" if found else ""
     last = f", the last one after {found[-1].seconds:.0f} s" if found else ""
-    print(f"seed {seed}: {len(found)} of {len(MUTANTS)} found{after}{last}", flush=True)
+    print(f"seed {seed}: {len(found)} of {len(BY_HAND)} found{after}{last}", flush=True)
     if missed:
         print(f"  not found: {', '.join(missed)}")
 
@@ -128,14 +127,14 @@ def report(found: Sequence[Found], seeds: int) -> list[str]:
     by_topic: dict[str, list[Found]] = defaultdict(list)
     for each in found:
         by_topic[each.mutant.topic].append(each)
-    known = {topic: sum(each.topic == topic for each in MUTANTS) for topic in {each.topic for each in MUTANTS}}
+    known = {topic: sum(each.topic == topic for each in BY_HAND) for topic in {each.topic for each in BY_HAND}}
     heads = ("faults of", "faults", "found", "median problems", "median s", "most problems")
     rows = [
         (topic, str(known[topic]), f"{len(by_topic[topic])} of {known[topic] * seeds}", *_figures(by_topic[topic]))
         for topic in sorted(known)
     ]
-    every = f"{len(found)} of {len(MUTANTS) * seeds}"
-    rows.append(("all", str(len(MUTANTS)), every, *_figures(found)))
+    every = f"{len(found)} of {len(BY_HAND) * seeds}"
+    rows.append(("all", str(len(BY_HAND)), every, *_figures(found)))
     return table(heads, rows)
 
 
@@ -189,7 +188,7 @@ def _write(path: Path, found: Sequence[Found]) -> None:
 def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
     """Reduce what some faults are found by, evenly over the catalogue, each by a worker as a search does."""
     by_name = {each.mutant.name: each for each in reversed(found)}
-    names = [each.name for each in MUTANTS if each.name in by_name]
+    names = [each.name for each in BY_HAND if each.name in by_name]
     chosen = [by_name[name] for name in names[:: max(1, len(names) // count)][:count]]
     rows, small = [], 0
     for each in chosen:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attncheck.backends import EAGER
-from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.catalogue import CONTROLS
+from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import Control
-from attncheck.mutation.reduced import variant_by
+from attncheck.mutation.sizes import variant_by
 
 _HONEST = {subject.name: subject for subject in CONTROLS}
 

@@ -11,48 +11,32 @@ from importlib import import_module
 from types import ModuleType
 
 from attncheck.backends.contract import Backend
-from attncheck.mutation.mutant import Control, Equivalent, Mutant, Subject, subjects_of_module
+from attncheck.mutation.mutant import Control, Equivalent, Mutant, Subject, is_generated, subjects_of_module
 
 TOPICS: tuple[ModuleType, ...] = tuple(
     import_module(f"attncheck.mutation.{name}")
     for name in (
         "controls",
-        "control_kernels",
         "scores",
-        "other_scores",
-        "by_score",
         "logits",
-        "softmax",
         "masks",
-        "mask_fills",
-        "model_masks",
-        "position_biases",
         "windows",
         "caches",
-        "projected_caches",
-        "query_offsets",
         "blocks",
         "heads",
-        "layouts",
         "gradients",
-        "recomputation",
-        "reduced",
         "sizes",
-        "pairs",
-        "pair_gradients",
         "narrow",
-        "special",
-        "sequences",
-        "eight_bits",
-        "merging",
-        "normalizing",
-        "latent_vectors",
+        "latents",
+        "generated",
     )
 )
 """The modules that register subjects: subjects are listed in their order, and in that of their lines."""
 
 _ALL: tuple[Subject, ...] = tuple(subject for topic in TOPICS for subject in subjects_of_module(topic.__name__))
 MUTANTS: tuple[Mutant, ...] = tuple(each for each in _ALL if isinstance(each, Mutant))
+BY_HAND: tuple[Mutant, ...] = tuple(each for each in MUTANTS if not is_generated(each))
+"""The faults that do not follow from the specification: most of them are somebody's."""
 CONTROLS: tuple[Control, ...] = tuple(each for each in _ALL if isinstance(each, Control))
 EQUIVALENT: tuple[Equivalent, ...] = tuple(each for each in _ALL if isinstance(each, Equivalent))
 _IN_ORDER: tuple[Subject, ...] = (*MUTANTS, *CONTROLS, *EQUIVALENT)

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from attncheck.errors import ExitCode
 from attncheck.mutation.score import run_mutants, subjects_of
+from attncheck.mutation.scoring import in_processes
 from attncheck.mutation.summary import MutationFrames
-from attncheck.mutation.workers import in_processes
 from attncheck.processors import available_processors
 from attncheck.reading.selection import Selection
 from attncheck.reports.frames import records

@@ -1,6 +1,6 @@
-"""Faults of the backward pass: the softmax's Jacobian, the scale, the softcap's slope, and its sums.
+"""Faults of the backward pass: of gradients, of what is computed again for them, and of two options that meet there.
 
-The sums are over queries, over the heads of a group, and over the axes along which a bias was spread.
+Gradients are sums over queries, over the heads of a group, and over the axes along which a bias was spread.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ import numpy as np
 from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import (
     _cap_slope,
+    _dot,
     _row_maximum,
     _row_sum,
     _scale_of,
     _sum_broadcast,
     _sum_over_queries,
+    _weighted_sum,
 )
-from attncheck.mutation.arithmetic import Array
-from attncheck.mutation.backward_forms import (
+from attncheck.mutation.forms import (
+    Product,
+    allowed_in,
     bias_logits_read_as,
+    delta_read_as,
+    distance,
     gradients_read_as,
     in_gradients,
     in_groups,
@@ -29,9 +34,15 @@ from attncheck.mutation.backward_forms import (
     of_values,
     only,
     value_weights_read_as,
+    weights_again,
+    weights_made_again,
+    weights_remembered,
+    with_bias,
+    with_groups,
+    with_softcap,
 )
-from attncheck.mutation.mutant import WIDE, equivalent, mutant
-from attncheck.mutation.variant import Call, Steps
+from attncheck.mutation.kernel import Array, Store, bfloat16, float16, tf32
+from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, equivalent, mutant
 
 _faulty_gradients = partial(mutant, "gradients", at="grad_query")
 
@@ -200,3 +211,265 @@ _faulty_gradients(bias_logits_read_as, "bias_gradient_through_the_softcap",
     lambda call, gradient: gradient if call.softcap is None
         else np.asarray(gradient * _cap_slope(call.stages["capped"], call.softcap)),
     at="grad_bias")
+# fmt: on
+
+
+def _without(option: str) -> Steps:
+    """Let the backward pass know nothing of an option that masks."""
+    neutral = {option: False if option == "is_causal" else None}
+    return weights_remembered(lambda call: weights_made_again(call, allowed_in(call, **neutral)))
+
+
+for _option, _name, _defect in (
+    ("mask", "mask", "p made again from scores that are not masked"),
+    ("window", "window", "p made again without the window: jax#32300's kind"),
+    ("key_lengths", "key_lengths", "p made again for padding too: tilelang#2461's kind"),
+    ("is_causal", "causal", "the gradient sees the future: keras#23038's kind"),
+):
+    _faulty_gradients(_without, at="grad_query", defect=_defect, name=f"{_name}_ignored_in_the_backward_pass")(_option)
+
+
+def _causal_off_by(steps: int) -> Steps:
+    """Let key j take part in the backward pass iff j <= i + steps."""
+
+    def weights(call: Call) -> Array:
+        if not call.is_causal:
+            return call.weights
+        allowed = allowed_in(call, is_causal=False) & (distance(call.weights) <= steps)
+        return weights_again(np.where(allowed, call.unmasked, -np.inf), call.log_sum_exp)
+
+    return weights_remembered(weights)
+
+
+def _from_log_sum_exp(change: Callable[[Array], Array]) -> Steps:
+    """Make the weights from another log_sum_exp."""
+    return weights_remembered(lambda call: weights_again(call.logits, change(call.log_sum_exp)))
+
+
+def _with_empty_rows(number: Callable[[int], float]) -> Steps:
+    """Give the keys of rows in which nothing may be attended this weight in the backward pass."""
+
+    def weights(call: Call) -> Array:
+        filled = np.asarray(number(call.weights.shape[-1]), call.weights.dtype)
+        return np.where(np.isneginf(call.log_sum_exp), filled, call.weights)
+
+    return weights_remembered(weights)
+
+
+def _tiles_kept_in(store: Store) -> Steps:
+    """Add up tiles of 32 queries, each partial sum stored."""
+
+    def product(weights: Array, rows: Array) -> Array:
+        total = np.zeros((), weights.dtype)
+        for start in range(0, weights.shape[-2], 32):
+            tile = slice(start, start + 32)
+            total = store(total + _sum_over_queries(weights[..., tile, :], rows[..., tile, :]))
+        return total
+
+    return {"_sum_over_queries": product}
+
+
+@equivalent(
+    weights_remembered,
+    defect="a clamp that has nothing to clamp",
+    proof="No weight is above 1: all exponentials are at least 0, so every rounded partial sum is at least each of "
+    "its terms, and a quotient of two numbers of which the divisor is not smaller does not round above 1. NaN stays "
+    "NaN.",
+)
+def backward_weights_clipped_at_one(call: Call) -> Array:
+    return np.minimum(call.weights, 1)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_gradients(_causal_off_by, "causal_sees_the_next_key_in_the_backward_pass",
+    "j <= i + 1 in the backward pass alone: tt-metal#41215's kind",
+    1)
+_faulty_gradients(_causal_off_by, "causal_without_its_own_key_in_the_backward_pass",
+    "j < i in the backward pass alone: onnxruntime#25927's kind",
+    -1)
+_faulty_gradients(weights_remembered, "bias_forgotten_in_the_backward_pass",
+    "p made again from scores without the bias: jax#32242's kind",
+    lambda call: call.weights if call.bias is None else weights_again(call.logits - np.where(np.isfinite(call.bias),
+        call.bias, 0), call.log_sum_exp))
+_faulty_gradients(weights_remembered, "softcap_forgotten_in_the_backward_pass",
+    "p made again from scores that are not capped: vllm#7425's kind",
+    lambda call: call.weights if call.softcap is None
+        else weights_again(call.logits - call.stages["capped"] + call.stages["scores"], call.log_sum_exp))
+_faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_base_two",
+    "log2 written, log read: flashinfer#2113",
+    lambda log_sum_exp: np.asarray(log_sum_exp / np.asarray(np.log(2), log_sum_exp.dtype)))
+_faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_float16", "statistics kept in 16 bits",
+    lambda log_sum_exp: float16(log_sum_exp), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients(_with_empty_rows, "gradient_nan_at_an_empty_row",
+    "0 times infinity behind a right output: tensorflow#11756, jax#17070, iree#24178",
+    lambda keys: np.nan, diagnosis="empty-rows-nan")
+_faulty_gradients(_with_empty_rows, "gradient_uniform_at_an_empty_row",
+    "the output is set to 0, the weights of the backward pass are not: keras#21123's kind",
+    lambda keys: 1 / keys, diagnosis="empty-rows-uniform")
+_faulty_gradients(weights_remembered, "backward_weights_in_bfloat16", "p is stored in bfloat16 for the backward pass",
+    lambda call: bfloat16(call.weights), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients(weights_remembered, "backward_weights_in_float16", "p is stored in float16 for the backward pass",
+    lambda call: float16(call.weights), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients("attention_gradients._dot", "weight_gradient_in_bfloat16",
+    "dp is stored in bfloat16: pytorch#133671's kind",
+    lambda grad_output, value: bfloat16(_dot(grad_output, value)), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients(delta_read_as, "row_sum_from_an_output_in_bfloat16",
+    "delta = sum g o from an output that was rounded for storage",
+    lambda call, terms: _row_sum(call.grad_output * bfloat16(call.stages["output"])), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients(_tiles_kept_in, "gradients_kept_in_bfloat16_between_tiles",
+    "dk and dv are added up in the output's type: torch's CPU kernel",
+    bfloat16, at="grad_key", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients("_sum_over_queries", "gradient_products_in_tf32",
+    "TF32 in the backward pass: pytorch#161022, mlx#3860",
+    lambda weights, rows: _sum_over_queries(tf32(weights), tf32(rows)), at="grad_key",
+    dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_gradients("attention_gradients._weighted_sum", "query_gradient_in_tf32", "TF32 in the backward pass, dq alone",
+    lambda grad_raw_scores, key: _weighted_sum(tf32(grad_raw_scores), key), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+# fmt: on
+
+
+_backward = partial(mutant, "gradients of pairs", dtypes=KERNELS, at="grad_query")
+
+
+def _again_without(option: str, is_asked: Callable[[Call], bool]) -> Steps:
+    """Make the weights again from scores that are masked in another way, where another option is given."""
+    neutral = {option: False if option == "is_causal" else None}
+    return weights_remembered(
+        lambda call: weights_made_again(call, allowed_in(call, **neutral)) if is_asked(call) else call.weights
+    )
+
+
+for _name, _defect, _option, _is_asked in (
+    (
+        "window_ignored_in_the_backward_pass_of_groups",
+        "p made again without the window where heads are shared: jax#32300's kind",
+        "window",
+        with_groups,
+    ),
+    (
+        "causal_ignored_in_the_backward_pass_with_a_bias",
+        "p made again from all keys where a bias is given: keras#23038's kind",
+        "is_causal",
+        with_bias,
+    ),
+    (
+        "key_lengths_ignored_in_the_backward_pass_with_a_softcap",
+        "p made again for padding behind a cap: onnxruntime#28379's kind",
+        "key_lengths",
+        with_softcap,
+    ),
+    (
+        "mask_ignored_in_the_backward_pass_of_groups",
+        "p made again without the mask where heads are shared: FlagGems#898's kind",
+        "mask",
+        with_groups,
+    ),
+):
+    _backward(at="grad_query", defect=_defect, name=_name)(_again_without(_option, _is_asked))
+
+
+def _without_slope(is_asked: Callable[[Call], bool]) -> Steps:
+    """Forget the softcap on the way back."""
+    missing: Steps = {"_cap_slope": lambda capped, softcap: np.ones_like(capped)}
+    return in_gradients(lambda call: missing if is_asked(call) else {})
+
+
+def _spread_along(call: Call, axis: int) -> bool:
+    return call.bias is not None and bool(call.bias.shape[axis] == 1)
+
+
+def _late_by_a_tile(tile: int) -> Steps:
+    """Begin the loop over queries one tile behind the diagonal, from the second tile on."""
+
+    def change(call: Call, weights: Array) -> Array:
+        if not call.is_causal:
+            return weights
+        query, key = (np.arange(length) // tile for length in weights.shape[-2:])
+        return np.where((query[:, np.newaxis] == key) & (key > 0), 0, weights)
+
+    return value_weights_read_as(change)
+
+
+for _tile in (16, 64):
+    _backward(
+        _late_by_a_tile,
+        at="grad_value",
+        defect="structure: the loop over tiles of queries begins behind the diagonal",
+        name=f"causal_value_gradient_late_by_a_tile_of_{_tile}",
+    )(_tile)
+
+
+def _zero_from(first: Callable[[int], int]) -> Product:
+    """Leave the gradient of keys or values at zero from this one on."""
+
+    def product(weights: Array, rows: Array) -> Array:
+        gradient = _sum_over_queries(weights, rows)
+        gradient[..., first(gradient.shape[-2]) :, :] = 0
+        return gradient
+
+    return product
+
+
+@_backward(gradients_read_as, at="grad_query", defect="structure: one block of 64 columns is written")
+def query_gradient_beyond_width_64_zero(gradients: Stages) -> Stages:
+    gradients["grad_query"][..., 64:] = 0
+    return gradients
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_backward(_without_slope, "softcap_slope_missing_behind_a_mask",
+    "the masked path forgets the cap on the way back: onnx#7865's kind",
+    lambda call: "masked" in call.stages)
+_backward(_without_slope, "softcap_slope_missing_with_a_bias",
+    "the biased path forgets the cap on the way back: onnx#7865's kind",
+    with_bias)
+_backward(in_gradients, "query_gradient_scaled_twice_with_a_softcap",
+    "structure: the scale is part of the cap's argument, and applied once more",
+    lambda call: {} if call.softcap is None else {"_weighted_sum": lambda gradient, key: _weighted_sum(gradient,
+        key) * call.factor})
+# Keep the last query of a bias that all share, where causality writes row by row.
+_backward(bias_logits_read_as, "bias_gradient_of_the_last_query_when_causal",
+    "a bias that queries share is written row by row and not added up: jax#30593's kind",
+    lambda call, gradient: gradient if not (call.is_causal and _spread_along(call, 2))
+        else np.where((np.arange(gradient.shape[-2]) == gradient.shape[-2] - 1)[:, np.newaxis], gradient, 0),
+    at="grad_bias")
+_backward(bias_logits_read_as, "bias_gradient_of_the_first_batch_entry_with_key_lengths",
+    "a bias that batch entries share is not added up: TransformerEngine#2537's kind",
+    lambda call, gradient: gradient if call.key_lengths is None or not _spread_along(call, 0)
+        else np.where((np.arange(len(gradient)) == 0)[:, np.newaxis, np.newaxis, np.newaxis], gradient, 0),
+    at="grad_bias")
+_backward(bias_logits_read_as, "bias_gradient_averaged_in_groups",
+    "query heads of a group get the mean of their gradients: FlagGems#898's kind",
+    lambda call, gradient: gradient if not call.has_groups or _spread_along(call, 1) else np.repeat(in_groups(gradient,
+        call.key.shape[1]).mean(axis=2), gradient.shape[1] // call.key.shape[1], axis=1).astype(gradient.dtype),
+    at="grad_bias")
+_backward(bias_logits_read_as, "bias_gradient_zero_in_a_window",
+    "no gradient for the bias where a window is given: jax#27184's kind",
+    lambda call, gradient: gradient if call.window is None else np.zeros_like(gradient), at="grad_bias")
+_backward(value_weights_read_as, "value_gradient_of_the_first_head_of_causal_groups",
+    "the causal path reads one head of each group: FlagGems#898's kind",
+    lambda call, weights: weights if not call.is_causal or not call.has_groups
+        else np.where((np.arange(weights.shape[1]) % (weights.shape[1] // call.key.shape[1]) == 0)[:, np.newaxis,
+        np.newaxis], weights, 0),
+    at="grad_value")
+_backward(of_keys, "key_gradient_behind_whole_tiles_of_64_zero",
+    "the last tile of keys is not written: FlagGems#898's kind",
+    _zero_from(lambda keys: keys - keys % 64 if keys > 64 else keys), at="grad_key")
+_backward("_sum_over_queries", "key_and_value_gradients_beyond_128_keys_zero",
+    "the grid of the backward pass has one tile of 128 keys: pytorch#158212's kind",
+    _zero_from(lambda keys: 128), at="grad_key")
+_backward(of_values, "value_gradient_of_the_first_128_queries",
+    "the loop over tiles of queries runs once: pytorch#158212's kind",
+    lambda weights, rows: _sum_over_queries(weights[..., :128, :], rows[..., :128, :]), at="grad_value")
+_backward("attention_gradients._weighted_sum", "query_gradient_of_the_first_128_keys",
+    "the loop over tiles of keys runs once: pytorch#158212's kind",
+    lambda gradient, key: _weighted_sum(gradient[..., :128], key[..., :128, :]))
+_backward("attention_gradients._row_sum", "row_sum_of_the_gradient_in_the_first_128_keys",
+    "the sum over a row ends with its first tile: Odyssey#2134's kind",
+    lambda terms: np.asarray(terms[..., :128].sum(axis=-1, keepdims=True)))
+# fmt: on

@@ -1,14 +1,23 @@
-"""How the mutation score asks for verdicts, and the harness's own: the exact answer and the derived bounds.
+"""What is found of variants: verdicts by the exact answer and the derived bounds, other tolerances, names, and counts.
 
 Many implementations are compared with one truth, one after the other. Most faults change a single step: all stages
-before it are the reference's, and so are the steps between them. No exact step is worked out twice.
+before it are the reference's, and so are the steps between them. No exact step is worked out twice, and nearly all
+variants of a case return the bits of another one: what is found of them is one object.
+
+Common tolerances are compared with the correctly rounded answer: ``|got - exact| <= absolute + relative |exact|``.
+``numpy.allclose`` and ``torch.testing.assert_close`` by default also refuse NaN, and both pass equal infinities.
+
+Each fault of the catalogue says what it is (``Mutant.diagnosis``). What is diagnosed is decided as in any run, from the
+cases that it fails: the first of them that are small, so that naming costs no more than finding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,7 +25,8 @@ from attncheck.attention.bounds import Bound
 from attncheck.attention.enclosure import Enclosure
 from attncheck.backends import EAGER
 from attncheck.dtypes import numpy_dtype
-from attncheck.judging.diagnosis import Evidence, evidence_of
+from attncheck.judging.compare import Tier
+from attncheck.judging.diagnosis import OR, Decision, Evidence, decide, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.judge_stages import (
     StageJudgement,
@@ -26,10 +36,71 @@ from attncheck.judging.judge_stages import (
     sound_stages,
 )
 from attncheck.judging.truth import Array, Stages, Truth, digest, find_truth, is_measured
+from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.spec import Shape
+from attncheck.spec import Shape, stage_position
 from attncheck.verdicts import Verdict
+
+OF_NUMBERS = frozenset({str(Tier.PROVEN), str(Tier.STATISTICAL), str(Verdict.NONFINITE)})
+"""The tiers of wrong numbers: what is wrong in form or raises has no cause that could be named by its numbers."""
+
+
+class StageResult(NamedTuple):
+    """What is found of one stage: the last columns of an evaluation (``EVALUATION_COLUMNS``)."""
+
+    stage: str
+    tier: str | None
+    caught: bool
+    own: bool
+    ratio: float | None
+    assert_close: bool | None
+    allclose: bool | None
+    rtol_1e_3: bool | None
+
+
+Findings = tuple[StageResult, ...]
+"""What is found of one evaluation, stage by stage; one without a stage where it raised."""
+
+
+def is_caught(findings: Findings) -> bool:
+    """Whether any stage is flagged."""
+    return any(each.caught for each in findings)
+
+
+def has_wrong_numbers(findings: Findings) -> bool:
+    """Whether any stage is flagged for its numbers."""
+    return any(each.tier in OF_NUMBERS for each in findings)
+
+
+@dataclass(frozen=True)
+class UnitFindings:
+    """What is found of every variant that one case was put to in one dtype; faults that it does not reach are left out.
+
+    ``complete``, ``drawn`` and the rest are the first columns of an evaluation. ``serves_naming`` says whether what
+    fails here is used to name it.
+    """
+
+    case: str
+    dtype: str
+    seed: int
+    drawn: bool
+    complete: bool
+    serves_naming: bool
+    found: tuple[tuple[str, Findings], ...]
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield evaluations, one per subject and stage."""
+        unit = self.case, self.dtype, self.seed, self.drawn, self.complete
+        for subject, findings in self.found:
+            for each in findings:
+                yield (subject, *unit, *each)
+
+    def of(self, is_asked: Callable[[str], bool]) -> UnitFindings:
+        """Return the same of some subjects."""
+        found = tuple(each for each in self.found if is_asked(each[0]))
+        return self if len(found) == len(self.found) else UnitFindings(**{**vars(self), "found": found})
+
 
 REFERENCE_CLASSES: Mapping[str, str] = EAGER
 """The dtypes in which variants are judged, and the reference's rounding model in each.
@@ -203,3 +274,174 @@ class RememberingTruth(Truth):
         with np.errstate(invalid="ignore"):  # infinity against infinity is out of range
             beyond = is_measured(exact, bound, self.dtype) & (exact.error_of(array) - exact.radius > bound.max_error)
         return bool(beyond.any())
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A relative and an absolute tolerance."""
+
+    relative: float
+    absolute: float
+
+
+_ASSERT_CLOSE = {
+    "float64": Tolerance(1e-7, 1e-7),
+    "float32": Tolerance(1.3e-6, 1e-5),
+    "bfloat16": Tolerance(1.6e-2, 1e-5),
+    "float16": Tolerance(1e-3, 1e-5),
+}
+
+RULES = ("assert_close", "allclose", "rtol_1e_3")
+
+
+def tolerances(dtype: str) -> Mapping[str, Tolerance]:
+    """Return each rule's tolerance in a dtype."""
+    return {"assert_close": _ASSERT_CLOSE[dtype], "allclose": Tolerance(1e-5, 1e-8), "rtol_1e_3": Tolerance(1e-3, 1e-7)}
+
+
+def rejected_by_rules(got: Array, exact: Array, dtype: str) -> dict[str, bool]:
+    """Return which rules find that an array is not the exact answer."""
+    if got.shape != exact.shape:
+        return dict.fromkeys(RULES, True)
+    wide, truth = got.astype(np.float64), exact.astype(np.float64)
+    same, finite = wide == truth, np.isfinite(wide) & np.isfinite(truth)
+    with np.errstate(all="ignore"):
+        distance = np.abs(wide - truth)
+        return {
+            name: not bool(np.all(same | (finite & (distance <= rule.absolute + rule.relative * np.abs(truth)))))
+            for name, rule in tolerances(dtype).items()
+        }
+
+
+MAX_CASES = 12
+"""Failing cases of a fault by which it is named."""
+MAX_SCORES = 1 << 11
+"""Elements of the score matrix of such a case."""
+MAX_WRONGLY = 0.01
+"""The share of faults that may be named wrongly: a wrong name is worse than none."""
+RIGHTLY, WRONGLY, NOT_NAMED = "rightly", "wrongly", "not"
+
+Unit = tuple[str, str, int]
+"""case, dtype, seed"""
+
+
+@dataclass
+class Naming:
+    """The evidence about every subject, by the cases that it fails, in their order."""
+
+    evidence: dict[str, dict[Unit, Evidence]] = field(default_factory=dict)
+
+    def add(self, subject: str, unit: Unit, evidence: Evidence) -> None:
+        """Take note of what a failing case says."""
+        self.evidence.setdefault(subject, {})[unit] = evidence
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return the diagnosis of every subject that fails anywhere."""
+        return {name: names_of(decide(cases).values()) for name, cases in self.evidence.items()}
+
+
+def asked_for_names(parts: Iterable[UnitFindings]) -> list[tuple[str, ...]]:
+    """Return the subjects whose failure is to be named by each unit: by the first ones that a subject fails."""
+    counts: Counter[str] = Counter()
+    asked = []
+    for part in parts:
+        failing = [name for name, findings in part.found if part.serves_naming and has_wrong_numbers(findings)]
+        asked.append(tuple(name for name in failing if counts[name] < MAX_CASES))
+        counts.update(failing)
+    return asked
+
+
+def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:
+    """Return the names that were diagnosed, each once."""
+    return tuple(dict.fromkeys(each.fit.name for each in decisions if each.fit is not None))
+
+
+def how_named(subject: Subject, names: Sequence[str]) -> str:
+    """Say whether the diagnosis of a subject is what it is; a control has none."""
+    if not names:
+        return NOT_NAMED
+    right = set(subject.diagnosis) if isinstance(subject, Mutant) else set()
+    return RIGHTLY if all(right & set(name.split(OR)) for name in names) else WRONGLY
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One subject on one unit: the first flagged stage that is itself at fault, else the first flagged one.
+
+    ``rejects`` says by rule, the harness's own among them, whether any stage is rejected.
+    """
+
+    stage: str | None
+    tier: str
+    ratio: float
+    rejects: Mapping[str, bool]
+
+
+def evaluation_of(findings: Findings) -> Evaluation:
+    flagged = [each for each in findings if each.caught]
+    first = min(
+        flagged, key=lambda each: (not each.own, stage_position(each.stage) if each.stage else -1), default=None
+    )
+    ratios = [each.ratio for each in findings if each.ratio is not None and not math.isnan(each.ratio)]
+    rejects = {rule: any(getattr(each, rule) for each in findings) for rule in ("caught", *RULES)}
+    if first is None:
+        return Evaluation(None, "", max(ratios, default=math.nan), rejects)
+    return Evaluation(first.stage, first.tier or "", max(ratios, default=math.nan), rejects)
+
+
+@dataclass
+class Tally:
+    """One subject in one dtype: the evaluations that reach it, those that catch it, and what each rule rejects.
+
+    ``catches`` are the flagged stage and its tier by case and seed; ``complete`` counts for the rules of faults.
+    """
+
+    reached: set[str] = field(default_factory=set)
+    catches: dict[str, dict[int, tuple[str, str]]] = field(default_factory=dict)
+    is_caught_undrawn: bool = False
+    largest_ratio: float = math.nan
+    evaluations: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    rejected_complete: Counter[str] = field(default_factory=Counter)
+
+    def add(self, part: UnitFindings, found: Evaluation) -> None:
+        """Add what one unit finds."""
+        self.reached.add(part.case)
+        self.evaluations += 1
+        if found.ratio > self.largest_ratio or math.isnan(self.largest_ratio):
+            self.largest_ratio = found.ratio
+        rejecting = [rule for rule, rejects in found.rejects.items() if rejects]
+        self.rejected.update(rejecting)
+        if part.complete:
+            self.rejected_complete.update(rejecting)
+        if found.stage is not None:
+            self.catches.setdefault(part.case, {})[part.seed] = found.stage, found.tier
+            self.is_caught_undrawn |= not part.drawn
+
+    @property
+    def flagged(self) -> list[tuple[str, str]]:
+        """Return every flagged stage with its tier."""
+        return [each for of_case in self.catches.values() for each in of_case.values()]
+
+    @property
+    def seeds(self) -> set[int]:
+        """Return the seeds that catch it."""
+        return {seed for of_case in self.catches.values() for seed in of_case}
+
+
+Tallies: TypeAlias = Mapping[tuple[str, str], Tally]
+"""By the name of a subject, and the dtype."""
+
+
+def tallies_of(parts: Iterable[UnitFindings]) -> Tallies:
+    """Count what was found."""
+    tallies: dict[tuple[str, str], Tally] = {}
+    for part in parts:
+        known: dict[int, Evaluation] = {}  # many subjects share what is found of them
+        for subject, findings in part.found:
+            if not findings:
+                continue
+            if id(findings) not in known:
+                known[id(findings)] = evaluation_of(findings)
+            tallies.setdefault((subject, part.dtype), Tally()).add(part, known[id(findings)])
+    return tallies

@@ -1,6 +1,7 @@
 """Kernels with 16-bit ends: inputs are widened to float32, results are rounded once, and what is between is stated.
 
-In float64 and float32 nothing is rounded in between, so that one kernel serves all four dtypes.
+In float64 and float32 nothing is rounded in between, so that one kernel serves all four dtypes. Other arithmetic comes
+first: narrower numbers inside wider arrays, and the same products and sums in other orders and widths.
 """
 
 from __future__ import annotations
@@ -10,12 +11,150 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attncheck.backends.contract import Stages
-from attncheck.mutation.arithmetic import Store, exactly
-from attncheck.mutation.variant import OPERATIONS, Steps, Variant
+from attncheck.mutation.mutant import OPERATIONS, Steps, Variant
 from attncheck.spec import ON_SCORES, STAGE_SPECS
 from attncheck.spec import OPERATIONS as SPECS
+
+Array = NDArray[Any]
+Store = Callable[[Array], Array]
+"""How an intermediate is stored: rounded to something, or left as it is."""
+
+_SIGNIFICAND_BITS = {"bfloat16": 8, "tf32": 11}
+
+
+def exactly(array: Array) -> Array:
+    """Store without rounding."""
+    return array
+
+
+def to_bits(array: Array, bits: int, *, truncate: bool = False) -> Array:
+    """Round (or truncate towards zero) to a significand of so many bits; the exponent keeps its range."""
+    significand, exponent = np.frexp(array)
+    integral = (np.trunc if truncate else np.rint)(significand * 2.0**bits)
+    rounded: Array = np.ldexp(integral, exponent - bits).astype(array.dtype)
+    return rounded
+
+
+def bfloat16(array: Array) -> Array:
+    """Round to bfloat16's precision."""
+    return to_bits(array, _SIGNIFICAND_BITS["bfloat16"])
+
+
+def truncated_bfloat16(array: Array) -> Array:
+    """Cut off what bfloat16 has no bits for."""
+    return to_bits(array, _SIGNIFICAND_BITS["bfloat16"], truncate=True)
+
+
+def tf32(array: Array) -> Array:
+    """Round to TF32's precision."""
+    return to_bits(array, _SIGNIFICAND_BITS["tf32"])
+
+
+def truncated_tf32(array: Array) -> Array:
+    """Cut off what TF32 has no bits for."""
+    return to_bits(array, _SIGNIFICAND_BITS["tf32"], truncate=True)
+
+
+def float16(array: Array) -> Array:
+    """Round to float16, its range included: above 65504 is infinity."""
+    return array.astype(np.float16).astype(array.dtype)
+
+
+def float32(array: Array) -> Array:
+    """Round to float32."""
+    return array.astype(np.float32).astype(array.dtype)
+
+
+def sequential_sum(array: Array, store: Store = exactly) -> Array:
+    """Add along the last axis from the first to the last, each partial sum stored; the axis is kept."""
+    total = np.zeros((*array.shape[:-1], 1), array.dtype)
+    for position in range(array.shape[-1]):
+        total = store(total + array[..., position : position + 1])
+    return total
+
+
+def sequential_matmul(left: Array, right: Array, store: Store = exactly) -> Array:
+    """Multiply matrices with one running sum per element, each partial sum stored."""
+    product = np.zeros((*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]))
+    product = product.astype(left.dtype)
+    for position in range(left.shape[-1]):
+        term = left[..., :, position : position + 1] * right[..., position : position + 1, :]
+        product = store(product + term)
+    return product
+
+
+def reversed_matmul(left: Array, right: Array) -> Array:
+    """Multiply matrices, terms in reversed order."""
+    return np.asarray(np.ascontiguousarray(left[..., ::-1]) @ np.ascontiguousarray(right[..., ::-1, :]))
+
+
+def pairwise_sum(terms: Array) -> Array:
+    """Add neighbours, then their sums, and so on."""
+    while terms.shape[-1] > 1:
+        odd = terms[..., terms.shape[-1] // 2 * 2 :]
+        terms = np.concatenate([terms[..., :-1:2] + terms[..., 1::2], odd], axis=-1)
+    return np.asarray(terms.sum(axis=-1, keepdims=True))
+
+
+def pairwise_matmul(left: Array, right: Array) -> Array:
+    """Multiply matrices by halves of the inner axis."""
+    parts = max(1, left.shape[-1] // 2)
+    if left.shape[-1] < 2:
+        return np.asarray(left @ right)
+    return pairwise_matmul(left[..., :parts], right[..., :parts, :]) + pairwise_matmul(
+        left[..., parts:], right[..., parts:, :]
+    )
+
+
+def wider(operation: Callable[..., Array]) -> Callable[..., Array]:
+    """Accumulate in float64 and round once."""
+
+    def run(*arrays: Array) -> Array:
+        return operation(*(array.astype(np.float64) for array in arrays)).astype(arrays[0].dtype)
+
+    return run
+
+
+def fused_multiply_add(left: Array, right: Array) -> Array:
+    """Multiply matrices with one rounding per step: float64 holds a float32 product exactly."""
+    product = np.zeros((*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]))
+    for position in range(left.shape[-1]):
+        term = left[..., :, position : position + 1].astype(np.float64) * right[..., position : position + 1, :]
+        product = (product + term).astype(left.dtype).astype(np.float64)
+    return product.astype(left.dtype)
+
+
+def einsum(left: Array, right: Array) -> Array:
+    """Multiply matrices by einsum."""
+    return np.asarray(np.einsum("...ij,...jk->...ik", left, right))
+
+
+def by_transposes(left: Array, right: Array) -> Array:
+    """Multiply matrices as A B = (B^T A^T)^T, from copies."""
+    swapped = np.swapaxes(right, -1, -2).copy() @ np.swapaxes(left, -1, -2).copy()
+    return np.swapaxes(swapped, -1, -2).copy()
+
+
+def by_rows(left: Array, right: Array) -> Array:
+    """Multiply matrices one row at a time."""
+    rows = [left[..., row : row + 1, :] @ right for row in range(left.shape[-2])]
+    return np.concatenate(rows, axis=-2) if rows else np.asarray(left @ right)
+
+
+def tanh_by_ratio(argument: Array) -> Array:
+    """Return tanh as a ratio of exponentials, which overflow."""
+    power = np.exp(2 * argument)
+    return np.asarray((power - 1) / (power + 1))
+
+
+def tanh_by_pade(argument: Array) -> Array:
+    """Return Pade's approximation of tanh, x (27 + x^2) / (27 + 9 x^2), cut off at 1."""
+    square = argument * argument
+    return np.asarray(np.clip(argument * (27 + square) / (27 + 9 * square), -1, 1))
+
 
 NARROW = ("bfloat16", "float16")
 ALL = ("float64", "float32", *NARROW)

@@ -1,4 +1,4 @@
-"""Faults of softcap, bias and sinks: where they stand among scale, mask and softmax, and what they do there."""
+"""Faults between scores and output: softcap, bias and sinks, the softmax, precision behind it, and special numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,60 @@ from functools import partial
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.backends.numpy_backend import _cap, _scale_of, _softmax_with_sinks, dot_scores
-from attncheck.mutation import arithmetic
-from attncheck.mutation.arithmetic import Array
-from attncheck.mutation.backward_forms import gradients_read_as
-from attncheck.mutation.forward_forms import in_attention, sinks_read_as
-from attncheck.mutation.mask_forms import bias_added, bias_dropped, bias_read_as, filled
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, mutant
-from attncheck.mutation.variant import Call, Steps, numpy_with
+from attncheck.backends.numpy_backend import (
+    _cap,
+    _row_maximum,
+    _row_sum,
+    _scale_of,
+    _softmax_with_sinks,
+    dot_scores,
+    softmax,
+)
+from attncheck.mutation.forms import (
+    averaged,
+    bias_added,
+    bias_dropped,
+    bias_read_as,
+    filled,
+    gradients_read_as,
+    in_attention,
+    inputs_changed,
+    logits_read_as,
+    maximum_read_as,
+    normalised,
+    outputs_read_as,
+    reciprocal_read_as,
+    sinks_read_as,
+    values_read_as,
+    weights_read_as,
+    with_exponentials,
+)
+from attncheck.mutation.kernel import (
+    Array,
+    Store,
+    bfloat16,
+    float16,
+    float32,
+    sequential_matmul,
+    sequential_sum,
+    tanh_by_pade,
+    tanh_by_ratio,
+    tf32,
+    truncated_bfloat16,
+    truncated_tf32,
+)
+from attncheck.mutation.mutant import (
+    ACCURACY_OF_16_BITS,
+    EVERY,
+    KERNELS,
+    WIDE,
+    Call,
+    Steps,
+    equivalent,
+    mutant,
+    numpy_with,
+    within,
+)
 
 _faulty_softcap = partial(mutant, "softcap", at="capped")
 _faulty_bias = partial(mutant, "bias", at="biased")
@@ -94,13 +140,13 @@ _faulty_softcap("_cap", "softcap_by_softsign", "c s / (c + |s|), another bounded
     lambda scores, softcap: np.asarray(scores * softcap / (softcap + np.abs(scores))),
     diagnosis="softcap-by-softsign")
 _faulty_softcap(_tanh, "softcap_by_a_ratio_of_exponentials", "(e^2x - 1) / (e^2x + 1) overflows: vllm#56578",
-    arithmetic.tanh_by_ratio)
-_faulty_softcap(_tanh, "softcap_by_pade", "a rational approximation of tanh", arithmetic.tanh_by_pade, dtypes=WIDE)
+    tanh_by_ratio)
+_faulty_softcap(_tanh, "softcap_by_pade", "a rational approximation of tanh", tanh_by_pade, dtypes=WIDE)
 _faulty_softcap(_tanh, "softcap_in_bfloat16", "tanh evaluated in bfloat16",
-    lambda argument: arithmetic.bfloat16(np.tanh(arithmetic.bfloat16(argument))), dtypes=WIDE,
+    lambda argument: bfloat16(np.tanh(bfloat16(argument))), dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softcap(_tanh, "softcap_tanh_in_float16", "tanh.approx: eleven bits",
-    lambda argument: arithmetic.float16(np.tanh(argument)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda argument: float16(np.tanh(argument)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softcap(in_attention, "softcap_dropped_when_a_bias_is_given", "a bias takes another path, which knows no cap",
     lambda call: bias_added(lambda scores, bias, masks: np.asarray(call.stages["scores"] + bias)), at="biased",
     diagnosis="softcap-ignored")
@@ -119,7 +165,7 @@ _faulty_bias(bias_read_as, "bias_in_the_wrong_base",
     "an exp2 kernel forgot log2(e) on the bias: segment-anything-fast#71",
     lambda bias, scores: np.asarray(bias * math.log(2)), diagnosis="bias-times-ln2")
 _faulty_bias(bias_read_as, "bias_in_bfloat16", "ALiBi's distances in 16 bits: vllm#945",
-    lambda bias, scores: arithmetic.bfloat16(bias), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda bias, scores: bfloat16(bias), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_bias(bias_read_as, "bias_added_twice", "added by the kernel and by its caller",
     lambda bias, scores: np.asarray(bias + bias), diagnosis="bias-twice")
 _faulty_bias(bias_read_as, "bias_off_by_one_key", "ALiBi's distance off by one: vllm#945",
@@ -148,3 +194,325 @@ _faulty_sinks(sinks_read_as, "sinks_counted_twice",
 _faulty_sinks(in_attention, "sinks_scaled_with_scores",
     "the sink is scaled as the scores are: rocm-libraries#12229's kind",
     lambda call: sinks_read_as(lambda sinks: np.asarray(sinks * call.factor)), diagnosis="sinks-scaled")
+# fmt: on
+
+
+_faulty_softmax = partial(mutant, "softmax", at="weights")
+_faulty_denominator = partial(mutant, "denominator", at="weights")
+_faulty_precision = partial(mutant, "precision", at="weights")
+
+
+def _exponential(exp: Callable[[Array], Array]) -> Steps:
+    """Use another exponential."""
+    return {"_softmax_with_sinks.np": numpy_with(exp=exp)}
+
+
+_ERRORS = (
+    (1e-6, "1e_6", "a polynomial exp of six digits: pytorch#115151's kind", ()),
+    (1e-5, "1e_5", "a polynomial exp of five digits", ()),
+    (1e-4, "1e_4", "a polynomial exp of four digits", ACCURACY_OF_16_BITS),
+)
+
+
+def _with_relative_error(size: float) -> Callable[[Array], Array]:
+    """Let every exponential err by up to ``size``, each by another amount, so that it does not cancel."""
+    return lambda shifted: np.asarray(np.exp(shifted) * (1 + size * np.sin(97 * shifted + 1)))
+
+
+for _size, _digits, _defect, _diagnosis in _ERRORS:
+    _faulty_softmax(
+        _exponential, at="weights", defect=_defect, dtypes=WIDE, diagnosis=_diagnosis, name=f"exp_off_by_{_digits}"
+    )(_with_relative_error(_size))
+
+
+@_faulty_softmax(
+    _exponential, at="weights", defect="2^fraction by a quadratic", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
+)
+def exp_by_a_parabola(shifted: Array) -> Array:
+    power = shifted * math.log2(math.e)
+    whole = np.floor(np.maximum(power, -1000))
+    fraction = power - whole
+    return np.where(power < -1000, 0, np.exp2(whole) * (1 + fraction * (0.6565 + 0.3435 * fraction)))
+
+
+def _over_axis(axis: int) -> Steps:
+    """Normalise the weights over a wrong axis."""
+
+    def normalise(logits: Array) -> Stages:
+        turned = np.swapaxes(logits, axis, -1)
+        return softmax(logits) | {"weights": np.swapaxes(softmax(turned)["weights"], axis, -1)}
+
+    return normalised(normalise)
+
+
+for _axis, _which, _defect in (
+    (-2, "queries", "wrong axis: annotated_deep_learning#146"),
+    (1, "heads", "wrong axis: fastNLP#254"),
+    (0, "batch", "wrong axis: PyTorch-NLP#2"),
+):
+    _faulty_softmax(
+        _over_axis, at="weights", defect=_defect, diagnosis=f"softmax-over-{_which}", name=f"softmax_over_{_which}"
+    )(_axis)
+
+
+@_faulty_softmax(
+    normalised, at="log_sum_exp", defect="log of the shifted sum alone", diagnosis="log-sum-exp-without-maximum"
+)
+def log_sum_exp_without_maximum(logits: Array) -> Stages:
+    stages, exponentials = with_exponentials(logits)
+    maximum = _row_maximum(logits)
+    total = np.where(maximum == -np.inf, 1, _row_sum(exponentials))
+    return stages | {"log_sum_exp": np.where(np.isinf(maximum), maximum, np.log(total))[..., 0]}
+
+
+@_faulty_softmax(
+    normalised, at="log_sum_exp", defect="statistics kept in 16 bits", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
+)
+def log_sum_exp_in_float16(logits: Array) -> Stages:
+    stages = softmax(logits)
+    return stages | {"log_sum_exp": float16(stages["log_sum_exp"])}
+
+
+def _total(total: Callable[[Array], Array]) -> Steps:
+    """Add the exponentials up in another way."""
+    return {"_softmax_with_sinks._row_sum": total}
+
+
+def _plus(epsilon: float) -> Steps:
+    return _total(lambda exponentials: np.asarray(_row_sum(exponentials) + epsilon))
+
+
+_EPSILON = "an epsilon against division by zero"
+for _name, _defect, _dtypes, _epsilon in (
+    ("one_added_to_the_sum", "1 for exp(-max): AttentionIsOFFByOne#5", EVERY, 1.0),
+    ("sum_plus_1e_9", _EPSILON, ("float64",), 1e-9),
+    ("sum_plus_1e_6", _EPSILON, WIDE, 1e-6),
+    ("sum_plus_1e_3", _EPSILON, WIDE, 1e-3),
+):
+    _faulty_denominator(_plus, defect=_defect, dtypes=_dtypes, diagnosis=f"denominator-plus-{_epsilon:g}", name=_name)(
+        _epsilon
+    )
+
+
+equivalent(
+    _plus,
+    defect=_EPSILON,
+    proof="The largest term is exp(0) = 1 exactly, so the sum is at least 1, where half a unit in the last place is "
+    "6e-8 in float32 and more in 16 bits: adding 1e-9 to it rounds to the sum itself, bit for bit.",
+    dtypes=("float32", "float16"),
+    name="sum_plus_1e_9_below_the_last_place",
+)(1e-9)
+
+
+@equivalent(
+    normalised,
+    defect="a clamp that has nothing to clamp",
+    proof="All terms are at least 0, so every rounded partial sum is at least each of its terms (rounding is "
+    "monotone), and a quotient of two numbers of which the divisor is not smaller does not round above 1. NaN stays "
+    "NaN.",
+)
+def weights_clipped_at_one(logits: Array) -> Stages:
+    stages = softmax(logits)
+    return stages | {"weights": np.minimum(stages["weights"], 1)}
+
+
+@equivalent(
+    _exponential,
+    defect="a clamp against overflow that has nothing to clamp",
+    proof="A difference s - m with s <= m is at most 0, and rounding keeps its sign: min(s - m, 0) is s - m, bit for "
+    "bit. NaN stays NaN.",
+)
+def exponent_clipped_at_zero(shifted: Array) -> Array:
+    return np.asarray(np.exp(np.minimum(shifted, 0)))
+
+
+def _accumulated(store: Store) -> Steps:
+    """Average the values with running sums that are stored."""
+    return {"attention._weighted_sum": lambda weights, value: sequential_matmul(weights, value, store=store)}
+
+
+_Stored = tuple[str, str, Store]
+_WEIGHTS: tuple[_Stored, ...] = (
+    ("weights_in_bfloat16", "P is stored in bfloat16 before P V", bfloat16),
+    ("weights_in_float16", "P is stored in float16 before P V: pytorch#158979's reference", float16),
+    ("weights_in_tf32", "P V in TF32: pytorch#161022", tf32),
+    ("weights_truncated_to_bfloat16", "a shift for a rounding conversion", truncated_bfloat16),
+)
+_VALUES_AND_OUTPUT: tuple[tuple[*_Stored, Callable[[Store], Steps]], ...] = (
+    ("value_in_bfloat16", "the value is cast down on the way in", bfloat16, values_read_as),
+    ("value_in_tf32", "P V in TF32: triton#3498", tf32, values_read_as),
+    ("output_in_bfloat16", "the output passes through bfloat16", bfloat16, outputs_read_as),
+    ("output_truncated", "a shift for a rounding conversion", truncated_tf32, outputs_read_as),
+    (
+        "values_accumulated_in_float16",
+        "P V with float16 running sums: metal-flash-attention#8",
+        float16,
+        _accumulated,
+    ),
+    ("values_accumulated_in_bfloat16", "P V with bfloat16 running sums", bfloat16, _accumulated),
+)
+
+for _name, _defect, _store in _WEIGHTS:
+    _faulty_precision(
+        weights_read_as, at="weights", defect=_defect, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, name=_name
+    )(_store)
+
+
+for _name, _defect, _store, _form in _VALUES_AND_OUTPUT:
+    _faulty_precision(_form, at="context", defect=_defect, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, name=_name)(
+        _store
+    )
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_softmax(maximum_read_as, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
+    lambda logits: np.zeros_like(_row_maximum(logits)))
+_faulty_softmax(in_attention, "maximum_over_masked_keys",
+    "the maximum includes what is masked: everything kept underflows",
+    lambda call: {"_softmax_with_sinks": within(_softmax_with_sinks, **maximum_read_as(lambda logits:
+        _row_maximum(call.unmasked)))})
+_faulty_softmax(maximum_read_as, "maximum_starts_at_zero",
+    "the running maximum starts at 0: rows far below it underflow",
+    lambda logits: np.maximum(_row_maximum(logits), 0))
+_faulty_softmax(maximum_read_as, "maximum_starts_at_minus_5e4", "a finite sentinel for -inf: flashinfer#4267",
+    lambda logits: np.asarray(np.maximum(_row_maximum(logits), np.asarray(-5e4, logits.dtype))))
+_faulty_softmax(_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
+    lambda shifted: np.asarray(np.exp2(shifted * 1.4427)), dtypes=WIDE)
+_faulty_softmax(_exponential, "exp_in_float16", "exp evaluated in float16",
+    lambda shifted: float16(np.exp(float16(shifted))), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_softmax(_exponential, "exp_in_bfloat16", "exp rounded to bfloat16",
+    lambda shifted: bfloat16(np.exp(shifted)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_softmax(_exponential, "exp_floored_at_minus_20", "a clamp keeps weights of 2e-9 alive",
+    lambda shifted: np.asarray(np.exp(np.where(np.isfinite(shifted), np.maximum(shifted, -20), shifted))))
+_faulty_softmax(logits_read_as, "logits_clipped_at_60", "a clamp against overflow levels the largest logits",
+    lambda logits: np.asarray(np.minimum(logits, np.asarray(60, logits.dtype))))
+_faulty_softmax("_softmax_with_sinks.np", "log_sum_exp_in_base_two", "log2 for log: flashinfer#2113, sglang#35045",
+    numpy_with(log=np.log2), at="log_sum_exp", diagnosis="log-sum-exp-mixed-base")
+_faulty_denominator(_total, "sum_accumulated_in_float16", "the row sum sticks at 2048: tract#2586",
+    lambda exponentials: sequential_sum(exponentials, float16), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_denominator(_total, "sum_accumulated_in_bfloat16", "the row sum sticks at 256: executorch#20090, mlx#4178",
+    lambda exponentials: sequential_sum(exponentials, bfloat16), dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_denominator(_total, "sum_stored_in_bfloat16", "the finished sum is stored in bfloat16: tt-metal#52045",
+    lambda exponentials: bfloat16(_row_sum(exponentials)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_denominator(_total, "sum_in_float32", "float64 in, float32 statistics: jax#37422, jax#34114",
+    lambda exponentials: float32(_row_sum(float32(exponentials))), dtypes=("float64",),
+    diagnosis="accuracy-of-float32")
+_faulty_denominator(reciprocal_read_as, "reciprocal_in_tf32", "an approximate reciprocal without a Newton step",
+    lambda total: tf32(1 / total), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_denominator(_total, "sum_without_its_smallest_terms", "terms below 1e-4 are skipped as negligible",
+    lambda exponentials: _row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE)
+_faulty_precision(weights_read_as, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
+    lambda weights: np.where(weights < 1e-05, 0, weights), dtypes=WIDE)
+_faulty_precision(inputs_changed, "inputs_in_float32",
+    "float64 attention computed from float32 inputs: jax#37422's kind",
+    lambda query, key, value: (float32(query), float32(key), float32(value)),
+    at="raw_scores", dtypes=("float64",), diagnosis="accuracy-of-float32")
+# fmt: on
+
+
+_valued = partial(mutant, "special values", dtypes=KERNELS, at="biased")
+
+
+@_valued(normalised, at="weights", defect="a row of finfo.min gives NaN: pytorch#109517, #110213")
+def row_of_least_finite_numbers_is_nan(logits: Array) -> Stages:
+    """Subtract a row's maximum that is itself minus infinity."""
+    stages, maximum = softmax(logits), _row_maximum(logits)
+    is_lost = (maximum <= np.finfo(logits.dtype).min / 2) & ~np.isneginf(maximum)
+    return stages | {"weights": np.where(is_lost, np.nan, stages["weights"]).astype(logits.dtype)}
+
+
+@_valued(
+    logits_read_as,
+    at="weights",
+    defect="structure: the maximum's place is kept, and its equals in later tiles are left out",
+)
+def far_ties_of_the_maximum_forgotten(logits: Array) -> Array:
+    """Forget a maximum that comes again 16 keys later or more."""
+    keys = np.arange(logits.shape[-1])
+    is_largest = (logits == _row_maximum(logits)) & np.isfinite(logits)
+    first = is_largest.argmax(axis=-1)[..., np.newaxis] if logits.shape[-1] else np.zeros((), int)
+    return np.where(is_largest & (keys >= first + 16), -np.inf, logits)
+
+
+@_valued(
+    logits_read_as,
+    at="weights",
+    defect="structure: a tile is read where its maximum is above the running one, and otherwise where it is below",
+)
+def tile_with_an_equal_maximum_skipped(logits: Array) -> Array:
+    """Walk over tiles of 16 keys, and see nothing of one whose maximum is the running one."""
+    running = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
+    seen = []
+    for start in range(0, logits.shape[-1], 16):
+        part = logits[..., start : start + 16]
+        is_skipped = (_row_maximum(part) == running) & np.isfinite(running)
+        seen.append(np.where(is_skipped, -np.inf, part).astype(part.dtype))
+        running = np.maximum(running, _row_maximum(part))
+    return np.concatenate(seen, axis=-1) if seen else logits
+
+
+def _nan_from_a_first_tile(tile: int) -> Steps:
+    """Let exp(-inf - -inf) of a first tile that is wholly masked reach the row, where a later one has keys."""
+
+    def normalise(logits: Array) -> Stages:
+        stages = softmax(logits)
+        first, rest = _row_maximum(logits[..., :tile]), _row_maximum(logits[..., tile:])
+        is_lost = np.isneginf(first) & ~np.isneginf(rest)
+        return stages | {"weights": np.where(is_lost, np.nan, stages["weights"]).astype(logits.dtype)}
+
+    return normalised(normalise)
+
+
+for _tile in (16, 64):
+    _valued(
+        _nan_from_a_first_tile,
+        at="weights",
+        defect="exp(-inf - -inf) of a first tile that is all masked: flashinfer#1178",
+        name=f"first_tile_of_{_tile}_without_a_key_gives_nan",
+    )(_tile)
+
+
+def _by_unmasked(change: Callable[[Array, Array], Array]) -> Steps:
+    """Take the softmax of other logits, ``change(logits, unmasked)``; a softmax alone has masked nothing."""
+    alone = logits_read_as(lambda logits: change(logits, logits))
+    return alone | in_attention(lambda call: logits_read_as(lambda logits: change(logits, call.unmasked)))
+
+
+@_valued(averaged, at="context", defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind")
+def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array:
+    """Let a NaN in the scores of one query reach the one before it, which shares a register."""
+    output = weights @ value
+    has_nan = np.isnan(logits).any(axis=-1, keepdims=True)
+    return np.where(np.roll(has_nan, -1, axis=-2), np.nan, output).astype(output.dtype)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_valued(bias_read_as, "negative_zero_in_a_bias_forbids",
+    "structure: a bias is compared by its bits, and the sign bit alone is the least integer",
+    lambda bias, scores: np.where((bias == 0) & np.signbit(bias), -np.inf, bias).astype(bias.dtype))
+# Add what forbids a second time: the least finite number becomes minus infinity.
+_valued(bias_read_as, "least_finite_bias_added_twice",
+    "finfo.min + finfo.min is minus infinity: Automodel#2658, transformers#31303",
+    lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, bias + bias, bias))
+_valued(bias_read_as, "least_finite_bias_forbids",
+    "finfo.min is taken for minus infinity, and a row of it for an empty one: pytorch#109517's kind",
+    lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, -np.inf, bias).astype(bias.dtype))
+# Take a row whose scores are all zero for padding.
+_valued(averaged, "rows_of_zero_scores_taken_for_padding",
+    "structure: a query of zeros is padding, and its output is not computed",
+    lambda logits, weights, value: np.where((np.where(np.isneginf(logits), 0, logits) == 0).all(axis=-1,
+        keepdims=True) & (logits.shape[-1] > 1), 0, weights @ value).astype(value.dtype),
+    at="context")
+# Take keys whose scores are zero for every query for padding.
+mutant("special values", _by_unmasked, "zero_keys_taken_for_padding",
+    "structure: a key of zeros is padding, and forbidden",
+    lambda logits, unmasked: np.where((unmasked == 0).all(axis=-2, keepdims=True) & ~(unmasked == 0).all(axis=(-1, -2),
+        keepdims=True), -np.inf, logits),
+    at="weights", dtypes=("float32",))
+_valued("attention._weighted_sum", "nan_in_a_query_hidden", "a query that holds NaN gives zeros: pytorch#141128",
+    lambda weights, value: np.asarray(np.nan_to_num(weights) @ value), at="context")
+# fmt: on

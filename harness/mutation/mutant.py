@@ -1,13 +1,284 @@
-"""What the catalogue is a list of, and the decorators that put it there."""
+"""Variants of the NumPy backend with some of its steps replaced, and the faults and right variants that they stand for.
+
+A step is a function of ``numpy_backend``, a private one too. A variant has all of the backend's functions, rebuilt in a
+namespace in which the step's name is another function. So what attention is stands in the backend alone, and an option
+that the backend learns, every variant has.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from functools import cached_property, wraps
+from inspect import Signature, isfunction, signature
+from types import FunctionType, SimpleNamespace
+from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
-from attncheck.mutation.variant import Steps, Variant
+import numpy as np
+
+from attncheck.backends import numpy_backend
+from attncheck.backends.contract import Stages
+from attncheck.backends.numpy_backend import Array
+from attncheck.reading.case import Case
+from attncheck.spec import LOGITS
+
+Step: TypeAlias = Callable[..., Any]
+Steps: TypeAlias = dict[str, Any]
+"""What replaces which step: ``_dot`` wherever it is used, ``dot_scores._dot`` where ``dot_scores`` uses it.
+
+A value is a function, ``PerCall`` for a function of the backend, or, under a name such as ``_cap.np``, the library.
+"""
+
+_FUNCTIONS: Mapping[str, FunctionType] = {
+    name: each
+    for name, each in vars(numpy_backend).items()
+    if isfunction(each) and each.__module__ == numpy_backend.__name__
+}
+_SIGNATURES: Mapping[str, Signature] = {
+    name: signature(each) for name, each in _FUNCTIONS.items() if not name.startswith("_")
+}
+_CONVERSIONS = ("prepare", "describe", "from_numpy", "to_numpy")
+OPERATIONS = tuple(name for name in _SIGNATURES if name not in _CONVERSIONS)
+"""The functions of the contract that return stages."""
+
+
+@dataclass(frozen=True)
+class PerCall:
+    """Steps that a function of the backend uses, made anew for each of its calls from what it is handed."""
+
+    steps_of: Callable[[Call], Steps]
+
+
+class Call:
+    """What ``attention`` or ``attention_gradients`` is called with, by name, and what follows from it.
+
+    ``stages`` are all of the variant's forward pass, worked out where they are asked for.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any], attention: Step, arguments: Mapping[str, Any]) -> None:
+        self._namespace = namespace
+        self._attention = attention
+        self._arguments = arguments
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._arguments:
+            raise AttributeError(name)
+        return self._arguments[name]
+
+    def step(self, name: str) -> Step:
+        """Return the variant's own step."""
+        return cast(Step, self._namespace[name])
+
+    @property
+    def factor(self) -> float:
+        """What the raw scores are multiplied with."""
+        return numpy_backend._scale_of(self.query, self.scale)
+
+    @property
+    def past(self) -> int:
+        """How many keys come from a cache."""
+        past_key = self._arguments.get("past_key")
+        return 0 if past_key is None else int(past_key.shape[-2])
+
+    @property
+    def query_offsets(self) -> Array | None:
+        """Where the first query of each batch entry stands, if that is said; gradients are not asked so."""
+        return self._arguments.get("query_offsets")
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether query heads share heads of keys and values."""
+        return bool(self.query.shape[1] != self.key.shape[1])
+
+    @property
+    def scores_shape(self) -> tuple[int, ...]:
+        """The shape of the scores, (B, H, Lq, T)."""
+        return (*self.query.shape[:3], self.past + self.key.shape[-2])
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The stages of the forward pass."""
+        taken = _SIGNATURES["attention"].parameters
+        return cast(Stages, self._attention(**{name: each for name, each in self._arguments.items() if name in taken}))
+
+    @property
+    def scores(self) -> Array:
+        """The scores that bias and mask meet, (B, H, Lq, T)."""
+        return cast(Array, self.stages.get("capped", self.stages["scores"]))
+
+    @property
+    def weights(self) -> Array:
+        """The weights, (B, H, Lq, T)."""
+        return cast(Array, self.stages["weights"])
+
+    @property
+    def unmasked(self) -> Array:
+        """The logits before anything was forbidden."""
+        return cast(Array, next(self.stages[name] for name in LOGITS[-2::-1] if name in self.stages))
+
+    @property
+    def masked(self) -> Array:
+        """The logits with -inf for what is forbidden, rows without a key too."""
+        return cast(Array, self.stages.get("masked", self.unmasked))
+
+    @property
+    def logits(self) -> Array:
+        """What the softmax saw."""
+        return numpy_backend._fill_empty_rows(self.masked, self.sinks, self.empty_rows)
+
+    @property
+    def log_sum_exp(self) -> Array:
+        """The rows' log_sum_exp, an axis for the keys kept: (B, H, Lq, 1)."""
+        return cast(Array, self.stages["log_sum_exp"][..., np.newaxis])
+
+
+class Variant:
+    """One implementation under the contract's names: the NumPy backend with some of its steps replaced.
+
+    ``hidden`` stages are not returned, as a kernel does not return what it never has. ``steps`` are those that are
+    replaced; None where that cannot be told.
+    """
+
+    prepare: Callable[..., None]
+    describe: Callable[..., dict[str, str]]
+    from_numpy: Step
+    to_numpy: Step
+    dot_scores: Callable[..., Stages]
+    cosine_scores: Callable[..., Stages]
+    general_scores: Callable[..., Stages]
+    additive_scores: Callable[..., Stages]
+    mask_scores: Callable[..., Stages]
+    softmax: Callable[..., Stages]
+    attention: Callable[..., Stages]
+    general_attention: Callable[..., Stages]
+    additive_attention: Callable[..., Stages]
+    cosine_attention: Callable[..., Stages]
+    attention_gradients: Callable[..., Stages]
+    packed_attention: Callable[..., Stages]
+    packed_attention_gradients: Callable[..., Stages]
+    paged_attention: Callable[..., Stages]
+    quantized_attention: Callable[..., Stages]
+    normalized_attention: Callable[..., Stages]
+    latent_attention: Callable[..., Stages]
+    multi_head_attention: Callable[..., Stages]
+    merge_states: Callable[..., Stages]
+
+    def __init__(self, steps: Steps | None = None, *, hidden: frozenset[str] = frozenset()) -> None:
+        self.hidden = hidden
+        self.steps: Steps | None = steps or {}
+        self._namespace = _rebuilt(self.steps)
+        for name in _SIGNATURES:
+            self._offer(name, self._namespace[name])
+
+    def function(self, name: str) -> Step:
+        """Return a function of the backend as this variant has it."""
+        return cast(Step, self._namespace[name])
+
+    def steps_of_call(self, name: str, arrays: tuple[Any, ...], given: Mapping[str, Any]) -> Steps:
+        """Return what replaces which name in one call of a function whose steps are made for each call.
+
+        Raises ``KeyError`` for one that it lacks.
+        """
+        function = self._namespace[name]
+        assert isinstance(function, _MadePerCall)
+        steps = function.steps_of(arrays, given)
+        _check(_FUNCTIONS[name], steps)
+        return steps
+
+    def _offer(self, name: str, function: Step) -> None:
+        """Offer a function under the contract's name and parameters, without what is hidden."""
+
+        @wraps(_FUNCTIONS[name])
+        def run(*arrays: Any, **given: Any) -> Any:
+            returned = function(*arrays, **given)
+            if name in _CONVERSIONS:
+                return returned
+            return {stage: array for stage, array in returned.items() if stage not in self.hidden}
+
+        setattr(self, name, run)
+
+
+def recording(record: Callable[[str, Step], Step]) -> dict[str, Step]:
+    """Return the backend's functions, each handed to ``record`` with its name; they call what that returns."""
+    namespace = dict(vars(numpy_backend))
+    recorded = {name: record(name, _in(each, namespace)) for name, each in _FUNCTIONS.items()}
+    namespace |= recorded
+    return recorded
+
+
+def is_function(name: str) -> bool:
+    """Whether the backend has a function of this name."""
+    return name in _FUNCTIONS
+
+
+def within(function: Step, **names: Any) -> Step:
+    """Return a function in which some global names mean something else. Raises ``KeyError`` for one that it lacks."""
+    assert isinstance(function, FunctionType)
+    _check(function, names)
+    return _in(function, {**function.__globals__, **names})
+
+
+def numpy_with(**functions: Any) -> SimpleNamespace:
+    """Return NumPy with other functions, as a library has them that approximates its own."""
+    return SimpleNamespace(**{**vars(np), **functions})
+
+
+def _in(function: FunctionType, namespace: dict[str, Any]) -> FunctionType:
+    again = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)
+    again.__kwdefaults__ = function.__kwdefaults__
+    return again
+
+
+def _check(function: FunctionType, names: Iterable[str]) -> None:
+    """Refuse what would change nothing."""
+    for name in names:
+        if name not in function.__code__.co_names or name not in vars(numpy_backend):
+            raise KeyError(f"{function.__name__} of numpy_backend uses no {name}")
+
+
+def _rebuilt(steps: Steps) -> dict[str, Any]:
+    """Return the backend's namespace with other steps. Raises ``KeyError`` for a step that it does not have."""
+    namespace = dict(vars(numpy_backend))
+    namespace |= {name: _in(function, namespace) for name, function in _FUNCTIONS.items()}
+    local: dict[str, dict[str, Any]] = {}
+    for key, step in steps.items():
+        function, _, name = key.rpartition(".")
+        if (function or name) not in _FUNCTIONS:
+            raise KeyError(f"numpy_backend has no function {function or name}")
+        if function:
+            local.setdefault(function, {})[name] = step
+            _check(_FUNCTIONS[function], [name])
+        elif not isinstance(step, PerCall):
+            namespace[name] = step
+    scopes: dict[str, dict[str, Any]] = {function: {} for function in local}
+    namespace |= {function: _in(_FUNCTIONS[function], scope) for function, scope in scopes.items()}
+    per_call = {name: step for name, step in steps.items() if isinstance(step, PerCall)}
+    namespace |= {name: _MadePerCall(name, step, namespace[name], namespace) for name, step in per_call.items()}
+    for function, scope in scopes.items():
+        scope.update(namespace | local[function])
+    return namespace
+
+
+@dataclass(frozen=True, eq=False)
+class _MadePerCall:
+    """A function of the backend whose steps are made for each call."""
+
+    name: str
+    step: PerCall
+    plain: Step
+    namespace: Mapping[str, Any]
+
+    def __call__(self, *arrays: Any, **given: Any) -> Any:
+        return within(self.plain, **self.steps_of(arrays, given))(*arrays, **given)
+
+    def steps_of(self, arrays: tuple[Any, ...], given: Mapping[str, Any]) -> Steps:
+        """Return what replaces which name in one call."""
+        bound = _SIGNATURES[self.name].bind(*arrays, **given)
+        bound.apply_defaults()
+        attention = self.plain if self.name == "attention" else self.namespace["attention"]
+        return self.step.steps_of(Call(self.namespace, attention, bound.arguments))
+
 
 WIDE = ("float64", "float32")
 """A fault of precision: what is one in these may be the declared storage of a 16-bit implementation."""
@@ -31,7 +302,9 @@ class Mutant:
     computation, that it gets wrong (``context`` is the output where there are no projections); ``dtypes`` are those in
     which it is a fault. ``diagnosis`` is what may rightly be said of it (docs/diagnoses.md), nothing where no such name
     is its cause. ``classes`` are the rounding models that it claims to be of, where not the reference's. ``without``
-    is the same implementation without the fault, where that is not the reference.
+    is the same implementation without the fault, where that is not the reference. ``of`` names the operation that
+    alone has the fault, and the argument without which it does nothing if there is one: such a fault is put to cases
+    until one catches it, and is not named.
     """
 
     name: str
@@ -43,6 +316,12 @@ class Mutant:
     diagnosis: tuple[str, ...] = ()
     classes: Mapping[str, str] = field(default_factory=dict)
     without: Variant | None = None
+    of: tuple[str, str] | None = None
+
+    def is_shown_by(self, case: Case) -> bool:
+        """Whether a case is of the operation that alone has the fault, and gives the argument that it is a fault of."""
+        operation, argument = self.of or (case.operation, "")
+        return case.operation == operation and (not argument or argument in case.inputs or argument in case.options)
 
 
 @dataclass(frozen=True)
@@ -76,6 +355,13 @@ class Equivalent:
 
 
 Subject: TypeAlias = Mutant | Control | Equivalent
+
+
+def is_generated(subject: Subject) -> TypeGuard[Mutant]:
+    """Whether a fault follows from the specification: one operation alone has it."""
+    return isinstance(subject, Mutant) and subject.of is not None
+
+
 Form: TypeAlias = str | Callable[[Any], Steps | Variant] | None
 """How a variant is made of what is decorated.
 
@@ -104,6 +390,7 @@ def mutant(
     classes: Mapping[str, str] | None = None,
     without: Variant | None = None,
     hidden: frozenset[str] = frozenset(),
+    of: tuple[str, str] | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """Register a fault; ``at`` is the first stage that it gets wrong.
 
@@ -113,7 +400,7 @@ def mutant(
 
     def register(step: Decorated) -> Decorated:
         backend = _variant(form, step, hidden)
-        fault = Mutant(name or _name(step), topic, defect, backend, at, dtypes, names, classes or {}, without)
+        fault = Mutant(name or _name(step), topic, defect, backend, at, dtypes, names, classes or {}, without, of)
         _REGISTERED.append((module, fault))
         return step
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -11,11 +12,18 @@ from zlib import crc32
 
 from attncheck.errors import UsageError
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS
-from attncheck.mutation.findings import UnitFindings, has_wrong_numbers, is_caught
-from attncheck.mutation.judgement import ExactJudge, JudgeStages
-from attncheck.mutation.mutant import REFERENCE, Mutant, Subject
-from attncheck.mutation.naming import MAX_CASES, Naming, asked_for_names
-from attncheck.mutation.scoring import CatchQuestion, Pending, Scorers, ScorersHere
+from attncheck.mutation.judgement import (
+    MAX_CASES,
+    ExactJudge,
+    JudgeStages,
+    Naming,
+    UnitFindings,
+    asked_for_names,
+    has_wrong_numbers,
+    is_caught,
+)
+from attncheck.mutation.mutant import REFERENCE, Mutant, Subject, is_generated
+from attncheck.mutation.scoring import CatchQuestion, Pending, Scorers, ScorersHere, SweepQuestion
 from attncheck.mutation.summary import MutationFrames, summarise
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, count_scores, judged_dtypes, serves_naming
 from attncheck.reading.case import Case
@@ -29,6 +37,8 @@ ENOUGH_CASES = 2
 """Cases that have to catch a fault, in a dtype and a seed, before no large one is put to it."""
 RIGHT_CASES, ENOUGH_RIGHT_CASES = 256, 12
 """Cases that a right variant is put to: so many of all, and in each dtype the first where it is not the reference."""
+FAULTS_OF_A_SWEEP = 48
+"""Faults that follow from the specification and are put to the same cases by one process."""
 SMALL_AT_A_TIME, LARGE_AT_A_TIME = 16, 16
 """Cases that are put to faults before it is seen which of them are caught often enough."""
 
@@ -128,12 +138,51 @@ def run_mutants(
     to subjects in several processes (``workers.py``); what comes of it is the same.
     """
     scorers = scorers or ScorersHere({each.name: each for each in subjects}, judge_stages or ExactJudge())
-    shown = None if visible is None else frozenset(visible)
+    shown, cases = None if visible is None else frozenset(visible), list(cases)
+    generated = [each for each in subjects if is_generated(each)]
+    by_hand = [each for each in subjects if not is_generated(each)]
+    sweeps = [scorers.sweep(each) for each in _sweeps(cases, seeds, generated, shown, exhaustive=exhaustive)]
     plan = _planned(cases, seeds, exhaustive=exhaustive)
-    parts = _exactly_asked(plan, list(_judged(plan, subjects, shown, scorers)), subjects)
+    parts = _exactly_asked(plan, list(_judged(plan, by_hand, shown, scorers)), by_hand)
     names = _named(plan, parts, shown, scorers).names()
-    spared = frozenset() if exhaustive else _spared(plan, parts, subjects)
+    spared = frozenset() if exhaustive else _spared(plan, parts, by_hand)
+    if not exhaustive:
+        spared |= {(each.name, dtype) for each in generated for dtype in each.dtypes}
+    parts += [part for sweep in sweeps for part in sweep.result()]
     return summarise(parts, subjects, seeds, names, spared, exhaustive=exhaustive)
+
+
+def _sweeps(
+    cases: Sequence[Case],
+    seeds: Sequence[int],
+    faults: Sequence[Mutant],
+    visible: frozenset[str] | None,
+    *,
+    exhaustive: bool,
+) -> Iterator[SweepQuestion]:
+    """Yield the faults of each operation with its cases in each seed, the smallest first; exhaustive, no large ones."""
+    most = MAX_SCORES_FOR_ALL if exhaustive else math.inf
+    of_operation: dict[str, list[_Sized]] = defaultdict(list)
+    for elements, case, seed in (each for sizes in _by_size(cases, seeds) for each in sizes):
+        if elements <= most:
+            of_operation[case.operation].append((elements, case, seed))
+    for (operation, dtype), group in _grouped(faults).items():
+        sized = sorted(of_operation[operation], key=lambda each: each[0])
+        for seed in seeds:
+            chosen = tuple(case for _, case, own in sized if own == seed and dtype in judged_dtypes(case))
+            for start in range(0, len(group), FAULTS_OF_A_SWEEP):
+                names = tuple(fault.name for fault in group[start : start + FAULTS_OF_A_SWEEP])
+                yield SweepQuestion(chosen, seed, dtype, names, visible, exhaustive)
+
+
+def _grouped(faults: Iterable[Mutant]) -> dict[tuple[str, str], list[Mutant]]:
+    """Return faults of one operation alone by it, and each dtype in which they are faults."""
+    groups: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
+    for fault in faults:
+        if fault.of:
+            for dtype in fault.dtypes:
+                groups[fault.of[0], dtype].append(fault)
+    return groups
 
 
 def _judged(

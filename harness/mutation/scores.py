@@ -1,20 +1,35 @@
-"""Faults of the scaled dot product: the product, the factor on the raw scores, and the rotation before it."""
+"""Faults of scores: scale, product, precision, and the bilinear, the additive and the cosine score.
+
+Those of attention by such a score go from the score network to the mean.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from attncheck.backends.numpy_backend import _dot, _rotate, _scale_of
-from attncheck.mutation import arithmetic
-from attncheck.mutation.arithmetic import Array, Store
-from attncheck.mutation.forward_forms import in_attention, scores_read_as
-from attncheck.mutation.mask_forms import filled
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, mutant
-from attncheck.mutation.variant import Steps
+from attncheck.backends import numpy_backend
+from attncheck.backends.contract import EmptyRows, Stages
+from attncheck.backends.numpy_backend import _dot, _rotate, _scale_of, additive_scores, cosine_scores, general_scores
+from attncheck.mutation.forms import filled, in_attention, scores_read_as, with_score_bias
+from attncheck.mutation.kernel import (
+    Array,
+    Store,
+    bfloat16,
+    float16,
+    float32,
+    sequential_matmul,
+    tanh_by_pade,
+    tanh_by_ratio,
+    tf32,
+)
+from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Steps, mutant, numpy_with, within
+from attncheck.spec import LOGITS, STAGES
 
 _faulty_scale = partial(mutant, "scale", at="scores")
 _faulty_scores = partial(mutant, "scores", at="raw_scores")
@@ -31,9 +46,9 @@ def _default(default: Callable[[Array], float]) -> Steps:
 
 
 _STORED: tuple[tuple[str, str, Store], ...] = (
-    ("bfloat16", "scores written to memory in bfloat16", arithmetic.bfloat16),
-    ("float16", "scores written to memory in float16: kvpress#268, pytorch#60939", arithmetic.float16),
-    ("tf32", "scores written to memory in TF32", arithmetic.tf32),
+    ("bfloat16", "scores written to memory in bfloat16", bfloat16),
+    ("float16", "scores written to memory in float16: kvpress#268, pytorch#60939", float16),
+    ("tf32", "scores written to memory in TF32", tf32),
 )
 for _format, _defect, _store in _STORED:
     _faulty_scores(
@@ -85,9 +100,9 @@ _faulty_scale(_default, "scale_without_root", "1/d for 1/sqrt(d)",
 _faulty_scale(_default, "scale_of_model_width", "1/sqrt(H d), the model's width for the head's",
     lambda query: 1 / math.sqrt(query.shape[1] * query.shape[-1]), diagnosis="scale-inverse-root-of-HD")
 _faulty_scale(_factor, "scale_in_bfloat16", "the factor is computed in the storage type: MONAI GenerativeModels#146",
-    lambda scale: float(arithmetic.bfloat16(np.array(scale))), dtypes=WIDE, diagnosis="scale-fitted")
+    lambda scale: float(bfloat16(np.array(scale))), dtypes=WIDE, diagnosis="scale-fitted")
 _faulty_scale(_factor, "scale_in_float32", "tf.cast(1/sqrt(d), float64) passes a Python float through float32",
-    lambda scale: float(arithmetic.float32(np.array(scale))), dtypes=("float64",),
+    lambda scale: float(float32(np.array(scale))), dtypes=("float64",),
     diagnosis=("scale-fitted", "accuracy-of-float32"))
 _faulty_scale("_scale_of", "explicit_scale_ignored", "the argument has no effect: tt-metal#33304, pytorch#151098",
     lambda query, scale: _scale_of(query, None), diagnosis="scale-default")
@@ -104,18 +119,18 @@ _faulty_scale(in_attention, "scale_applied_after_mask",
     at="masked", diagnosis="fill-minus-infinity")
 _faulty_scale("dot_scores._dot", "scores_scaled_in_float16",
     "the scale comes after a float16 product: metal-flash-attention#8",
-    lambda query, key: arithmetic.float16(_dot(query, key)), at="raw_scores", dtypes=WIDE,
+    lambda query, key: float16(_dot(query, key)), at="raw_scores", dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "query_in_bfloat16", "the query is cast down on the way in: pytorch#158979's kind",
-    lambda query, key: _dot(arithmetic.bfloat16(query), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda query, key: _dot(bfloat16(query), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "key_in_float16", "a float16 key cache under a float32 query",
-    lambda query, key: _dot(query, arithmetic.float16(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda query, key: _dot(query, float16(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "query_and_key_in_tf32",
     "float32 matmul silently in TF32: pytorch#161022, mlx#3860, triton#3498",
-    lambda query, key: _dot(arithmetic.tf32(query), arithmetic.tf32(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda query, key: _dot(tf32(query), tf32(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "scores_accumulated_in_float16",
     "float16 running sums: metal-flash-attention#8, ultralytics#24990",
-    lambda query, key: arithmetic.sequential_matmul(query, np.swapaxes(key, -1, -2), store=arithmetic.float16),
+    lambda query, key: sequential_matmul(query, np.swapaxes(key, -1, -2), store=float16),
     dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "last_feature_of_the_score_dropped", "the loop over the width ends one early",
     lambda query, key: _dot(query[..., :-1], key[..., :-1]), diagnosis="last-feature-dropped")
@@ -143,3 +158,330 @@ _faulty_rotary("_rotate", "rotary_sine_of_a_padded_width",
         if 1 << (sin.shape[-1] - 1).bit_length() == sin.shape[-1] else np.zeros_like(sin), interleaved))
 _faulty_rotary("attention_gradients._rotate", "rotary_gradient_not_turned_back", "the way back leaves the rotation out",
     lambda inputs, cos, sin, interleaved: inputs, at="grad_query")
+# fmt: on
+
+
+_faulty_other_scores = partial(mutant, "other scores", at="scores")
+
+
+def _weight(change: Callable[[Array], Array]) -> Steps:
+    """Change the bilinear weight; where the change does not fit its shape, a real implementation would refuse."""
+
+    def score(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
+        changed = change(weight)
+        right = changed if changed.shape == weight.shape else weight
+        return general_scores(query, key, right, score_bias=score_bias)
+
+    return {"general_scores": score}
+
+
+def _of_parts(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
+    """Make the hidden layer in another way, by ``hidden(query_part, key_part, bias)``."""
+
+    def score(
+        query: Array,
+        key: Array,
+        query_weight: Array,
+        key_weight: Array,
+        score_vector: Array,
+        *,
+        score_bias: Array | None = None,
+    ) -> Stages:
+        query_part = (query @ query_weight)[..., :, np.newaxis, :]  # (B, H, Lq, 1, A)
+        key_part = (key @ key_weight)[..., np.newaxis, :, :]  # (B, H, 1, Lk, A)
+        bias = np.zeros((), query_part.dtype) if score_bias is None else score_bias
+        return {"scores": hidden(query_part, key_part, bias) @ score_vector}
+
+    return {"additive_scores": score}
+
+
+@_faulty_other_scores(_of_parts, defect="tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)")
+def additive_tanh_of_each_part(query_part: Array, key_part: Array, bias: Array) -> Array:
+    hidden: Array = np.tanh(query_part + bias) + np.tanh(key_part + bias)
+    return hidden
+
+
+def _activation(tanh: Callable[[Array], Array]) -> Steps:
+    """Use another hyperbolic tangent."""
+    return {"additive_scores.np": numpy_with(tanh=tanh)}
+
+
+@_faulty_other_scores("additive_scores", defect="v (tanh(q + k) + b) for v tanh(q + k + b)")
+def additive_bias_after_tanh(
+    query: Array,
+    key: Array,
+    query_weight: Array,
+    key_weight: Array,
+    score_vector: Array,
+    *,
+    score_bias: Array | None = None,
+) -> Stages:
+    stages = additive_scores(query, key, query_weight, key_weight, score_vector)
+    return stages if score_bias is None else {"scores": stages["scores"] + score_bias @ score_vector}
+
+
+def _lengths(norm: Callable[..., Array]) -> Steps:
+    """Divide by other lengths than those of the vectors."""
+    return {"cosine_scores.np": numpy_with(linalg=SimpleNamespace(norm=norm))}
+
+
+def _lengths_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Change the length that vectors are divided by."""
+    return _lengths(lambda vectors, **axes: change(np.asarray(np.linalg.norm(vectors, **axes))))
+
+
+def _divided(is_divided: Callable[[str], bool]) -> Steps:
+    """Divide only one of the two by their lengths: ``is_divided`` of its name, ``query`` or ``key``."""
+
+    def score(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+        names = iter(("query", "key"))  # In the order in which the backend takes their lengths.
+
+        def norm(vectors: Array, **axes: Any) -> Array:
+            lengths = np.asarray(np.linalg.norm(vectors, **axes))
+            return lengths if is_divided(next(names)) else np.ones_like(lengths)
+
+        library = numpy_with(linalg=SimpleNamespace(norm=norm))
+        stages: Stages = within(cosine_scores, np=library)(query, key, scale=scale)
+        return stages
+
+    return {"cosine_scores": score}
+
+
+@_faulty_other_scores(
+    _lengths_read_as, defect="the root of the squared length is missing", diagnosis="cosine-times-inverse-lengths"
+)
+def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
+    squares: Array = lengths * lengths
+    return squares
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_other_scores(_weight, "bilinear_weight_transposed", "W^T for W, silent where W is square (Luong, general)",
+    lambda weight: weight.T, diagnosis="score-weight-transposed")
+_faulty_other_scores("general_scores", "bilinear_weight_ignored", "the dot score for the general one where W is square",
+    lambda query, key, weight, *, score_bias=None: with_score_bias(_dot(query, key), score_bias)
+        if weight.shape[0] == weight.shape[1] else general_scores(query, key, weight, score_bias=score_bias),
+    diagnosis="score-weight-ignored")
+_faulty_other_scores("general_scores", "bilinear_bias_ignored",
+    "structure: the bias of the bilinear layer has no effect",
+    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight), diagnosis="score-bias-missing")
+_faulty_other_scores("general_scores", "bilinear_bias_subtracted",
+    "structure: the bias is subtracted, as one of the other side",
+    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight, score_bias=None
+        if score_bias is None else -score_bias), diagnosis="score-bias-negated")
+_faulty_other_scores("general_scores", "bilinear_bias_of_the_first_head",
+    "structure: the bias of the first head serves all",
+    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight, score_bias=None
+        if score_bias is None else score_bias[:1]), diagnosis="score-bias-of-first-head")
+_faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
+    "structure: q (W + b) k^T: the bias is added to the weight",
+    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight if score_bias is None
+        else weight + score_bias[0]))
+_faulty_other_scores(_weight, "bilinear_weight_in_bfloat16", "the weight is stored in bfloat16",
+    lambda weight: bfloat16(weight), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_other_scores("general_scores._dot", "bilinear_product_in_tf32",
+    "the first of two products in TF32: pytorch#161022",
+    lambda projected, key: _dot(tf32(projected), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_other_scores(_of_parts, "additive_parts_multiplied", "tanh(q Wq * k Wk): the parts are mixed by product",
+    lambda query_part, key_part, bias: np.asarray(np.tanh(query_part * key_part + bias)))
+_faulty_other_scores(_activation, "additive_tanh_missing", "the hidden layer is linear", lambda hidden: hidden)
+_faulty_other_scores(_activation, "additive_tanh_by_pade", "x(27 + x^2)/(27 + 9x^2) for tanh", tanh_by_pade)
+_faulty_other_scores(_activation, "additive_tanh_in_float16", "tanh looked up in float16",
+    lambda hidden: float16(np.tanh(hidden)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_other_scores(_activation, "additive_tanh_off_by_1e_5", "a polynomial tanh of five digits",
+    lambda hidden: np.asarray(np.tanh(hidden) * (1 + 1e-05 * np.sin(97 * hidden))), dtypes=WIDE)
+_faulty_other_scores(_activation, "additive_tanh_by_ratio", "(e^2x - 1)/(e^2x + 1) overflows: vllm#56578",
+    tanh_by_ratio)
+_faulty_other_scores("additive_scores", "additive_bias_ignored", "the hidden layer's bias has no effect",
+    lambda *arrays, score_bias=None, **named: additive_scores(*arrays, **named), diagnosis="score-bias-missing")
+_faulty_other_scores(_divided, "cosine_of_an_undivided_query", "only the keys are normalised",
+    lambda name: name != "query", diagnosis="cosine-times-length-of-query")
+_faulty_other_scores(_divided, "cosine_of_an_undivided_key", "only the queries are normalised",
+    lambda name: name != "key", diagnosis="cosine-times-length-of-key")
+_faulty_other_scores(_lengths, "cosine_of_lengths_over_the_first_axis",
+    "lengths over the vectors, not over their features",
+    lambda vectors, **axes: np.asarray(np.linalg.norm(vectors, axis=-2, keepdims=True)))
+_faulty_other_scores(_lengths_read_as, "cosine_with_1e_6_added_to_lengths", "an epsilon against division by zero",
+    lambda lengths: np.asarray(lengths + np.asarray(1e-06, lengths.dtype)), dtypes=WIDE)
+_faulty_other_scores(_lengths_read_as, "cosine_of_lengths_of_at_least_one", "an epsilon of 1 as the least length",
+    lambda lengths: np.maximum(lengths, 1))
+_faulty_other_scores(_lengths_read_as, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
+    lambda lengths: float16(lengths), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_other_scores("cosine_scores", "cosine_scale_ignored", "the temperature has no effect: tt-metal#33304's kind",
+    lambda query, key, *, scale=None: cosine_scores(query, key), diagnosis="scale-one")
+_faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
+    lambda query, key, *, scale=None: cosine_scores(query, key, scale=1 / scale if scale else scale),
+    diagnosis="scale-fitted")
+_faulty_other_scores("cosine_scores", "cosine_scaled_by_the_width", "1/sqrt(d) once more: cntkx#10's kind",
+    lambda query, key, *, scale=None: cosine_scores(query, key, scale=(scale or 1) / query.shape[-1] ** 0.5),
+    diagnosis=("scale-default", "scale-times-default"))
+# fmt: on
+
+
+_faulty_by_score = partial(mutant, "attention by score", at="scores")
+Attend: TypeAlias = Callable[[Stages, Array, dict[str, Any], EmptyRows], Stages]
+
+
+def _network(change: Callable[..., tuple[Array, Array, Array]]) -> Steps:
+    """Change the arrays of the small network: ``change(query_weight, key_weight, score_vector)``."""
+
+    def score(
+        query: Array,
+        key: Array,
+        query_weight: Array,
+        key_weight: Array,
+        score_vector: Array,
+        *,
+        score_bias: Array | None = None,
+    ) -> Stages:
+        network = change(query_weight, key_weight, score_vector)
+        return numpy_backend.additive_scores(query, key, *network, score_bias=score_bias)
+
+    return {"additive_scores": score}
+
+
+def _turned(weight: Array) -> Array:
+    """Transpose what is square; where it is not, a real implementation would refuse."""
+    return weight.T if weight.shape[0] == weight.shape[1] else weight
+
+
+@_faulty_by_score(
+    "additive_scores",
+    at="scores",
+    defect="1/sqrt(D) of the dot product is applied to a score that has no scale",
+    diagnosis="score-scaled",
+)
+def additive_scores_over_root_of_width(query: Array, *arrays: Array, **named: Any) -> Stages:
+    scores = numpy_backend.additive_scores(query, *arrays, **named)["scores"]
+    return {"scores": np.asarray(scores / query.shape[-1] ** 0.5).astype(scores.dtype)}
+
+
+@_faulty_by_score("general_scores", at="scores", defect="1/sqrt(D) of the dot product beside the bilinear weight")
+def bilinear_scores_over_root_of_width(
+    query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
+) -> Stages:
+    scores = numpy_backend.general_scores(query, key, weight, score_bias=score_bias)["scores"]
+    return {"scores": np.asarray(scores / query.shape[-1] ** 0.5).astype(scores.dtype)}
+
+
+def _attending(change: Callable[[Attend], Attend]) -> Steps:
+    """Do what follows on the scores in another way."""
+    return {"_attend": change(numpy_backend._attend)}
+
+
+@_faulty_by_score(
+    _attending,
+    at="masked",
+    defect="structure: the score network is masked, and its scores are not: 0 has a weight",
+    diagnosis="masked-at-zero",
+)
+def masked_scores_set_to_zero(attend: Attend) -> Attend:
+    """Multiply the scores by the mask: what is forbidden has the score 0, and the weight e^0."""
+
+    def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
+        right = numpy_backend.mask_scores(stages["scores"], **masks)
+        if "masked" not in right:
+            return attend(stages, value, masks, empty_rows)
+        before = right["biased"] if "biased" in right else stages["scores"]
+        flat = np.where(np.isneginf(right["masked"]) & ~np.isneginf(before), np.zeros((), before.dtype), before)
+        later = attend({"scores": flat}, value, {}, empty_rows)
+        return {
+            **stages,
+            **right,
+            "masked": flat,
+            **{name: array for name, array in later.items() if name not in LOGITS},
+        }
+
+    return attended
+
+
+def _on_padded_keys(name: str) -> Steps:
+    """Set padded keys to 0 in front of the score, and forbid none: the layers' answer to 0 has a weight."""
+    right = getattr(numpy_backend, name)
+
+    def attention(query: Array, key: Array, *arrays: Array, key_lengths: Array | None = None, **given: Any) -> Stages:
+        if key_lengths is None:
+            return dict(right(query, key, *arrays, **given))
+        is_used = np.arange(key.shape[-2]) < key_lengths[:, np.newaxis]
+        zeroed = np.where(is_used[:, np.newaxis, :, np.newaxis], key, np.zeros((), key.dtype))
+        stages = dict(right(query, zeroed, *arrays, **given))
+        stages["masked"] = next(stages[stage] for stage in LOGITS[::-1] if stage in stages)
+        return {name: stages[name] for name in sorted(stages, key=STAGES.index)}
+
+    return {name: attention}
+
+
+for _name in ("additive_attention", "general_attention"):
+    _faulty_by_score(
+        _on_padded_keys,
+        at="scores",
+        defect="structure: padded annotations are set to zero, and take part in the softmax",
+        name=f"padded_keys_zeroed_before_{_name}",
+    )(_name)
+
+
+@_faulty_by_score(_attending, at="output", defect="structure: the context is made of scores, not of weights")
+def values_averaged_by_scores(attend: Attend) -> Attend:
+    def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
+        found = attend(stages, value, masks, empty_rows)
+        scores = found["scores"]
+        shares = np.where(found["weights"] == 0, np.zeros((), scores.dtype), scores)
+        return found | {"output": np.asarray(shares @ value)}
+
+    return attended
+
+
+@_faulty_by_score(
+    _attending,
+    at="weights",
+    defect="the softmax runs over the queries: labml#146's kind",
+    diagnosis="softmax-over-queries",
+)
+def attention_by_score_normalised_over_queries(attend: Attend) -> Attend:
+    def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
+        found = attend(stages, value, masks, empty_rows)
+        logits = next(found[stage] for stage in LOGITS[::-1] if stage in found)
+        turned = numpy_backend.softmax(np.swapaxes(logits, -1, -2), empty_rows=empty_rows)["weights"]
+        weights = np.ascontiguousarray(np.swapaxes(turned, -1, -2))
+        return found | {"weights": weights, "output": np.asarray(weights @ value)}
+
+    return attended
+
+
+def _keys_for_values(name: str) -> Steps:
+    """Average the keys, where they have the shape of the values."""
+    right = getattr(numpy_backend, name)
+
+    def attention(query: Array, key: Array, value: Array, *arrays: Array, **given: Any) -> Stages:
+        return dict(right(query, key, key if key.shape == value.shape else value, *arrays, **given))
+
+    return {name: attention}
+
+
+for _name in ("general_attention", "additive_attention", "cosine_attention"):
+    _faulty_by_score(
+        _keys_for_values,
+        at="output",
+        defect="structure: the encoder's states are keys and values in the paper, and so the keys are averaged",
+        diagnosis="value-read-as-key",
+        name=f"keys_averaged_by_{_name}",
+    )(_name)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_by_score(_network, "additive_weights_exchanged",
+    "structure: Wq k + Wk q, silent where both weights have one shape",
+    lambda query_weight, key_weight, vector: (key_weight, query_weight, vector)
+        if query_weight.shape == key_weight.shape else (query_weight, key_weight, vector),
+    diagnosis="score-weights-exchanged")
+_faulty_by_score(_network, "additive_query_weight_transposed",
+    "structure: the layout of torch.nn.Linear, (A, D), where the weight is square",
+    lambda query_weight, key_weight, vector: (_turned(query_weight), key_weight, vector),
+    diagnosis="score-query-weight-transposed")
+_faulty_by_score(_network, "additive_key_weight_transposed",
+    "structure: the layout of torch.nn.Linear, (A, Dk), where the weight is square",
+    lambda query_weight, key_weight, vector: (query_weight, _turned(key_weight), vector),
+    diagnosis="score-key-weight-transposed")
+# fmt: on

@@ -8,11 +8,19 @@ from functools import cached_property
 
 import pandas as pd
 
-from attncheck.mutation.findings import UnitFindings
-from attncheck.mutation.mutant import WIDE, Control, Mutant, Subject
-from attncheck.mutation.naming import MAX_WRONGLY, NOT_NAMED, RIGHTLY, WRONGLY, how_named
-from attncheck.mutation.rules import RULES
-from attncheck.mutation.tallies import Tallies, Tally, tallies_of
+from attncheck.mutation.judgement import (
+    MAX_WRONGLY,
+    NOT_NAMED,
+    RIGHTLY,
+    RULES,
+    WRONGLY,
+    Tallies,
+    Tally,
+    UnitFindings,
+    how_named,
+    tallies_of,
+)
+from attncheck.mutation.mutant import WIDE, Control, Mutant, Subject, is_generated
 from attncheck.spec import STAGES
 
 EVALUATION_COLUMNS: Mapping[str, str] = {
@@ -41,7 +49,8 @@ class MutationFrames:
     ``subjects``     one row per subject and dtype: kind, topic, in how many seeds it is caught, by which tiers and
                      cases; ``survives`` where it is not caught in every seed (controls: ``flagged`` where ever);
                      ``spared`` where other cases were not put to it, so that more might catch it; as what it is
-                     ``named`` from all dtypes together, and whether rightly, wrongly or not
+                     ``named`` from all dtypes together, and whether rightly, wrongly or not (one
+                     that follows from the specification is not asked)
     ``rules``        one row per dtype and rule: mutants caught, evaluations of controls rejected; of faults on
                      the small cases. Empty except for an exhaustive run: the harness's own verdict spares faults, and
                      other rules would be held to what it left
@@ -74,8 +83,8 @@ class MutationFrames:
 
     @property
     def caught_once(self) -> pd.DataFrame:
-        """The faults that one case alone catches, in all dtypes together: ``subject`` and ``case``."""
-        faults = self.subjects.loc[self.subjects["kind"].eq("mutant"), "subject"]
+        """The faults by hand that one case alone catches, in all dtypes together: ``subject`` and ``case``."""
+        faults = self.subjects.loc[self.subjects["how_named"].ne("") & self.subjects["kind"].eq("mutant"), "subject"]
         catches = self.catches[self.catches["subject"].isin(faults)][["subject", "case"]].drop_duplicates()
         return catches[~catches["subject"].duplicated(keep=False)].sort_values("subject", ignore_index=True)
 
@@ -178,7 +187,7 @@ def _subjects(
                     "largest_ratio": tally.largest_ratio,
                     **{rule: bool(tally.rejected[rule]) for rule in RULES},
                     "named": ", ".join(names.get(subject.name, ())),
-                    "how_named": how_named(subject, names.get(subject.name, ())),
+                    "how_named": "" if is_generated(subject) else how_named(subject, names.get(subject.name, ())),
                     "description": description_of(subject),
                 }
             )

@@ -1,13 +1,26 @@
-"""One case in one dtype, with the inputs of one seed, put to faults and right variants: what is said of each."""
+"""One case in one dtype, with the inputs of one seed, put to faults and right variants.
+
+A variant is the reference's own code with some steps replaced. So it differs only where the reference calls a function
+that holds a replaced step, and only if what that function returns is not the same there, bit by bit. The reference's
+calls are recorded once for each computation. A variant's functions are handed what the reference's were handed, which
+costs a fraction of the whole; whoever differs anywhere has to compute all of it.
+
+A store keeps what was found of returned bits, never the bits that a variant returns. All that was found of one kind in
+one unit is one entry, by the digest of what was returned and of the rounding model by which it was judged. It follows
+from the numbers of the case and from the code that judges, so that a changed variant, or a new one, is judged where it
+returns what no other one did.
+"""
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache, wraps
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +28,26 @@ from numpy.typing import NDArray
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, evaluate_on
-from attncheck.judging.diagnosis import Evidence
+from attncheck.judging.diagnosis import Evidence, Fit
+from attncheck.judging.remembered import key_of
 from attncheck.judging.truth import Stages
-from attncheck.mutation.findings import Findings, StageResult
-from attncheck.mutation.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding
-from attncheck.mutation.mutant import Mutant, Subject
-from attncheck.mutation.naming import MAX_SCORES
-from attncheck.mutation.reach import Recorder, ReferenceRun
-from attncheck.mutation.remembered import EVIDENCE, FINDINGS, RememberedUnit, remembered_unit
-from attncheck.mutation.rules import RULES, rejected_by_rules
-from attncheck.mutation.variant import Variant
+from attncheck.mutation.judgement import (
+    MAX_SCORES,
+    REFERENCE_CLASSES,
+    RULES,
+    ExactJudge,
+    Findings,
+    JudgeStages,
+    StageFinding,
+    StageResult,
+    rejected_by_rules,
+)
+from attncheck.mutation.mutant import Mutant, PerCall, Step, Subject, Variant, is_function, recording
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import STAGES
-from attncheck.store import NO_STORE, Store, digest_of
+from attncheck.store import NO_STORE, Key, Store, UnreadableEntry, digest_of, digest_of_code
 
 _MAX_TRIALS = 8
 _DIFFERED: Counter[Variant] = Counter()
@@ -246,3 +264,237 @@ def _digest_of(array: NDArray[Any]) -> bytes:
 @lru_cache
 def _name_of(dtype: np.dtype[Any]) -> str:
     return dtype.name
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of a function of the backend by another one, or from outside, and what it returned."""
+
+    name: str
+    caller: str | None
+    arrays: tuple[Any, ...]
+    given: Mapping[str, Any]
+    returned: Any
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceRun:
+    """What the reference makes of a task, with the functions that it calls, in the order in which the calls begin."""
+
+    outcome: Outcome
+    calls: tuple[_Call, ...]
+
+    def has_the_bits_of(self, variant: Variant) -> bool:
+        """Whether a variant provably returns the same; where it may or may not, False."""
+        if variant.steps is None or variant.hidden or not isinstance(self.outcome, Computed):
+            return False
+        try:
+            with np.errstate(all="ignore"):
+                return self._gives_the_same(variant, _replaced_by(variant))
+        except BaseException:  # whatever a step raises has to be seen where it is raised
+            return False
+
+    def _gives_the_same(self, variant: Variant, replaced: _Replaced) -> bool:
+        """Whether the steps of a variant return what the reference's do, call by call."""
+        made: dict[tuple[str | None, str], Step] = {}
+        for call in self.calls:
+            if call.name in replaced.per_call:
+                steps = variant.steps_of_call(call.name, call.arrays, call.given)
+                if not all(map(is_function, steps)):
+                    return False
+                made |= {(call.name, name): step for name, step in steps.items()}
+                continue  # the same function, if all that it calls returns the same
+            function = made.get((call.caller, call.name)) or replaced.function_for(call)
+            if function is None:
+                continue
+            if call.caller is None:
+                return False  # to compare what it returns is to compute everything
+            if not _is_same(function(*call.arrays, **call.given), call.returned):
+                return False
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class _Replaced:
+    """The functions of a variant that hold replaced steps: by name, and those that one function alone calls.
+
+    The steps of those ``per_call`` are made for each call.
+    """
+
+    everywhere: Mapping[str, Step]
+    within: Mapping[tuple[str | None, str], Step]
+    per_call: frozenset[str]
+
+    def function_for(self, call: _Call) -> Step | None:
+        """Return what the variant calls in the place of a call of the reference; None where that is the same."""
+        return self.within.get((call.caller, call.name)) or self.everywhere.get(call.name)
+
+
+@lru_cache(maxsize=4096)
+def _replaced_by(variant: Variant) -> _Replaced:
+    everywhere: dict[str, Step] = {}
+    within: dict[tuple[str | None, str], Step] = {}
+    per_call = set()
+    for key, step in (variant.steps or {}).items():
+        function, _, name = key.rpartition(".")
+        if isinstance(step, PerCall):
+            per_call.add(name)
+        elif function and is_function(name):
+            within[function, name] = step
+        else:  # of what is no function of the backend, such as its library, the whole function is compared
+            everywhere[function or name] = variant.function(function or name)
+    return _Replaced(everywhere, within, frozenset(per_call - everywhere.keys()))
+
+
+class Recorder:
+    """The reference, which takes note of its calls; one for all tasks."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call | None] = []
+        self._running: list[str] = []
+        self._backend = Variant()
+        for name, function in recording(self._recorded).items():
+            if not name.startswith("_"):
+                setattr(self._backend, name, function)
+
+    def run(self, task: Task) -> ReferenceRun:
+        """Evaluate a task."""
+        self._calls.clear()
+        outcome = evaluate_on(self._backend, task)
+        calls = tuple(call for call in self._calls if call is not None)
+        return ReferenceRun(outcome, calls)
+
+    def _recorded(self, name: str, function: Step) -> Step:
+        @wraps(function)
+        def run(*arrays: Any, **given: Any) -> Any:
+            caller, position = self._running[-1] if self._running else None, len(self._calls)
+            self._calls.append(None)
+            self._running.append(name)
+            try:
+                returned = function(*arrays, **given)
+            finally:
+                self._running.pop()
+            self._calls[position] = _Call(name, caller, arrays, given, _kept(returned))
+            return returned
+
+        return run
+
+
+def _kept(returned: Any) -> Any:
+    """Keep what was returned from changes: stages are added to what others returned, and a step may write in place."""
+    for array in returned.values() if isinstance(returned, dict) else (returned,):
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
+    return dict(returned) if isinstance(returned, dict) else returned
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether no code can tell two values apart: type, bits, and how arrays lie in memory."""
+    if type(one) is not type(other):
+        return False
+    match one:
+        case np.ndarray() | np.generic():
+            is_alike = one.dtype == other.dtype and one.shape == other.shape and one.strides == other.strides
+            return bool(is_alike and one.tobytes() == other.tobytes())
+        case dict():
+            return list(one) == list(other) and all(_is_same(each, other[name]) for name, each in one.items())
+        case tuple() | list():
+            return len(one) == len(other) and all(map(_is_same, one, other))
+        case bool() | int() | float() | str():
+            return bool(repr(one) == repr(other))
+    return one is other
+
+
+MAX_FOUND = 1 << 12
+"""How much is kept of a unit before what nobody asked for is dropped; the catalogue has fewer variants."""
+
+_CODE = ("attncheck.mutation.judgement", "attncheck.mutation.unit")
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Found]):
+    """What is found of returned bits, and how it is written as plain data."""
+
+    name: str
+    encode: Callable[[Found], Any]
+    decode: Callable[[Any], Found]
+
+    def written(self, known: Mapping[str, Found]) -> bytes:
+        """Write down what is known by digest."""
+        return zlib.compress(json.dumps({digest: self.encode(found) for digest, found in known.items()}).encode(), 1)
+
+    def known(self, data: bytes) -> dict[str, Found]:
+        """Read what was written. Raises ``UnreadableEntry``."""
+        try:
+            return {str(digest): self.decode(found) for digest, found in json.loads(zlib.decompress(data)).items()}
+        except (zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UnreadableEntry from error
+
+
+@dataclass(eq=False)
+class RememberedUnit(Generic[Found]):
+    """What is known of one unit, by digest."""
+
+    kind: Kind[Found]
+    store: Store
+    key: Key | None
+    _known: dict[str, Found] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)
+    _is_changed: bool = False
+
+    def get(self, digest: str, find: Callable[[], Found]) -> Found:
+        """Return what is known of returned bits, or else what is found of them now."""
+        self._asked.add(digest)
+        if digest not in self._known:
+            self._known[digest] = find()
+            self._is_changed = True
+        return self._known[digest]
+
+    def keep(self) -> None:
+        """Keep what was found."""
+        if self.key is None or not self._is_changed:
+            return
+        kept = self._known
+        if len(kept) > MAX_FOUND:
+            kept = {digest: found for digest, found in kept.items() if digest in self._asked}
+        self.store.put(self.key, self.kind.written(kept))
+
+
+def remembered_unit(kind: Kind[Found], store: Store, case: Case, dtype: str, inputs: Inputs) -> RememberedUnit[Found]:
+    """Return what a store knows of a unit; nothing where that is damaged, or was found by other code."""
+    if store.folder is None:
+        return RememberedUnit(kind, store, None)
+    key = key_of(f"faults-{kind.name}", _version(), case.digest, dtype, inputs)
+    data = store.get(key)
+    try:
+        known = {} if data is None else kind.known(data)
+    except UnreadableEntry:
+        store.note_damaged()
+        known = {}
+    return RememberedUnit(kind, store, key, known)
+
+
+@lru_cache
+def _version() -> str:
+    return digest_of_code(_CODE, ())
+
+
+def _findings(plain: Any) -> Findings:
+    return tuple(StageResult(*each) for each in plain)
+
+
+def _plain(evidence: Evidence | None) -> Any:
+    return None if evidence is None else {**asdict(evidence), "refuted": sorted(evidence.refuted)}
+
+
+def _evidence(plain: Any) -> Evidence | None:
+    if plain is None:
+        return None
+    fits = tuple(Fit(**each) for each in plain["fits"])
+    return Evidence(fits, frozenset(plain["refuted"]), plain["failing"], plain["operation"])
+
+
+FINDINGS: Kind[Findings] = Kind("findings", lambda findings: findings, _findings)
+EVIDENCE: Kind[Evidence | None] = Kind("evidence", _plain, _evidence)

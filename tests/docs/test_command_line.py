@@ -24,9 +24,10 @@ from pages import DOCS, Block, attncheck, blocks_of, commands_of, pages, small_c
 
 from attncheck import releases
 from attncheck.backends import LIBRARIES
-from attncheck.cli import app, listing
+from attncheck.cli import app
 from attncheck.cli.app import COMMANDS, OPTIONS
 from attncheck.errors import ExitCode
+from attncheck.mutation import command as command_of_faults
 
 PAGE = DOCS / "reference" / "command-line.md"
 GROUP: Any = typer.main.get_command(app)
@@ -151,7 +152,7 @@ def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, m
     """One after the other, in one folder: what a check leaves, other commands read."""
     monkeypatch.setattr(releases, "install", _installed)
     monkeypatch.setattr(releases, "check", _checked)
-    monkeypatch.setattr(listing, "available_processors", lambda: 1)  # how many processes score faults
+    monkeypatch.setattr(command_of_faults, "available_processors", lambda: 1)  # how many processes score faults
     (tmp_path / "my_kernel.py").write_text(KERNEL, encoding="utf-8")
     program = DOCS.parent / "tests" / "harness" / "execution" / "program.py"
     (tmp_path / "my_program").write_text(f"#!{sys.executable}\n{program.read_text(encoding='utf-8')}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Which case catches which fault of the catalogue, in which dtype, and at which stage: ``catches.txt``.
+"""Which case catches which fault that was written by hand, in which dtype, and at which stage: ``catches.txt``.
 
     python tests/net/catches.py        writes it again, in minutes, of which the mutation score takes nearly all
 
@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from attncheck.mutation.catalogue import MUTANTS
-from attncheck.mutation.findings import OF_NUMBERS, Findings, StageResult
+from attncheck.mutation.catalogue import BY_HAND
+from attncheck.mutation.judgement import OF_NUMBERS, Findings, StageResult
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import run_mutants
-from attncheck.mutation.workers import in_processes
+from attncheck.mutation.scoring import in_processes
 from attncheck.plan import UNITS, Plan, covering, features_of, standard_units
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
@@ -84,9 +84,9 @@ def find_candidates(cases: Sequence[Case]) -> Candidates:
     units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
     standard = {cases[units[position][0]].id for position in standard_units(cases, units)}
     first, rest = ([case for case in cases if (case.id in standard) == chosen] for chosen in (True, False))
-    found = list(_caught(first, MUTANTS, exhaustive=True))
+    found = list(_caught(first, BY_HAND, exhaustive=True))
     caught = {(catch.fault, catch.dtype) for catch, _ in found}
-    left = [(fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype) not in caught)) for fault in MUTANTS]
+    left = [(fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype) not in caught)) for fault in BY_HAND]
     missed = [replace(fault, dtypes=dtypes) for fault, dtypes in left if dtypes]
     dtypes = {dtype for fault in missed for dtype in fault.dtypes}
     others = [replace(case, dtypes=tuple(dtype for dtype in case.dtypes if dtype in dtypes)) for case in rest]

@@ -1,4 +1,7 @@
-"""Every fault is caught by its recorded case at its recorded stage, and no right variant is flagged."""
+"""Every fault is caught, by its recorded case at its recorded stage or as one that follows from the specification.
+
+No right variant is flagged.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from catches import HOW_TO_ACCEPT, Catch, read_catches, wrong_stage
 
 from attncheck.execution.worker import Computed, evaluate_on
-from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
-from attncheck.mutation.judgement import ExactJudge
+from attncheck.mutation.catalogue import BY_HAND, CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
+from attncheck.mutation.judgement import RIGHTLY, WRONGLY, ExactJudge, Naming, how_named
 from attncheck.mutation.kernel import Kernel
-from attncheck.mutation.mutant import REFERENCE, WIDE, Subject
-from attncheck.mutation.naming import RIGHTLY, WRONGLY, Naming, how_named
+from attncheck.mutation.mutant import REFERENCE, WIDE, Subject, Variant
 from attncheck.mutation.narrow import RIGHT
+from attncheck.mutation.score import run_mutants
 from attncheck.mutation.unit import Unit, UnitScorer, count_scores, serves_naming, unit_of
-from attncheck.mutation.variant import Variant
 from attncheck.plan import recorded_units
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
@@ -54,17 +56,17 @@ def _recorded() -> tuple[dict[tuple[str, str], list[Catch]], dict[str, Case]]:
 
 def test_every_fault_is_recorded_in_every_wide_dtype() -> None:
     recorded = {(catch.fault, catch.dtype) for catch in read_catches()}
-    wanted = {(fault.name, dtype) for fault in MUTANTS for dtype in fault.dtypes if dtype in WIDE}
+    wanted = {(fault.name, dtype) for fault in BY_HAND for dtype in fault.dtypes if dtype in WIDE}
     lacking = sorted(wanted - recorded)
     assert not lacking, f"no case is recorded for {lacking[:_MOST]}, {len(lacking)} in all. {HOW_TO_ACCEPT}."
-    assert {fault.name for fault in MUTANTS} == {fault for fault, _ in recorded}
+    assert {fault.name for fault in BY_HAND} == {fault for fault, _ in recorded}
 
 
 def test_every_fault_is_caught_by_a_standard_case_and_no_other_is_recorded_for_that() -> None:
     units = {(case, dtype) for case, dtypes in recorded_units().items() for dtype in dtypes}
     catches = read_catches()
     assert {(catch.case, catch.dtype) for catch in catches} == units
-    assert {catch.fault for catch in catches} == {fault.name for fault in MUTANTS}
+    assert {catch.fault for catch in catches} == {fault.name for fault in BY_HAND}
 
 
 def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> None:
@@ -87,6 +89,13 @@ def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> N
                     f"{catch.fault} {found} by {case} in {dtype}, recorded at {catch.stage or 'all of it'}"
                 )
     assert not offenders, "\n".join([*offenders[:_MOST], f"{len(offenders)} in all. {HOW_TO_ACCEPT}."])
+
+
+def test_every_fault_that_follows_from_the_specification_is_caught_by_some_case() -> None:
+    generated = [fault for fault in MUTANTS if fault not in BY_HAND]
+    assert len(generated) > 600
+    frames = run_mutants(select_cases([]).cases, subjects=generated)
+    assert frames.survivors[["subject", "reached_by"]].to_dict("records") == []
 
 
 def test_what_a_recorded_case_says_of_a_fault_is_seldom_wrong() -> None:

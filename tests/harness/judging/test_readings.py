@@ -18,8 +18,7 @@ from attncheck.judging.residuals import fit_scale, shortest
 from attncheck.judging.truth import find_truth
 from attncheck.judging.wrong_result import _cosine, _is_noise
 from attncheck.mutation.catalogue import MUTANTS
-from attncheck.mutation.judgement import ExactJudge
-from attncheck.mutation.naming import RIGHTLY, Naming, how_named
+from attncheck.mutation.judgement import RIGHTLY, ExactJudge, Naming, how_named
 from attncheck.mutation.unit import UnitScorer, count_scores, unit_of
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import Problem

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import apply_layout
 from attncheck.mutation.catalogue import variant_named
-from attncheck.mutation.layouts import memory_of
+from attncheck.mutation.heads import memory_of
 
 Array = NDArray[Any]
 

@@ -20,15 +20,12 @@ from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stage
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.mutation import judgement
 from attncheck.mutation.catalogue import SUBJECTS
-from attncheck.mutation.findings import StageResult
-from attncheck.mutation.judgement import ExactJudge, RememberingTruth, StageFinding
-from attncheck.mutation.mutant import Mutant
-from attncheck.mutation.remembered import EVIDENCE, FINDINGS, Kind, RememberedUnit, remembered_unit
+from attncheck.mutation.judgement import ExactJudge, RememberingTruth, StageFinding, StageResult
+from attncheck.mutation.mutant import Mutant, Variant
 from attncheck.mutation.score import run_mutants
 from attncheck.mutation.scoring import ScorersHere
 from attncheck.mutation.summary import MutationFrames
-from attncheck.mutation.unit import unit_of
-from attncheck.mutation.variant import Variant
+from attncheck.mutation.unit import EVIDENCE, FINDINGS, Kind, RememberedUnit, remembered_unit, unit_of
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.store import Key, Store
@@ -281,7 +278,7 @@ def test_what_is_kept_comes_back(store: Store) -> None:
 
 
 def test_what_nobody_asks_for_goes_when_there_is_too_much(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attncheck.mutation.remembered.MAX_FOUND", 3)
+    monkeypatch.setattr("attncheck.mutation.unit.MAX_FOUND", 3)
     key = Key("faults", "0123")
     unit = RememberedUnit(FINDINGS, store, key, dict.fromkeys("abc", ()))
     unit.get("c", lambda: (NOTHING,))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from attncheck.attention.rounding import rounding_model_named
-from attncheck.mutation import arithmetic, reduced
-from attncheck.mutation.arithmetic import Array
+from attncheck.mutation import sizes
+from attncheck.mutation.kernel import Array, bfloat16, tf32, truncated_bfloat16, truncated_tf32
 from attncheck.mutation.mutant import Control, Mutant, subjects_of_module
-from attncheck.mutation.reduced import block_product, in_two_parts, rounded_product
 from attncheck.mutation.score import run_mutants
+from attncheck.mutation.sizes import block_product, in_two_parts, rounded_product
 from attncheck.mutation.summary import MutationFrames
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
@@ -24,21 +24,25 @@ Product = Callable[[Array, Array], Array]
 
 PRODUCTS: dict[str, tuple[Product, ...]] = {
     "tf32_products": (
-        rounded_product(arithmetic.tf32),
-        rounded_product(arithmetic.truncated_tf32, block_product(4)),
-        rounded_product(arithmetic.truncated_tf32, block_product(8)),
+        rounded_product(tf32),
+        rounded_product(truncated_tf32, block_product(4)),
+        rounded_product(truncated_tf32, block_product(8)),
     ),
     "bf16_products": (
-        rounded_product(arithmetic.bfloat16),
-        rounded_product(arithmetic.truncated_bfloat16, block_product(4)),
+        rounded_product(bfloat16),
+        rounded_product(truncated_bfloat16, block_product(4)),
     ),
     "bf16x3_products": (
-        in_two_parts(arithmetic.bfloat16),
-        in_two_parts(arithmetic.truncated_bfloat16, block_product(4)),
+        in_two_parts(bfloat16),
+        in_two_parts(truncated_bfloat16, block_product(4)),
     ),
 }
 
-SUBJECTS = subjects_of_module(reduced.__name__)
+SUBJECTS = [
+    each
+    for each in subjects_of_module(sizes.__name__)
+    if not isinstance(each, Mutant) or each.topic == "reduced products"
+]
 CONTROLS = {each.name: each for each in SUBJECTS if isinstance(each, Control)}
 
 
@@ -87,7 +91,7 @@ def test_the_next_coarser_product_is_outside_of_it() -> None:
 @pytest.mark.parametrize("terms", [4, 8])
 def test_a_tensor_core_cuts_sums_off_towards_zero(terms: int) -> None:
     rng = np.random.default_rng(terms)
-    left, right = (arithmetic.tf32(np.abs(array)) for array in matrices(rng, 64))
+    left, right = (tf32(np.abs(array)) for array in matrices(rng, 64))
     exact = left.astype(np.float64) @ right.astype(np.float64)
     found = block_product(terms)(left, right)
     assert found.dtype == np.float32

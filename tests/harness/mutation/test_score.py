@@ -21,14 +21,19 @@ from processes import has_ended, wait_until
 
 from attncheck.execution.operations import Task
 from attncheck.execution.worker import Failure, evaluate_on
-from attncheck.mutation import score
+from attncheck.mutation import entry_of, score
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
-from attncheck.mutation.entry import entry_of
-from attncheck.mutation.findings import Findings, StageResult, UnitFindings
-from attncheck.mutation.judgement import ExactJudge, StageFinding
-from attncheck.mutation.mutant import EVERY, Mutant, Subject
-from attncheck.mutation.naming import MAX_CASES
-from attncheck.mutation.rules import RULES, rejected_by_rules
+from attncheck.mutation.judgement import (
+    MAX_CASES,
+    RULES,
+    ExactJudge,
+    Findings,
+    StageFinding,
+    StageResult,
+    UnitFindings,
+    rejected_by_rules,
+)
+from attncheck.mutation.mutant import EVERY, Mutant, Subject, Variant
 from attncheck.mutation.score import (
     ENOUGH_CASES,
     ENOUGH_RIGHT_CASES,
@@ -37,11 +42,9 @@ from attncheck.mutation.score import (
     redrawn,
     run_mutants,
 )
-from attncheck.mutation.scoring import CatchQuestion, ScorersHere
+from attncheck.mutation.scoring import CatchQuestion, ScorersHere, in_processes
 from attncheck.mutation.summary import MutationFrames, kind_of, summarise
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL
-from attncheck.mutation.variant import Variant
-from attncheck.mutation.workers import in_processes
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
@@ -343,7 +346,7 @@ def test_common_tolerances_reject_what_their_formula_rejects() -> None:
 
 def test_an_entry_reaches_a_worker_without_importing_numpy() -> None:
     code = (
-        "import sys; from attncheck.mutation.entry import entry_of; entry_of('scale_missing')\n"
+        "import sys; from attncheck.mutation import entry_of; entry_of('scale_missing')\n"
         "assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -375,7 +378,7 @@ def test_several_processes_find_what_one_finds() -> None:
 def test_no_process_outlives_the_one_that_asks_even_if_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, time\n"
-        "from attncheck.mutation.workers import in_processes\n"
+        "from attncheck.mutation.scoring import in_processes\n"
         "if __name__ == '__main__':\n"
         "    with in_processes(1) as scorers:\n"
         "        print(scorers.pool.submit(os.getpid).result(), flush=True)\n"

@@ -17,8 +17,8 @@ from attncheck.execution.operations import Task, apply_layout, run_operation
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.kernel import Kernel
-from attncheck.mutation.reach import Recorder, ReferenceRun
-from attncheck.mutation.variant import Call, PerCall, Steps, Variant, numpy_with, within
+from attncheck.mutation.mutant import Call, PerCall, Steps, Variant, numpy_with, within
+from attncheck.mutation.unit import Recorder, ReferenceRun
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from attncheck.cli import app
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.mutation.entry import entry_of
+from attncheck.mutation import entry_of
 from attncheck.reading.selection import select_cases
 from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.findings import STATE, Symptom, WorkerJudge, symptom_of

@@ -1,0 +1,607 @@
+"""Ways to attend wrongly: faulty functions of masks, of the forward and of the backward pass, which get what they need.
+
+The backend does all the rest. What is faulty with sinks beside it is asked for one more key, with a value of zeros. The
+online softmax takes keys in blocks, and rescales sum and average when the running maximum grows: Milakov & Gimelshein
+2018, "Online normalizer calculation for softmax".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from attncheck.backends import numpy_backend
+from attncheck.backends.contract import EmptyRows, Stages
+from attncheck.backends.numpy_backend import _row_maximum, _row_sum, _softmax_with_sinks
+from attncheck.mutation.kernel import Array, Store, exactly
+from attncheck.mutation.mutant import Call, PerCall, Step, Steps, Variant, within
+
+Masks: TypeAlias = dict[str, Any]
+"""What ``mask_scores`` is asked for besides the scores: bias, mask, is_causal, window and so on."""
+_NOTHING: Masks = {
+    name: each.default
+    for name, each in signature(numpy_backend.mask_scores).parameters.items()
+    if each.kind is Parameter.KEYWORD_ONLY
+}
+NO_RULES: Masks = {option: each for option, each in _NOTHING.items() if option != "bias"}
+"""Nothing is forbidden."""
+
+
+def forbids(masks: Masks) -> bool:
+    """Whether anything may be forbidden."""
+    given = masks["mask"] is not None or masks["key_lengths"] is not None
+    return bool(masks["is_causal"] or given or any(side is not None for side in masks["window"] or ()))
+
+
+def allowed_keys(scores: Array, masks: Masks) -> Array:
+    """Return which key each query may attend to, (B, H, Lq, T), as the backend has it."""
+    asked = {**_NOTHING, **masks, "bias": None, "mask_fill": None}
+    stages = numpy_backend.mask_scores(np.zeros(scores.shape, bool), **asked)
+    return np.asarray(~np.isneginf(stages["masked"])) if "masked" in stages else np.ones(scores.shape, bool)
+
+
+def causal_keys(queries: int, keys: int) -> Array:
+    """Return which key each query sees that sees none behind its own, (Lq, T)."""
+    return allowed_keys(np.zeros((queries, keys), bool), {"is_causal": True})
+
+
+def keys_within(scores: Array, window: Any) -> Array:
+    """Return which key each query sees through a window, (Lq, T)."""
+    return allowed_keys(np.zeros(scores.shape[-2:], bool), {"window": window})
+
+
+def distance(scores: Array) -> Array:
+    """Return how far each key stands behind each query, j - i: (Lq, T)."""
+    queries, keys = scores.shape[-2:]
+    behind: Array = np.arange(keys) - np.arange(queries)[:, np.newaxis]
+    return behind
+
+
+def both(mask: Array | None, pattern: Array) -> Array:
+    """Return a mask that allows what both allow."""
+    return pattern if mask is None else np.logical_and(mask, pattern)
+
+
+def masks_read_as(change: Callable[[Array, Masks], Masks]) -> Steps:
+    """Mask by other options, where anything is forbidden: ``change(scores, masks)`` are those that differ."""
+
+    def mask_scores(scores: Array, **given: Any) -> Stages:
+        masks = {**_NOTHING, **given}
+        if not forbids(masks):
+            return numpy_backend.mask_scores(scores, **masks)
+        masks |= change(scores, masks)
+        if masks["mask"] is None:  # whatever is left of the rules, there is a stage for them
+            masks["mask"] = np.ones((), bool)
+        return numpy_backend.mask_scores(scores, **masks)
+
+    return {"mask_scores": mask_scores}
+
+
+def mask_read_as(change: Callable[[Array, Array], Array]) -> Steps:
+    """Take the mask for another one: ``change(mask, scores)``."""
+    return _option_read_as("mask", change)
+
+
+def window_read_as(change: Callable[..., Any]) -> Steps:
+    """Take the window for another one: ``change(left, right)``."""
+    return _option_read_as("window", lambda window, scores: change(*window))
+
+
+def lengths_read_as(change: Callable[[Array, int], Array]) -> Steps:
+    """Take the lengths for others: ``change(lengths, keys)``."""
+    return _option_read_as("key_lengths", lambda lengths, scores: change(lengths, scores.shape[-1]))
+
+
+def _option_read_as(option: str, change: Callable[[Any, Array], Any]) -> Steps:
+    return masks_read_as(lambda scores, masks: {} if masks[option] is None else {option: change(masks[option], scores)})
+
+
+def causal_pattern(pattern: Callable[[int, int], Array]) -> Steps:
+    """Take another pattern for causality: ``pattern(queries, keys)``, of queries that stand at their own index."""
+
+    def change(scores: Array, masks: Masks) -> Masks:
+        if not masks["is_causal"] or masks["query_offsets"] is not None:
+            return {}
+        return {"is_causal": False, "mask": both(masks["mask"], pattern(*scores.shape[-2:]))}
+
+    return masks_read_as(change)
+
+
+def window_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
+    """Take another pattern for the window: ``pattern(scores, masks)``, of queries that stand at their own index."""
+    return _pattern("window", pattern)
+
+
+def lengths_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
+    """Take another pattern for the lengths: ``pattern(scores, masks)``."""
+    return _pattern("key_lengths", pattern)
+
+
+def _pattern(option: str, pattern: Callable[[Array, Masks], Array]) -> Steps:
+    def change(scores: Array, masks: Masks) -> Masks:
+        if masks[option] is None or (option == "window" and masks["query_offsets"] is not None):
+            return {}
+        return {option: None, "mask": both(masks["mask"], pattern(scores, masks))}
+
+    return masks_read_as(change)
+
+
+def dropped(option: str, where: Callable[[Masks], bool] = lambda masks: True) -> Steps:
+    """Do as if a rule had not been given, always or where something else is."""
+    neutral = {option: _NOTHING[option]}
+    return masks_read_as(lambda scores, masks: neutral if where(masks) else {})
+
+
+def filled(fill: Callable[[Array, Array, Masks], Array]) -> Steps:
+    """Give what is forbidden another number than -inf: ``fill(biased, allowed, masks)``."""
+
+    def mask_scores(scores: Array, **given: Any) -> Stages:
+        masks = {**_NOTHING, **given}
+        stages = numpy_backend.mask_scores(scores, **masks)
+        if "masked" in stages:
+            stages["masked"] = fill(stages.get("biased", scores), allowed_keys(scores, masks), masks)
+        return stages
+
+    return {"mask_scores": mask_scores}
+
+
+def bias_added(add: Callable[[Array, Array, Masks], Array]) -> Steps:
+    """Add the bias in another way, where there is one: ``add(scores, bias, masks)``."""
+
+    def mask_scores(scores: Array, **given: Any) -> Stages:
+        masks = {**_NOTHING, **given}
+        if masks["bias"] is None:
+            return numpy_backend.mask_scores(scores, **masks)
+        biased = add(scores, masks["bias"], masks)
+        return {"biased": biased} | numpy_backend.mask_scores(biased, **{**masks, "bias": None})
+
+    return {"mask_scores": mask_scores}
+
+
+def bias_dropped(where: Callable[[Masks], bool]) -> Steps:
+    """Do as if a bias had not been given, where something else is."""
+    return bias_added(lambda scores, bias, masks: scores if where(masks) else np.asarray(scores + bias))
+
+
+def bias_read_as(change: Callable[[Array, Array], Array]) -> Steps:
+    """Take the bias for another one: ``change(bias, scores)``."""
+    return bias_added(lambda scores, bias, masks: np.asarray(scores + change(bias, scores)))
+
+
+def allowed_in(call: Call, **changed: Any) -> Array:
+    """Return which key each query of a call may attend to, or may with other masks, (B, H, Lq, T)."""
+    offsets = call.query_offsets
+    window = call.window if offsets is not None else numpy_backend._seen_from_the_first_key(call.window, call.past)
+    masks = {"mask": call.mask, "is_causal": call.is_causal, "window": window, "key_lengths": call.key_lengths}
+    masks["query_offsets"] = offsets
+    return allowed_keys(np.zeros(call.scores_shape, bool), masks | changed)
+
+
+Product: TypeAlias = Callable[[Array, Array], Array]
+Average: TypeAlias = Callable[[Array, Array, Array], Array]
+"""Averages the values, by the logits or the weights: ``average(logits, weights, value)``."""
+
+
+def in_attention(steps_of: Callable[[Call], Steps]) -> Steps:
+    """Replace steps of attention by what it is called with."""
+    return {"attention": PerCall(steps_of)}
+
+
+def where(is_asked: Callable[[Call], bool], steps: Steps) -> Steps:
+    """Replace steps of attention where something is asked for."""
+    return in_attention(lambda call: steps if is_asked(call) else {})
+
+
+def with_groups(call: Call) -> bool:
+    """Whether query heads share heads of keys and values."""
+    return call.has_groups
+
+
+def with_softcap(call: Call) -> bool:
+    """Whether there is a softcap."""
+    return call.softcap is not None
+
+
+def with_window(call: Call) -> bool:
+    """Whether there is a window."""
+    return call.window is not None
+
+
+def with_lengths(call: Call) -> bool:
+    """Whether there are key lengths."""
+    return call.key_lengths is not None
+
+
+def with_past(call: Call) -> bool:
+    """Whether keys come from a cache."""
+    return call.past > 0
+
+
+def with_bias(call: Call) -> bool:
+    """Whether there is a bias."""
+    return call.bias is not None
+
+
+def inputs_changed(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Steps:
+    """Change query, key and value, forwards and backwards; those of a past are changed as new ones are."""
+
+    def attention(query: Array, key: Array, value: Array, **given: Any) -> Stages:
+        if given.get("past_key") is not None:
+            _, past_key, past_value = change(query, given["past_key"], given["past_value"])
+            given |= {"past_key": past_key, "past_value": past_value}
+        return numpy_backend.attention(*change(query, key, value), **given)
+
+    def attention_gradients(query: Array, key: Array, value: Array, grad_output: Array, **given: Any) -> Stages:
+        return numpy_backend.attention_gradients(*change(query, key, value), grad_output, **given)
+
+    return {"attention": attention, "attention_gradients": attention_gradients}
+
+
+def scored(score: Callable[[Array, Array, float], Stages]) -> Steps:
+    """Score in another way, by ``score(query, key, factor)``, and cap what comes of it."""
+
+    def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
+        stages = score(query, key, numpy_backend._scale_of(query, scale))
+        if softcap is not None:
+            stages["capped"] = numpy_backend._cap(stages["scores"], softcap)
+        return stages
+
+    return {"dot_scores": dot_scores}
+
+
+def scores_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Change the scaled scores."""
+
+    def score(query: Array, key: Array, factor: float) -> Stages:
+        stages = numpy_backend.dot_scores(query, key, scale=factor)
+        return stages | {"scores": change(stages["scores"])}
+
+    return scored(score)
+
+
+def rows_read_as(
+    change: Callable[[Array, Array], Array], is_asked: Callable[[EmptyRows], bool] = lambda empty_rows: True
+) -> Steps:
+    """Take the softmax of other logits: ``change(logits, seen)``.
+
+    ``seen`` are the logits in which rows without a key have got what stands in for them.
+    """
+
+    def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+        seen = numpy_backend._fill_empty_rows(scores, sinks, empty_rows)
+        return numpy_backend._softmax_with_sinks(change(scores, seen) if is_asked(empty_rows) else seen, sinks, "zero")
+
+    return {"_softmax_with_sinks": softmax}
+
+
+def logits_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Take the softmax of other logits, in which rows without a key have got what stands in for them."""
+    return rows_read_as(lambda logits, seen: change(seen))
+
+
+def normalised(normalise: Callable[[Array], Stages]) -> Steps:
+    """Take another softmax, of logits in which rows without a key have got what stands in for them.
+
+    A sink is one more key to it, and its column is cut off what it returns.
+    """
+
+    def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+        logits = numpy_backend._fill_empty_rows(scores, sinks, empty_rows)
+        if sinks is None:
+            return normalise(logits)
+        stages = normalise(with_sink(logits, sinks))
+        return stages | {"weights": stages["weights"][..., :-1]}
+
+    return {"_softmax_with_sinks": softmax}
+
+
+def sinks_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Take the sinks for others."""
+
+    def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+        return numpy_backend._softmax_with_sinks(scores, None if sinks is None else change(sinks), empty_rows)
+
+    return {"_softmax_with_sinks": softmax}
+
+
+def with_sink(logits: Array, sinks: Array) -> Array:
+    """Return the logits with a column for the sink of each head: (B, H, Lq, T + 1)."""
+    column = np.broadcast_to(sinks[:, np.newaxis, np.newaxis], (*logits.shape[:-1], 1))
+    return np.concatenate([logits, column.astype(logits.dtype)], axis=-1)
+
+
+def maximum_read_as(maximum: Callable[[Array], Array]) -> Steps:
+    """Subtract something else than a row's maximum, where the row has a key."""
+
+    def row_maximum(scores: Array) -> Array:
+        right = numpy_backend._row_maximum(scores)
+        return np.where(right == -np.inf, right, maximum(scores))
+
+    return {"_row_maximum": row_maximum}
+
+
+def reciprocal_read_as(reciprocal: Callable[[Array], Array]) -> Steps:
+    """Multiply the exponentials with something made of their sum, where the backend divides by it."""
+
+    def normalise(logits: Array) -> Stages:
+        stages, exponentials = with_exponentials(logits)
+        total = numpy_backend._row_sum(exponentials)
+        weights = np.where(total == 0, 0, exponentials * reciprocal(np.where(total == 0, 1, total)))
+        return stages | {"weights": weights}
+
+    return normalised(normalise)
+
+
+def with_exponentials(logits: Array) -> tuple[Stages, Array]:
+    """Return the stages of the softmax, and the exponentials that it adds up."""
+    seen: list[Array] = []
+
+    def row_sum(exponentials: Array) -> Array:
+        seen.append(exponentials)
+        return numpy_backend._row_sum(exponentials)
+
+    stages: Stages = within(numpy_backend._softmax_with_sinks, _row_sum=row_sum)(logits, None, "zero")
+    return stages, seen[0]
+
+
+def weights_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Change the weights between softmax and average; a softmax alone returns what it should."""
+    return in_attention(lambda call: _weights_behind_the_softmax(call, change))
+
+
+def weights_where_allowed(number: float) -> Steps:
+    """Give the keys that may not be attended to this weight, behind the softmax."""
+
+    def steps(call: Call) -> Steps:
+        def change(weights: Array) -> Array:
+            return np.where(allowed_in(call), weights, np.asarray(number, weights.dtype))
+
+        return _weights_behind_the_softmax(call, change)
+
+    return in_attention(steps)
+
+
+def _weights_behind_the_softmax(call: Call, change: Callable[[Array], Array]) -> Steps:
+    right = call.step("_softmax_with_sinks")
+
+    def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+        stages: Stages = right(scores, sinks, empty_rows)
+        return stages | {"weights": change(stages["weights"])}
+
+    return {"_softmax_with_sinks": softmax}
+
+
+def averaged(average: Average) -> Steps:
+    """Average the values in another way, which may look at the logits; a sink is one more key with a value of 0."""
+
+    def steps(call: Call) -> Steps:
+        seen: list[Array] = []
+        right = call.step("_softmax_with_sinks")
+
+        def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+            seen.append(numpy_backend._fill_empty_rows(scores, sinks, empty_rows))
+            stages: Stages = right(scores, sinks, empty_rows)
+            return stages
+
+        def weighted_sum(weights: Array, value: Array) -> Array:
+            if call.sinks is None:
+                return average(seen[-1], weights, value)
+            # Of no keys there is no first one to take the shape of.
+            value = np.concatenate([value, np.zeros((*value.shape[:-2], 1, value.shape[-1]), value.dtype)], axis=-2)
+            weights = np.concatenate([weights, np.zeros((*weights.shape[:-1], 1), weights.dtype)], axis=-1)
+            return average(with_sink(seen[-1], call.sinks), weights, value)
+
+        return {"_softmax_with_sinks": softmax, "_weighted_sum": weighted_sum}
+
+    return in_attention(steps)
+
+
+def outputs_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Change the average of the values, before it is projected."""
+    return {"attention._weighted_sum": lambda weights, value: change(weights @ value)}
+
+
+def values_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Change the values when they are averaged."""
+    return {"attention._weighted_sum": lambda weights, value: weights @ change(value)}
+
+
+def with_score_bias(scores: Array, score_bias: Array | None) -> Stages:
+    """Add the bias of a bilinear score, where there is one."""
+    return {"scores": scores if score_bias is None else scores + score_bias[:, np.newaxis, np.newaxis]}
+
+
+def products_by(product: Product) -> Steps:
+    """Use another product of matrices throughout, except for the additive score's."""
+
+    def dot(query: Array, key: Array) -> Array:
+        return product(query, np.swapaxes(key, -1, -2))
+
+    def general_scores(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
+        return with_score_bias(dot(product(query, weight), key), score_bias)
+
+    def project(inputs: Array, weight: Array, bias: Array | None) -> Array:
+        projected = product(inputs, weight)
+        return projected if bias is None else np.asarray(projected + bias)
+
+    return {
+        "_dot": dot,
+        "general_scores": general_scores,
+        "_weighted_sum": product,
+        "_sum_over_queries": lambda weights, rows: product(np.swapaxes(weights, -1, -2), rows),
+        "_project": project,
+    }
+
+
+def grouped_by(product: Product) -> Steps:
+    """Multiply query heads with the heads that they share by one product, and repeat nothing."""
+
+    def dot(left: Array, right: Array) -> Array:
+        return product(left, np.swapaxes(right, -1, -2))
+
+    return {
+        "_repeat_heads": lambda key, value, heads: (key, value),
+        "dot_scores._dot": dot,
+        "attention._weighted_sum": product,
+        "attention_gradients._dot": dot,
+        "attention_gradients._weighted_sum": product,
+    }
+
+
+def in_gradients(steps_of: Callable[[Call], Steps]) -> Steps:
+    """Replace steps of the gradients by what they are called with, and by the stages of the forward pass."""
+    return {"attention_gradients": PerCall(steps_of)}
+
+
+def weights_again(logits: Array, log_sum_exp: Array) -> Array:
+    """Make the weights from logits and log_sum_exp (B, H, Lq, 1); a row without any key has none."""
+    exponentials = np.exp(logits - np.where(np.isinf(log_sum_exp), 0, log_sum_exp))
+    return np.where(np.isneginf(log_sum_exp), 0, exponentials)
+
+
+def weights_remembered(weights: Callable[[Call], Array]) -> Steps:
+    """Go back with other weights than those of the forward pass."""
+    return in_gradients(lambda call: {"attention": stages_remembered(call, weights(call))})
+
+
+def stages_remembered(call: Call, weights: Array) -> Step:
+    """Return a forward pass that has run already, except for its weights."""
+    stages = call.stages | {"weights": weights}
+    return lambda *arrays, **given: stages
+
+
+def delta_read_as(delta: Callable[[Call, Array], Array]) -> Steps:
+    """Take something else for the sum of the terms p dp over the keys: ``delta(call, terms)``."""
+    return in_gradients(lambda call: {"_row_sum": lambda terms: delta(call, terms)})
+
+
+def delta_from_output(call: Call) -> Array:
+    """Return sum p dp as g o: Dao et al. 2022, FlashAttention, appendix B.4."""
+    return numpy_backend._row_sum(call.grad_output * call.stages["output"])
+
+
+def weights_made_again(call: Call, allowed: Array) -> Array:
+    """Return the weights of a backward pass that makes them from scores that are masked in another way."""
+    if np.array_equal(allowed, allowed_in(call)):
+        return call.weights
+    return weights_again(np.where(allowed, call.unmasked, -np.inf), call.log_sum_exp)
+
+
+def in_groups(gradient: Array, kv_heads: int) -> Array:
+    """Give the query heads of a group an axis of their own: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
+    batch, heads, *rest = gradient.shape
+    return gradient.reshape(batch, kv_heads, heads // kv_heads, *rest)
+
+
+def gradients_read_as(change: Callable[[Stages], Stages]) -> Steps:
+    """Change what comes out at the end of the backward pass."""
+    return {"attention_gradients": lambda *arrays, **given: change(numpy_backend.attention_gradients(*arrays, **given))}
+
+
+def value_weights_read_as(change: Callable[[Call, Array], Array]) -> Steps:
+    """Let the gradient of the output meet other weights, in the gradient of the values alone."""
+
+    def steps(call: Call) -> Steps:
+        def sum_over_queries(weights: Array, rows: Array) -> Array:
+            return numpy_backend._sum_over_queries(change(call, weights), rows)
+
+        return {"_sum_over_queries": sum_over_queries}
+
+    return only("grad_value", in_gradients(steps))
+
+
+def bias_logits_read_as(change: Callable[[Call, Array], Array]) -> Steps:
+    """Sum other gradients of the logits up for the bias."""
+
+    def steps(call: Call) -> Steps:
+        def sum_broadcast(gradient: Array, bias: Array) -> Array:
+            return numpy_backend._sum_broadcast(change(call, gradient), bias)
+
+        return {"_sum_broadcast": sum_broadcast}
+
+    return in_gradients(steps)
+
+
+def only(names: str | Iterable[str], steps: Steps) -> Steps:
+    """Take some gradients from a faulty backward pass, and the others from the right one."""
+    faulty, chosen = Variant(steps), (names,) if isinstance(names, str) else tuple(names)
+
+    def attention_gradients(*arrays: Any, **given: Any) -> Stages:
+        other = faulty.attention_gradients(*arrays, **given)
+        return numpy_backend.attention_gradients(*arrays, **given) | {name: other[name] for name in chosen}
+
+    return {"attention_gradients": attention_gradients}
+
+
+def of_keys(product: Product) -> Steps:
+    """Sum over queries in another way, for the keys."""
+    return only("grad_key", {"_sum_over_queries": product})
+
+
+def of_values(product: Product) -> Steps:
+    """Sum over queries in another way, for the values."""
+    return only("grad_value", {"_sum_over_queries": product})
+
+
+NEVER_HELD = frozenset({"weights"})
+"""No weights are returned: the output was not made from them, and would be compared with them."""
+
+
+def _always(block: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Online:
+    """Softmax and average in blocks of keys.
+
+    ``product`` multiplies exponentials and values; ``rescales_sum`` and ``rescales_output`` say whether a block
+    remembers to; ``store`` is how the running average is kept between blocks.
+    """
+
+    block: int
+    product: Product = np.matmul
+    rescales_sum: Callable[[int], bool] = _always
+    rescales_output: Callable[[int], bool] = _always
+    store: Store = exactly
+
+    @property
+    def steps(self) -> Steps:
+        """The steps that run over blocks."""
+        return {**normalised(self.normalise), **averaged(self.average)}
+
+    def normalise(self, logits: Array) -> Stages:
+        """Return log_sum_exp, and weights made in a second pass."""
+        maximum, total, _ = self._run(logits, None)
+        stages: Stages = within(_softmax_with_sinks, _row_maximum=lambda scores: maximum, _row_sum=lambda terms: total)(
+            logits, None, "zero"
+        )
+        return stages
+
+    def average(self, logits: Array, weights: Array, value: Array) -> Array:
+        """Average the values in one pass over the logits."""
+        maximum, total, output = self._run(logits, value)
+        empty = maximum == -np.inf
+        return np.where(empty, 0, output / np.where(empty, 1, total))
+
+    def _run(self, logits: Array, value: Array | None) -> tuple[Array, Array, Array]:
+        maximum = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
+        total = np.zeros_like(maximum)
+        output = np.zeros((*logits.shape[:-1], 1 if value is None else value.shape[-1]), logits.dtype)
+        for number, start in enumerate(range(0, logits.shape[-1], self.block)):
+            tile = logits[..., start : start + self.block]
+            grown = np.maximum(maximum, _row_maximum(tile))
+            shift = np.where(grown == -np.inf, 0, grown)
+            correction = np.exp(maximum - shift)
+            exponentials = np.exp(tile - shift)
+            total = total * (correction if self.rescales_sum(number) else 1)
+            total = total + _row_sum(exponentials)
+            if value is not None:
+                output = output * (correction if self.rescales_output(number) else 1)
+                output = self.store(output + self.product(exponentials, value[..., start : start + self.block, :]))
+            maximum = grown
+        return maximum, total, output

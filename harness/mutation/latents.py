@@ -1,0 +1,616 @@
+"""Faults of latent vectors, of normalised queries and keys, and of states of parts that are merged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+
+from attncheck.backends import numpy_backend
+from attncheck.backends.contract import LseBase, Norm, Stages
+from attncheck.backends.numpy_backend import (
+    _length,
+    _logarithms_in_base,
+    _mean_of_parts,
+    _merge_heads,
+    _natural_logarithms,
+    _normalize,
+    _of_latents,
+    _rms,
+    _split_heads,
+    _squares,
+    _without_empty_parts,
+    attention,
+    latent_attention,
+    merge_states,
+    normalized_attention,
+    softmax,
+)
+from attncheck.mutation.kernel import Array, bfloat16
+from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, EVERY, WIDE, Steps, control, mutant, within
+
+_faulty_scale = partial(mutant, "latents", at="scores")
+_faulty_key = partial(mutant, "latents", at="raw_scores")
+_faulty_value = partial(mutant, "latents", at="output")
+Given = dict[str, Any]
+"""The arrays and options of a call, by name."""
+_ARRAYS = ("query", "latent", "key_projection", "value_projection")
+
+
+def _asked_for(change: Callable[[Given], Given]) -> Steps:
+    """Attend to what becomes of a call: ``change`` gets all of it and returns what differs."""
+
+    def attend(*arrays: Array, **given: Any) -> Stages:
+        call = {**dict(zip(_ARRAYS, arrays, strict=False)), **given}
+        return latent_attention(**{**call, **change(call)})
+
+    return {"latent_attention": attend}
+
+
+def _by(way: Callable[..., Stages]) -> Steps:
+    """Attend in another way, which gets arrays and options by name."""
+
+    def attend(*arrays: Array, **given: Any) -> Stages:
+        return way(**{**dict(zip(_ARRAYS, arrays, strict=False)), **given})
+
+    return {"latent_attention": attend}
+
+
+def _width_of_rotary(call: Given) -> int:
+    return 0 if call.get("key_rotary") is None else int(call["key_rotary"].shape[-1])
+
+
+def _scaled_by(root_of: Callable[[Given], float]) -> Callable[[Given], Given]:
+    """Take another scale where none is given."""
+    return lambda call: {"scale": root_of(call)} if call.get("scale") is None else {}
+
+
+def _is_rotated(call: Given) -> bool:
+    return call.get("key_rotary") is not None
+
+
+@_faulty_key(
+    _asked_for,
+    defect="k_pe is made of all heads of k: every head adds the query of the first",
+    diagnosis="rotated-query-of-first-head",
+)
+def rotated_query_of_the_first_head(call: Given) -> Given:
+    rotary = call.get("query_rotary")
+    return {} if rotary is None else {"query_rotary": np.broadcast_to(rotary[:, :1], rotary.shape)}
+
+
+def _square(weight: Array) -> bool:
+    return bool(weight.shape[1] == weight.shape[2])
+
+
+def _identities(weight: Array) -> Array:
+    return np.broadcast_to(np.eye(weight.shape[1], dtype=weight.dtype), weight.shape)
+
+
+def _viewed(weight: Array) -> Array:
+    """View (C, H W) as (H, C, W) without a transposition."""
+    heads, latent, width = weight.shape
+    return weight.swapaxes(0, 1).reshape(latent, heads * width).reshape(heads, latent, width)
+
+
+@_faulty_value(
+    _by,
+    defect="the mean of latent vectors is stored in bfloat16 before W_UV",
+    dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS,
+)
+def mean_of_latents_in_bfloat16(**call: Any) -> Stages:
+    stages = latent_attention(**call)
+    mean = bfloat16(stages["weights"] @ call["latent"][:, np.newaxis])
+    return stages | {"output": np.asarray(mean @ call["value_projection"])}
+
+
+control(_by, why="the projections are absorbed: no key and no value is made", name="projections_absorbed")(
+    numpy_backend.ABSORBED.latent_attention
+)
+
+
+@control("_of_latents", why="keys and values are made of three latent vectors at a time")
+def made_in_chunks(latent: Array, projection: Array) -> Array:
+    parts = [_of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
+    return np.concatenate(parts, axis=2) if parts else _of_latents(latent, projection)
+
+
+@control("_of_latents", why="the terms of a projection are added up from the last to the first")
+def made_from_the_last_term(latent: Array, projection: Array) -> Array:
+    return _of_latents(np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1]))
+
+
+@control(_by, why="the part that is rotated stands in front", name="rotated_part_in_front")
+def _in_front(query_rotary: Array | None = None, key_rotary: Array | None = None, **call: Any) -> Stages:
+    if query_rotary is None or key_rotary is None:
+        return latent_attention(**call)
+    names = ("key_projection", "value_projection")
+    key, value = (_of_latents(call["latent"], call[name]) for name in names)
+    shared = np.broadcast_to(key_rotary[:, np.newaxis], (*key.shape[:-1], key_rotary.shape[-1]))
+    query = np.concatenate([query_rotary, call["query"]], axis=-1)
+    kept = {name: option for name, option in call.items() if name not in _ARRAYS}
+    return attention(query, np.concatenate([shared, key], axis=-1), value, **kept)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_scale(_asked_for, "scale_without_the_rotated_part",
+    "1/sqrt of the part that is not rotated: NVIDIA/Megatron-LM#1501's kind",
+    _scaled_by(lambda call: 1 / math.sqrt(call["query"].shape[-1])), diagnosis="scale-inverse-root-of-Dn")
+_faulty_scale(_asked_for, "scale_of_absorbed_queries", "1/sqrt of the width that absorbed queries have, 576 for 192",
+    _scaled_by(lambda call: 1 / math.sqrt(call["latent"].shape[-1] + _width_of_rotary(call))),
+    diagnosis="scale-inverse-root-of-C+Dr")
+_faulty_scale(_asked_for, "scale_of_the_values_of_latents",
+    "1/sqrt of the values' width, which is that of no query: NVIDIA/Megatron-LM#1501's kind",
+    _scaled_by(lambda call: 1 / math.sqrt(call["value_projection"].shape[-1])), diagnosis="scale-inverse-root-of-Dv")
+_faulty_scale(_asked_for, "scale_of_latents_reversed",
+    "multiplied by sqrt(D + Dr) for divided by it: AI-Hypercomputer/maxtext#1370",
+    _scaled_by(lambda call: math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))),
+    diagnosis="scale-root-of-width")
+_faulty_scale(_asked_for, "scale_of_latents_not_handed_on",
+    "the model's own scale is not handed on: huggingface/optimum-intel#1877",
+    lambda call: {"scale": None}, diagnosis="scale-default")
+_faulty_key(_asked_for, "rotated_part_left_out", "the scores lack the part that is rotated",
+    lambda call: {"key_rotary": np.zeros_like(call["key_rotary"])} if _is_rotated(call) else {},
+    diagnosis="rotated-part-ignored")
+_faulty_key(_asked_for, "rotated_part_scaled_twice",
+    "the rotated part is scaled before it is added, and with the rest again",
+    lambda call: {} if not _is_rotated(call) else {"key_rotary":
+        call["key_rotary"] * (1 / math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))
+        if call.get("scale") is None else call["scale"])}, diagnosis="rotated-part-scaled-twice")
+_faulty_key(_asked_for, "rotated_part_of_the_token_before",
+    "the cache of rotated parts is a token behind that of latent vectors",
+    lambda call: {"key_rotary": np.roll(call["key_rotary"], 1, axis=1)} if _is_rotated(call) else {},
+    diagnosis="rotated-part-one-position-late")
+_faulty_key(_asked_for, "rotated_queries_of_other_positions",
+    "q_pe is rotated by tables with the axis of heads for positions: tensorgi/TPA#4's kind",
+    lambda call: {"query_rotary": call["query_rotary"][:, :, ::-1]} if _is_rotated(call) else {})
+_faulty_key(_asked_for, "key_projection_transposed", "W_UK is kept (D, C) in a checkpoint, and absorbed as if (C, D)",
+    lambda call: {"key_projection": call["key_projection"].swapaxes(1, 2)} if _square(call["key_projection"]) else {},
+    diagnosis="key-projection-transposed")
+_faulty_value(_asked_for, "value_projection_transposed", "W_UV is multiplied from the other side",
+    lambda call: {"value_projection": call["value_projection"].swapaxes(1, 2)} if _square(call["value_projection"])
+        else {},
+    diagnosis="value-projection-transposed")
+_faulty_key(_asked_for, "key_projection_of_the_next_head", "kv_b_proj is sharded one head off",
+    lambda call: {"key_projection": np.roll(call["key_projection"], -1, axis=0)},
+    diagnosis="key-projection-of-next-head")
+_faulty_value(_asked_for, "value_projection_of_the_next_head", "kv_b_proj is sharded one head off, behind the mean",
+    lambda call: {"value_projection": np.roll(call["value_projection"], -1, axis=0)},
+    diagnosis="value-projection-of-next-head")
+_faulty_value(_asked_for, "value_projection_of_the_first_head",
+    "one matrix for all heads behind the mean: a product that spreads over the wrong axis",
+    lambda call: {"value_projection": np.broadcast_to(call["value_projection"][:1], call["value_projection"].shape)},
+    diagnosis="value-projection-of-first-head")
+_faulty_key(_asked_for, "key_projection_viewed",
+    "kv_b_proj is viewed as heads first: a reshape without a transposition",
+    lambda call: {"key_projection": _viewed(call["key_projection"])}, diagnosis="key-projection-viewed")
+_faulty_value(_asked_for, "value_projection_viewed", "kv_b_proj is viewed as heads first, for values alone",
+    lambda call: {"value_projection": _viewed(call["value_projection"])}, diagnosis="value-projection-viewed")
+_faulty_key(_asked_for, "latent_projections_swapped", "kv_b_proj is split with v before k_nope",
+    lambda call: {"key_projection": call["value_projection"], "value_projection": call["key_projection"]}
+        if call["key_projection"].shape == call["value_projection"].shape else {},
+    diagnosis="latent-projections-swapped")
+_faulty_value(_asked_for, "latents_taken_for_values",
+    "the mean of latent vectors is returned as it is: W_UV is not absorbed anywhere",
+    lambda call: {"value_projection": _identities(call["value_projection"])} if _square(call["value_projection"])
+        else {},
+    diagnosis="value-projection-ignored")
+_faulty_key(_asked_for, "latents_taken_for_keys", "queries meet latent vectors without W_UK, which is as wide",
+    lambda call: {"key_projection": _identities(call["key_projection"])} if _square(call["key_projection"]) else {},
+    diagnosis="key-projection-ignored")
+_faulty_key(_asked_for, "chunks_of_latents_from_the_start",
+    "a long cache is made into keys in chunks, each from its start: vllm#26042's kind",
+    lambda call: {"latent": np.concatenate([call["latent"][:, :32], call["latent"][:, :
+        max(call["latent"].shape[1] - 32, 0)]], axis=1)})
+_faulty_key(_asked_for, "latents_cached_in_bfloat16", "latent vectors are kept in bfloat16 beside float32",
+    lambda call: {"latent": bfloat16(call["latent"])}, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+# fmt: on
+
+
+_faulty_norm = partial(mutant, "norms", at="normalized_query")
+Normalize = Callable[..., Array]
+
+
+def _told_apart(change: Callable[..., Array]) -> Steps:
+    """Normalise query and key in different ways: ``change`` gets the name of what is normalised first."""
+
+    def attend(*arrays: Array, **given: Any) -> Stages:
+        names = iter(("query", "key"))
+
+        def normalize(*arguments: Any) -> Array:
+            return change(next(names), *arguments)
+
+        stages: Stages = within(normalized_attention, _normalize=normalize)(*arrays, **given)
+        return stages
+
+    return {"normalized_attention": attend}
+
+
+@_faulty_norm("_normalize", defect="the norm behind the split: vllm-metal#767, mlxcel#316", diagnosis="norm-width")
+def a_head_for_the_full_width(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
+    normalized = _normalize(inputs, None if is_full else weight, norm, epsilon, is_full=False)
+    if not is_full or weight is None:
+        return normalized
+    return np.asarray(normalized * weight.reshape(inputs.shape[1], 1, -1))
+
+
+def _in_order(*, behind: bool) -> Callable[..., Stages]:
+    def attend(*arrays: Array, norm_after_rotation: bool = False, **given: Any) -> Stages:
+        is_late = behind if given.get("rotary_cos") is not None else norm_after_rotation
+        found = normalized_attention(*arrays, norm_after_rotation=is_late, **given)
+        order = normalized_attention(*arrays, norm_after_rotation=norm_after_rotation, **given)
+        return {stage: found[stage] for stage in order}
+
+    return attend
+
+
+def _divided_by(root: Callable[[Array, float], Array]) -> Steps:
+    """Divide by another root, of the mean of squares or of their sum."""
+    return {
+        "_rms": lambda squares, epsilon: root(squares.mean(axis=-1, keepdims=True), epsilon),
+        "_length": lambda squares, epsilon: root(squares.sum(axis=-1, keepdims=True), epsilon),
+    }
+
+
+@_faulty_norm(_divided_by, defect="epsilon is lost: microsoft/DeepSpeed#581", diagnosis="norm-epsilon-ignored")
+def epsilon_left_out(square: Array, epsilon: float) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.sqrt(square))
+
+
+@_faulty_norm(
+    "normalized_attention", defect="q_norm is loaded as k_norm, and k_norm as q_norm", diagnosis="norm-weights-swapped"
+)
+def norm_weights_swapped(
+    query: Array,
+    key: Array,
+    value: Array,
+    query_norm_weight: Array | None = None,
+    key_norm_weight: Array | None = None,
+    **given: Any,
+) -> Stages:
+    if given.get("norm_over") != "full" or query.shape[1] == key.shape[1]:
+        query_norm_weight, key_norm_weight = key_norm_weight, query_norm_weight
+    weights: dict[str, Any] = {"query_norm_weight": query_norm_weight, "key_norm_weight": key_norm_weight}
+    return normalized_attention(query, key, value, **weights, **given)
+
+
+@_faulty_norm(
+    "_squares",
+    defect="squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935",
+    dtypes=("float16",),
+)
+def squares_in_sixteen_bits(rows: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return np.asarray(rows * rows)
+
+
+def _by_rows(change: Callable[..., Array]) -> Steps:
+    """Normalise rows, of a head or of all heads, in another right way, in float32 where they have 16 bits."""
+
+    def normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
+        rows = _merge_heads(inputs) if is_full else inputs
+        wide = rows if rows.dtype.itemsize > 2 else rows.astype(np.float32)
+        divisor = _rms(_squares(rows), epsilon) if norm == "rms" else _length(_squares(rows), epsilon)
+        found = change(wide, divisor, weight).astype(inputs.dtype)
+        return _split_heads(found, inputs.shape[1]) if is_full else found
+
+    return {"_normalize": normalize}
+
+
+@control(_by_rows, why="the reciprocal of the root is multiplied")
+def norm_by_reciprocal_root(rows: Array, divisor: Array, weight: Array | None) -> Array:
+    return np.asarray(rows * (1 / divisor) * (1 if weight is None else weight))
+
+
+@control(_by_rows, why="weights are multiplied before anything is rounded to 16 bits, as in Gemma")
+def norm_weighted_before_it_is_rounded(rows: Array, divisor: Array, weight: Array | None) -> Array:
+    return np.asarray(rows / divisor if weight is None else rows * weight / divisor)
+
+
+@control("_squares", why="squares in float64, rounded once behind the root", dtypes=("float32", "float16"))
+def squares_in_float64(rows: Array) -> Array:
+    wide = rows.astype(np.float64)
+    return wide * wide
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_norm("_normalize", "norm_left_out", "the norm is never called: Cerebras/modelzoo#85",
+    lambda inputs, *_: inputs, diagnosis="norm-ignored")
+_faulty_norm(_told_apart, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
+    lambda name, inputs, *rest: inputs if name == "query" else _normalize(inputs, *rest), diagnosis="norm-of-key-alone")
+mutant("norms", _told_apart, "norm_of_queries_alone",
+    "one of two norms is missed: huggingface/transformers#37620's kind",
+    lambda name, inputs, *rest: inputs if name == "key" else _normalize(inputs, *rest), at="normalized_key",
+    diagnosis="norm-of-query-alone")
+_faulty_norm("_normalize", "full_width_for_a_head", "the model's width for a head's: PaddleFormers#2998",
+    lambda inputs, weight, norm, epsilon, is_full: _normalize(inputs, weight if is_full or weight is None
+        else np.tile(weight, inputs.shape[1]), norm, epsilon, is_full=True),
+    diagnosis="norm-width")
+_faulty_norm("normalized_attention", "norm_behind_the_rotation",
+    "queries and keys are normalised behind the rotation: torchtune#2809",
+    _in_order(behind=True), diagnosis="norm-order")
+_faulty_norm("normalized_attention", "norm_before_the_rotation",
+    "Llama 4's and HunYuan's norm behind the rotation taken before it: torchtune#2809, the other way round",
+    _in_order(behind=False), diagnosis="norm-order")
+_faulty_norm("_rms", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
+    lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon),
+    diagnosis="norm-epsilon-outside")
+_faulty_norm("_length", "epsilon_as_the_least_square", "sqrt(max(x.x, epsilon)), as tf.math.l2_normalize has it",
+    lambda squares, epsilon: np.asarray(np.sqrt(np.maximum(squares.sum(axis=-1, keepdims=True), epsilon))),
+    diagnosis="norm-epsilon-least-square")
+_faulty_norm("_length", "epsilon_under_the_root_of_a_length", "sqrt(x.x + epsilon) for max(|x|, epsilon)",
+    lambda squares, epsilon: np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon)),
+    diagnosis="norm-epsilon-inside")
+_faulty_norm("_rms", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
+    lambda squares, epsilon: _rms(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
+_faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
+    "epsilon is at least 1e-4, so that float16 has it: nntrainer#4318",
+    lambda squares, epsilon: _rms(squares, max(epsilon, 1e-4)), diagnosis="norm-epsilon-at-least-1e-4")
+_faulty_norm("_rms", "epsilon_times_the_largest_square",
+    "epsilon is added behind a division by the largest element: apple/coremltools#2821",
+    lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True) + epsilon * squares.max(axis=-1,
+        keepdims=True, initial=0))))
+_faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
+    lambda squares, epsilon: _length(squares, epsilon), diagnosis="norm-kind")
+_faulty_norm("_length", "root_mean_square_for_length", "Llama 4's L2Norm is a root mean square: a name for two",
+    lambda squares, epsilon: _rms(squares, epsilon), diagnosis="norm-kind")
+_faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
+    lambda normalized, weight: np.asarray(normalized * (1 + weight)), diagnosis="norm-weight-plus-one")
+_faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are not loaded",
+    lambda normalized, weight: normalized, diagnosis="norm-weight-ignored")
+_faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
+    lambda inputs, weight, norm, epsilon, is_full: _normalize(inputs - inputs.mean(axis=(1, 3) if is_full else 3,
+        keepdims=True), weight, norm, epsilon, is_full), diagnosis="norm-of-differences")
+# fmt: on
+
+
+_faulty_merge = partial(mutant, "merging", at="weights")
+_LN2 = math.log(2)
+
+
+def _read_as(natural: Callable[[Array, LseBase], Array]) -> Steps:
+    """Read the log-sum-exps otherwise; what is returned is in the base that is asked for."""
+    return {"_natural_logarithms": natural}
+
+
+def _weighed(weigh: Callable[[Array], Array]) -> Steps:
+    """Weigh the parts otherwise, by their natural log-sum-exps (B, H, Lq, N); log_sum_exp is right."""
+    return {"merge_states.softmax": lambda scores: softmax(scores) | {"weights": weigh(scores)}}
+
+
+def _totalled(total: Callable[[Array], Array]) -> Steps:
+    """Return another log_sum_exp, made from the natural ones of the parts."""
+    return {"merge_states.softmax": lambda scores: softmax(scores) | {"log_sum_exp": total(scores)}}
+
+
+def _softmax_of(change: Callable[[Array], Array]) -> Steps:
+    """Take the softmax of other log-sum-exps."""
+    return {"merge_states.softmax": lambda scores: softmax(change(scores))}
+
+
+def _maximum(scores: Array) -> Array:
+    """Return the largest of each row, 0 where all parts are empty."""
+    highest = scores.max(axis=-1, keepdims=True)
+    return np.where(np.isneginf(highest), 0, highest)
+
+
+@_faulty_merge(
+    _read_as,
+    at="weights",
+    defect="a prefix in base e meets a suffix in base 2: sglang#40903",
+    diagnosis="first-part-in-other-base",
+)
+def first_part_in_the_other_base(scores: Array, base: LseBase) -> Array:
+    factor = np.ones(scores.shape[-1], scores.dtype)
+    factor[0] = 1 / _LN2 if base == "2" else _LN2
+    return np.asarray(_natural_logarithms(scores, base) * factor)
+
+
+@_faulty_merge("merge_states.softmax", at="weights", defect="e^L without its maximum: inf / inf, or 0 / 0: trl#7181")
+def parts_merged_without_their_maximum(scores: Array) -> Stages:
+    powers = np.exp(scores)
+    total = powers.sum(axis=-1, keepdims=True)
+    return {"weights": powers / np.where(total == 0, 1, total), "log_sum_exp": np.log(total)[..., 0]}
+
+
+@_faulty_merge(
+    "merge_states.softmax",
+    at="weights",
+    defect="-inf minus -inf where all parts are empty: flashinfer#4051",
+    diagnosis="empty-rows-nan",
+)
+def nothing_at_all_gives_nan(scores: Array) -> Stages:
+    stages = softmax(scores)
+    empty = np.isneginf(scores).all(axis=-1, keepdims=True)
+    return stages | {"weights": np.where(empty, np.nan, stages["weights"])}
+
+
+@_faulty_merge("merge_states", at="output", defect="the first part is handed on where all are empty: vllm#39148's kind")
+def first_part_handed_on_where_all_are_empty(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
+    stages = merge_states(outputs, log_sum_exps, lse_base=lse_base)
+    empty = np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis]
+    return stages | {"output": np.where(empty, outputs[0], stages["output"])}
+
+
+@_faulty_merge(
+    _totalled, at="log_sum_exp", defect="a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181"
+)
+def whole_of_nothing_is_plus_infinity(scores: Array) -> Array:
+    total = softmax(scores)["log_sum_exp"]
+    return np.where(np.isneginf(total), np.inf, total)
+
+
+@_faulty_merge(
+    _weighed, at="weights", defect="a merge of two keeps the larger log-sum-exp: the next part weighs too much"
+)
+def running_log_sum_exp_is_the_larger_one(scores: Array) -> Array:
+    """Merge one part after the other, the ones before counting by the largest of them alone."""
+    weights, running = np.zeros_like(scores), scores[..., :1]
+    weights[..., :1] = ~np.isneginf(running)
+    for number in range(1, scores.shape[-1]):
+        own = scores[..., number : number + 1]
+        shares = softmax(np.concatenate([running, own], axis=-1))["weights"]
+        weights[..., :number] *= shares[..., :1]
+        weights[..., number : number + 1] = shares[..., 1:]
+        running = np.maximum(running, own)
+    return weights
+
+
+# What is right.
+
+Pair = tuple[Array, Array]
+"""Output and log_sum_exp of parts that have been merged, (B, H, Lq, Dv) and (B, H, Lq)."""
+
+
+def _merged_by(merge: Callable[[list[Pair]], Pair]) -> Steps:
+    """Merge by a function of the parts, in float32 or wider, their log-sum-exps natural."""
+
+    def merge_states(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
+        parts = _without_empty_parts(outputs, log_sum_exps).astype(log_sum_exps.dtype)
+        output, total = merge(list(zip(parts, _natural_logarithms(log_sum_exps, lse_base), strict=True)))
+        return {"log_sum_exp": _logarithms_in_base(total, lse_base), "output": output.astype(outputs.dtype)}
+
+    return {"merge_states": merge_states}
+
+
+def _merged_pair(one: Pair, other: Pair) -> Pair:
+    """Merge two parts by a softmax of two."""
+    stages = softmax(np.stack([one[1], other[1]], axis=-1))
+    return _mean_of_parts(stages["weights"], np.stack([one[0], other[0]], axis=-2)), stages["log_sum_exp"]
+
+
+_right_merge = partial(control, _merged_by, dtypes=EVERY)
+
+
+@_right_merge(why="one part after the other, as they come around a ring")
+def parts_merged_in_sequence(parts: list[Pair]) -> Pair:
+    return reduce(_merged_pair, parts)
+
+
+@_right_merge(why="one part after the other, from the last")
+def parts_merged_in_reverse(parts: list[Pair]) -> Pair:
+    return reduce(_merged_pair, parts[::-1])
+
+
+@_right_merge(why="two by two, as a reduction over devices does")
+def parts_merged_in_a_tree(parts: list[Pair]) -> Pair:
+    while len(parts) > 1:
+        pairs = [_merged_pair(*parts[start : start + 2]) for start in range(0, len(parts) - 1, 2)]
+        parts = pairs + parts[len(parts) - len(parts) % 2 :]
+    return parts[0]
+
+
+@_right_merge(why="a logistic function of the difference, as ring attention has it")
+def parts_merged_by_a_logistic_function(parts: list[Pair]) -> Pair:
+    def merge(one: Pair, other: Pair) -> Pair:
+        (output, total), (own_output, own_total) = one, other
+        with np.errstate(all="ignore"):
+            above = own_total - total
+            share = np.where(np.isneginf(total), 1, 1 / (1 + np.exp(-above))).astype(total.dtype)
+            share = np.where(np.isneginf(own_total), 0, share).astype(total.dtype)
+        merged = output - share[..., np.newaxis] * (output - own_output)
+        return merged, np.logaddexp(total, own_total)
+
+    return reduce(merge, parts)
+
+
+@_right_merge(why="weights e^(L_n - L) from an L that was stored, as split decoding combines")
+def parts_weighed_from_the_stored_whole(parts: list[Pair]) -> Pair:
+    totals = np.stack([total for _, total in parts], axis=-1)
+    whole = softmax(totals)["log_sum_exp"]
+    shift = np.where(np.isneginf(whole), 0, whole)[..., np.newaxis]
+    return _mean_of_parts(np.exp(totals - shift), np.stack([output for output, _ in parts], axis=-2)), whole
+
+
+@_right_merge(why="exponentials and the logarithm in base 2")
+def parts_merged_in_powers_of_two(parts: list[Pair]) -> Pair:
+    totals = np.stack([total for _, total in parts], axis=-1) * (1 / _LN2)
+    highest = _maximum(totals)
+    powers = np.exp2(totals - highest)
+    sums = powers.sum(axis=-1, keepdims=True)
+    weights = powers / np.where(sums == 0, 1, sums)
+    with np.errstate(divide="ignore"):
+        whole = (highest + np.log2(sums))[..., 0] * _LN2
+    return _mean_of_parts(weights, np.stack([output for output, _ in parts], axis=-2)), whole
+
+
+@_right_merge(why="outputs times e^(L_n - m), added up, and divided at the end")
+def parts_divided_at_the_end(parts: list[Pair]) -> Pair:
+    highest = reduce(np.maximum, [total for _, total in parts])
+    shift = np.where(np.isneginf(highest), 0, highest)
+    powers = [np.exp(total - shift) for _, total in parts]
+    sums = sum(powers[1:], powers[0])
+    mean = sum(output * power[..., np.newaxis] for (output, _), power in zip(parts, powers, strict=True))
+    with np.errstate(divide="ignore"):
+        return np.asarray(mean / np.where(sums == 0, 1, sums)[..., np.newaxis]), np.asarray(shift + np.log(sums))
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_merge(None, "parts_are_always_merged_in_base_e",
+    "log2 is written and log is read: flashinfer#2113, pytorch#181645",
+    {"_natural_logarithms": lambda scores, base: scores, "_logarithms_in_base": lambda scores, base: scores},
+    diagnosis="lse-base-e")
+_faulty_merge(None, "parts_are_always_merged_in_base_two", "log is written and log2 is read: sglang#35045",
+    {"_natural_logarithms": lambda scores, base: _natural_logarithms(scores, "2"), "_logarithms_in_base":
+        lambda scores, base: _logarithms_in_base(scores, "2")},
+    diagnosis="lse-base-2")
+_faulty_merge("_logarithms_in_base", "whole_returned_in_base_e",
+    "the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
+    lambda scores, base: scores, at="log_sum_exp", diagnosis="log-sum-exp-base-e")
+_faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
+    "the whole is returned in base 2, whatever the parts are in: cudnn-frontend#931's kind",
+    lambda scores, base: np.asarray(scores / _LN2), at="log_sum_exp", diagnosis="log-sum-exp-base-2")
+_faulty_merge(_weighed, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
+    lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
+_faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much each part weighs",
+    lambda scores: softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
+    diagnosis="parts-averaged")
+_faulty_merge(_softmax_of, "empty_part_weighs_as_zero", "the logarithm of an empty part's sum is 0: mlx#2608",
+    lambda scores: np.where(np.isneginf(scores), 0, scores), diagnosis="empty-part-at-zero")
+_faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
+    "an empty part is written as plus infinity: vllm#28181, #15492",
+    lambda scores: np.where(np.isneginf(scores), np.inf, scores))
+_faulty_merge("_without_empty_parts", "empty_part_let_through",
+    "0 times the NaN of an empty part: flashinfer#5262, vllm#27491",
+    lambda outputs, log_sum_exps: outputs, at="output")
+_faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
+    lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp", diagnosis="log-sum-exp-of-maximum-alone")
+_faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
+    lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
+_faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
+    lambda scores: np.asarray(softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]), at="log_sum_exp",
+    diagnosis="log-sum-exp-without-maximum")
+_faulty_merge("_mean_of_parts", "outputs_in_reverse_order",
+    "structure: outputs are gathered in the order in which devices answer",
+    lambda weights, parts: _mean_of_parts(weights, parts[..., ::-1, :]), at="output", diagnosis="parts-reversed")
+_faulty_merge(_softmax_of, "last_part_not_merged", "structure: one part fewer is merged than there are",
+    lambda scores: np.where(np.arange(scores.shape[-1]) < max(scores.shape[-1] - 1, 1), scores,
+        -np.inf).astype(scores.dtype),
+    diagnosis="last-part-lost")
+_faulty_merge(_softmax_of, "parts_beyond_32_lost", "structure: a warp merges its 32 parts, and no more",
+    lambda scores: np.where(np.arange(scores.shape[-1]) < 32, scores, -np.inf).astype(scores.dtype),
+    diagnosis="last-part-lost")
+_faulty_merge(_read_as, "heads_and_queries_of_log_sum_exps_confused",
+    "(Lq, H) is read as (H, Lq): statistics of kernels have their own layout",
+    lambda scores, base: _natural_logarithms(np.ascontiguousarray(scores).reshape(scores.shape[0], scores.shape[2],
+        scores.shape[1], scores.shape[3]).swapaxes(1, 2), base),
+    diagnosis="log-sum-exps-with-heads-and-queries-confused")
+_faulty_merge(_read_as, "log_sum_exps_of_the_first_head", "structure: one log-sum-exp per query is read for all heads",
+    lambda scores, base: _natural_logarithms(np.broadcast_to(scores[:, :1], scores.shape), base),
+    diagnosis="log-sum-exps-of-first-head")
+_faulty_merge(_softmax_of, "log_sum_exps_of_parts_in_bfloat16",
+    "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
+    lambda scores: bfloat16(scores))
+_faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
+    "-100 for minus infinity: a part that is empty weighs beside low ones",
+    lambda scores: np.asarray(np.maximum(scores, np.asarray(-100, scores.dtype))),
+    diagnosis="empty-part-at-minus-100")
+# fmt: on
