@@ -92,15 +92,17 @@ class Capture:
                     self._write(call, result)
         return result
 
-    def _taken(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> _Call | None:
+    def _taken(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> _CapturedCall | None:
         """Copy what the function is given, before it can change it."""
         try:
-            return _Call(_bound(self.__wrapped__, self.__name__, arguments, named), self._layout, self._alignment)
+            return _CapturedCall(
+                _bound(self.__wrapped__, self.__name__, arguments, named), self._layout, self._alignment
+            )
         except Exception as error:  # whatever a tensor under tracing raises: the model is not to stop here
             self._refuse(error)
             return None
 
-    def _write(self, call: _Call, result: Any) -> None:
+    def _write(self, call: _CapturedCall, result: Any) -> None:
         try:
             if result is not None:
                 call.take_result(result)
@@ -161,7 +163,7 @@ def capture(
     return Capture(function, Path(folder), calls, layout, alignment)
 
 
-class _Call:
+class _CapturedCall:
     """One call as a case says it: inputs, options, the dtype of the query, and what is left out."""
 
     def __init__(self, arguments: Mapping[str, Any], layout: Layout, alignment: str | None) -> None:
@@ -222,7 +224,7 @@ class _Call:
             self.options[name] = float(value)
 
 
-def _meant(call: _Call) -> str:
+def _meant(call: _CapturedCall) -> str:
     """Return the layout or alignment of which a call's output is, where it is not that of the call as it was taken."""
     if call.output is None or _gives(call.output, call.inputs, call.options):
         return ""
@@ -274,7 +276,7 @@ def _as_numpy(value: Any) -> Array:
     return array
 
 
-def _write_case(call: _Call, folder: Path, function: str) -> Path:
+def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:
     """Write a case and its arrays under the first number that is free, and read the case back."""
     name, number = slug(function) or "attention", 1
     while (path := folder / f"{name}-{number}.yaml").exists() or path.with_suffix(".npz").exists():
@@ -301,7 +303,7 @@ def _storable(array: Array) -> Array:
     return array if array.dtype.name in _KEPT_DTYPES or array.dtype.kind in "biu" else array.astype(np.float32)
 
 
-def _text(call: _Call, function: str, number: int, arrays: str, checksum: str) -> str:
+def _text(call: _CapturedCall, function: str, number: int, arrays: str, checksum: str) -> str:
     """Return the case file. JSON's texts and lists are YAML's."""
     numbers = (array for array in call.inputs.values() if array.dtype.kind != "b")
     lines = [

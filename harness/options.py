@@ -163,7 +163,7 @@ def _read_dtypes(given: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def _read_tiles(given: Any, where: str) -> tuple[int, ...]:
-    from attncheck.reading.tiles import read_tiles
+    from attncheck.reading.selection import read_tiles
 
     return read_tiles(given if isinstance(given, list | tuple) else [given], where)
 

@@ -35,14 +35,14 @@ class _Ended(Exception):
 
 def try_rules(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[Rule]:
     """Try a program, rule by rule; each answer may take so many ``seconds``."""
-    asked = _Asked(Program(words), seconds)
+    asked = _AskedProgram(Program(words), seconds)
     try:
         yield from _rules(asked)
     finally:
         asked.program.close()
 
 
-def _rules(asked: _Asked) -> Iterator[Rule]:
+def _rules(asked: _AskedProgram) -> Iterator[Rule]:
     says = "it starts, and answers what it is"
     try:
         said = asked.describe()
@@ -94,7 +94,7 @@ def _arrays(dtype: str, *, heads: int = 2, queries: int = 3, keys: int = 5, widt
     return {name: draw((1, heads, length, width)).astype(WIRE[dtype]) for name, length in lengths}
 
 
-def _answered(asked: _Asked, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
+def _answered(asked: _AskedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
     """Check that a call of attention is answered with an output of the right shape and dtype."""
     answer = asked.call("attention", arrays, options)
     if isinstance(answer, Refused):
@@ -108,7 +108,7 @@ def _answered(asked: _Asked, arrays: Mapping[str, NDArray[Any]], options: Mappin
     return True if output.dtype == query.dtype else f"output: expected {query.dtype}, as the query; got {output.dtype}"
 
 
-def _refuses(asked: _Asked, said: Description) -> bool | str:
+def _refuses(asked: _AskedProgram, said: Description) -> bool | str:
     answer = asked.call("no_function_of_this_name", _arrays(said.dtypes[0]), {})
     if not isinstance(answer, Refused):
         return 'expected "unsupported" or "error"; it answered with stages'
@@ -116,7 +116,7 @@ def _refuses(asked: _Asked, said: Description) -> bool | str:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AskedProgram:
     """A program that is stopped where an answer takes too long."""
 
     program: Program

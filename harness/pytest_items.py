@@ -184,7 +184,7 @@ def _limits() -> Limits:
 
 
 @dataclass
-class _Worker:
+class _SessionWorker:
     """The worker of an implementation and some dtypes, which stays for the tests that follow, and what it was asked."""
 
     runner: GroupRunner[Any]
@@ -199,10 +199,10 @@ class _Worker:
         return before
 
 
-_WORKERS: dict[str, _Worker] = {}
+_WORKERS: dict[str, _SessionWorker] = {}
 
 
-def _worker_of(implementation: Implementation, dtype: str) -> _Worker:
+def _worker_of(implementation: Implementation, dtype: str) -> _SessionWorker:
     """Return the worker of an implementation and dtype. Skips what is not declared."""
     import tempfile
     from pathlib import Path
@@ -214,7 +214,7 @@ def _worker_of(implementation: Implementation, dtype: str) -> _Worker:
     if group is None:
         raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
     if group.name not in _WORKERS:
-        _WORKERS[group.name] = _Worker(GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck"))), [])
+        _WORKERS[group.name] = _SessionWorker(GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck"))), [])
     return _WORKERS[group.name]
 
 

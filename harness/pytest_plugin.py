@@ -125,7 +125,7 @@ def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> 
     Raises ``UsageError`` where an implementation or a case cannot be used.
     """
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.reading.tiles import tiles_named
+    from attncheck.reading.selection import tiles_named
 
     with _without_traceback():
         selection = select_cases(replace(options, tiles=options.tiles + tiles_named(ids)))

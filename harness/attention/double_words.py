@@ -259,7 +259,7 @@ def _moved(left: Real, own: Real, right: Real, theirs: Real) -> Real | float:
 
 
 @dataclass(frozen=True, eq=False)
-class _Scaled:
+class _ScaledRows:
     """Rows or columns of numbers of at most 1 in size, 2^exponent of which are the operand; ``whole`` are their sizes.
 
     ``second`` are the lower words, None where there are none; what underflow took is below ``lost``.
@@ -273,14 +273,14 @@ class _Scaled:
     lost: float
 
 
-def _below_one(pair: Pair, axis: int) -> _Scaled:
+def _below_one(pair: Pair, axis: int) -> _ScaledRows:
     """Scale rows (axis -1) or columns (-2) relative to their largest numbers."""
     high, low = pair
     exponent = np.frexp(np.abs(high).max(axis=axis, keepdims=True, initial=0.0))[1]
     first = np.ldexp(high, -exponent)
     whole, second = np.abs(first), np.ldexp(low, -exponent) if low.any() else None
     is_whole = (whole.size and whole.min() >= _NEAR_UNDERFLOW) or np.array_equal(np.ldexp(first, exponent), high)
-    return _Scaled(axis, first, second, whole, exponent, 0.0 if is_whole else 2.0**-1070)
+    return _ScaledRows(axis, first, second, whole, exponent, 0.0 if is_whole else 2.0**-1070)
 
 
 def _least_positive(terms: Real) -> float:
@@ -289,7 +289,7 @@ def _least_positive(terms: Real) -> float:
     return least if least > 0 else float(terms.min(initial=1.0, where=terms > 0))
 
 
-def _products(left: _Scaled, right: _Scaled, least: float) -> tuple[Real, Real, Real, float]:
+def _products(left: _ScaledRows, right: _ScaledRows, least: float) -> tuple[Real, Real, Real, float]:
     """Multiply by as many slices as the smallest sum of absolute terms needs.
 
     Products of slices of one size lie side by side, so that each sum of them is one product; the smallest are added up
@@ -341,7 +341,7 @@ class _Slices:
         return self.pieces[..., (self.most - stop) * self.inner : (self.most - first) * self.inner, :]
 
 
-def _slices(numbers: _Scaled, bits: int, most: int) -> _Slices:
+def _slices(numbers: _ScaledRows, bits: int, most: int) -> _Slices:
     """Cut numbers into multiples of 2^-bits, 2^(-2 bits) and so on, until less than 2^(-bits most) is left."""
     first, second, axis = numbers.first.copy(), numbers.second, numbers.axis
     inner = first.shape[axis]

@@ -124,7 +124,7 @@ def repro(
 
 
 def _script_document(
-    explained: RepeatedExplanation, tries: int, subject: _Subject, path: Path, command: str, limits: Limits
+    explained: RepeatedExplanation, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
     from attncheck.reports.explanation import answer_of, of_case
     from attncheck.reports.machine.documents import header
@@ -147,7 +147,7 @@ def _script_document(
     )
 
 
-def _commands(subject: _Subject, limits: Limits, names: Sequence[str]) -> list[str]:
+def _commands(subject: _CaseSubject, limits: Limits, names: Sequence[str]) -> list[str]:
     """Return commands about the same case on the same implementation."""
     from attncheck.commands import command, words_again
     from attncheck.reading.case import case_record
@@ -157,7 +157,7 @@ def _commands(subject: _Subject, limits: Limits, names: Sequence[str]) -> list[s
     return [command(name, record, words, subject.dtype) for name in names] if words else []
 
 
-def _reduced(explained: RepeatedExplanation, subject: _Subject, limits: Limits) -> tuple[RepeatedExplanation, int]:
+def _reduced(explained: RepeatedExplanation, subject: _CaseSubject, limits: Limits) -> tuple[RepeatedExplanation, int]:
     """Return the explanation of the smallest case that fails alike, and in how many tries it was found.
 
     Where it cannot be reduced, it is that of the case itself.
@@ -177,7 +177,7 @@ def _reduced(explained: RepeatedExplanation, subject: _Subject, limits: Limits) 
     return RepeatedExplanation(replace(reduced.explanation, case=named)), reduced.tries
 
 
-def _script(explained: RepeatedExplanation, subject: _Subject, command: str) -> str:
+def _script(explained: RepeatedExplanation, subject: _CaseSubject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
     from attncheck.reports.explanation import explanation_text
     from attncheck.repro import compact_script, repro_script
@@ -203,7 +203,7 @@ def script_name(identity: str, implementation: str, dtype: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _CaseSubject:
     """A case, an implementation and a dtype, and the results of the check in which the case may have failed."""
 
     case: Case
@@ -215,7 +215,7 @@ class _Subject:
 
 def _subject_of(
     case: str, implementation: str, dtype: str | None, function: FunctionOptions, results: Path | None
-) -> _Subject:
+) -> _CaseSubject:
     from attncheck.explain import find_implementation
 
     checked = checked_in(results)
@@ -234,10 +234,10 @@ def _subject_of(
         given = (function.framework or options.get("--framework"), function.signature or options.get("--signature"))
         function = FunctionOptions(*given)
     chosen = find_implementation(implementation, function.framework, function.signature)
-    return _Subject(found, selection, chosen, chosen_dtype, checked)
+    return _CaseSubject(found, selection, chosen, chosen_dtype, checked)
 
 
-def _explanation_of(subject: _Subject, limits: Limits) -> RepeatedExplanation:
+def _explanation_of(subject: _CaseSubject, limits: Limits) -> RepeatedExplanation:
     from attncheck.explain import explain_again, failure_in
 
     evaluation = (subject.case, subject.implementation, subject.dtype)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from attncheck.vectors import Exported
 
 
-class Format(StrEnum):
+class ExchangeFormat(StrEnum):
     """Whose test data they are."""
 
     ONNX = "onnx"
 
 
-FormatName = Annotated[Format, typer.Argument(metavar="FORMAT", help="onnx: ONNX's backend test data.")]
+FormatName = Annotated[ExchangeFormat, typer.Argument(metavar="FORMAT", help="onnx: ONNX's backend test data.")]
 
 
 @app.command("export", epilog=examples("attncheck export onnx onnx_tests attention --dtype float32"))

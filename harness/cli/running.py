@@ -177,7 +177,7 @@ _BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, Exi
 def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:
     """Print what people may want to know before a run, and return the cases that run."""
     from attncheck.config import tiles_of
-    from attncheck.reading.tiles import left_out
+    from attncheck.reading.selection import left_out
     from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
 
     options = request.options

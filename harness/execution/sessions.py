@@ -34,7 +34,7 @@ _OTHER_WORK = 96
 
 
 @dataclass(frozen=True)
-class Step:
+class SessionStep:
     """One call of a session, made so many ``times``; the last result counts.
 
     Where it ``returns``, that is sent back. Where it ``stays``, it is looked at again when all steps are done. Before
@@ -53,7 +53,7 @@ class Step:
 class Session:
     """Steps that are done in one process, one after the other."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[SessionStep, ...]
 
     @property
     def calls(self) -> int:
@@ -62,7 +62,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ChangedElement:
     """An array that is not as it was: its name, the first element that differs, and its bits as numbers."""
 
     name: str
@@ -79,8 +79,8 @@ class StepResult:
     """
 
     outcome: Outcome
-    changed: tuple[Difference, ...] = ()
-    altered: tuple[Difference, ...] = ()
+    changed: tuple[ChangedElement, ...] = ()
+    altered: tuple[ChangedElement, ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
 
 
@@ -153,7 +153,7 @@ def evaluate_session(implementation: str, session: Session, log: str) -> Session
     return SessionEvaluated(results, int(psutil.Process().memory_info().rss), is_fit)
 
 
-def _do(backend: Backend, step: Step) -> tuple[StepResult, Mapping[str, Any], Mapping[str, Array]]:
+def _do(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[str, Any], Mapping[str, Array]]:
     """Return the result of a step and, where it stays, the tensors that were returned and their numbers."""
     fences: list[Array] = []
 
@@ -216,16 +216,16 @@ def _free_nan(backend: Backend, task: Task) -> list[Array]:
     return fences
 
 
-def difference(name: str, before: Array, after: Array) -> Difference | None:
+def difference(name: str, before: Array, after: Array) -> ChangedElement | None:
     """Return the first element whose bits differ; None where there is none."""
     after = np.asarray(after)
     if before.shape != after.shape:
-        return Difference(name, (), float("nan"), float("nan"))
+        return ChangedElement(name, (), float("nan"), float("nan"))
     differs = bits(before) != bits(after)
     if not differs.any():
         return None
     index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(differs)), differs.shape))
-    return Difference(name, index, float(before[index]), float(after[index]))
+    return ChangedElement(name, index, float(before[index]), float(after[index]))
 
 
 def bits(array: Array) -> Array:

@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.dtypes import largest_number, rounded_once
-from attncheck.execution.sessions import Session, Step
+from attncheck.execution.sessions import Session, SessionStep
 from attncheck.properties.problem import (
     AnyVariant,
     Change,
     Combine,
     FurtherCall,
     Pair,
+    PropertyVariant,
+    SaysNothing,
     SessionVariant,
     StoredProblem,
-    UnfitError,
-    Variant,
     only_one,
     per_head,
     require,
@@ -59,18 +59,18 @@ def batch_invariant(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute each batch entry alone, and all of them in another order."""
     entries = problem.lengths.get("B", 1)
     if entries < 2:
-        raise UnfitError("the case has a batch of one")
+        raise SaysNothing("the case has a batch of one")
     stages = stages_along(problem, "B")
     if not stages:
-        raise UnfitError("no result has an axis of the batch")
+        raise SaysNothing("no result has an axis of the batch")
     alone = tuple(
         FurtherCall(f"batch entry {entry} alone", problem.along({"B": taken([entry])})) for entry in range(entries)
     )
     order = np.roll(np.arange(entries), 1)
     rolled = FurtherCall("the entries in another order", problem.along({"B": taken(order)}))
     return (
-        Variant("each batch entry alone", alone, joined_along(problem, "B"), stages=stages),
-        Variant("another place in the batch", (rolled,), _back(problem, {"B": order}), stages=stages),
+        PropertyVariant("each batch entry alone", alone, joined_along(problem, "B"), stages=stages),
+        PropertyVariant("another place in the batch", (rolled,), _back(problem, {"B": order}), stages=stages),
     )
 
 
@@ -86,8 +86,8 @@ def joined_along(problem: StoredProblem, letter: str) -> Combine:
 
 def _one_call(
     what: str, problem: StoredProblem, combine: Combine = only_one, truth: StoredProblem | None = None, **more: Any
-) -> Variant:
-    return Variant(what, (FurtherCall(what, problem, truth),), combine, **more)
+) -> PropertyVariant:
+    return PropertyVariant(what, (FurtherCall(what, problem, truth),), combine, **more)
 
 
 def _back(problem: StoredProblem, orders: dict[str, NDArray[np.intp]]) -> Combine:
@@ -106,13 +106,13 @@ def _back(problem: StoredProblem, orders: dict[str, NDArray[np.intp]]) -> Combin
 def heads_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Compute the heads in another order; heads of queries stay with those of the keys that they share."""
     if not per_head(problem):
-        raise UnfitError(f"{problem.operation} has no axis of heads")
+        raise SaysNothing(f"{problem.operation} has no axis of heads")
     if problem.options.get("norm_over") == "full":
-        raise UnfitError("the case takes a norm over all heads")
+        raise SaysNothing("the case takes a norm over all heads")
     heads = problem.lengths["H"]
     groups = problem.lengths.get("Hkv", heads)
     if heads < 2:
-        raise UnfitError("the case has one head")
+        raise SaysNothing("the case has one head")
     several = heads // groups
     of_keys = np.roll(np.arange(groups), 1)
     of_queries = np.array([group * several + each for group in of_keys for each in reversed(range(several))])
@@ -126,7 +126,7 @@ def keys_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     require(problem, lacks=(*_BY_POSITION, "past_key", "cu_seqlens_k"))
     keys = problem.lengths.get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.specs.values()):
-        raise UnfitError("the case has no keys to put in another order")
+        raise SaysNothing("the case has no keys to put in another order")
     orders = {
         "the keys in reverse": np.arange(keys)[::-1],
         "the keys shuffled": np.random.default_rng(_SEED).permutation(keys),
@@ -147,16 +147,16 @@ def padding(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Add keys that are masked, keys beyond the lengths, and queries whose output is dropped."""
     require(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
     if problem.options.get("alignment") == "bottom_right":
-        raise UnfitError("positions count from the last key, which would be another one")
+        raise SaysNothing("positions count from the last key, which would be another one")
     if len(problem.results) > 1:
-        raise UnfitError("gradients by what is added are no result")
+        raise SaysNothing("gradients by what is added are no result")
     found = [*_padded_keys(problem), *_padded_queries(problem)]
     if not found:
-        raise UnfitError(f"{problem.operation} takes neither a mask nor key lengths")
+        raise SaysNothing(f"{problem.operation} takes neither a mask nor key lengths")
     return found
 
 
-def _padded_keys(problem: StoredProblem) -> Iterator[Variant]:
+def _padded_keys(problem: StoredProblem) -> Iterator[PropertyVariant]:
     """Add copies of the first key: what a kernel would not notice to be nonsense."""
     keys = problem.lengths["T"]
     longer = problem.along({"Lk": _with_copies, "T": _with_nothing})
@@ -166,11 +166,11 @@ def _padded_keys(problem: StoredProblem) -> Iterator[Variant]:
         given = np.broadcast_to(mask, (*mask.shape[:-1], keys))
         added = np.zeros((*mask.shape[:-1], _ADDED), np.bool_)
         masked = longer.but(mask=np.concatenate([given, added], axis=-1) & allowed)
-        yield Variant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
+        yield PropertyVariant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
     if "key_lengths" in problem.specs:
         lengths = problem.inputs.get("key_lengths", np.full(problem.lengths["B"], keys, np.int64))
         cut = longer.but(key_lengths=lengths)
-        yield Variant("keys added with lengths", (FurtherCall("with keys beyond the lengths", cut),))
+        yield PropertyVariant("keys added with lengths", (FurtherCall("with keys beyond the lengths", cut),))
 
 
 def _with_copies(array: Array, axis: int) -> Array:
@@ -184,7 +184,7 @@ def _with_nothing(array: Array, axis: int) -> Array:
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis=axis)
 
 
-def _padded_queries(problem: StoredProblem) -> Iterator[Variant]:
+def _padded_queries(problem: StoredProblem) -> Iterator[PropertyVariant]:
     queries = problem.lengths.get("Lq", 0)
     if queries < 1 or "query" not in problem.inputs:
         return
@@ -192,7 +192,7 @@ def _padded_queries(problem: StoredProblem) -> Iterator[Variant]:
     axes = problem.axes_of_stage(*problem.results)
     axis = axes.index("Lq") - len(axes)
     what = "queries added behind the last"
-    yield Variant(what, (call,), lambda _, results: results[0].take(np.arange(queries), axis=axis))
+    yield PropertyVariant(what, (call,), lambda _, results: results[0].take(np.arange(queries), axis=axis))
 
 
 def packed(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -208,7 +208,7 @@ def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
     if (problem.options.get("is_causal") or "window" in problem.options) and (
         queries != keys or "key_lengths" in problem.inputs
     ):
-        raise UnfitError("packed positions count from the last key, those of the case from the first")
+        raise SaysNothing("packed positions count from the last key, those of the case from the first")
     # Batch entries lie one after the other: (B, H, L, D) becomes (1, H, B*L, D).
     arrays = {name: problem.inputs[name] for name in QUERY_KEY_VALUE}
     inputs = {name: np.concatenate([*array[:, np.newaxis]], axis=-2) for name, array in arrays.items()}
@@ -235,7 +235,7 @@ def _taken_apart(problem: StoredProblem) -> Sequence[AnyVariant]:
         inputs |= {name: problem.inputs[name][:, :, first : first + used] for name in ("key", "value")}
         inputs |= {name: problem.inputs[name] for name in ("sinks",) if name in problem.inputs}
         calls.append(FurtherCall(f"sequence {number} alone", _aligned(problem, inputs)))
-    return (Variant("each sequence alone", tuple(calls), joined_along(problem, "Lq")),)
+    return (PropertyVariant("each sequence alone", tuple(calls), joined_along(problem, "Lq")),)
 
 
 def _aligned(problem: StoredProblem, inputs: dict[str, Array]) -> StoredProblem:
@@ -265,7 +265,7 @@ def decoding(problem: StoredProblem) -> Sequence[AnyVariant]:
 
 
 def _causal_tokens(problem: StoredProblem) -> int:
-    """Return how many tokens there are that see themselves and those before them. Raises ``UnfitError``."""
+    """Return how many tokens there are that see themselves and those before them. Raises ``SaysNothing``."""
     require_operation(problem, "attention")
     require(
         problem,
@@ -273,18 +273,18 @@ def _causal_tokens(problem: StoredProblem) -> int:
         lacks=("past_key", "key_lengths", "rotary_cos", "query_offsets", "query_mask", "empty_rows"),
     )
     if problem.lengths["Lq"] != problem.lengths["Lk"]:
-        raise UnfitError("the case has not a key for each query")
+        raise SaysNothing("the case has not a key for each query")
     if problem.lengths["Lq"] < 2:
-        raise UnfitError("the case has one token")
+        raise SaysNothing("the case has one token")
     return problem.lengths["Lq"]
 
 
-def _in_chunks(problem: StoredProblem, cuts: NDArray[np.intp], what: str) -> Variant:
+def _in_chunks(problem: StoredProblem, cuts: NDArray[np.intp], what: str) -> PropertyVariant:
     calls = [
         FurtherCall(f"queries {first} to {last - 1} behind {first} keys", _chunk(problem, int(first), int(last)))
         for first, last in pairwise(cuts)
     ]
-    return Variant(what, tuple(calls), joined_along(problem, "Lq"))
+    return PropertyVariant(what, tuple(calls), joined_along(problem, "Lq"))
 
 
 def _chunk(problem: StoredProblem, first: int, last: int) -> StoredProblem:
@@ -305,9 +305,9 @@ def merged_parts(problem: StoredProblem) -> Sequence[AnyVariant]:
     for parts in (parts for parts in _PARTS_OF_KEYS if parts <= keys):
         calls = tuple(_keys_alone(problem, own) for own in np.array_split(np.arange(keys), parts))
         what = f"the keys in {parts} parts"
-        found.append(Variant(what, calls, stages=("output", "log_sum_exp"), is_merged=True))
+        found.append(PropertyVariant(what, calls, stages=("output", "log_sum_exp"), is_merged=True))
     if not found:
-        raise UnfitError("the case has one key")
+        raise SaysNothing("the case has one key")
     return found
 
 
@@ -338,7 +338,7 @@ def values_scaled(problem: StoredProblem) -> Sequence[AnyVariant]:
             continue  # a value would be beyond the range of the dtype, or tiny
         found.append(_one_call(f"values times 2^{exponent}", problem.but(**scaled), factor=1 / factor))
     if not found:
-        raise UnfitError(f"no power of two leaves all values in the range of {problem.dtype}")
+        raise SaysNothing(f"no power of two leaves all values in the range of {problem.dtype}")
     return found
 
 
@@ -350,7 +350,7 @@ def _times(array: Array, factor: float) -> Array:
 def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Add a number of its own to all scores of each row, through the bias."""
     if "bias" not in problem.specs or problem.results != ("output",):
-        raise UnfitError(f"{problem.operation} takes no bias, or gives more than an output")
+        raise SaysNothing(f"{problem.operation} takes no bias, or gives more than an output")
     require(problem, lacks=("sinks", "mask_fill"))
     queries, keys = problem.lengths["Lq"], problem.lengths["T"]
     bias = problem.inputs.get("bias", np.zeros((1, 1, queries, keys), problem.inputs["query"].dtype))
@@ -360,7 +360,7 @@ def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
         exact = bias.astype(np.float64) + rows[:, np.newaxis]
         shifted = rounded_once(exact, problem.dtype)
         if not np.array_equal(shifted.astype(np.float64), exact):
-            raise UnfitError(f"the bias with a number added is no number of {problem.dtype}")
+            raise SaysNothing(f"the bias with a number added is no number of {problem.dtype}")
         found.append(_one_call(f"scores shifted {what}", problem.but(bias=shifted)))
     return found
 
@@ -379,16 +379,16 @@ def _poison(problem: StoredProblem, kind: str) -> Sequence[AnyVariant]:
     if "block_table" in problem.inputs:
         inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
         call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
-        return (Variant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
+        return (PropertyVariant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
     require_operation(problem, *_POISONED)
     value = np.nan if kind == "nan" else min(_LARGE, largest_number(problem.dtype))
     found = list(_poisoned_keys(problem, value, "NaN" if kind == "nan" else "a huge number"))
     if not found:
-        raise UnfitError("every query may attend to every key")
+        raise SaysNothing("every query may attend to every key")
     return found
 
 
-def _poisoned_keys(problem: StoredProblem, value: float, word: str) -> Iterator[Variant]:
+def _poisoned_keys(problem: StoredProblem, value: float, word: str) -> Iterator[PropertyVariant]:
     """Poison keys that nobody may attend to, then one half of the keys, and look at rows that see none of that."""
     allowed = problem.allowed()
     dead: NDArray[np.bool_] = np.logical_not(allowed.any(axis=(1, 2)))  # (B, T)
@@ -413,7 +413,7 @@ def _with_poison(
     rows: NDArray[np.bool_],
     value: float,
     what: str,
-) -> Variant:
+) -> PropertyVariant:
     past = problem.lengths.get("P", 0)
     inputs: dict[str, Array | None] = {}
     for name in names:
@@ -424,7 +424,7 @@ def _with_poison(
             inputs[name] = array
     call = FurtherCall(f"with {what}", problem.but(**inputs), problem)
     compared = {"output": rows[..., np.newaxis]}
-    return Variant(what, (call,), compared=compared, nan_may_spread=bool(np.isnan(value)))
+    return PropertyVariant(what, (call,), compared=compared, nan_may_spread=bool(np.isnan(value)))
 
 
 _LAYOUTS = ("strided", "padded", "unaligned", "transposed", "reversed")
@@ -446,13 +446,13 @@ def layout(problem: StoredProblem) -> Sequence[AnyVariant]:
             if names := [name for name in of if least <= given[name].ndim <= most]:
                 what = f"{'inputs' if of is numbers else ' and '.join(names)} {kind}"
                 changed = replace(problem, memory_layout=dict.fromkeys(names, kind))
-                found.append(Variant(what, (FurtherCall(f"{what} in memory", changed, problem),)))
+                found.append(PropertyVariant(what, (FurtherCall(f"{what} in memory", changed, problem),)))
     return found
 
 
 def repeated(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Make the same call again and again, with other work in between."""
-    steps = tuple(Step(problem.task(), other_work=number > 0) for number in range(_REPEATED))
+    steps = tuple(SessionStep(problem.task(), other_work=number > 0) for number in range(_REPEATED))
     pairs = tuple(Pair(f"call {number + 1} of {_REPEATED}", 0, number, problem) for number in range(1, _REPEATED))
     return (SessionVariant(f"{_REPEATED} calls", Session(steps), pairs),)
 
@@ -465,7 +465,9 @@ def fresh_process(problem: StoredProblem) -> Sequence[AnyVariant]:
 def threads(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Make the call in processes with more threads than one."""
     return tuple(
-        Variant(f"{number} threads", (FurtherCall(f"with {number} threads", problem),), where="threads", threads=number)
+        PropertyVariant(
+            f"{number} threads", (FurtherCall(f"with {number} threads", problem),), where="threads", threads=number
+        )
         for number in _THREADS
     )
 
@@ -476,8 +478,8 @@ def output_buffer(problem: StoredProblem) -> Sequence[AnyVariant]:
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
     nan = {name: np.full_like(array, np.nan) for name, array in numbers.items() if array.dtype.name != "float8_e5m2"}
     poisonous = problem.but(**nan).task()
-    freed = Session((Step(task), Step(task, nan_memory=True)))
-    called = Session((Step(task), Step(poisonous, returns=False), Step(task)))
+    freed = Session((SessionStep(task), SessionStep(task, nan_memory=True)))
+    called = Session((SessionStep(task), SessionStep(poisonous, returns=False), SessionStep(task)))
     return (
         SessionVariant("memory full of NaN was freed", freed, (Pair("after NaN in memory", 0, 1, problem),)),
         SessionVariant("a call on NaN came before", called, (Pair("after a call on NaN", 0, 2, problem),)),
@@ -486,14 +488,14 @@ def output_buffer(problem: StoredProblem) -> Sequence[AnyVariant]:
 
 def inputs_unchanged(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Look at the inputs behind a call."""
-    return (SessionVariant("the inputs after the call", Session((Step(problem.task()),)), problem=problem),)
+    return (SessionVariant("the inputs after the call", Session((SessionStep(problem.task()),)), problem=problem),)
 
 
 def outputs_independent(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Look at what a call returned after the next calls, and whether it is memory of an input."""
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
     other = problem.but(**{name: _times(array, 0.5) for name, array in numbers.items()}).task()
-    steps = (Step(problem.task(), stays=True), Step(other, returns=False, times=2))
+    steps = (SessionStep(problem.task(), stays=True), SessionStep(other, returns=False, times=2))
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)
 
 
@@ -501,11 +503,11 @@ def after_other_shapes(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Call other shapes between two equal calls, and hold those against calls in a process of their own."""
     others = list(_other_shapes(problem))
     if not others:
-        raise UnfitError("no other shape can be made of the case")
+        raise SaysNothing("no other shape can be made of the case")
     found = []
     for what, other in others:
         task, its = problem.task(), other.task()
-        session = Session((Step(task), Step(its), Step(task), Step(its)))
+        session = Session((SessionStep(task), SessionStep(its), SessionStep(task), SessionStep(its)))
         pairs = (
             Pair(f"again after {what}", 0, 2, problem),
             Pair(f"{what}, after the case's own shape", None, 1, other),
@@ -536,8 +538,8 @@ def after_a_thousand_calls(problem: StoredProblem) -> Sequence[AnyVariant]:
     task = problem.task()
     other = next((made.task() for _, made in _other_shapes(problem)), task)
     half = _THOUSAND // 2
-    between = (Step(other, returns=False, times=half), Step(task, returns=False, times=_THOUSAND - half))
-    steps = (Step(task), *between, Step(task))
+    between = (SessionStep(other, returns=False, times=half), SessionStep(task, returns=False, times=_THOUSAND - half))
+    steps = (SessionStep(task), *between, SessionStep(task))
     pair = Pair("after a thousand calls", 0, 3, problem)
     return (SessionVariant("a thousand calls in between", Session(steps), (pair,)),)
 
@@ -545,4 +547,4 @@ def after_a_thousand_calls(problem: StoredProblem) -> Sequence[AnyVariant]:
 VARIANTS_OF: Mapping[str, Callable[[StoredProblem], Sequence[AnyVariant]]] = {
     name: globals()[name] for name in PROPERTIES
 }
-"""The function of each property; it raises ``UnfitError`` for a problem of which the property says nothing."""
+"""The function of each property; it raises ``SaysNothing`` for a problem of which the property says nothing."""

@@ -28,7 +28,7 @@ from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
-from attncheck.properties.problem import StoredProblem, Variant
+from attncheck.properties.problem import PropertyVariant, StoredProblem
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
@@ -115,7 +115,7 @@ def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: s
 
 
 def judge_variant(
-    variant: Variant,
+    variant: PropertyVariant,
     problem: StoredProblem,
     first: Results,
     others: Sequence[Results],
@@ -140,7 +140,9 @@ def judge_variant(
     return max(found, key=lambda each: each.verdict.severity)
 
 
-def _combined_side(variant: Variant, stage: str, arrays: Sequence[Array], rounding_model: str, truths: Truths) -> Side:
+def _combined_side(
+    variant: PropertyVariant, stage: str, arrays: Sequence[Array], rounding_model: str, truths: Truths
+) -> Side:
     """Hold each further call against its own exact answer, and lay all that out as the first call's."""
     own = [
         side_of(call.what, truths.of(call.exact_problem), stage, array, rounding_model)
@@ -260,7 +262,7 @@ _STATISTIC = "log_sum_exp"
 
 
 def judge_merged(
-    variant: Variant,
+    variant: PropertyVariant,
     problem: StoredProblem,
     first: Results,
     others: Sequence[Results],
@@ -291,7 +293,9 @@ def judge_merged(
     return judge_arrays("output", first["output"], rounded, variant.what, sides)
 
 
-def _bound(variant: Variant, others: Sequence[Results], whole: Real, rounding_model: str, truths: Truths) -> Real:
+def _bound(
+    variant: PropertyVariant, others: Sequence[Results], whole: Real, rounding_model: str, truths: Truths
+) -> Real:
     """Return how far the merged output may be off, by the bounds of the parts."""
     exact, allowed, logs, widths = [], [], [], []
     for call, result in zip(variant.calls, others, strict=True):

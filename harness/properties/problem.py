@@ -27,7 +27,7 @@ Change = Callable[[Array, int], Array]
 """What is done to an array along an axis, which is counted from the end."""
 
 
-class UnfitError(Exception):
+class SaysNothing(Exception):
     """A property says nothing of a problem; says why."""
 
 
@@ -112,18 +112,18 @@ class StoredProblem(Problem):
 
 
 def require(problem: StoredProblem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
-    """Raise ``UnfitError`` where a problem lacks an input or option that is needed, or has one that does not fit."""
+    """Raise ``SaysNothing`` where a problem lacks an input or option that is needed, or has one that does not fit."""
     given = {*problem.inputs, *(name for name, value in problem.options.items() if value not in (None, False))}
     if missing := [name for name in has if name not in given]:
-        raise UnfitError(f"the case has no {missing[0]}")
+        raise SaysNothing(f"the case has no {missing[0]}")
     if there := [name for name in lacks if name in given]:
-        raise UnfitError(f"the case has {there[0]}")
+        raise SaysNothing(f"the case has {there[0]}")
 
 
 def require_operation(problem: StoredProblem, *names: str) -> None:
-    """Raise ``UnfitError`` for any other operation than these."""
+    """Raise ``SaysNothing`` for any other operation than these."""
     if problem.operation not in names:
-        raise UnfitError(f"it says nothing of {problem.operation}")
+        raise SaysNothing(f"it says nothing of {problem.operation}")
 
 
 def taken(indices: Sequence[int] | NDArray[np.intp]) -> Change:
@@ -162,7 +162,7 @@ class FurtherCall:
 
 
 @dataclass(frozen=True, eq=False)
-class Variant:
+class PropertyVariant:
     """One way in which a property is asked: calls, and what becomes of their results.
 
     What is combined times ``factor``, a power of two, is compared with what the ``first`` call gave (by default the
@@ -210,4 +210,4 @@ class SessionVariant:
     problem: StoredProblem | None = None
 
 
-AnyVariant = Variant | SessionVariant
+AnyVariant = PropertyVariant | SessionVariant

@@ -21,10 +21,10 @@ from attncheck.properties.problem import (
     AnyVariant,
     FurtherCall,
     Pair,
+    PropertyVariant,
+    SaysNothing,
     SessionVariant,
     StoredProblem,
-    UnfitError,
-    Variant,
 )
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -73,7 +73,7 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion
             for name in (name for name in case.properties if not asking.names or name in asking.names):
                 try:
                     found.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
-                except UnfitError as error:
+                except SaysNothing as error:
                     message = f"{name}: {error} ({dtype})"
                     faults.append(Diagnostic(case.file, message, case.line, case.name, "properties"))
     if faults:
@@ -171,7 +171,7 @@ class _VariantJudge:
         except _NoResult as reason:
             return reason.finding
 
-    def _of_calls(self, variant: Variant) -> VariantResult:
+    def _of_calls(self, variant: PropertyVariant) -> VariantResult:
         question, usual = self._question, self._workers.usual
         framework = self._workers.implementation.entry.framework
         kinds = {kind for call in variant.calls for kind in call.problem.memory_layout.values()}
@@ -217,7 +217,7 @@ class _VariantJudge:
             first = _results(self._in_own_process(pair.problem), stages, f"{pair.what}, in a process of its own")
         else:
             first = _results(answer[pair.one].outcome, stages, "the first call")
-        again = Variant(pair.what, (FurtherCall(pair.what, pair.problem),))
+        again = PropertyVariant(pair.what, (FurtherCall(pair.what, pair.problem),))
         return judge_variant(again, pair.problem, first, [second], self._model, self._truths)
 
     def _in_own_process(self, problem: StoredProblem) -> Outcome:

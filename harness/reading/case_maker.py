@@ -100,7 +100,7 @@ MAX_LOOKED_AT = 2**17
 
 
 @dataclass
-class Budget:
+class CaseBudget:
     """The cost that reading a file may have, whatever its cases refer to."""
 
     left: int = field(default_factory=lambda: MAX_LOOKED_AT)
@@ -132,7 +132,7 @@ def random_of(file: model.CaseFile, entry: model.CaseEntry) -> model.Random | No
 
 
 def make_case(
-    file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: Budget, location: CaseLocation
+    file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: CaseBudget, location: CaseLocation
 ) -> Case:
     """Return the case that an entry describes, with ``arrays`` it may refer to.
 
@@ -152,7 +152,7 @@ class _CaseMaker:
     inputs: Arrays
 
     def __init__(
-        self, file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: Budget, location: CaseLocation
+        self, file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: CaseBudget, location: CaseLocation
     ) -> None:
         self.file, self.entry, self.arrays, self.budget, self.location = file, entry, arrays, budget, location
         self.operation = entry.operation or file.operation

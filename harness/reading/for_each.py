@@ -40,7 +40,7 @@ def as_written(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Origin:
+class CaseOrigin:
     """The case of the file that one is made of, and the places of the values that its names have."""
 
     number: int
@@ -62,7 +62,7 @@ class WrittenOut(YamlDocument):
     """``data`` holds the cases as written out, ``lines`` those of the file, whose own data is ``written``."""
 
     written: Any = None
-    origins: tuple[Origin, ...] = field(default=())
+    origins: tuple[CaseOrigin, ...] = field(default=())
 
     def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
         """Return the longest part of a path that exists, and its line; of a value, where the case has its name."""
@@ -99,7 +99,7 @@ class WrittenOut(YamlDocument):
             now = self._into(now, origin, ahead)
         return now
 
-    def _into(self, followed: _Followed, origin: Origin, at: FieldPath) -> _Followed:
+    def _into(self, followed: _Followed, origin: CaseOrigin, at: FieldPath) -> _Followed:
         """Go on to the value, where one stands."""
         while (name := referred(self._written_at(at))) is not None and name in origin.values:
             at = origin.values[name]
@@ -121,7 +121,7 @@ _FORMS = "a mapping of names to lists of values, or a list of rows, each a mappi
 
 
 @dataclass(frozen=True)
-class Value:
+class GivenValue:
     """Plain data, where it stands in the file, and how large and deep it is."""
 
     data: Any
@@ -134,7 +134,7 @@ class Value:
 class Choice:
     """The values that some names have together, and what a case is called for them."""
 
-    values: Mapping[str, Value]
+    values: Mapping[str, GivenValue]
     label: str
 
 
@@ -190,7 +190,7 @@ def _one_name(name: str, values: Any, path: FieldPath) -> Axis:
     else:
         labelled = [(_text_of(value, (*path, position)), position, value) for position, value in enumerate(values)]
     choices = [
-        Choice({name: Value(value, (*path, part))}, f"{_words(name)} {label}") for label, part, value in labelled
+        Choice({name: GivenValue(value, (*path, part))}, f"{_words(name)} {label}") for label, part, value in labelled
     ]
     return _axis(choices, path)
 
@@ -207,7 +207,7 @@ def _rows(rows: list[Any], path: FieldPath) -> Axis:
         if choices and set(names) != set(choices[0].values):
             others = ", ".join(choices[0].values)
             raise CaseFileError(where, f"expected the names of the first row ({others}), got {', '.join(names)}")
-        values = {name: Value(row[name], (*where, name)) for name in names}
+        values = {name: GivenValue(row[name], (*where, name)) for name in names}
         label = (
             _label(row[ROW_NAME], (*where, ROW_NAME))
             if ROW_NAME in row
@@ -321,7 +321,7 @@ class _Writing:
         self.shared = shared
         self._positions = _positions(shared)
         self.cases: list[Any] = []
-        self.origins: list[Origin] = []
+        self.origins: list[CaseOrigin] = []
         self.used: set[str] = set()
         self.faults: list[CaseFileError] = []
         self.is_full = False
@@ -332,17 +332,17 @@ class _Writing:
         """Write one case out: once where nothing of it is repeated."""
         try:
             if not isinstance(entry, dict):
-                self._keep(entry, Origin(number, {}))
+                self._keep(entry, CaseOrigin(number, {}))
                 return
             axes, used = self._axes(number, entry)
             for choices in product(*(axis.choices for axis in axes)):
                 given = {name: value for choice in choices for name, value in choice.values.items() if name in used}
-                origin = Origin(number, {name: value.path for name, value in given.items()})
+                origin = CaseOrigin(number, {name: value.path for name, value in given.items()})
                 self._keep(self._case(number, entry, given, [choice.label for choice in choices]), origin)
         except CaseFileError as fault:
             self.faults.append(fault)
 
-    def _keep(self, case: Any, origin: Origin) -> None:
+    def _keep(self, case: Any, origin: CaseOrigin) -> None:
         self.cases.append(case)
         self.origins.append(origin)
 
@@ -375,12 +375,12 @@ class _Writing:
         self._repeated += cases if axes else 0
 
     def _case(
-        self, number: int, entry: Mapping[str, Any], given: Mapping[str, Value], labels: Sequence[str]
+        self, number: int, entry: Mapping[str, Any], given: Mapping[str, GivenValue], labels: Sequence[str]
     ) -> dict[str, Any]:
-        values: dict[str, Value] = {}
+        values: dict[str, GivenValue] = {}
         for name, value in given.items():
             filled = _filled(value.data, values, value.path)
-            values[name] = Value(filled.data, value.path, filled.size, filled.depth)
+            values[name] = GivenValue(filled.data, value.path, filled.size, filled.depth)
         where: FieldPath = ("cases", number)
         filled = _filled(_body(entry), values, where)
         self._made += filled.size + len(values)
@@ -425,12 +425,12 @@ def _closure(names: set[str], positions: Mapping[str, int], axes: Sequence[Axis]
     return found
 
 
-def _filled(data: Any, values: Mapping[str, Value], path: FieldPath) -> Value:
+def _filled(data: Any, values: Mapping[str, GivenValue], path: FieldPath) -> GivenValue:
     """Put values in the places of their names; where a field's value is null, the field is left out."""
     if (name := referred(data)) is not None:
         return _value(name, data, values, path)
     if not isinstance(data, dict | list):
-        return Value(data, path)
+        return GivenValue(data, path)
     parts = [
         (part, inner, _filled(inner, values, (*path, part)))
         for part, inner in (data.items() if isinstance(data, dict) else enumerate(data))
@@ -440,12 +440,12 @@ def _filled(data: Any, values: Mapping[str, Value], path: FieldPath) -> Value:
         what = f"more than {MAX_NODES} values" if size > MAX_NODES else f"nested more than {MAX_DEPTH} levels deep"
         raise CaseFileError(path, f"{what}, written out")
     if isinstance(data, list):
-        return Value([each.data for *_, each in parts], path, size, depth)
+        return GivenValue([each.data for *_, each in parts], path, size, depth)
     kept = {part: each.data for part, inner, each in parts if each.data is not None or referred(inner) is None}
-    return Value(kept, path, size, depth)
+    return GivenValue(kept, path, size, depth)
 
 
-def _value(name: str, data: Mapping[str, Any], values: Mapping[str, Value], path: FieldPath) -> Value:
+def _value(name: str, data: Mapping[str, Any], values: Mapping[str, GivenValue], path: FieldPath) -> GivenValue:
     if len(data) > 1:
         others = ", ".join(short(field) for field in data if field != EACH)
         raise CaseFileError(path, f"{as_written(name)} stands for a whole value, alone; put {others} into the value")

@@ -28,7 +28,7 @@ from attncheck.reading import model
 from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, StoredNumbers
 from attncheck.reading.arrays import NO_ARRAYS, Arrays, named_arrays
 from attncheck.reading.case import Case
-from attncheck.reading.case_maker import Budget, CaseLocation, make_case, random_of
+from attncheck.reading.case_maker import CaseBudget, CaseLocation, make_case, random_of
 from attncheck.reading.diagnostics import (
     CaseFileError,
     diagnostic_at,
@@ -272,7 +272,7 @@ class _CaseReader:
     id_prefix: str
     known_tags: frozenset[str]
     shared: Callable[[model.Random | None], Arrays]
-    budget: Budget = field(default_factory=Budget)
+    budget: CaseBudget = field(default_factory=CaseBudget)
     seen: dict[str, str] = field(default_factory=dict)
 
     def read(self, entry: model.CaseEntry, where: FieldPath) -> Case:

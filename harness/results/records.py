@@ -41,7 +41,7 @@ class _CodeLocation(_Record):
     line: Whole
 
 
-class _Asked(_Record):
+class _AskedRecord(_Record):
     cases: list[str] = []
     tags: list[str] = []
     dtypes: list[str] = []
@@ -70,7 +70,7 @@ class EnvironmentRecord(_Record):
     missing: dict[str, str]
     faults: list[str]
     started: Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}$")] = ""
-    asked: _Asked = _Asked()
+    asked: _AskedRecord = _AskedRecord()
     sources: dict[str, _CodeLocation] = {}
     again: dict[str, list[str]] = {}
 

@@ -18,8 +18,7 @@ from attncheck.plan import EMPTY_ROWS, GivenLevels, Level, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.selection import select_cases
-from attncheck.reading.tiles import TEMPLATE, tile_row
+from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
 from attncheck.spec import (
     OPERATIONS,
     Operation,

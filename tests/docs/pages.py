@@ -35,7 +35,7 @@ from here import INSIDE, run_here
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, numpy_backend
 from attncheck.reading import selection
 from attncheck.reading.model import TAG_FILE
-from attncheck.reading.tiles import TEMPLATE
+from attncheck.reading.selection import TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

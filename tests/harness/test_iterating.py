@@ -18,8 +18,7 @@ from attncheck.config import read_config
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reading.selection import select_cases
-from attncheck.reading.tiles import TEMPLATE
+from attncheck.reading.selection import TEMPLATE, select_cases
 from attncheck.results.coverage import Stop
 from attncheck.results.last_failed import FailedEvaluation
 from attncheck.results.reader import read_run

@@ -32,7 +32,7 @@ from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.operations import Task
 from attncheck.execution.process_state import Misbehaved, ProcessState, has_many_mappings, no_leaked_threads
 from attncheck.execution.runner import Group, GroupRunner
-from attncheck.execution.sessions import Session, Step, run_session
+from attncheck.execution.sessions import Session, SessionStep, run_session
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import Computed, Failure
 
@@ -298,7 +298,7 @@ def mean(query: Array, key: Array, value: Array) -> Array:
     return np.broadcast_to(value.mean(-2, keepdims=True), query.shape).copy()
 
 
-def run(function: Callable[..., Any], *steps: Step) -> Any:
+def run(function: Callable[..., Any], *steps: SessionStep) -> Any:
     return run_session(own_backend(function, "attention", BACKENDS["numpy"]), Session(steps))
 
 
@@ -309,7 +309,7 @@ def test_steps_are_done_in_order_and_each_as_often_as_it_says() -> None:
         calls.append(len(calls))
         return np.full(query.shape, len(calls), query.dtype)
 
-    first, silent, last = run(counted, Step(CALL), Step(CALL, times=5, returns=False), Step(CALL))
+    first, silent, last = run(counted, SessionStep(CALL), SessionStep(CALL, times=5, returns=False), SessionStep(CALL))
     assert len(calls) == 7
     assert [first.outcome.stages["output"].flat[0], last.outcome.stages["output"].flat[0]] == [1, 7]
     assert isinstance(silent.outcome, Computed)
@@ -321,7 +321,7 @@ def test_an_input_that_is_written_is_found_and_spoils_no_other_call() -> None:
         value[0, 1, 2, 3] = 7
         return mean(query, key, value)
 
-    first, second = run(writing, Step(CALL), Step(CALL))
+    first, second = run(writing, SessionStep(CALL), SessionStep(CALL))
     for result in (first, second):
         (changed,) = result.changed
         assert (changed.name, changed.index, changed.after) == ("value", (0, 1, 2, 3), 7)
@@ -340,15 +340,15 @@ def test_a_result_that_a_later_call_changes_or_that_is_memory_of_an_input_is_fou
         seen.append(1)
         return out
 
-    first, _ = run(reusing, Step(CALL, stays=True), Step(CALL))
+    first, _ = run(reusing, SessionStep(CALL, stays=True), SessionStep(CALL))
     (altered,) = first.altered
     assert altered.name == "output"
     assert altered.after == pytest.approx(altered.before + 1)
     seen.clear()
     kept.clear()
-    (alone,) = run(reusing, Step(CALL, stays=True))
+    (alone,) = run(reusing, SessionStep(CALL, stays=True))
     assert (alone.altered, alone.shared) == ((), ())
-    (result,) = run(lambda query, key, value: value[..., ::1], Step(CALL))
+    (result,) = run(lambda query, key, value: value[..., ::1], SessionStep(CALL))
     assert result.shared == (("output", "value"),)
 
 
@@ -356,6 +356,6 @@ def test_memory_that_a_call_gets_was_full_of_nan_where_that_is_asked() -> None:
     def careless(query: Array, key: Array, value: Array) -> Array:
         return np.empty_like(query)
 
-    plain, poisoned = run(careless, Step(CALL), Step(CALL, nan_memory=True))
+    plain, poisoned = run(careless, SessionStep(CALL), SessionStep(CALL, nan_memory=True))
     assert not np.isnan(plain.outcome.stages["output"]).all()
     assert np.isnan(poisoned.outcome.stages["output"]).mean() > 0.5

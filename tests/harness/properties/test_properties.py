@@ -16,7 +16,7 @@ from attncheck.backends import numpy_backend
 from attncheck.errors import ExitCode, ResultsError
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.properties.judging import Side, Truths, _combined_side, judge_arrays, judge_merged, side_of
-from attncheck.properties.problem import SessionVariant, StoredProblem, Variant
+from attncheck.properties.problem import PropertyVariant, SessionVariant, StoredProblem
 from attncheck.properties.run import Asking, PropertyQuestion, questions_of
 from attncheck.reading.selection import select_cases
 from attncheck.reports.properties import exit_code_of, sentence_of, worst_of
@@ -199,10 +199,10 @@ def questions() -> list[PropertyQuestion]:
 QUESTIONS = questions()
 
 
-def variants() -> Iterator[tuple[str, PropertyQuestion, Variant]]:
+def variants() -> Iterator[tuple[str, PropertyQuestion, PropertyVariant]]:
     for question in QUESTIONS:
         for variant in question.variants:
-            if isinstance(variant, Variant) and variant.where == "here":
+            if isinstance(variant, PropertyVariant) and variant.where == "here":
                 yield f"{question.name}: {question.case.id}: {variant.what}", question, variant
 
 
@@ -223,7 +223,7 @@ def test_further_calls_have_the_first_calls_exact_answer(name: str) -> None:
     assert offenders == []
 
 
-def is_same(question: PropertyQuestion, variant: Variant) -> bool:
+def is_same(question: PropertyQuestion, variant: PropertyVariant) -> bool:
     problem, stages = question.problem, variant.stages or question.problem.results
     first = computed(problem, stages)
     if variant.is_merged:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attncheck.reading import selection
-from attncheck.reading.tiles import TEMPLATE
+from attncheck.reading.selection import TEMPLATE
 
 SMALL = (
     *("attention", "masking", "properties", "scoring", "softmax", "tags", TEMPLATE),

@@ -22,20 +22,18 @@ from attncheck.reading.case import Case
 from attncheck.reading.expressions import read_expression
 from attncheck.reading.kept_cases import load_kept_case_file
 from attncheck.reading.selection import (
+    MAX_SCORES,
+    TEMPLATE,
     NoSuchCase,
     Selection,
     address,
     bundled_root,
-    read_called,
-    select_cases,
-    select_one,
-)
-from attncheck.reading.tiles import (
-    MAX_SCORES,
-    TEMPLATE,
     left_out,
     load_tile,
+    read_called,
     read_tiles,
+    select_cases,
+    select_one,
     tiles_named,
 )
 
