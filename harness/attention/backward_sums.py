@@ -58,7 +58,6 @@ from attncheck.attention.backward import (
     GradLogits,
     GradScores,
     constant_moves,
-    query_variance,
     storage_of,
 )
 from attncheck.attention.errors import (
@@ -71,6 +70,7 @@ from attncheck.attention.errors import (
     bound_of,
     every_head,
     product_factors,
+    sum_of_row,
     summation_variance,
     transposed,
 )
@@ -293,7 +293,7 @@ def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingM
         magnitude=scale * (of_scores @ size) + max_error,
         squares=scale**2 * (square_scores @ square_keys),
         max_error=max_error,
-        variance=scale**2 * query_variance(scores, key, rounding),
+        variance=scale**2 * _query_variance(scores, key, rounding),
         moves=NOTHING,
         deviation=NOTHING,
         scaling=scaling_of(factor, rounding),
@@ -436,3 +436,58 @@ GRADIENTS: Mapping[str, Node] = {
     "grad_value": Node(GRAD_VALUE, ("backward_weights", "grad_output", "value")),
     "grad_bias": Node(GRAD_BIAS, ("grad_logits",)),
 }
+
+
+def _query_variance(scores: GradScores, key: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of ds k, (..., Lq, D)."""
+    weights, centred, gradient = scores.logits.weights, scores.logits.centred, scores.logits.centred.gradient
+    rows = weights.rows
+    p, y, slope, square = rows.weights, centred.value, scores.slope, rows.squares
+    squares, weighted, moved = key * key, slope.times(p), p * rows.shifted * y
+    mean, result = weighted @ key, scores.value @ key  # X and S
+    variance: Real = _of_exponents(scores, key, mean, result, rounding)
+    of_constants = slope.times(moved) @ key - mean * sum_of_row(moved)
+    variance += rows.constants(rounding) * (of_constants - result * rows.mean_shifted) ** 2
+    common = weights.of_sum + rounding.product_common
+    variance += common * (np.abs(result) + np.abs(centred.delta * mean)) ** 2
+    if rounding.product_unit:
+        of_row = np.sqrt(gradient.of_factors)  # a rounded g meets every key
+        variance += ((weighted * (of_row + sum_of_row(p * of_row))) @ np.abs(key)) ** 2
+    size, of_size, square_mean = np.abs(slope.times(y)), np.abs(gradient.value), mean * mean
+    met, of_met = square * size, square * of_size
+    of_weight = (met * size) @ squares + square_mean * sum_of_row(of_met * of_size)
+    of_weight += 2 * np.abs(mean) * ((met * of_size) @ np.abs(key))
+    variance += weights.of_weight * of_weight
+    of_gradient = square * gradient.variance
+    sloped = slope.times(of_gradient)
+    alone = slope.times(sloped) @ squares
+    together = alone - 2 * mean * (sloped @ key) + square_mean * sum_of_row(of_gradient)
+    variance += np.maximum(alone if rounding.recomputes else 0.0, np.maximum(together, 0))
+    variance += scores.logits.of_delta * square_mean + slope.times(slope.times(scores.logits.rounded)) @ squares
+    if slope.softcap is None:
+        return variance
+    size = np.abs(scores.logits.value)
+    of_slope = (size * size * slope.variance) @ squares
+    capped: Real = (np.sqrt(variance) + np.sqrt(of_slope)) ** 2
+    return capped + scores.of_storage(rounding) @ squares
+
+
+def _of_exponents(scores: GradScores, key: Real, mean: Real, result: Real, rounding: RoundingModel) -> Real:
+    """Return what the errors of exponents do to ds k: each key's own, and by Cauchy's inequality what they share."""
+    weights, y, slope = scores.logits.weights, scores.logits.centred.value, scores.slope
+    squares, of_means, of_both, of_results = key * key, mean * mean, 2 * result * mean, result * result
+
+    def expand(weighted: Real) -> Real:
+        """Return sum_l weighted_l times the square of theta_l's coefficient over p_l."""
+        once = weighted * y
+        twice, sloped = once * y, slope.times(once)
+        sloped_twice = sloped * y
+        first = slope.times(sloped_twice) @ squares
+        rest = of_results * sum_of_row(weighted) + of_both * sum_of_row(once) + of_means * sum_of_row(twice)
+        crossed = mean * (sloped_twice @ key) + result * (sloped @ key)
+        together = np.maximum(first + rest - 2 * crossed, 0)
+        return np.maximum(first + np.maximum(rest, 0), together) if rounding.recomputes else together
+
+    rows = weights.rows
+    exponents: Real = expand(rows.own) + expand(rows.weights) * sum_of_row(rows.weights * weights.shared)
+    return exponents
