@@ -39,7 +39,7 @@ class Keep(StrEnum):
 
 @dataclass(frozen=True)
 class Flag:
-    """How an option is given.
+    """The way in which an option is given.
 
     Attributes:
         names: Its names on the command line; its field's name if there are none.

@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def standard_cases(self) -> int:
-        """How many cases are asked of modes that compile each case separately; 0 where these are asked for all."""
+        """The number of cases for modes that compile each case separately; 0 where these are asked for all."""
         standard = {unit.case for unit in self.units if unit.in_standard}
         return len(standard) if any(not unit.in_standard for unit in self.units) else 0
 
@@ -165,7 +165,7 @@ def _all_levels(operation: str) -> tuple[Level, ...]:
 
 @dataclass(frozen=True)
 class GivenLevels:
-    """What a case gives of its operation's options."""
+    """The levels that a case gives of its operation's options."""
 
     case: Case
 

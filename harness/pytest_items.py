@@ -40,7 +40,7 @@ NODE = "attncheck"
 
 
 class _CaseCollector(pytest.Collector):
-    """Where the tests of ``--attncheck`` hang in the tree of a session."""
+    """The place of the tests of ``--attncheck`` in the tree of a session."""
 
     def collect(self) -> Iterator[pytest.Item]:
         return iter(())

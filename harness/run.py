@@ -49,7 +49,7 @@ _MOST_ALIKE = 8
 
 @dataclass(frozen=True)
 class Settings(RecordedOptions):
-    """How cases are run: the options that were given, and what the selection and the project's configuration add.
+    """The way cases are run: the options given, and what the selection and the project's configuration add.
 
     Attributes:
         limits: Limits of the worker processes.
@@ -134,7 +134,7 @@ class RunSummary:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What summary.json says of it."""
+        """The content of summary.json."""
         counts = {name: getattr(self, name) for name in ("cases", "evaluations", "judged", "shortfalls", "verdicts")}
         stopped = {} if self.stopped is None else {"stopped": asdict(self.stopped)}
         return {"exit_code": int(self.exit_code), **counts, **stopped, "failures": len(self.failures)}

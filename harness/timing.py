@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds by what was done, those of processes side by side added up."""
+"""The time that a run takes: seconds by what was done, those of processes side by side added up."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ _MIN_DIGITS = 4
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """How a document lays an array out that has this shape in a call."""
+    """Lay a shape out as a document does that of an array in a call."""
 
     shape: tuple[int, ...]
     is_transposed: bool = False

@@ -1,1 +1,1 @@
-"""What attention is: its steps, each with all of its rules, the graph that they make, and the walk over it."""
+"""Attention: its steps, each with all of its rules, the graph that they make, and the walk over it."""

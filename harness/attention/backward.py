@@ -261,7 +261,7 @@ STORAGE_COUNT = 4
 
 @dataclass(frozen=True, eq=False)
 class Centred:
-    """What the gradient of a softmax is made of, before anything is rounded."""
+    """The parts of the gradient of a softmax, before anything is rounded."""
 
     weights: BackwardWeights
     gradient: GradWeights

@@ -100,7 +100,7 @@ _MAX_LINEAR = 1 / 4
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a scale rounds, relative to what is added up."""
+    """The roundings of a scale, relative to what is added up."""
 
     factor: float  # max(1, |a|), for what underflows before it is scaled
     max_error: float = 0.0  # n_s max(u_s, u_p) + n_pre u_pre

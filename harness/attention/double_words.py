@@ -84,7 +84,7 @@ class DoubleWords(ExactArray):
 
     @property
     def radius(self) -> Real:
-        """How far it may be from the truth; not finite where nothing is known."""
+        """The farthest that it may be from the truth; not finite where nothing is known."""
         radius: Real = self.parts[2]
         return radius
 

@@ -1,4 +1,4 @@
-"""What error bounds are made of: a bound, an operand with its error, logits with theirs, and a ball in float64.
+"""The parts of error bounds: a bound, an operand with its error, logits with theirs, and a ball in float64.
 
 Every bound is two numbers per element. ``max_error`` (B) holds for any order of summation, blocking and fusing that the
 rounding model allows. ``sigma`` is the size of the error if roundings behave as bounded, mean-independent

@@ -55,10 +55,10 @@ class ExactArray(ABC):
 
     @abstractmethod
     def is_zero(self) -> Flags:
-        """Whether numbers are exactly 0."""
+        """Return which numbers are exactly 0."""
 
     def is_small_beside(self, scale: ExactArray, tolerance: float) -> Flags:
-        """Whether radii are at most so much of other numbers, none of them negative, in an arithmetic for scales."""
+        """Return which radii are at most so much of other numbers, none below 0, in an arithmetic for scales."""
         radius = self.split()[2]
         largest = np.minimum(scale.split()[0], np.finfo(np.float64).max)
         small: Flags = (radius <= tolerance * largest) & np.isfinite(radius)

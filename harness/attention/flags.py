@@ -18,7 +18,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What a reach rule gets: flags of the inputs; where it is said which keys are attended, no others count."""
+    """The arguments of a reach rule: flags of the inputs; where it is said which keys are attended, no others count."""
 
     problem: Computation
     flags: Mapping[str, Flags]

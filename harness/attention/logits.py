@@ -1,4 +1,4 @@
-"""What is done to scores before the softmax: a bias, a mask or a fill, and a softcap, each with its transpose.
+"""Scores before the softmax: a bias, a mask or a fill, and a softcap, each with its transpose.
 
 A bias on the scores, s + b, and its transpose: the sum over the axes along which it was spread.
 

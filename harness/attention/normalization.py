@@ -40,7 +40,7 @@ or take it for the smallest square (``square``)."""
 
 @dataclass(frozen=True)
 class _Norm:
-    """What is divided by: ``count`` is what the sum of squares is divided by, ``axes`` are those of the sum."""
+    """The divisor of a norm: ``count`` is what the sum of squares is divided by, ``axes`` are those of the sum."""
 
     kind: str
     epsilon: float
@@ -143,7 +143,7 @@ def normalization_of(name: str) -> Step:
 
 
 def is_left_out(problem: Computation, name: str) -> bool:
-    """Whether a reading normalises the other of query and key alone, or neither."""
+    """Tell if a reading normalises the other of query and key alone, or neither."""
     return problem.options.get("unnormalized") in {name, "both"}
 
 

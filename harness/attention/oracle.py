@@ -191,7 +191,7 @@ def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
 
 
 def _suffices(enclosure: Enclosure, array: ExactArray, tolerance: float, scale: Callable[[], ExactArray]) -> bool:
-    """Whether every radius is small; only where it is large beside the value itself is its scale worked out."""
+    """Tell if every radius is small; only where it is large beside the value itself is its scale worked out."""
     # A ball beyond float64 has an infinite radius here, and is looked at below, where balls have no largest number.
     small = enclosure.radius <= np.minimum(np.maximum(tolerance * np.abs(enclosure.high), MIN_RADIUS), _LARGEST)
     return bool(small.all() or (small | array.is_small_beside(scale(), tolerance)).all())
@@ -222,7 +222,7 @@ class BlockedResult:
 
 
 def are_blocked(problem: Problem, stages: Collection[str]) -> bool:
-    """Whether these stages of a problem need no score matrix, and it would be large."""
+    """Tell if these stages of a problem need no score matrix, and it would be large."""
     operation, options, inputs = problem.operation, problem.options, problem.inputs
     needs_none = operation == "attention" and RESULTS.issuperset(stages) and not options.get("softcap_follows")
     needs_none = (
@@ -358,5 +358,5 @@ def _mean_magnitudes(problem: Computation, inner: Mapping[str, Real]) -> Real:
 
 
 def _sums_suffice(enclosure: Enclosure, scale: Real, tolerance: float) -> bool:
-    """Whether every radius is small; beyond float64 there is nothing to tell, and no verdict."""
+    """Tell if every radius is small; beyond float64 there is nothing to tell, and no verdict."""
     return not bool((enclosure.radius > np.maximum(tolerance * scale, MIN_RADIUS)).any())

@@ -123,7 +123,7 @@ class Computation(Problem):
 
     @property
     def has_uniform_rows(self) -> bool:
-        """Whether a row without a key attends to all keys alike."""
+        """True where a row without a key attends to all keys alike."""
         return self.options.get("empty_rows") == "uniform"
 
     def array(self, name: str) -> NDArray[Any]:
@@ -198,7 +198,7 @@ class Computation(Problem):
 
     @property
     def own_keys(self) -> int:
-        """How many keys there are without the one that is added; what is projected has that behind the projection."""
+        """The number of keys without the one that is added; what is projected has that behind the projection."""
         return _length_of_keys(self.inputs) - self._added_to_input
 
     def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -212,7 +212,7 @@ class Computation(Problem):
 
     @property
     def _added_to_input(self) -> int:
-        """How many of the keys of the input are added; what is projected has them behind the projection."""
+        """The number of keys of the input that are added; what is projected has them behind the projection."""
         return 0 if OPERATIONS[self.operation].has_projections else self.added_keys
 
     def input_with_added(self, name: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -227,7 +227,7 @@ _FROM_LOG_SUM_EXP = "_lse"
 
 @dataclass(frozen=True)
 class _Reduced:
-    """How products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits.
+    """The way products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits.
 
     A unit adds up four products or more and a running sum at once: it aligns them to the largest, cuts off what is
     below its last bit, and cuts the sum. n terms in blocks of b >= 4 are off by (n + 2 ceil(n/b) - 1) 2u <= 4 n u.

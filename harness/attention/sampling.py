@@ -47,7 +47,7 @@ def sampled_rows(problem: Problem) -> Rows | None:
 
 
 def every_row_counts(problem: Problem, rows: Rows | None) -> bool:
-    """Whether there are many rows and none stands for another: they are added up, or their numbers are known."""
+    """Tell if there are many rows and none stands for another: they are added up, or their numbers are known."""
     return rows is None and (problem.operation in ADDS_QUERIES_UP or queries_of(problem.inputs) > JUDGED_ROWS)
 
 
@@ -65,7 +65,7 @@ def rows_of_stage(stage: str, array: Array, rows: Rows | None) -> Array:
 
 
 def has_rows(stage: str, array: Array, rows: Rows) -> bool:
-    """Whether an implementation's array, which may have any shape, is long enough to have these query rows."""
+    """Tell if an implementation's array, which may have any shape, is long enough to have these query rows."""
     axis = query_axis(stage)
     return axis is None or (array.ndim >= -axis and array.shape[axis] > int(rows.max(initial=-1)))
 

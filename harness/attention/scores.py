@@ -69,7 +69,7 @@ PRODUCT = Step(_exact, _value, _error, _radius, reach=reach_of_scores())
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """What every bound on q k^T needs, (..., Lq, Lk) each, before any scale; or ``NOTHING``."""
+    """The sums that every bound on q k^T needs, (..., Lq, Lk) each, before any scale; or ``NOTHING``."""
 
     width: int
     magnitude: Real  # |q||k|^T, errors of q and k included
@@ -133,7 +133,7 @@ def roundings_of_products(
 
 
 def _may_fit(query: Operand, size_k: Real, magnitude: Real, rounding: RoundingModel) -> bool:
-    """Whether any partial sum may be representable; this says no without the bits of every element.
+    """Tell if any partial sum may be representable; this says no without the bits of every element.
 
     The grid of k is at most max |k|. Where all of q would have to be multiples of more than it is, no product fits.
     """
@@ -281,7 +281,7 @@ def roundings_of_scale(scale: float) -> int:
 
 
 def folds_exactly_into_operands(scale: float, rounding: RoundingModel) -> bool:
-    """Whether no rounding comes from folding the scale, or its root, into query and key."""
+    """Tell if no rounding comes from folding the scale, or its root, into query and key."""
     return rounding.folding == "none" or (rounding.folding == "scale" and _is_power_of_four(scale))
 
 
@@ -302,7 +302,7 @@ def _dot_underflow(products: Products, size: float, rounding: RoundingModel) -> 
 
 
 def is_power_of_two(number: float) -> bool:
-    """Whether multiplying by a number changes the exponent alone."""
+    """Tell if multiplying by a number changes the exponent alone."""
     return math.frexp(abs(number))[0] == 0.5
 
 

@@ -34,7 +34,7 @@ class NotFiniteError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """What an error rule gets beside its operands."""
+    """The arguments of an error rule beside its operands."""
 
     problem: Computation
     rounding: RoundingModel
@@ -55,7 +55,7 @@ class At:
 
 @dataclass(frozen=True, eq=False)
 class Around:
-    """What a radius rule gets: a problem, and the radii of its inputs."""
+    """The arguments of a radius rule: a problem, and the radii of its inputs."""
 
     problem: Computation
     radii: Mapping[str, Real]

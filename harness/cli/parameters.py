@@ -227,7 +227,7 @@ _BADGES = (".svg", ".json")
 
 @dataclass(frozen=True)
 class Outlets:
-    """Where the outcome goes besides the terminal and the report's folder."""
+    """The places that the outcome goes to besides the terminal and the report's folder."""
 
     junit_xml: JunitXml = None
     ci_summary: CiSummary = None

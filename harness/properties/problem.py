@@ -48,7 +48,7 @@ class StoredProblem(Problem):
 
     @property
     def specs(self) -> Mapping[str, InputSpec]:
-        """What the operation expects of each input."""
+        """The specification of each input."""
         return inputs_of(self.operation, self.options.get("score"))
 
     @property
@@ -132,7 +132,7 @@ def taken(indices: Sequence[int] | NDArray[np.intp]) -> Change:
 
 
 def per_head(problem: StoredProblem) -> bool:
-    """Whether the operation has an axis of heads and no projections."""
+    """Tell if the operation has an axis of heads and no projections."""
     own = OPERATIONS[problem.operation]
     return not own.has_projections and any("H" in spec.axes for spec in problem.specs.values())
 

@@ -136,7 +136,7 @@ class StoredNumbers(Strict):
         return self._contents
 
     def pin(self, contents: Contents) -> None:
-        """Say what the file holds: another content is refused from then on."""
+        """State what the file holds: another content is refused from then on."""
         self._contents = contents
 
     @computed_field(description="What the case is judged by, whatever its file is called.")  # type: ignore[prop-decorator]

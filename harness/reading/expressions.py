@@ -182,7 +182,7 @@ class _Reader:
         return self._fault(f"expected {what}, got {got}", self._next.column)
 
     def _fault(self, message: str, column: int) -> UsageError:
-        """Say what is wrong, and point at it, where the text can be shown on a line."""
+        """Tell what is wrong, and point at it, where the text can be shown on a line."""
         pointed = f"\n  {self._text}\n  {' ' * column}^" if self._text.isprintable() else f" (column {column + 1})"
         return UsageError(f"{self._where}: {message}{pointed}")
 

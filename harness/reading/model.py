@@ -43,7 +43,7 @@ ForEach = dict[str, Any] | list[Any]
 
 
 class Source(Strict):
-    """Where the cases of a file come from."""
+    """The origin of the cases of a file."""
 
     kind: Literal["document", "paper", "derivation"] = Field(
         description="document: transcribed with its printed numbers; paper: a definition or property stated there; "
@@ -101,7 +101,7 @@ else:
 
 
 class Expectation(RoundingFields):
-    """What is known of one stage or derived quantity; exactly one of printed, known and unprinted."""
+    """The numbers known of one stage or derived quantity; exactly one of printed, known and unprinted."""
 
     stage: StageName | None = Field(default=None, description="The stage that the numbers are of.")
     quantity: Name | None = Field(default=None, description="A derived quantity, such as row_maxima.")
@@ -194,7 +194,7 @@ class CaseEntry(Strict):
 
 
 class Defaults(Strict):
-    """What the cases of a file share unless they say otherwise."""
+    """The fields that the cases of a file share unless they say otherwise."""
 
     random: Random | None = Field(default=None, description="The generator of cases that give none.")
     options: Options = Field(default=Options(), description="Options of every case that they fit.")

@@ -205,7 +205,7 @@ def _checked(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 class _ArrayLocation(NamedTuple):
-    """Where arrays of one case in one dtype are kept: which part, which row group of it, which rows there."""
+    """The place of arrays of one case in one dtype: which part, which row group of it, which rows there."""
 
     path: Path
     group: int
