@@ -105,7 +105,7 @@ class UserBackend:
         if isinstance(returned, Mapping):
             return dict(returned)
         results = result_stages(_OPERATIONS.get(name, "scoring"), options, {*arrays}) or ("masked",)
-        several = name == "attention_gradients" and isinstance(returned, tuple)
+        several = len(results) > 1 and isinstance(returned, tuple)
         return dict(zip(results, returned if several else (returned,), strict=False))
 
     def _returned(self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]) -> Any:

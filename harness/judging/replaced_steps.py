@@ -38,7 +38,7 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.truth import Stages, Truth
 from attncheck.reading.lowering import Problem
-from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, QUERY_KEY_VALUE
+from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE
 
 Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]
@@ -262,7 +262,7 @@ def capped_as(change: Callable[[Real, float], Real], slope: Callable[[float], fl
 
     def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
         cap = truth.options.get("softcap")
-        if cap is None or "scores" not in truth.exact or truth.operation == "attention_gradients":
+        if cap is None or "scores" not in truth.exact or OPERATIONS[truth.operation].has_gradients:
             return {}
         scores, error = truth.exact["scores"].high, errors["scores"]
         value = change(scores, float(cap))
