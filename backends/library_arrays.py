@@ -254,9 +254,9 @@ def flax_weights(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, ma
 
     sown: list[Tensor] = []
 
-    class Module:
+    class Sower:
         def sow(self, _: Any, name: str, weights: Tensor) -> None:
             assert name == "attention_weights", name
             sown.append(weights)
 
-    return nnx.dot_product_attention(query, key, value, bias, mask, module=Module(), **options), sown[0]
+    return nnx.dot_product_attention(query, key, value, bias, mask, module=Sower(), **options), sown[0]

@@ -35,7 +35,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 _PARTS = (
     *("spec", "reading", "attention", "judging", "results.format"),
-    *("backends.contract", "backends.entry", "backends.numpy_backend"),
+    *("backends.composed", "backends.contract", "backends.entry", "backends.families", "backends.numpy_backend"),
     *("execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
     *("diagnosing", "dtypes", "errors", "processors", "quantities", "store", "verdicts", "wording"),
