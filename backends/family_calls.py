@@ -522,7 +522,8 @@ class FamilyFunction:
             raise TypeError("returned a dict; expected an array, or a tuple that begins with one")
         parts = returned if isinstance(returned, tuple | list) else (returned,)
         stages = {"output": _from_layout(self.arrays.to_numpy(parts[0]), family.output_layout or family.layout)}
-        second = self.arrays.to_numpy(parts[1]) if len(parts) > 1 and parts[1] is not None else None
+        returns_two = family.weights or self.named(family.log_sum_exp)
+        second = self.arrays.to_numpy(parts[1]) if returns_two and len(parts) > 1 and parts[1] is not None else None
         if second is not None and family.weights:
             # flex_attention_forward of transformers returns the log-sum-exp of each row in the place of weights.
             stages["log_sum_exp" if second.ndim == 3 else "weights"] = second
