@@ -391,6 +391,26 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             requirement="paddlepaddle>=3.3",
         ),
         BackendEntry(
+            "diffusers",
+            "",
+            ("diffusers", "torch"),
+            default_mode="native",
+            modes=(
+                Library(
+                    "native",
+                    call="diffusers.models.attention_dispatch:dispatch_attention_fn",
+                    family="sdpa",
+                    differs={"layout": "BLHD"},
+                    module="attncheck.backends.torch_sdpa",
+                    attribute="LIBRARY",
+                    classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                    conventions=_ZERO_ROWS_OF_TORCH,
+                    holds_scores=False,
+                ),
+            ),
+            requirement="diffusers>=0.36",
+        ),
+        BackendEntry(
             "transformers",
             "",
             ("transformers", "torch"),
