@@ -198,7 +198,7 @@ def test_the_readme_is_short_with_the_kernel_of_the_examples_and_what_is_publish
 TRI = "np.tri(*scores.shape[-2:], dtype=bool)"
 MISTAKES = {
     TRI: (TRI.replace(", dtype", ", scores.shape[-1] - scores.shape[-2], dtype"), "semantic", "aligned bottom-right"),
-    "query.shape[-1] ** -0.5 if": ("1 / query.shape[-1] if", "numeric", "instead of"),
+    "query.shape[-1] ** -0.5 if": ("1 / query.shape[-1] if", "numeric", "1/D"),
 }
 
 
