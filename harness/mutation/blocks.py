@@ -333,15 +333,11 @@ for _other, _is_asked, _defect in (
     )(_is_asked)
 
 
-@_pair(
-    "dot_scores",
-    at="capped",
-    defect="structure: the scale is part of the cap's argument, and applied once more",
-    diagnosis="scale-twice",
-)
+@_pair("dot_scores", at="capped", diagnosis="scale-twice")
 def scale_applied_twice_with_a_softcap(
     query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
 ) -> Stages:
+    """structure: the scale is part of the cap's argument, and applied once more"""
     stages = dot_scores(query, key, scale=scale)
     if softcap is None:
         return stages
@@ -368,13 +364,9 @@ def _own_corner(scores: Array, lengths: Array) -> Array:
     return np.asarray(distance(scores) - offset)
 
 
-@_pair(
-    masks_read_as,
-    at="masked",
-    defect="the window counts from each entry's last key: flash-attention#1778's kind",
-    diagnosis="aligned-bottom-right",
-)
+@_pair(masks_read_as, at="masked", diagnosis="aligned-bottom-right")
 def window_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
+    """the window counts from each entry's last key: flash-attention#1778's kind"""
     if masks["window"] is None or masks["key_lengths"] is None:
         return {}
     behind, (left, right) = _own_corner(scores, masks["key_lengths"]), masks["window"]

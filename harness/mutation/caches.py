@@ -56,10 +56,9 @@ def _queries(scores: Array, masks: Masks) -> Array:
     return np.asarray(positions < masks["key_lengths"][:, np.newaxis, np.newaxis, np.newaxis])
 
 
-@_faulty_lengths(
-    lengths_pattern, defect="one length per head where B == H: lighthouse#77's kind", diagnosis="key-lengths-of-heads"
-)
+@_faulty_lengths(lengths_pattern, diagnosis="key-lengths-of-heads")
 def key_lengths_of_heads(scores: Array, masks: Masks) -> Array:
+    """one length per head where B == H: lighthouse#77's kind"""
     within = _keys(scores, masks)
     return np.swapaxes(within, 0, 1) if scores.shape[0] == scores.shape[1] else within
 
@@ -204,13 +203,9 @@ def _mask_behind_a_past(change: Callable[[Array, Array, int], Array]) -> Steps:
     return in_attention(steps)
 
 
-@_faulty_caches(
-    _mask_behind_a_past,
-    at="masked",
-    defect="a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
-    diagnosis="aligned-top-left",
-)
+@_faulty_caches(_mask_behind_a_past, at="masked", diagnosis="aligned-top-left")
 def causal_mask_behind_a_past_aligned_top_left(mask: Array, scores: Array, past: int) -> Array:
+    """a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108"""
     queries, keys = scores.shape[-2:]
     behind = np.tri(queries, keys, past, dtype=bool)
     is_causal = bool((np.broadcast_to(mask, np.broadcast_shapes(mask.shape, behind.shape)) == behind).all())
@@ -316,10 +311,9 @@ def past_projected_again(name: str, past: Array, given: dict[str, Any]) -> Array
     return _split_heads(_project(merged, weight, None), heads)
 
 
-@_faulty_projected(
-    _past_read_as, defect="the bias is added behind the cache, so that it counts once more in every step"
-)
+@_faulty_projected(_past_read_as)
 def past_biased_again(name: str, past: Array, given: dict[str, Any]) -> Array:
+    """the bias is added behind the cache, so that it counts once more in every step"""
     bias = given.get(f"{name}_bias")
     return past if bias is None else np.asarray(past + bias.reshape(past.shape[1], 1, -1))
 
@@ -369,12 +363,9 @@ def _moved(limits: Array, steps: int) -> Array:
     return moved
 
 
-@_faulty_sequences(
-    "packed_attention._sequences",
-    defect="the first key of the next document is seen: nanoVLM#204",
-    diagnosis="limits-one-too-late",
-)
+@_faulty_sequences("packed_attention._sequences", diagnosis="limits-one-too-late")
 def sequences_end_one_key_too_late(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
+    """the first key of the next document is seen: nanoVLM#204"""
     parts = _sequences(cu_seqlens_q, cu_seqlens_k, None)
     begins = [keys.start + (number > 0) for number, (_, keys, _) in enumerate(parts)]
     ends = [keys.stop + (number < len(parts) - 1) for number, (_, keys, _) in enumerate(parts)]
@@ -388,12 +379,9 @@ def empty_sequences_of_queries_skipped(queries: Array, keys: Array, lengths: Arr
     return own, np.append(keys[: len(own) - 1], keys[-1]), None if lengths is None else lengths[: len(own) - 1]
 
 
-@_faulty_sequences(
-    "packed_attention._seen_from_the_end",
-    defect="the other corner in each document: flash-attention before 2.1",
-    diagnosis="aligned-top-left",
-)
+@_faulty_sequences("packed_attention._seen_from_the_end", diagnosis="aligned-top-left")
 def packed_causality_aligned_top_left(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
+    """the other corner in each document: flash-attention before 2.1"""
     mask = _seen_from_the_end(keys, keys, is_causal, window)
     if mask is None:
         return None
@@ -407,24 +395,16 @@ def packed_causality_aligned_top_left(queries: int, keys: int, is_causal: bool, 
 _faulty_gradients = partial(mutant, "packed sequences", at="grad_query")
 
 
-@mutant(
-    "packed sequences",
-    "packed_attention_gradients",
-    at="grad_key",
-    defect="gradients of keys are written from the start of the pack: AReaL#1103's kind",
-)
+@mutant("packed sequences", "packed_attention_gradients", at="grad_key")
 def key_gradients_of_the_next_sequence(**given: Any) -> Stages:
+    """gradients of keys are written from the start of the pack: AReaL#1103's kind"""
     found = packed_attention_gradients(**given)
     return {**found, "grad_key": np.roll(found["grad_key"], 1, axis=-2)}
 
 
-@mutant(
-    "packed sequences",
-    "packed_attention_gradients",
-    at="grad_sinks",
-    defect="gradients of sinks of the last sequence alone, the others overwritten: nki-samples#106's kind",
-)
+@mutant("packed sequences", "packed_attention_gradients", at="grad_sinks")
 def sink_gradients_overwritten(**given: Any) -> Stages:
+    """gradients of sinks of the last sequence alone, the others overwritten: nki-samples#106's kind"""
     found = packed_attention_gradients(**given)
     if given.get("sinks") is None:
         return found
@@ -439,10 +419,9 @@ def sink_gradients_overwritten(**given: Any) -> Stages:
 # Pages.
 
 
-@_faulty_pages(
-    "paged_attention", defect="the table has no effect: pages are read in their order", diagnosis="block-table-ignored"
-)
+@_faulty_pages("paged_attention", diagnosis="block-table-ignored")
 def block_table_ignored(block_table: Array, **given: Any) -> Stages:
+    """the table has no effect: pages are read in their order"""
     in_order = np.arange(block_table.size).reshape(block_table.shape) % len(given["key_pages"])
     return paged_attention(block_table=in_order, **given)
 
@@ -465,15 +444,11 @@ def _lengths_read_as(change: Callable[[Array, int, int], Array]) -> Steps:
     return {"paged_attention": paged}
 
 
-@mutant(
-    "paged caches",
-    "paged_attention",
-    at="output",
-    defect="unused slots are masked, not left out, and 0 times NaN is NaN: vllm#42494",
-)
+@mutant("paged caches", "paged_attention", at="output")
 def unused_slots_are_multiplied_by_zero(
     query: Array, key_pages: Array, value_pages: Array, block_table: Array, key_lengths: Array, **options: Any
 ) -> Stages:
+    """unused slots are masked, not left out, and 0 times NaN is NaN: vllm#42494"""
     parts = []
     is_causal, window = options.pop("is_causal", False), options.pop("window", None)
     for own, pages, used in zip(query, block_table, key_lengths, strict=True):

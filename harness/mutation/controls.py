@@ -94,14 +94,6 @@ def _in_order(product: Product, total: Callable[[Array], Array]) -> Steps:
 control(why="sums from the last term to the first", dtypes=WIDE, name="keys_reversed")(
     _in_order(reversed_matmul, _reversed_sum)
 )
-control(
-    "_softmax_with_sinks._row_sum",
-    why="the row sum from the smallest term to the largest",
-    dtypes=WIDE,
-    name="sum_sorted",
-)(_sorted_sum)
-control(why="one running sum each", dtypes=WIDE, name="sums_sequential")(_in_order(sequential_matmul, sequential_sum))
-control(why="sums by halves", dtypes=WIDE, name="sums_pairwise")(_in_order(pairwise_matmul, pairwise_sum))
 
 # What runs over blocks is kept in the arrays' own format: in float16, over thousands of keys, that is a fault.
 for _block in (16, 64):
@@ -113,20 +105,10 @@ for _block in (16, 64):
     )(Online(_block).steps)
 
 
-@control(scored, why="the scale is folded into the query", dtypes=WIDE)
-def query_prescaled(query: Array, key: Array, factor: float) -> Stages:
-    return {"scores": _dot(query * factor, key)}
-
-
 @control(scored, why="the scale's root is folded into query and key", dtypes=WIDE)
 def query_and_key_prescaled(query: Array, key: Array, factor: float) -> Stages:
     root = math.sqrt(abs(factor))
     return {"scores": _dot(query * math.copysign(root, factor), key * root)}
-
-
-control("_softmax_with_sinks.np", why="exp(x) = exp2(x log2(e)), and log likewise", name="exp2_for_exp")(
-    numpy_with(exp=lambda shifted: np.exp2(shifted * math.log2(math.e)), log=lambda total: np.log2(total) * math.log(2))
-)
 
 
 @control(averaged, why="the values are averaged before the division by the sum")
@@ -135,39 +117,6 @@ def divided_last(logits: Array, weights: Array, value: Array) -> Array:
     empty = maximum == -np.inf
     exponentials = np.exp(logits - np.where(empty, 0, maximum))
     return np.asarray((exponentials @ value) / np.where(empty, 1, _row_sum(exponentials)))
-
-
-@control(reciprocal_read_as, why="e (1/l) for e/l")
-def reciprocal_multiplied(total: Array) -> Array:
-    return np.asarray(1 / total)
-
-
-control(products_by, why="A B = (B^T A^T)^T, with copies in other layouts", name="products_transposed")(by_transposes)
-control(products_by, why="einsum for matmul", dtypes=WIDE, name="products_by_einsum")(einsum)
-control(products_by, why="matrix times vector, one query at a time", name="products_row_by_row")(by_rows)
-control(
-    why="sums and exponentials in float64, rounded once", dtypes=("float32", "float16"), name="accumulated_in_float64"
-)(
-    {
-        **products_by(wider(np.matmul)),
-        "_softmax_with_sinks.np": numpy_with(exp=wider(np.exp)),
-        "_softmax_with_sinks._row_sum": wider(_row_sum),
-        "additive_scores.np": numpy_with(tanh=wider(np.tanh)),
-    }
-)
-control(
-    products_by, why="one rounding per multiplication and addition", dtypes=("float32",), name="fused_multiply_add"
-)(fused_multiply_add)
-
-
-@control("general_scores", why="q (W k) for (q W) k")
-def bilinear_key_first(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
-    return with_score_bias(_dot(query, key @ weight.T), score_bias)
-
-
-@control("general_scores", why="the bilinear score in one einsum", dtypes=WIDE)
-def bilinear_by_einsum(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
-    return with_score_bias(np.asarray(np.einsum("...qd,de,...ke->...qk", query, weight, key)), score_bias)
 
 
 @control("general_scores", why="the bias is a feature that is always 1: [q W, b] . [k, 1]", dtypes=WIDE)
@@ -183,12 +132,9 @@ def bilinear_bias_as_one_more_feature(
     return {"scores": _dot(np.concatenate([bias, left], axis=-1), np.concatenate([ones, key], axis=-1))}
 
 
-@control(
-    "multi_head_attention",
-    why="softmax is shift invariant: q b is the same for every key of a row",
-    hidden=frozenset({"key", *LOGITS, "log_sum_exp"}) - {"capped"},
-)
+@control("multi_head_attention", hidden=frozenset({"key", *LOGITS, "log_sum_exp"}) - {"capped"})
 def key_bias_dropped(*arrays: Array, sinks: Array | None = None, **given: Any) -> Stages:
+    """softmax is shift invariant: q b is the same for every key of a row"""
     if sinks is not None:
         raise NotImplementedError("a sink is no key: what all keys of a row have in common counts beside it")
     if given.get("mask_fill") is not None and given.get("key_bias") is not None:
@@ -200,20 +146,10 @@ def key_bias_dropped(*arrays: Array, sinks: Array | None = None, **given: Any) -
     return multi_head_attention(*arrays, **{**given, "key_bias": None})
 
 
-@control(
-    rows_read_as,
-    why="equal scores have equal weights, whatever they are: torch.finfo(dtype).min in place of masked scores",
-)
-def uniform_rows_by_the_least_finite_number(logits: Array, seen: Array) -> Array:
-    is_filled = np.isneginf(logits) & np.isfinite(seen)
-    return np.where(is_filled, np.finfo(logits.dtype).min, seen)
-
-
-@control(
-    "attention_gradients",
-    why="the gradient of a row without a key goes on to its scores, where the mask is a sum and no selection",
-)
+@control("attention_gradients")
 def masks_that_are_added(*arrays: Array, empty_rows: EmptyRows = "zero", **given: Any) -> Stages:
+    """the gradient of a row without a key goes on to its scores, where the mask is a sum and no selection"""
+
     def forward(*inputs: Array, **options: Any) -> Stages:
         return attention(*inputs, **options | {"empty_rows": empty_rows})
 
@@ -221,19 +157,9 @@ def masks_that_are_added(*arrays: Array, empty_rows: EmptyRows = "zero", **given
     return gradients
 
 
-@control(
-    delta_read_as,
-    why="sum p dp = g o: Dao et al. 2022, FlashAttention, appendix B.4",
-    dtypes=WIDE,  # in 16 bits the class eager has no row sum from an output that was stored
-)
-def gradient_row_sum_from_the_output(call: Call, terms: Array) -> Array:
-    return delta_from_output(call)
-
-
-@control(
-    in_gradients, why="p = exp(s - L), made again in the backward pass, and the row sum from the output", dtypes=WIDE
-)
+@control(in_gradients, dtypes=WIDE)
 def backward_weights_from_log_sum_exp(call: Call) -> Steps:
+    """p = exp(s - L), made again in the backward pass, and the row sum from the output"""
     return {
         "attention": stages_remembered(call, weights_again(call.logits, call.log_sum_exp)),
         "_row_sum": lambda terms: delta_from_output(call),
@@ -253,21 +179,6 @@ def _in_tiles(rows: int) -> Product:
     return product
 
 
-@control(in_gradients, why="weights made again, row sum from the output, sums in tiles of 64 queries", dtypes=WIDE)
-def fused_backward_pass(call: Call) -> Steps:
-    return {**backward_weights_from_log_sum_exp(call), "_sum_over_queries": _in_tiles(64)}
-
-
-control("_sum_over_queries", why="sums over queries tile by tile", name="gradients_in_tiles_of_16_queries")(
-    _in_tiles(16)
-)
-
-
-@control("_softmax_gradient", why="p dp - p delta for p (dp - delta), as automatic differentiation gives it")
-def softmax_gradient_distributed(weights: Array, grad_weights: Array, mean: Array) -> Array:
-    return np.asarray(weights * grad_weights - weights * mean)
-
-
 @control(in_gradients, why="a (ds k) for (a ds) k")
 def query_gradient_scaled_last(call: Call) -> Steps:
     return {
@@ -280,25 +191,11 @@ def query_gradient_scaled_last(call: Call) -> Steps:
     }
 
 
-@control(in_gradients, why="1 - tanh^2 = 1 / cosh^2")
-def softcap_slope_by_cosh(call: Call) -> Steps:
-    return {"_cap_slope": lambda capped, softcap: 1 / np.cosh(call.stages["scores"] / softcap) ** 2}
-
-
 @control("_cap", why="tanh x = -expm1(-2x) / (2 + expm1(-2x))")
 def softcap_by_expm1(scores: Array, softcap: float) -> Array:
     argument: Array = scores / softcap
     grown = np.expm1(-2 * np.abs(argument))  # e^-2|x| - 1 loses nothing at small x, and cannot overflow
     return np.asarray(softcap * np.copysign(-grown / (2 + grown), argument))
-
-
-@control(grouped_by, why="query heads of a group side by side, nothing repeated", dtypes=WIDE)
-def grouped_heads_by_einsum(left: Array, right: Array) -> Array:
-    """Multiply (B, H, L, X) with (B, Hkv, X, Y), each query head with its group's."""
-    batch, kv_heads = right.shape[:2]
-    grouped = left.reshape(batch, kv_heads, left.shape[1] // kv_heads, *left.shape[2:])
-    product = np.einsum("bkglx,bkxy->bkgly", grouped, right)
-    return np.asarray(product.reshape(*left.shape[:3], right.shape[-1]))
 
 
 @control(normalised, why="what a window or a mask forbids is left out of the sums")
@@ -427,15 +324,6 @@ _right(
 def _to_eight_bits(weights: Array) -> Array:
     """Round exponentials, at most 1, to float8_e4m3fn."""
     return weights.astype(ml_dtypes.float8_e4m3fn).astype(weights.dtype)
-
-
-control(
-    Kernel,
-    why="one pass over tiles of 64 keys, exponentials rounded to 8 bits before they meet the values",
-    name="fused_kernel_with_weights_of_8_bits",
-    dtypes=NARROW,
-    classes=dict.fromkeys(NARROW, "fused_fp8"),
-)(lambda store: Online(64, product=lambda weights, value: _to_eight_bits(weights) @ value).steps)
 
 
 def _averaged_from(store: Store) -> Steps:
@@ -714,3 +602,57 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
         "attention._weighted_sum": average,
         "merge_states": merge_states,  # of statistics in float32, whatever the ends are
     }
+
+
+# Rows, laid out by hand: the variant and why it is right, and below what it does instead.
+# fmt: off
+control("_softmax_with_sinks._row_sum", "sum_sorted", "the row sum from the smallest term to the largest",
+    _sorted_sum, dtypes=WIDE)
+control(None, "sums_sequential", "one running sum each", _in_order(sequential_matmul, sequential_sum), dtypes=WIDE)
+control(None, "sums_pairwise", "sums by halves", _in_order(pairwise_matmul, pairwise_sum), dtypes=WIDE)
+control(scored, "query_prescaled", "the scale is folded into the query",
+    lambda query, key, factor: {"scores": _dot(query * factor, key)}, dtypes=WIDE)
+control("_softmax_with_sinks.np", "exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise",
+    numpy_with(exp=lambda shifted: np.exp2(shifted * math.log2(math.e)), log=lambda total:
+        np.log2(total) * math.log(2)))
+control(reciprocal_read_as, "reciprocal_multiplied", "e (1/l) for e/l", lambda total: np.asarray(1 / total))
+control(products_by, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts", by_transposes)
+control(products_by, "products_by_einsum", "einsum for matmul", einsum, dtypes=WIDE)
+control(products_by, "products_row_by_row", "matrix times vector, one query at a time", by_rows)
+control(None, "accumulated_in_float64", "sums and exponentials in float64, rounded once",
+    {**products_by(wider(np.matmul)), "_softmax_with_sinks.np": numpy_with(exp=wider(np.exp)),
+        "_softmax_with_sinks._row_sum": wider(_row_sum), "additive_scores.np": numpy_with(tanh=wider(np.tanh))},
+    dtypes=("float32", "float16"))
+control(products_by, "fused_multiply_add", "one rounding per multiplication and addition",
+    fused_multiply_add, dtypes=("float32",))
+control("general_scores", "bilinear_key_first", "q (W k) for (q W) k",
+    lambda query, key, weight, *, score_bias=None: with_score_bias(_dot(query, key @ weight.T), score_bias))
+control("general_scores", "bilinear_by_einsum", "the bilinear score in one einsum",
+    lambda query, key, weight, *, score_bias=None: with_score_bias(np.asarray(np.einsum("...qd,de,...ke->...qk", query,
+        weight, key)), score_bias),
+    dtypes=WIDE)
+control(rows_read_as, "uniform_rows_by_the_least_finite_number",
+    "equal scores have equal weights, whatever they are: torch.finfo(dtype).min in place of masked scores",
+    lambda logits, seen: np.where(np.isneginf(logits) & np.isfinite(seen), np.finfo(logits.dtype).min, seen))
+# in 16 bits the class eager has no row sum from an output that was stored
+control(delta_read_as, "gradient_row_sum_from_the_output",
+    "sum p dp = g o: Dao et al. 2022, FlashAttention, appendix B.4",
+    lambda call, terms: delta_from_output(call), dtypes=WIDE)
+control(in_gradients, "fused_backward_pass", "weights made again, row sum from the output, sums in tiles of 64 queries",
+    lambda call: {**backward_weights_from_log_sum_exp(call), "_sum_over_queries": _in_tiles(64)}, dtypes=WIDE)
+control("_sum_over_queries", "gradients_in_tiles_of_16_queries", "sums over queries tile by tile", _in_tiles(16))
+control("_softmax_gradient", "softmax_gradient_distributed",
+    "p dp - p delta for p (dp - delta), as automatic differentiation gives it",
+    lambda weights, grad_weights, mean: np.asarray(weights * grad_weights - weights * mean))
+control(in_gradients, "softcap_slope_by_cosh", "1 - tanh^2 = 1 / cosh^2",
+    lambda call: {"_cap_slope": lambda capped, softcap: 1 / np.cosh(call.stages["scores"] / softcap) ** 2})
+# Multiply (B, H, L, X) with (B, Hkv, X, Y), each query head with its group's.
+control(grouped_by, "grouped_heads_by_einsum", "query heads of a group side by side, nothing repeated",
+    lambda left, right: np.asarray(np.einsum("bkglx,bkxy->bkgly", left.reshape(right.shape[0], right.shape[1],
+        left.shape[1] // right.shape[1], *left.shape[2:]), right).reshape(*left.shape[:3], right.shape[-1])),
+    dtypes=WIDE)
+control(Kernel, "fused_kernel_with_weights_of_8_bits",
+    "one pass over tiles of 64 keys, exponentials rounded to 8 bits before they meet the values",
+    lambda store: Online(64, product=lambda weights, value: _to_eight_bits(weights) @ value).steps, dtypes=NARROW,
+    classes=dict.fromkeys(NARROW, "fused_fp8"))
+# fmt: on

@@ -113,10 +113,9 @@ def value_gradient_without_queries_beyond_a_multiple_of_64(weights: Array, rows:
     return _sum_over_queries(weights[..., :whole, :], rows[..., :whole, :])
 
 
-@_faulty_gradients(
-    of_keys, at="grad_key", defect="statistics of padding rows are not initialised: tilelang#2461, fla#892"
-)
+@_faulty_gradients(of_keys, at="grad_key")
 def key_gradient_nan_from_padded_queries(weights: Array, rows: Array) -> Array:
+    """statistics of padding rows are not initialised: tilelang#2461, fla#892"""
     gradient = _sum_over_queries(weights, rows)
     return np.full_like(gradient, np.nan) if weights.shape[-2] % 16 else gradient
 

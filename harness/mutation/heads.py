@@ -42,13 +42,9 @@ def output_zero_beyond_the_first_batch_entry(output: Array) -> Array:
     return output
 
 
-@_faulty_value(
-    outputs_read_as,
-    at="context",
-    defect="the loop over the value's width ends one early",
-    diagnosis="last-value-column-dropped",
-)
+@_faulty_value(outputs_read_as, at="context", diagnosis="last-value-column-dropped")
 def last_value_column_zero(output: Array) -> Array:
+    """the loop over the value's width ends one early"""
     output[..., -1] = 0
     return output
 
@@ -103,10 +99,9 @@ def _values(heads_of: HeadMap) -> Steps:
     }
 
 
-@_faulty_grouped(
-    _both, at="raw_scores", defect="head h attends with head h % Hkv: onnx#7274, axlearn#842", diagnosis="heads-tiled"
-)
+@_faulty_grouped(_both, at="raw_scores", diagnosis="heads-tiled")
 def groups_tiled(head: Array, kv_heads: int, group: int) -> Array:
+    """head h attends with head h % Hkv: onnx#7274, axlearn#842"""
     return np.asarray(head % kv_heads)
 
 
@@ -131,12 +126,9 @@ def last_group_lost(key: Array, value: Array, heads: int) -> tuple[Array, Array]
     return np.where(kept, key, 0), np.where(kept, value, 0)
 
 
-@_faulty_grouped(
-    "_repeat_heads",
-    at="context",
-    defect="a head of values is read once and not again for its group: pytorch#174861's kind",
-)
+@_faulty_grouped("_repeat_heads", at="context")
 def values_of_the_first_head_of_each_group_alone(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
+    """a head of values is read once and not again for its group: pytorch#174861's kind"""
     first = (np.arange(heads) % (heads // key.shape[1]) == 0)[:, np.newaxis, np.newaxis]
     key, value = _repeat_heads(key, value, heads)
     return key, np.where(first, value, 0)

@@ -72,12 +72,9 @@ def _is_rotated(call: Given) -> bool:
     return call.get("key_rotary") is not None
 
 
-@_faulty_key(
-    _asked_for,
-    defect="k_pe is made of all heads of k: every head adds the query of the first",
-    diagnosis="rotated-query-of-first-head",
-)
+@_faulty_key(_asked_for, diagnosis="rotated-query-of-first-head")
 def rotated_query_of_the_first_head(call: Given) -> Given:
+    """k_pe is made of all heads of k: every head adds the query of the first"""
     rotary = call.get("query_rotary")
     return {} if rotary is None else {"query_rotary": np.broadcast_to(rotary[:, :1], rotary.shape)}
 
@@ -96,32 +93,18 @@ def _viewed(weight: Array) -> Array:
     return weight.swapaxes(0, 1).reshape(latent, heads * width).reshape(heads, latent, width)
 
 
-@_faulty_value(
-    _by,
-    defect="the mean of latent vectors is stored in bfloat16 before W_UV",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
+@_faulty_value(_by, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 def mean_of_latents_in_bfloat16(**call: Any) -> Stages:
+    """the mean of latent vectors is stored in bfloat16 before W_UV"""
     stages = latent_attention(**call)
     mean = bfloat16(stages["weights"] @ call["latent"][:, np.newaxis])
     return stages | {"output": np.asarray(mean @ call["value_projection"])}
-
-
-control(_by, why="the projections are absorbed: no key and no value is made", name="projections_absorbed")(
-    numpy_backend.ABSORBED.latent_attention
-)
 
 
 @control("_of_latents", why="keys and values are made of three latent vectors at a time")
 def made_in_chunks(latent: Array, projection: Array) -> Array:
     parts = [_of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
     return np.concatenate(parts, axis=2) if parts else _of_latents(latent, projection)
-
-
-@control("_of_latents", why="the terms of a projection are added up from the last to the first")
-def made_from_the_last_term(latent: Array, projection: Array) -> Array:
-    return _of_latents(np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1]))
 
 
 @control(_by, why="the part that is rotated stands in front", name="rotated_part_in_front")
@@ -263,9 +246,7 @@ def epsilon_left_out(square: Array, epsilon: float) -> Array:
         return np.asarray(np.sqrt(square))
 
 
-@_faulty_norm(
-    "normalized_attention", defect="q_norm is loaded as k_norm, and k_norm as q_norm", diagnosis="norm-weights-swapped"
-)
+@_faulty_norm("normalized_attention", diagnosis="norm-weights-swapped")
 def norm_weights_swapped(
     query: Array,
     key: Array,
@@ -274,18 +255,16 @@ def norm_weights_swapped(
     key_norm_weight: Array | None = None,
     **given: Any,
 ) -> Stages:
+    """q_norm is loaded as k_norm, and k_norm as q_norm"""
     if given.get("norm_over") != "full" or query.shape[1] == key.shape[1]:
         query_norm_weight, key_norm_weight = key_norm_weight, query_norm_weight
     weights: dict[str, Any] = {"query_norm_weight": query_norm_weight, "key_norm_weight": key_norm_weight}
     return normalized_attention(query, key, value, **weights, **given)
 
 
-@_faulty_norm(
-    "_squares",
-    defect="squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935",
-    dtypes=("float16",),
-)
+@_faulty_norm("_squares", dtypes=("float16",))
 def squares_in_sixteen_bits(rows: Array) -> Array:
+    """squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935"""
     with np.errstate(over="ignore"):
         return np.asarray(rows * rows)
 
@@ -301,16 +280,6 @@ def _by_rows(change: Callable[..., Array]) -> Steps:
         return _split_heads(found, inputs.shape[1]) if is_full else found
 
     return {"_normalize": normalize}
-
-
-@control(_by_rows, why="the reciprocal of the root is multiplied")
-def norm_by_reciprocal_root(rows: Array, divisor: Array, weight: Array | None) -> Array:
-    return np.asarray(rows * (1 / divisor) * (1 if weight is None else weight))
-
-
-@control(_by_rows, why="weights are multiplied before anything is rounded to 16 bits, as in Gemma")
-def norm_weighted_before_it_is_rounded(rows: Array, divisor: Array, weight: Array | None) -> Array:
-    return np.asarray(rows / divisor if weight is None else rows * weight / divisor)
 
 
 @control("_squares", why="squares in float64, rounded once behind the root", dtypes=("float32", "float16"))
@@ -401,13 +370,9 @@ def _maximum(scores: Array) -> Array:
     return np.where(np.isneginf(highest), 0, highest)
 
 
-@_faulty_merge(
-    _read_as,
-    at="weights",
-    defect="a prefix in base e meets a suffix in base 2: sglang#40903",
-    diagnosis="first-part-in-other-base",
-)
+@_faulty_merge(_read_as, at="weights", diagnosis="first-part-in-other-base")
 def first_part_in_the_other_base(scores: Array, base: LseBase) -> Array:
+    """a prefix in base e meets a suffix in base 2: sglang#40903"""
     factor = np.ones(scores.shape[-1], scores.dtype)
     factor[0] = 1 / _LN2 if base == "2" else _LN2
     return np.asarray(_natural_logarithms(scores, base) * factor)
@@ -420,13 +385,9 @@ def parts_merged_without_their_maximum(scores: Array) -> Stages:
     return {"weights": powers / np.where(total == 0, 1, total), "log_sum_exp": np.log(total)[..., 0]}
 
 
-@_faulty_merge(
-    "merge_states.softmax",
-    at="weights",
-    defect="-inf minus -inf where all parts are empty: flashinfer#4051",
-    diagnosis="empty-rows-nan",
-)
+@_faulty_merge("merge_states.softmax", at="weights", diagnosis="empty-rows-nan")
 def nothing_at_all_gives_nan(scores: Array) -> Stages:
+    """-inf minus -inf where all parts are empty: flashinfer#4051"""
     stages = softmax(scores)
     empty = np.isneginf(scores).all(axis=-1, keepdims=True)
     return stages | {"weights": np.where(empty, np.nan, stages["weights"])}
@@ -439,10 +400,9 @@ def first_part_handed_on_where_all_are_empty(outputs: Array, log_sum_exps: Array
     return stages | {"output": np.where(empty, outputs[0], stages["output"])}
 
 
-@_faulty_merge(
-    _totalled, at="log_sum_exp", defect="a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181"
-)
+@_faulty_merge(_totalled, at="log_sum_exp")
 def whole_of_nothing_is_plus_infinity(scores: Array) -> Array:
+    """a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181"""
     total = softmax(scores)["log_sum_exp"]
     return np.where(np.isneginf(total), np.inf, total)
 
@@ -613,4 +573,14 @@ _faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
     "-100 for minus infinity: a part that is empty weighs beside low ones",
     lambda scores: np.asarray(np.maximum(scores, np.asarray(-100, scores.dtype))),
     diagnosis="empty-part-at-minus-100")
+control(_by, "projections_absorbed", "the projections are absorbed: no key and no value is made",
+    numpy_backend.ABSORBED.latent_attention)
+control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
+    lambda latent, projection: _of_latents(np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:,
+        ::-1])))
+control(_by_rows, "norm_by_reciprocal_root", "the reciprocal of the root is multiplied",
+    lambda rows, divisor, weight: np.asarray(rows * (1 / divisor) * (1 if weight is None else weight)))
+control(_by_rows, "norm_weighted_before_it_is_rounded",
+    "weights are multiplied before anything is rounded to 16 bits, as in Gemma",
+    lambda rows, divisor, weight: np.asarray(rows / divisor if weight is None else rows * weight / divisor))
 # fmt: on

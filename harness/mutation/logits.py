@@ -68,12 +68,11 @@ _faulty_softcap = partial(mutant, "softcap", at="capped")
 _faulty_bias = partial(mutant, "bias", at="biased")
 
 
-@_faulty_softcap(
-    "dot_scores", at="capped", defect="the cap bounds raw scores: vllm#7425's kind", diagnosis="softcap-of-raw-scores"
-)
+@_faulty_softcap("dot_scores", at="capped", diagnosis="softcap-of-raw-scores")
 def softcap_before_the_scale(
     query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
 ) -> Stages:
+    """the cap bounds raw scores: vllm#7425's kind"""
     stages = dot_scores(query, key, scale=scale)
     if softcap is None:
         return stages
@@ -90,24 +89,16 @@ def _tanh(tanh: Callable[[Array], Array]) -> Steps:
 _faulty_sinks = partial(mutant, "sinks", at="weights")
 
 
-@_faulty_sinks(
-    in_attention,
-    at="weights",
-    defect="query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254",
-    diagnosis="sinks-by-key-heads",
-)
+@_faulty_sinks(in_attention, at="weights", diagnosis="sinks-by-key-heads")
 def sinks_read_by_key_heads(call: Call) -> Steps:
+    """query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254"""
     group = call.query.shape[1] // call.key.shape[1]
     return sinks_read_as(lambda sinks: sinks[np.arange(len(sinks)) // group])
 
 
-@_faulty_sinks(
-    gradients_read_as,
-    at="grad_sinks",
-    defect="no gradient for the sink: flash-attention#1973",
-    diagnosis="gradient-of-sinks-zero",
-)
+@_faulty_sinks(gradients_read_as, at="grad_sinks", diagnosis="gradient-of-sinks-zero")
 def sinks_without_a_gradient(gradients: Stages) -> Stages:
+    """no gradient for the sink: flash-attention#1973"""
     if "grad_sinks" in gradients:
         gradients["grad_sinks"] = np.zeros_like(gradients["grad_sinks"])
     return gradients
@@ -225,10 +216,9 @@ for _size, _digits, _defect, _diagnosis in _ERRORS:
     )(_with_relative_error(_size))
 
 
-@_faulty_softmax(
-    _exponential, at="weights", defect="2^fraction by a quadratic", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
+@_faulty_softmax(_exponential, at="weights", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 def exp_by_a_parabola(shifted: Array) -> Array:
+    """2^fraction by a quadratic"""
     power = shifted * math.log2(math.e)
     whole = np.floor(np.maximum(power, -1000))
     fraction = power - whole
@@ -255,20 +245,18 @@ for _axis, _which, _defect in (
     )(_axis)
 
 
-@_faulty_softmax(
-    normalised, at="log_sum_exp", defect="log of the shifted sum alone", diagnosis="log-sum-exp-without-maximum"
-)
+@_faulty_softmax(normalised, at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
 def log_sum_exp_without_maximum(logits: Array) -> Stages:
+    """log of the shifted sum alone"""
     stages, exponentials = with_exponentials(logits)
     maximum = _row_maximum(logits)
     total = np.where(maximum == -np.inf, 1, _row_sum(exponentials))
     return stages | {"log_sum_exp": np.where(np.isinf(maximum), maximum, np.log(total))[..., 0]}
 
 
-@_faulty_softmax(
-    normalised, at="log_sum_exp", defect="statistics kept in 16 bits", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
-)
+@_faulty_softmax(normalised, at="log_sum_exp", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 def log_sum_exp_in_float16(logits: Array) -> Stages:
+    """statistics kept in 16 bits"""
     stages = softmax(logits)
     return stages | {"log_sum_exp": float16(stages["log_sum_exp"])}
 

@@ -48,13 +48,9 @@ def _dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
     return dropped("mask", unwanted)
 
 
-@_faulty_masks(
-    mask_read_as,
-    at="masked",
-    defect="queries and keys swapped, silent where Lq == Lk: keras#21483",
-    diagnosis="mask-transposed",
-)
+@_faulty_masks(mask_read_as, at="masked", diagnosis="mask-transposed")
 def mask_transposed_where_square(mask: Array, scores: Array) -> Array:
+    """queries and keys swapped, silent where Lq == Lk: keras#21483"""
     queries, keys = scores.shape[-2:]
     return np.swapaxes(mask, -1, -2) if mask.ndim >= 2 and queries == keys else mask
 
@@ -206,10 +202,9 @@ def _fill_read_as(change: Callable[[float], float | None]) -> Steps:
     return masks_read_as(changed)
 
 
-@_faulty_fill(
-    _placed, defect="mask and causality are filled one after the other, and the fills add up: transformers#31035"
-)
+@_faulty_fill(_placed)
 def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
+    """mask and causality are filled one after the other, and the fills add up: transformers#31035"""
     if masks["mask"] is None or not masks["is_causal"]:
         return np.where(allowed, biased, fill)
     by_mask = allowed_keys(biased, {**NO_RULES, "mask": masks["mask"]})
@@ -235,23 +230,6 @@ def _masked(scores: Array, given: Masks, fill: float) -> dict[str, Array]:
 def _where_filled(steps_of: Callable[[Call, Array], Steps]) -> Steps:
     """Replace steps of attention where fills stand beside scores: ``steps_of(call, kept)``."""
     return in_attention(lambda call: {} if call.mask_fill is None else steps_of(call, allowed_in(call)))
-
-
-@control(_where_filled, why="the sum of exponentials is that of the scores that are kept and that of the fills")
-def fills_added_up_apart(call: Call, kept: Array) -> Steps:
-    def total(exponentials: Array) -> Array:
-        return np.asarray(_row_sum(np.where(kept, exponentials, 0)) + _row_sum(np.where(kept, 0, exponentials)))
-
-    return {"_softmax_with_sinks": within(_softmax_with_sinks, _row_sum=total)}
-
-
-@control(_where_filled, why="the values behind fills are averaged apart, and added")
-def values_behind_fills_averaged_apart(call: Call, kept: Array) -> Steps:
-    def average(weights: Array, value: Array) -> Array:
-        parts = (_weighted_sum(np.where(each, weights, 0), value) for each in (kept, ~kept))
-        return np.asarray(sum(parts))
-
-    return {"_weighted_sum": average}
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -359,10 +337,9 @@ def _last_key_seen(mask: Array) -> Array:
     return np.asarray(np.where(mask.any(axis=-1), last, -1)[..., np.newaxis])
 
 
-@_faulty(
-    defect="is_causal is told from the first row, which is text: transformers#38295's kind", diagnosis="mask-and-causal"
-)
+@_faulty(diagnosis="mask-and-causal")
 def mask_that_begins_causally_is_causal(mask: Array, scores: Array) -> Array:
+    """is_causal is told from the first row, which is text: transformers#38295's kind"""
     rows = _spread(mask, scores)
     if not _has_rows(mask):
         return mask
@@ -435,11 +412,9 @@ def tiles_of_64_read_as_128(mask: Array, scores: Array) -> Array:
     return rows & _of_tiles(table, 2 * _TILE, rows)
 
 
-@_faulty(
-    defect="a loop over the last run of keys alone: the first tokens leave with the window, vllm#1304's kind",
-    diagnosis="mask-of-last-run",
-)
+@_faulty(diagnosis="mask-of-last-run")
 def only_the_last_run_of_keys(mask: Array, scores: Array) -> Array:
+    """a loop over the last run of keys alone: the first tokens leave with the window, vllm#1304's kind"""
     gaps = np.where(mask, -1, np.arange(mask.shape[-1]))
     before_last = np.arange(mask.shape[-1]) <= _last_key_seen(mask)
     last_gap = np.where(before_last, gaps, -1).max(axis=-1, keepdims=True, initial=-1)
@@ -452,11 +427,9 @@ def every_key_between_the_first_and_the_last(mask: Array, scores: Array) -> Arra
     return np.asarray((key >= _first_key_seen(mask)) & (key <= _last_key_seen(mask)))
 
 
-@_faulty(
-    defect="the first key of a row is left out where its chunk or document begins",
-    diagnosis="mask-without-first-key-but-key-0",
-)
+@_faulty(diagnosis="mask-without-first-key-but-key-0")
 def rows_begin_one_key_too_late(mask: Array, scores: Array) -> Array:
+    """the first key of a row is left out where its chunk or document begins"""
     first = _first_key_seen(mask)
     begins = (np.arange(mask.shape[-1]) == first) & (first > 0)
     return np.asarray(mask & ~begins)
@@ -557,4 +530,11 @@ _faulty("mask_of_the_first_key_of_a_tile",
     "a document goes on in the next one for a tile: the mask is read once for a tile's keys, its first",
     lambda mask, scores: mask if mask.shape[-1] == 1 else np.asarray(mask[...,
         np.arange(mask.shape[-1]) // _SMALL_TILE * _SMALL_TILE]))
+control(_where_filled, "fills_added_up_apart",
+    "the sum of exponentials is that of the scores that are kept and that of the fills",
+    lambda call, kept: {"_softmax_with_sinks": within(_softmax_with_sinks, _row_sum=lambda exponentials:
+        np.asarray(_row_sum(np.where(kept, exponentials, 0)) + _row_sum(np.where(kept, 0, exponentials))))})
+control(_where_filled, "values_behind_fills_averaged_apart", "the values behind fills are averaged apart, and added",
+    lambda call, kept: {"_weighted_sum": lambda weights, value: np.asarray(sum(_weighted_sum(np.where(each, weights,
+        0), value) for each in (kept, ~kept)))})
 # fmt: on

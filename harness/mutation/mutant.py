@@ -394,13 +394,15 @@ def mutant(
 ) -> Callable[[Decorated], Decorated]:
     """Register a fault; ``at`` is the first stage that it gets wrong.
 
-    A row has all of it, what it does as its ``change``. What takes statements is decorated, and has its own name.
+    A row has all of it, what it does as its ``change``. What takes statements is decorated: it has its own name, and
+    its defect may be its docstring.
     """
     module, names = _caller(), (diagnosis,) if isinstance(diagnosis, str) else diagnosis
 
     def register(step: Decorated) -> Decorated:
         backend = _variant(form, step, hidden)
-        fault = Mutant(name or _name(step), topic, defect, backend, at, dtypes, names, classes or {}, without, of)
+        said = defect or _docstring(step)
+        fault = Mutant(name or _name(step), topic, said, backend, at, dtypes, names, classes or {}, without, of)
         _REGISTERED.append((module, fault))
         return step
 
@@ -411,21 +413,25 @@ def mutant(
 
 def control(
     form: Form = None,
+    name: str | None = None,
+    why: str = "",
+    change: Any = None,
     *,
-    why: str,
     dtypes: tuple[str, ...] = EVERY,
     classes: Mapping[str, str] | None = None,
     hidden: frozenset[str] = frozenset(),
-    name: str | None = None,
 ) -> Callable[[Decorated], Decorated]:
-    """Register what is decorated as right, and ``why`` it is."""
+    """Register what is right, and ``why`` it is: a row, or what is decorated, as faults are."""
     module = _caller()
 
     def register(step: Decorated) -> Decorated:
-        right = Control(name or _name(step), why, _variant(form, step, hidden), dtypes, classes or {})
+        backend = _variant(form, step, hidden)
+        right = Control(name or _name(step), why or _docstring(step), backend, dtypes, classes or {})
         _REGISTERED.append((module, right))
         return step
 
+    if change is not None:
+        register(change)
     return register
 
 
@@ -452,6 +458,10 @@ def _variant(form: Form, step: Any, hidden: frozenset[str]) -> Variant:
 def _name(step: Any) -> str:
     name: str = step.__name__
     return name
+
+
+def _docstring(step: Any) -> str:
+    return step.__doc__ or ""
 
 
 def _caller() -> str:

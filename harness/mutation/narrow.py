@@ -318,30 +318,24 @@ def _scales_read_as(change: Callable[[Array, Array], Scales]) -> Steps:
     return {"quantized_attention": quantized}
 
 
-@_faulty_scales(
-    "quantized_attention", at="raw_scores", defect="the bits are read in the other format of 8 bits: jax#34375's kind"
-)
+@_faulty_scales("quantized_attention", at="raw_scores")
 def codes_read_in_the_other_format(key: Array, value: Array, **given: Any) -> Stages:
+    """the bits are read in the other format of 8 bits: jax#34375's kind"""
     other = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
     key = key.view(other[key.dtype.name]) if key.dtype.name in other else key * 2
     return quantized_attention(key=key, value=value, **given)
 
 
-@_faulty_scales(
-    "quantized_attention", at="raw_scores", defect="codes below the least normal number are flushed to zero"
-)
+@_faulty_scales("quantized_attention", at="raw_scores")
 def small_codes_flushed_to_zero(key: Array, **given: Any) -> Stages:
+    """codes below the least normal number are flushed to zero"""
     least = float(ml_dtypes.finfo(key.dtype).smallest_normal)
     return quantized_attention(key=np.where(np.abs(key.astype(np.float64)) < least, np.zeros_like(key), key), **given)
 
 
-@_faulty_scales(
-    "quantized_attention",
-    at="output",
-    defect="the scale of the values is not applied by the path that masks",
-    diagnosis="value-scale-ignored",
-)
+@_faulty_scales("quantized_attention", at="output", diagnosis="value-scale-ignored")
 def values_unscaled_behind_a_mask(value: Array, value_scale: Array, **given: Any) -> Stages:
+    """the scale of the values is not applied by the path that masks"""
     if given.get("mask") is None and given.get("key_lengths") is None:
         return quantized_attention(value=value, value_scale=value_scale, **given)
     return quantized_attention(value=value, value_scale=np.ones_like(value_scale), **given)
@@ -359,14 +353,11 @@ def _multiplied_later(stages: Callable[..., Stages]) -> Callable[..., Stages]:
     return quantized
 
 
-@control(
-    lambda stages: {"quantized_attention": _multiplied_later(stages)},
-    why="the scale of the keys is multiplied into the queries, that of the values into the output",
-    hidden=NEVER_RETURNED,
-)
+@control(lambda stages: {"quantized_attention": _multiplied_later(stages)}, hidden=NEVER_RETURNED)
 def scales_multiplied_into_queries_and_output(
     query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **given: Any
 ) -> Stages:
+    """the scale of the keys is multiplied into the queries, that of the values into the output"""
     shared = query.shape[1] // key.shape[1]
     of_keys, of_values = (
         np.repeat(np.broadcast_to(each, (1, key.shape[1], 1)), shared, axis=1)[..., np.newaxis]

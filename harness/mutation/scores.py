@@ -61,21 +61,16 @@ for _format, _defect, _store in _STORED:
     )(_store)
 
 
-@_faulty_scores(
-    scores_read_as, at="scores", defect="logits multiplied by logits: keras#20510", diagnosis="scores-squared"
-)
+@_faulty_scores(scores_read_as, at="scores", diagnosis="scores-squared")
 def scores_squared(scores: Array) -> Array:
+    """logits multiplied by logits: keras#20510"""
     squares: Array = scores * scores
     return squares
 
 
-@_faulty_scores(
-    "dot_scores._dot",
-    at="raw_scores",
-    defect="K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind",
-    diagnosis="query-and-key-exchanged",
-)
+@_faulty_scores("dot_scores._dot", at="raw_scores", diagnosis="query-and-key-exchanged")
 def scores_transposed_where_square(query: Array, key: Array) -> Array:
+    """K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind"""
     product = _dot(query, key)
     return np.swapaxes(product, -1, -2) if product.shape[-1] == product.shape[-2] else product
 
@@ -247,10 +242,9 @@ def _divided(is_divided: Callable[[str], bool]) -> Steps:
     return {"cosine_scores": score}
 
 
-@_faulty_other_scores(
-    _lengths_read_as, defect="the root of the squared length is missing", diagnosis="cosine-times-inverse-lengths"
-)
+@_faulty_other_scores(_lengths_read_as, diagnosis="cosine-times-inverse-lengths")
 def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
+    """the root of the squared length is missing"""
     squares: Array = lengths * lengths
     return squares
 
@@ -346,13 +340,9 @@ def _turned(weight: Array) -> Array:
     return weight.T if weight.shape[0] == weight.shape[1] else weight
 
 
-@_faulty_by_score(
-    "additive_scores",
-    at="scores",
-    defect="1/sqrt(D) of the dot product is applied to a score that has no scale",
-    diagnosis="score-scaled",
-)
+@_faulty_by_score("additive_scores", at="scores", diagnosis="score-scaled")
 def additive_scores_over_root_of_width(query: Array, *arrays: Array, **named: Any) -> Stages:
+    """1/sqrt(D) of the dot product is applied to a score that has no scale"""
     scores = numpy_backend.additive_scores(query, *arrays, **named)["scores"]
     return {"scores": np.asarray(scores / query.shape[-1] ** 0.5).astype(scores.dtype)}
 
@@ -432,13 +422,10 @@ def values_averaged_by_scores(attend: Attend) -> Attend:
     return attended
 
 
-@_faulty_by_score(
-    _attending,
-    at="weights",
-    defect="the softmax runs over the queries: labml#146's kind",
-    diagnosis="softmax-over-queries",
-)
+@_faulty_by_score(_attending, at="weights", diagnosis="softmax-over-queries")
 def attention_by_score_normalised_over_queries(attend: Attend) -> Attend:
+    """the softmax runs over the queries: labml#146's kind"""
+
     def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
         found = attend(stages, value, masks, empty_rows)
         logits = next(found[stage] for stage in LOGITS[::-1] if stage in found)

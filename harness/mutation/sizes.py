@@ -127,20 +127,16 @@ def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps
     return {"_repeat_heads": repeat}
 
 
-@_sized(
-    inputs_changed, at="raw_scores", defect="structure: the batch stride is right for 16 entries, then it starts again"
-)
+@_sized(inputs_changed, at="raw_scores")
 def keys_of_batch_entries_beyond_16_wrap(query: Array, key: Array, value: Array) -> Three:
+    """structure: the batch stride is right for 16 entries, then it starts again"""
     entry = np.arange(query.shape[0]) % 16
     return query, key[entry], value[entry]
 
 
-@_sized(
-    outputs_read_as,
-    at="context",
-    defect="structure: two batch entries for each block, the last without a partner is not written",
-)
+@_sized(outputs_read_as, at="context")
 def last_entry_of_a_large_odd_batch_zero(output: Array) -> Array:
+    """structure: two batch entries for each block, the last without a partner is not written"""
     if output.shape[0] > 8 and output.shape[0] % 2:
         output[-1] = 0
     return output
@@ -629,14 +625,6 @@ def _from_log_sum_exp(store: Store) -> Steps:
     return normalised(normalise)
 
 
-control(
-    _from_log_sum_exp,
-    why="L is stored, then p = exp(s - L): nothing is divided",
-    classes=_FROM_LOG_SUM_EXP,
-    name="weights_from_log_sum_exp",
-)(exactly)
-
-
 def _of_tiles(keys: int) -> Steps:
     """Take log_sum_exp in one pass over tiles of keys, merging two at a time, and the output in a second pass."""
 
@@ -654,15 +642,6 @@ def _of_tiles(keys: int) -> Steps:
         return output
 
     return {**normalised(normalise), "attention._weighted_sum": average}
-
-
-control(
-    _of_tiles,
-    why="L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
-    dtypes=WIDE,  # the output is added up in the arrays' own format
-    classes=_FROM_LOG_SUM_EXP,
-    name="weights_from_log_sum_exp_in_tiles_of_16",
-)(16)
 
 
 @control(normalised, why="p = exp(log p): log-softmax, then an exponential", classes=_FROM_LOG_SUM_EXP)
@@ -688,3 +667,14 @@ for _format, _defect, _store in (
         classes=_FROM_LOG_SUM_EXP,
         name=f"log_sum_exp_stored_in_{_format}",
     )(_store)
+
+
+# Rows, laid out by hand: the variant and why it is right, and below what it does instead.
+# fmt: off
+control(_from_log_sum_exp, "weights_from_log_sum_exp", "L is stored, then p = exp(s - L): nothing is divided",
+    exactly, classes=_FROM_LOG_SUM_EXP)
+# the output is added up in the arrays' own format
+control(_of_tiles, "weights_from_log_sum_exp_in_tiles_of_16",
+    "L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
+    16, dtypes=WIDE, classes=_FROM_LOG_SUM_EXP)
+# fmt: on

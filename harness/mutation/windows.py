@@ -79,12 +79,9 @@ def _window_without_a_past(change: Callable[[Array, Window], Window]) -> Steps:
     return wrong | where(lambda call: call.past > 0, {"mask_scores": mask_scores})
 
 
-@_faulty_windows(
-    _window_without_a_past,
-    defect="the other corner where Lq and Lk differ: mlx#2835's kind",
-    diagnosis="aligned-bottom-right",
-)
+@_faulty_windows(_window_without_a_past, diagnosis="aligned-bottom-right")
 def window_aligned_bottom_right(scores: Array, window: Window) -> Window:
+    """the other corner where Lq and Lk differ: mlx#2835's kind"""
     queries, keys = scores.shape[-2:]
     left, right = window
     return _plus(left, queries - keys), _plus(right, keys - queries)
@@ -329,22 +326,16 @@ def alibi_slopes_without_leaving_any_out(slopes: Array) -> Array:
     return np.array([*alibi_slopes(below), *alibi_slopes(2 * below)[: heads - below]])
 
 
-@_faulty(
-    bias_read_as,
-    defect="every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227",
-    diagnosis=("bias-of-first-half-of-heads", "bias-of-first-head"),
-)
+@_faulty(bias_read_as, diagnosis=("bias-of-first-half-of-heads", "bias-of-first-head"))
 def bias_of_the_first_half_of_the_heads(bias: Array, scores: Array) -> Array:
+    """every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227"""
     heads = bias.shape[1] if bias.ndim == 4 else 1
     return bias[:, np.arange(heads) % (heads // 2)] if heads > 1 else bias
 
 
-@_faulty(
-    bias_read_as,
-    defect="query heads of a group share the bias of its first: a kernel that packs groups",
-    diagnosis="bias-of-first-head-of-group",
-)
+@_faulty(bias_read_as, diagnosis="bias-of-first-head-of-group")
 def bias_of_the_first_head_of_a_group(bias: Array, scores: Array) -> Array:
+    """query heads of a group share the bias of its first: a kernel that packs groups"""
     heads = bias.shape[1] if bias.ndim == 4 else 1
     return bias[:, np.arange(heads) // 2 * 2] if heads % 2 == 0 else bias
 
