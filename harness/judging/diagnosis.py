@@ -15,11 +15,10 @@ causality or aligns it bottom right. So each failing case only says which readin
 - where candidates of several answers are left, the case is not named, and so it is where none is left. A convention
   that fits is said even beside others;
 - an accuracy is no cause: it is asked for where nothing else fits, and a failure in a dtype of that accuracy, or by
-  more than its roundings, refutes it, whatever the operation. So does a reading that explains more cases.
+  more than its roundings, refutes it, whatever the operation. So does a reading that explains more cases;
+- a reading is described by what all cases that it explains share, such as a default scale that is another one.
 
 Cases that agree refute nothing: what was right is not computed again.
-
-What one failing case says of its implementation: which readings fit, and which it refutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One wrong result and one reading of its case: whether the reading is what was returned, or would have shown.
+"""One wrong result beside one reading of its case, which fits it, is refuted by it, or neither.
 
 A reading fits where all stages that failed agree with its exact answer, those that did not fail too, and where it is
 told apart from the case by more than the bounds. It is refuted where it would have changed what was returned, and does
@@ -12,7 +12,7 @@ is good enough.
 
 Some readings have a free number: the scale, or factor of a bias, with which a case comes nearest to what was returned.
 
-Readings that simpler cases have named are tried on other failing cases without the oracle (``GivenReadings``). In the
+Readings that simpler cases have named are tried on other failing cases without the oracle (``FailingCase``). In the
 place of the exact answer of a reading stand its stages in float64, and what float64 may be off by beside them. So a
 reading that is handed on fits as it would there: every element of every stage is as near to it as an implementation of
 its class has to be, and float64 once more, and it is another answer than the case's own. No statistics are asked. What

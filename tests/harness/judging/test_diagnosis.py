@@ -45,6 +45,12 @@ ELSEWHERE = replace(FITTED, stage="scores")
 ACCURACY = replace(fit("accuracy-of-float32"), stage="", is_fitted=True)
 
 
+SHARED = replace(SQUARE, shared="the default is 1/4")
+OF_TWO, OF_THREE = (
+    replace(FITTED, description=f"it is {number}", shared="the default is a third") for number in (2, 3)
+)
+
+
 def several(number: int, found: Evidence) -> list[Evidence]:
     return [found] * number
 
@@ -108,6 +114,16 @@ SITUATIONS: dict[str, tuple[list[Evidence], list[Decision]]] = {
     "and not beside two": ([*several(3, case(A)), *several(2, case(refuted=("a",)))], 5 * [NAMELESS]),
     "a fitted number is not named beside a cause of its stage": ([case(A), case(FITTED)], [Decision(A), NAMELESS]),
     "but beside one of another stage": ([case(A), case(ELSEWHERE)], [Decision(A), Decision(ELSEWHERE)]),
+    "what all cases share is told": (
+        several(2, case(SHARED)),
+        2 * [Decision(replace(SHARED, description="the default is 1/4"))],
+    ),
+    "and not where one case does not": ([case(SHARED), case(SQUARE)], [Decision(SHARED), Decision(SQUARE)]),
+    "a ratio is shared by cases that mean different numbers": (
+        [case(OF_TWO), case(OF_THREE)],
+        [Decision(replace(fit, description="the default is a third")) for fit in (OF_TWO, OF_THREE)],
+    ),
+    "and by no single one": ([case(OF_TWO)], [Decision(OF_TWO)]),
     "an accuracy is named beside nameless cases": (
         [case(ACCURACY), *several(3, case())],
         [Decision(ACCURACY), *3 * [NAMELESS]],
