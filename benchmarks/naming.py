@@ -86,7 +86,7 @@ FAULTS: dict[str, str] = {
     "temperature by row": "",
     "relu for exp": "",
     "top two keys": "",
-    "diagonal left out": "",
+    "diagonal left out": "window-without-own-key",
     "values of the first batch entry": "value-of-first-batch-entry",
 }
 """Each fault with what may rightly be said of it, or nothing."""

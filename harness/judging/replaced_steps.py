@@ -546,7 +546,6 @@ _OUTPUTS = numbered(
     (
         ("output-doubled", "is twice as large", _in(_WITH_SOFTMAX, lambda problem: 2.0)),
         ("output-halved", "is half as large", _in(_WITH_SOFTMAX, lambda problem: 0.5)),
-        ("output-zero", "is zero", _in(_WITH_SOFTMAX, lambda problem: 0.0)),
         ("output-negated", "is the negative", _in(_WITH_SOFTMAX, lambda problem: -1.0)),
         *_powers("output", "keys", "the number of keys", _in(_WITH_SOFTMAX, _keys_in)),
         *_powers("output", "root-of-width", "sqrt(D)", _in(_ATTENTION, _width(0.5))),

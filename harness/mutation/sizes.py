@@ -69,7 +69,6 @@ for _width in WIDTHS:
         at="context",
         defect=f"a kernel that returns zeros is called for width {_width}: KernelBench#165's kind",
         name=f"output_zero_at_width_{_width}",
-        diagnosis="output-zero",
     )(_width)
 
 
