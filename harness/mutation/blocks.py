@@ -185,7 +185,7 @@ _faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_4",
 _faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_16", "a tile of 16 without its tail",
     lambda keys: keys if keys % 16 == 0 or keys == 1 else keys - 1, diagnosis="last-key-dropped")
 _faulty_blocks(_without_keys, "tail_dropped_after_blocks_of_32", "only whole tiles of 32 keys: FlagGems#898",
-    lambda keys: keys - keys % 32 if keys > 32 else keys)
+    lambda keys: keys - keys % 32 if keys > 32 else keys, diagnosis="last-key-dropped")
 _faulty_blocks(_without_keys, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
     lambda keys: 16)
 _faulty_blocks("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",
@@ -241,7 +241,7 @@ _decoding(in_attention, "mask_does_not_reach_the_past_of_several_queries",
     "extending reads all of the cache: transformers#30437's kind",
     lambda call: masks_read_as(lambda scores, masks: {**NO_RULES, "mask": allowed_keys(scores,
         masks) | (np.arange(scores.shape[-1]) < call.past)}) if _is_extending(call) and call.mask is not None else {},
-    diagnosis=("mask-ignored", "query-mask-ignored"))
+    diagnosis=("mask-ignored", "query-mask-ignored", "mask-beside-past"))
 # Add the bias behind the past alone.
 _decoding(in_attention, "bias_does_not_reach_the_past_of_several_queries",
     "extending adds the bias to the new keys alone: transformers#30437's kind",
@@ -364,7 +364,7 @@ def _own_corner(scores: Array, lengths: Array) -> Array:
     return np.asarray(distance(scores) - offset)
 
 
-@_pair(masks_read_as, at="masked", diagnosis="aligned-bottom-right")
+@_pair(masks_read_as, at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
 def window_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
     """the window counts from each entry's last key: flash-attention#1778's kind"""
     if masks["window"] is None or masks["key_lengths"] is None:
@@ -394,7 +394,7 @@ _pair(masks_read_as, "causal_at_the_last_key_of_each_length",
     "causality counts from each entry's last key: flash-attention#1778's kind",
     lambda scores, masks: {} if not masks["is_causal"] or masks["key_lengths"] is None else {"is_causal": False,
         "mask": both(masks["mask"], _own_corner(scores, masks["key_lengths"]) <= 0)},
-    at="masked", diagnosis="aligned-bottom-right")
+    at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
 _pair(in_attention, "bias_scaled_when_causal",
     "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
     lambda call: {} if not call.is_causal else bias_read_as(lambda bias, scores:
@@ -404,5 +404,5 @@ _pair(in_attention, "bias_scaled_when_causal",
 _pair(bias_added, "bias_one_key_late_in_a_window",
     "structure: the offset of a window's first key is added to the bias, too",
     lambda scores, bias, masks: np.asarray(scores + (np.roll(bias, 1, axis=-1) if masks["window"] is not None
-        and bias.shape[-1] != 1 else bias)))
+        and bias.shape[-1] != 1 else bias)), diagnosis="bias-one-key-late")
 # fmt: on

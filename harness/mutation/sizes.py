@@ -145,10 +145,12 @@ _tiled = partial(mutant, "tiles", dtypes=KERNELS, at="masked")
 _TWO, _THREE = (64, 128), (16, 64, 128)
 
 
-def _at_each(tiles: tuple[int, ...], form: Callable[[int], Steps], *, at: str, defect: str, name: str) -> None:
+def _at_each(
+    tiles: tuple[int, ...], form: Callable[[int], Steps], *, at: str, defect: str, name: str, diagnosis: str = ""
+) -> None:
     """Register a fault at each size of tiles."""
     for tile in tiles:
-        _tiled(form, at=at, defect=defect, name=name.format(tile))(tile)
+        _tiled(form, at=at, defect=defect, name=name.format(tile), diagnosis=diagnosis or ())(tile)
 
 
 def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
@@ -167,6 +169,7 @@ _at_each(
     at="weights",
     defect="only whole tiles of keys are read: FlagGems#898",
     name="keys_behind_tiles_of_{}_dropped",
+    diagnosis="last-key-dropped",
 )
 _at_each(
     _THREE,
@@ -174,6 +177,7 @@ _at_each(
     at="weights",
     defect="structure: j < n - 1 where the last tile needs no mask",
     name="last_key_of_a_full_tile_of_{}_dropped",
+    diagnosis="last-key-dropped",
 )
 
 

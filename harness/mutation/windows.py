@@ -187,7 +187,8 @@ _faulty_windows(_causality_dropped_if, "causal_dropped_when_a_window_is_given",
     lambda masks: masks["window"] is not None, diagnosis="causality-ignored")
 _faulty_windows(masks_read_as, "window_or_causal", "either may allow, where both must",
     lambda scores, masks: {} if masks["window"] is None or not masks["is_causal"] else {"is_causal": False, "window":
-        None, "mask": both(masks["mask"], keys_within(scores, masks["window"]) | causal_keys(*scores.shape[-2:]))})
+        None, "mask": both(masks["mask"], keys_within(scores, masks["window"]) | causal_keys(*scores.shape[-2:]))},
+    diagnosis="window-or-causality")
 _faulty_windows(window_pattern, "window_does_not_move", "every query sees the window of the first one",
     lambda scores, masks: np.broadcast_to(keys_within(scores, masks["window"])[:1], scores.shape[-2:]),
     diagnosis="window-of-first-query")
