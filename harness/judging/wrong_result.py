@@ -161,7 +161,7 @@ def does_fit(wrong: WrongResult, convention: Alternative, other: Truth) -> bool:
         return False
     if not all(agrees(other, named[stage], array, wrong.rounding_model) for stage, array in wrong.stages.items()):
         return False
-    # Before the stage at which it replacement, a reading is the case itself, though its problem may be another one.
+    # Before the stage that it replaces, a reading is the case itself, though its problem may be another one.
     right = stages_behind(convention, frozenset(wrong.right)) & other.exact.keys() - convention.stage_aliases.keys()
     if not all(agrees(other, stage, wrong.right[stage], wrong.rounding_model) for stage in right):
         return False
