@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Alibi, Pattern, RelativeBuckets
+from attncheck.reading.stored_arrays import MAX_STORED
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import Shape
 
@@ -181,6 +182,8 @@ def _by_batch(
     while isinstance(inner, list) and inner:
         depth, inner = depth + 1, inner[0]
     keys = source.shape[1]
+    if keys > MAX_STORED:
+        raise PatternFault(("shape",), f"{keys} keys are too many; expected at most {MAX_STORED} elements")
     if depth <= axes:
         return read(_numbers(given, (field,), axes), (field,), keys)
     rows = [(_numbers(row, (field, number), axes), (field, number)) for number, row in enumerate(given)]

@@ -234,9 +234,9 @@ def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(page_of: Page
     assert detailed(page) == ["file/000", "file/057"]
     assert texts(page.all("p", of_class="left-out")) == [
         "55 of 60 cases are not listed, to keep this page small; those that fail or are expected to fail come first. "
-        "All are in results.csv .",
+        "All are in results.parquet .",
         "58 cases are not detailed here, to keep this page small: those that fail or are expected to fail come first. "
-        "Every stage of every case is in results.csv .",
+        "Every stage of every case is in results.parquet .",
     ]
     assert "And 1 more defect, in results.csv and numbers.csv ." in page.one("section", id="wrong").text
     ids = {element.attributes["id"] for element in page.walk() if "id" in element.attributes}
