@@ -25,6 +25,7 @@ class Family:
         source: Where that is written.
         layout: How query, key and value lie.
         output_layout: How the output lies, where that is another way.
+        heads: Which head of the keys query head h takes: h // (H / Hkv), or h % Hkv where they are tiled.
         scale: The scale's names; ``gives_scale`` where a number is given even for the usual one.
         causal: The name of what makes a call causal.
         corner: Where the first query of a causal call stands, and where windows count from.
@@ -55,6 +56,7 @@ class Family:
     source: str
     layout: Layout
     output_layout: Layout | None = None
+    heads: Literal["repeated", "tiled"] = "repeated"
     scale: tuple[str, ...] = ("scale",)
     gives_scale: bool = False
     causal: str = ""

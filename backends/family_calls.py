@@ -163,9 +163,13 @@ def contract_functions(
 def library_functions(
     call: str, family: Family, arrays: Any, given: Mapping[str, Any], *, has_gradients: bool
 ) -> dict[str, Callable[..., Stages]]:
-    """Return a library's function, ``module:function``, as those of the contract; it is always ``given`` some words."""
-    module, _, name = call.partition(":")
-    owner = import_module(module)
+    """Return a library's function, ``module:function``, as those of the contract; it is always ``given`` some words.
+
+    ``module:Class().method`` is a method of an object that is made without arguments.
+    """
+    module, _, path = call.partition(":")
+    made, _, name = path.rpartition("().")
+    owner = getattr(import_module(module), made)() if made else import_module(module)
 
     @wraps(getattr(owner, name))
     def called(*tensors: Any, **words: Any) -> Any:
@@ -263,6 +267,7 @@ class FamilyFunction:
         taken = {*self._takes(name)} - (_WITHOUT_GRADIENTS if name == "attention_gradients" else set())
         in_order = (each for each in DEFAULTS if each in taken)
         options = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=None) for each in in_order]
+        call = self._tiled(call) if self.family.heads == "tiled" else call
 
         def of_contract(*given: Any, **asked: Any) -> Stages:
             named = [asked.pop(each) for each in _INPUTS[name][len(given) :]]
@@ -271,6 +276,22 @@ class FamilyFunction:
         update_wrapper(of_contract, self.function)
         of_contract.__signature__ = inspect.Signature([*inputs, *options])  # type: ignore[attr-defined]
         return of_contract
+
+    def _tiled(self, call: Callable[..., Stages]) -> Callable[..., Stages]:
+        """Hand query heads over with those of different keys side by side, and put back what belongs to them."""
+
+        def in_order(tensor: Any, order: NDArray[np.intp]) -> Any:
+            if np.ndim(tensor) < 2 or tensor.shape[1] != len(order):
+                return tensor
+            return self.arrays.from_numpy(np.ascontiguousarray(self.arrays.to_numpy(tensor)[:, order]))
+
+        def called(query: Any, key: Any, *inputs: Any, **asked: Any) -> Stages:
+            order = np.arange(query.shape[1]).reshape(key.shape[1], -1).T.ravel()
+            given = [in_order(query, order), key, *(in_order(each, order) for each in inputs)]
+            stages = call(*given, **{name: in_order(each, order) for name, each in asked.items()})
+            return {name: in_order(each, np.argsort(order)) for name, each in stages.items()}
+
+        return called
 
     def _takes(self, name: str) -> Iterator[str]:
         """Yield the keywords of one of the contract's functions that can be said."""
