@@ -411,6 +411,29 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             requirement="diffusers>=0.36",
         ),
         BackendEntry(
+            "x_transformers",
+            "",
+            ("x-transformers", "torch"),
+            default_mode="attend",
+            modes=(
+                # x_transformers/attend.py, Attend.forward: scores and weights are stored, the softmax is float32.
+                Library(
+                    "attend",
+                    call="x_transformers.attend:Attend().forward",
+                    family="keras",
+                    differs={
+                        **{"layout": "BHLD", "heads": "tiled", "causal": "causal", "corner": "bottom right"},
+                        **{"causal_beside_mask": False, "bias": "attn_bias"},
+                    },
+                    module="attncheck.backends.torch_sdpa",
+                    attribute="LIBRARY",
+                    classes={"float32": "native", "bfloat16": "eager", "float16": "eager"},
+                ),
+            ),
+            imported="x_transformers",
+            requirement="x-transformers>=2.31",
+        ),
+        BackendEntry(
             "transformers",
             "",
             ("transformers", "torch"),
