@@ -180,17 +180,20 @@ def _reduced(explained: RepeatedExplanation, subject: _CaseSubject, limits: Limi
 def _script(explained: RepeatedExplanation, subject: _CaseSubject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
     from attncheck.reports.explanation import explanation_text
-    from attncheck.repro import compact_script, repro_script
+    from attncheck.repro import repro_script
     from attncheck.searching.search import element_of
 
     explanation, implementation = explained.explanation, subject.implementation
-    case, dtype, judgements = explanation.case, subject.dtype, explanation.judgements
-    if not explained.before and explanation.fails:
-        story = element_of(explanation)
-        if (text := compact_script(case, implementation, dtype, judgements, story, command)) is not None:
-            return text
-    story = explanation_text(explained, subject.selection.tags)
-    return repro_script(case, implementation, dtype, judgements, story, command=command, before=explained.before)
+    return repro_script(
+        explanation.case,
+        implementation,
+        subject.dtype,
+        explanation.judgements,
+        explanation_text(explained, subject.selection.tags),
+        command=command,
+        before=explained.before,
+        element=element_of(explanation) if explanation.fails else "",
+    )
 
 
 def script_name(identity: str, implementation: str, dtype: str) -> str:

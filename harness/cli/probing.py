@@ -124,7 +124,7 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
     from attncheck.errors import AttncheckError
     from attncheck.explain import explain_case
     from attncheck.reading.selection import select_one
-    from attncheck.repro import compact_script, repro_script
+    from attncheck.repro import repro_script
 
     for position, finding in enumerate(found.folder.findings):
         path = found.folder.path / finding.file
@@ -136,7 +136,7 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
             explained = explain_case(case, implementation, finding.dtype, limits)
             command = joined(["python", str(script)])
             failing = (case, implementation, finding.dtype, explained.judgements, finding.element)
-            text = compact_script(*failing, command) or repro_script(*failing, command=command)
+            text = repro_script(*failing, command=command, element=finding.element)
             script.write_text(text, encoding="utf-8")
         except (AttncheckError, OSError):  # some modules cannot be taken apart: the case file is enough
             continue

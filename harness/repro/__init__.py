@@ -1,5 +1,4 @@
 """One case on one implementation as a script of its own, which needs NumPy and that framework alone."""
 
-from attncheck.repro.script import compact_script as compact_script
 from attncheck.repro.script import repro_script as repro_script
 from attncheck.repro.script import write_scripts as write_scripts

@@ -19,7 +19,7 @@ from dataclasses import fields
 from itertools import chain, zip_longest
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,18 +95,30 @@ def repro_script(
     *,
     command: str = "python THIS_FILE",
     before: Sequence[tuple[Case, str]] = (),
+    element: str = "",
 ) -> str:
     """Return the script: code, inputs, exact values and bounds; it ends with 1 where it finds what the harness found.
 
     ``story`` is the explanation, for its docstring, and ``command`` what runs it. Exact values are given for the stages
-    in ``judgements``, or for all where there are none. The calls ``before`` come first: cases, each in a dtype. Raises
-    ``UsageError`` where no script can show the case.
+    in ``judgements``, or for all where there are none. The calls ``before`` come first: cases, each in a dtype. Where
+    ``element`` says in a line what is wrong, a small case has the short form. Raises ``UsageError`` where no script can
+    show the case.
     """
     rounding_model = implementation.rounding_model(dtype)
     if rounding_model is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     padding = call_as_required(implementation, task_of(case, inputs))
+    if element and not before and _is_plain(implementation.entry, case, padding):
+        failing = tuple(each for each in judgements if each.verdict.exit_code)[:2]
+        asked = failing or judgements[-1:]
+        expected = expected_stages(case, truth_of_case(case, dtype, inputs), rounding_model, asked)
+        task = padding.task
+        is_wanted = {each.stage for each in asked} or set(result_stages(task.operation, task.options, task.inputs))
+        expected = {stage: each for stage, each in expected.items() if stage in is_wanted}
+        docstring = _short_docstring(case, implementation, dtype, element, command)
+        if text := _short_form(implementation.entry, padding.task, dtype, failing, expected, docstring):
+            return text
     task, cuts = padding.task, ", kept=KEPT, cut=cut" if padding.kept else ""
     expected = expected_stages(case, truth_of_case(case, dtype, inputs), rounding_model, judgements)
     results = result_stages(task.operation, task.options, task.inputs)
@@ -513,61 +525,45 @@ sys.exit(1 if failed else 0)
 """
 
 
-def compact_script(
-    case: Case,
-    implementation: Implementation,
+def _short_form(
+    entry: UserImplementation,
+    task: Task,
     dtype: str,
-    judgements: tuple[StageJudgement, ...],
-    story: str,
-    command: str,
-) -> str | None:
-    """Return a script of at most ``MAX_LINES`` lines; None where the case needs the long form.
-
-    It ends with 1 where it finds what the harness found. ``judgements`` are those of the explanation, ``story`` one
-    line of what is wrong. Raises ``UsageError`` as the long form does.
-    """
-    entry, rounding_model = implementation.entry, implementation.rounding_model(dtype)
-    if not isinstance(entry, UserImplementation) or rounding_model is None or not _is_plain(entry, case):
-        return None
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-    padding = call_as_required(implementation, task_of(case, inputs))
-    task = padding.task
-    if padding.kept or CONVENTIONS & task.options.keys() or any(map(_is_large, task.inputs.values())):
-        return None
-    failing = tuple(each for each in judgements if each.verdict.exit_code)[:2]
-    expected = expected_stages(case, truth_of_case(case, dtype, inputs), rounding_model, failing or judgements[-1:])
-    results = result_stages(task.operation, task.options, task.inputs)
-    is_wanted = {each.stage for each in failing or judgements[-1:]} or set(results)
-    expected = {stage: each for stage, each in expected.items() if each.exact is not None and stage in is_wanted}
-    if any(each.verdict is Verdict.DTYPE for each in failing) or (failing and not expected):
-        return None  # what is wrong is no number
-    if any(each.rows is not None or _is_large(each.exact) for each in expected.values()):
-        return None
+    failing: Sequence[StageJudgement],
+    expected: Mapping[str, Expected],
+    docstring: Iterable[str],
+) -> str:
+    """Return a script of at most ``MAX_LINES`` lines; empty where the case needs the long form."""
+    known = {stage: each for stage, each in expected.items() if each.exact is not None}
+    if any(each.verdict is Verdict.DTYPE for each in failing) or (failing and not known):
+        return ""  # what is wrong is no number
+    if any(each.rows is not None or _is_large(each.exact) for each in known.values()):
+        return ""
     lines = [
-        *_short_docstring(case, implementation, dtype, story, command),
+        *docstring,
         *_imports(entry, dtype),
         *(f"{name} = {_literal(array)}" for name, array in task.inputs.items()),
         "",
         *_short_call(entry, task),
-        *_expected(expected),
+        *_expected(known),
         "",
         _JUDGE.replace("{back}", _FROM[entry.framework]),
     ]
     text = "\n".join(lines)
-    return text if len(text.splitlines()) <= MAX_LINES else None
+    return text if len(text.splitlines()) <= MAX_LINES else ""
 
 
-def _is_plain(entry: UserImplementation, case: Case) -> bool:
-    """Return whether the function can be imported by name and called with arrays as they come."""
-    module, target = Path(entry.target.module), entry.target
+def _is_plain(entry: BackendEntry, case: Case, padding: Padding) -> TypeGuard[UserImplementation]:
+    """Return whether a user's function can be imported by name, and called with few numbers as they come."""
+    if not isinstance(entry, UserImplementation) or case.memory_layout or case.merged or padding.kept:
+        return False
+    if entry.signature or entry.device or entry.framework not in _TO or CONVENTIONS & padding.task.options.keys():
+        return False
+    target, module = entry.target, Path(entry.target.module)
     is_importable = module.stem.isidentifier() and module.stem not in sys.stdlib_module_names
     is_named = target.attribute.isidentifier() and not target.pickled
     return (
-        is_named
-        and module.suffix == ".py"
-        and is_importable
-        and entry.framework in _TO
-        and not (entry.signature or entry.device or case.memory_layout or case.merged)
+        is_named and module.suffix == ".py" and is_importable and not any(map(_is_large, padding.task.inputs.values()))
     )
 
 

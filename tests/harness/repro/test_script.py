@@ -20,7 +20,7 @@ from attncheck.execution.user_code import Target
 from attncheck.explain import explain_case, find_implementation
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
-from attncheck.repro import compact_script, repro_script, write_scripts
+from attncheck.repro import repro_script, write_scripts
 from attncheck.repro.script import MAX_LINES, _one_of_each_first
 from attncheck.results.format import Row
 from attncheck.searching.search import element_of
@@ -454,7 +454,8 @@ def compact(one_case: OneCase, path: str, dtype: str, fields: str = FIELDS) -> s
     case, entry = one_case("attention", fields.format(dtype=dtype)), entry_of(Target.of(f"{path}:attention"), {}, None)
     kernel = Implementation(entry, next(iter(entry.all_modes)))
     found = explain_case(case, kernel, dtype, Limits())
-    return compact_script(case, kernel, dtype, found.judgements, element_of(found) or "nothing", "python it.py")
+    text = repro_script(case, kernel, dtype, found.judgements, "", element=element_of(found) or "nothing")
+    return text if len(text.splitlines()) <= MAX_LINES else None
 
 
 def test_the_short_form_ends_as_the_harness_did_and_what_needs_more_has_none(
