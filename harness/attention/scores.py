@@ -19,9 +19,7 @@ sum is representable. ``Products.grid`` is g.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -188,15 +186,8 @@ def reach_of_grad_key(_: Reach, grad_products: Flags, __: Flags, key: Flags) -> 
 
 
 def scale_of(problem: Computation) -> float:
-    """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
-    return scale_from(problem.options, problem.score, lambda: problem.head_width)
-
-
-def scale_from(options: Mapping[str, Any], score: str, head_width: Callable[[], int]) -> float:
-    """Do the same from an operation's options and its kind of score."""
-    if options.get("scale") is not None:
-        return float(options["scale"])
-    return 1 / math.sqrt(head_width()) if score == "scaled_dot" else 1.0
+    """Return the factor of the scores."""
+    return problem.scale(lambda: problem.head_width)
 
 
 def exact_scaled(problem: Computation, product: ExactArray) -> ExactArray:

@@ -46,6 +46,7 @@ from attncheck.spec import (
     STAGE_SPECS,
     Shape,
     inputs_of,
+    is_said,
     score_kind,
 )
 
@@ -169,7 +170,7 @@ def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[
 def _scale(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
     """Return the scale that has to be given because the function would take it from the padded width."""
     is_from_width = score_kind(task.operation, task.options) == DEFAULT_SCORE
-    if "D" not in longer or task.options.get("scale") is not None or not is_from_width:
+    if "D" not in longer or is_said("scale", task.options, task.inputs) or not is_from_width:
         return {}
     if "scale" not in accepted:
         raise InexactError("takes no scale, which has to be given where the width is padded", ("scale",))

@@ -198,8 +198,7 @@ def _largest_score(task: Task) -> float:
     past = task.inputs.get("past_key", key[..., :0, :]).astype(np.float64)
     longest = max(_longest(key), _longest(past))
     width = query.shape[-1] // int(task.options["heads"]) if "heads" in task.options else query.shape[-1]
-    scale = task.options.get("scale")
-    largest = abs(1 / math.sqrt(width) if scale is None else float(scale)) * _longest(query) * longest
+    largest = float(np.max(np.abs(task.scale(lambda: width)), initial=0.0)) * _longest(query) * longest
     softcap = task.options.get("softcap")
     return largest if softcap is None else min(largest, abs(float(softcap)))
 

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Computation
-from attncheck.attention.scores import scale_from
 from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.reading.lowering import Problem
-from attncheck.spec import BY_SCORE, score_kind
+from attncheck.spec import BY_SCORE, is_said, score_kind
 from attncheck.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
@@ -248,12 +247,12 @@ def has_scale(problem: Problem) -> bool:
 
 def scale_of(problem: Problem) -> float:
     """Return the factor of the scores that a case means."""
-    return scale_from(problem.options, score_kind(problem.operation, problem.options), lambda: widths_of(problem)["D"])
+    return problem.scale(lambda: widths_of(problem)["D"])
 
 
 def has_default_scale(problem: Problem) -> bool:
     """Whether a case leaves the scale to its default, 1/sqrt(D)."""
-    if problem.options.get("scale") is not None:
+    if is_said("scale", problem.options, problem.inputs):
         return False
     return math.isclose(scale_of(problem) * math.sqrt(widths_of(problem)["D"]), 1)
 

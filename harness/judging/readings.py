@@ -234,7 +234,7 @@ def _fill_read_as(change: Callable[[float], float]) -> Change:
 
 def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
     """Return the reading in which an input or option has no effect."""
-    stage = spec.asks_for or "weights"  # what asks for no stage of its own is part of the softmax
+    stage = spec.first_stage if isinstance(spec, InputSpec) else str(spec.asks_for)
 
     def change(problem: Problem) -> Problem | Form:
         if isinstance(spec, OptionSpec):
@@ -244,6 +244,8 @@ def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
             return Form(other, stage_aliases={stage: LOGITS[LOGITS.index(stage) - 1]})
         if spec.folds_into == "mask":
             return with_mask(problem).without_input(name)
+        if spec.neutral is None:
+            return problem.without_input(name)
         return problem.with_inputs(**{name: np.full_like(problem.inputs[name], spec.neutral)})
 
     called = spec.called or name

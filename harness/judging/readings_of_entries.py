@@ -23,7 +23,7 @@ from attncheck.judging.alternatives import (
     with_mask,
 )
 from attncheck.reading.lowering import Array, Problem, query_offset
-from attncheck.spec import BY_SCORE, LOGITS, MEANS, OPERATIONS, PER_HEAD
+from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_HEADS, OPERATIONS, PER_HEAD
 
 Order = Callable[[int], Any]
 """Of so many entries, the number of the one that is taken for each."""
@@ -87,7 +87,11 @@ _ENTRIES = (
     *_entries("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
     *_entries("bias", "the bias", ["bias"], _HEAD, "biased", "in-reverse-of"),
     *_entries("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
-    *_entries("sinks", "the sink", ["sinks"], {"head": -1}, "weights"),
+    *(
+        reading
+        for name, spec in OF_HEADS.items()
+        for reading in _entries(name.replace("_", "-"), str(spec.of_head), [name], {"head": -1}, spec.first_stage)
+    ),
     *_entries("key", "the key", ["key", "past_key"], _BATCH, LOGITS[0], when=has_heads),
     *_entries("value", "the value", ["value", "past_value"], _BATCH, MEANS[0], when=has_heads),
     *_entries("key", "the key", ["key", "past_key"], _HEAD, LOGITS[0], "of-first", "in-reverse-of", when=has_heads),
@@ -172,8 +176,9 @@ def _by_group(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> 
 
 
 _OF_GROUPS = tuple(
-    Reading(f"{name}-{slug}", f"the {name} {says}", _by_group(of, axis, head_of), of, stage)
-    for name, of, axis, stage in (("bias", "bias", -3, "biased"), ("sinks", "sinks", -1, "weights"))
+    Reading(f"{of.replace('_', '-')}-{slug}", f"the {of.replace('_', ' ')} {says}", _by_group(of, axis, head_of), of,
+            stage)
+    for of, axis, stage in (("bias", -3, "biased"), *((name, -1, spec.first_stage) for name, spec in OF_HEADS.items()))
     for slug, says, head_of in (
         ("of-first-head-of-group", "of the first head of a group is taken for all of it",
          lambda head, shared, group: head // group * group),

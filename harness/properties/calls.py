@@ -36,7 +36,7 @@ from attncheck.properties.problem import (
 )
 from attncheck.reading.lowering import Problem, poisoned
 from attncheck.reading.shapes import optional_gradients
-from attncheck.spec import QUERY_KEY_VALUE
+from attncheck.spec import OF_HEADS, OPERATIONS, QUERY_KEY_VALUE
 from attncheck.spec.properties import PROPERTIES
 
 Array = NDArray[Any]
@@ -214,7 +214,8 @@ def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
     inputs = {name: np.concatenate([*array[:, np.newaxis]], axis=-2) for name, array in arrays.items()}
     starts = np.arange(batch + 1, dtype=np.int64)
     limits = {"cu_seqlens_q": starts * queries, "cu_seqlens_k": starts * keys}
-    others = {name: problem.inputs[name] for name in ("key_lengths", "sinks") if name in problem.inputs}
+    kept = OPERATIONS["packed_attention"].inputs.keys() - QUERY_KEY_VALUE
+    others = {name: array for name, array in problem.inputs.items() if name in kept}
     options = {name: value for name, value in problem.options.items() if name != "alignment"}
     one = StoredProblem("packed_attention", options, {**inputs, **limits, **others}, problem.dtype)
 
@@ -233,7 +234,7 @@ def _taken_apart(problem: StoredProblem) -> Sequence[AnyVariant]:
         rows, first = slice(*limits[0][number : number + 2]), int(limits[1][number])
         inputs = {"query": problem.inputs["query"][:, :, rows]}
         inputs |= {name: problem.inputs[name][:, :, first : first + used] for name in ("key", "value")}
-        inputs |= {name: problem.inputs[name] for name in ("sinks",) if name in problem.inputs}
+        inputs |= {name: array for name, array in problem.inputs.items() if name in OF_HEADS}
         calls.append(FurtherCall(f"sequence {number} alone", _aligned(problem, inputs)))
     return (PropertyVariant("each sequence alone", tuple(calls), joined_along(problem, "Lq")),)
 

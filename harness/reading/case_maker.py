@@ -194,8 +194,11 @@ class _CaseMaker:
         idle: dict[str, str] = {}
         if "alignment" in options and not any(options.get(name) for name in OPTIONS["alignment"].with_one_of):
             idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
-        if "alignment" in options and "query_offsets" in self.entry.inputs:
-            idle["alignment"] = "says where queries stand, and query_offsets say it of each batch entry"
+        idle |= {
+            str(spec.instead_of): spec.not_both
+            for name, spec in OPERATIONS[self.operation].inputs.items()
+            if name in self.entry.inputs and spec.instead_of in options
+        }
         for name in options:
             needed = OPTIONS[name].needs
             if needed is not None and needed not in self.entry.inputs:

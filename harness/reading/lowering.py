@@ -19,6 +19,7 @@ from which a step makes those of every head (``attention/caches.py``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.reading.shapes import ShapeFault
-from attncheck.spec import CONVENTIONS, HEADS, OPERATIONS, OPTIONS, InputSpec, Shape
+from attncheck.spec import CONVENTIONS, HEADS, OPERATIONS, OPTIONS, InputSpec, Shape, score_kind
 
 Array = NDArray[Any]
 Rows = NDArray[np.intp]
@@ -75,6 +76,13 @@ class Problem:
         chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
         given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
         return replace(self, options=chosen, inputs=given)
+
+    def scale(self, head_width: Callable[[], int]) -> float:
+        """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
+        if self.options.get("scale") is not None:
+            return float(self.options["scale"])
+        is_scaled = score_kind(self.operation, self.options) == "scaled_dot"
+        return 1 / math.sqrt(head_width()) if is_scaled else 1.0
 
     def called(self) -> Self:
         """Return the call that implementations are asked for: is_causal and window count from positions they know."""
@@ -372,12 +380,15 @@ def _packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     allowed = (found.of_query[:, np.newaxis] == found.of_key) & found.is_used
     allowed &= _by_position(options, found.query_position[:, np.newaxis], found.key_position)
     unused = ~found.is_used[:, np.newaxis]
-    kept = {"query", "sinks", "grad_output"}
-    others = {name: array for name, array in inputs.items() if name in kept}
+    others = _without(inputs, "key", "value", "key_lengths", "cu_seqlens_q", "cu_seqlens_k")
     laid_out: dict[str, Array] = {
         name: np.where(unused, np.zeros_like(inputs[name]), inputs[name]) for name in ("key", "value")
     }
     return options, {**others, **laid_out, "mask": allowed[np.newaxis, np.newaxis]}
+
+
+def _without(inputs: Inputs, *laid_out: str) -> dict[str, Array]:
+    return {name: array for name, array in inputs.items() if name not in laid_out}
 
 
 def _paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
@@ -394,7 +405,7 @@ def _paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     offset = 0 * used if options.pop("alignment", "") == "top_left" else used - queries
     query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
     allowed = is_used[:, np.newaxis] & _by_position(options, query_position[..., np.newaxis], positions)
-    others = {name: array for name, array in inputs.items() if name in {"query", "sinks"}}
+    others = _without(inputs, "key_pages", "value_pages", "block_table", "key_lengths")
     return options, {**others, **laid_out, "mask": allowed[:, np.newaxis]}
 
 

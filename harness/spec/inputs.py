@@ -20,9 +20,9 @@ class InputSpec:
     ``axes`` are letters of ``AXES``; a case may leave leading axes out, they are then of length 1. ``broadcast`` inputs
     (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
     refused without it; one ``with_one_of`` some options and inputs says nothing without any of them, and one
-    ``instead_of`` an option says what that would. ``whole`` numbers are counts: they keep their integers in every
-    dtype. None is larger than the axis ``at_most`` is long. Those of ``eight_bits`` are stored in a format of 8 bits,
-    whatever the working dtype is.
+    ``instead_of`` an option says what that would: ``not_both`` is why that has no place beside it. ``whole`` numbers
+    are counts: they keep their integers in every dtype. None is larger than the axis ``at_most`` is long. Those of
+    ``eight_bits`` are stored in a format of 8 bits, whatever the working dtype is.
     ``statistics`` of rows are float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
 
     ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
@@ -30,7 +30,8 @@ class InputSpec:
     meaning over before anything is computed; with ``for_reading`` that happens before any implementation is called.
     One that ``adds_key`` is the logit of one more key per head, of zeros and with a value of zeros, for which no stage
     has a column: it is lowered to that before anything is computed. Gradients are taken by ``differentiable`` inputs.
-    ``called`` is what people call one that may be ignored, and ``synonyms`` are what public kernels call it.
+    ``called`` is what people call one that may be ignored, and ``synonyms`` are what public kernels call it. One that
+    asks for no stage ``shows_in`` that stage first. Where heads have a number each, ``of_head`` is what one is called.
     """
 
     axes: Axes
@@ -41,6 +42,7 @@ class InputSpec:
     needs: str | None = None
     with_one_of: tuple[str, ...] = ()
     instead_of: str | None = None
+    not_both: str = ""
     whole: bool = False
     at_most: str = "T"
     eight_bits: bool = False
@@ -52,7 +54,14 @@ class InputSpec:
     adds_key: bool = False
     differentiable: bool = False
     called: str | None = None
+    of_head: str | None = None
+    shows_in: str = "weights"
     synonyms: tuple[str, ...] = ()
+
+    @property
+    def first_stage(self) -> str:
+        """The stage in which it shows first."""
+        return self.asks_for or self.shows_in
 
     @property
     def is_number(self) -> bool:
@@ -117,11 +126,14 @@ INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
         may_be_infinite=True,
         adds_key=True,
         called="the sinks",
+        of_head="the sink",
         differentiable=True,
         synonyms=("sink", "s_aux", "attention_sinks", "attn_sink", "sink_logits", "learnable_sink", "softmax_sink"),
     ),
 }
 """What a row's softmax depends on beside query, key and value."""
+OF_HEADS: Mapping[str, InputSpec] = {name: spec for name, spec in INPUTS_ON_ROWS.items() if spec.of_head}
+"""A number for each head."""
 ROTARY_INPUTS: Mapping[str, InputSpec] = {
     "rotary_cos": optional(
         *("Lr", "R"),
@@ -198,6 +210,7 @@ OFFSET_INPUTS: Mapping[str, InputSpec] = {
         whole=True,
         with_one_of=("is_causal", "window", "rotary_cos"),
         instead_of="alignment",
+        not_both="says where queries stand, and query_offsets say it of each batch entry",
         folds_into="mask",
         synonyms=("q_offsets", "start_positions", "seqlen_offsets"),
     ),
@@ -221,7 +234,7 @@ USED_KEYS: Mapping[str, InputSpec] = {
     "key_lengths": optional(
         "S", neutral=None, whole=True, at_most="Lk", synonyms=("seqused_k", "seqlens_k", "cache_seqlens")
     ),
-    "sinks": INPUTS_ON_ROWS["sinks"],
+    **OF_HEADS,
 }
 PAGED_INPUTS: Mapping[str, InputSpec] = {
     "query": QUERY,
@@ -231,7 +244,7 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
     "key_lengths": InputSpec(
         ("B",), whole=True, asks_for="masked", synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens")
     ),
-    "sinks": INPUTS_ON_ROWS["sinks"],
+    **OF_HEADS,
 }
 """Keys and values in the pages of a cache, and which pages hold those of each batch entry."""
 _SCALE = InputSpec(("B", "Hkv", "Lk"), broadcast=True)
@@ -241,14 +254,16 @@ QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
     "value": replace(ATTENTION_INPUTS["value"], eight_bits=True),
     "key_scale": replace(_SCALE, synonyms=("k_scale", "k_descale", "key_descale", "scale_k")),
     "value_scale": replace(_SCALE, synonyms=("v_scale", "v_descale", "value_descale", "scale_v")),
-    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "key_lengths", "sinks")},
+    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "key_lengths")},
+    **OF_HEADS,
 }
 """Keys and values stored in 8 bits, and what each number is multiplied with."""
 NORMALIZED_INPUTS: Mapping[str, InputSpec] = {
     **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
     "query_norm_weight": optional("Nq", neutral=1, synonyms=("q_norm_weight", "q_norm", "q_weight", "norm_q_weight")),
     "key_norm_weight": optional("Nk", neutral=1, synonyms=("k_norm_weight", "k_norm", "k_weight", "norm_k_weight")),
-    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths", "sinks")},
+    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths")},
+    **OF_HEADS,
     **ROTARY_INPUTS,
 }
 """What is attended to once queries and keys are normalised, and the weights of their norms."""

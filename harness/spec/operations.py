@@ -317,8 +317,20 @@ ASKED_BY: Mapping[str, frozenset[str]] = {
     **{f"grad_{name}": frozenset({name}) for name, spec in INPUTS_ON_ROWS.items() if spec.differentiable},
 }
 """Stages that are computed only where one of these inputs and options is given."""
+INSTEAD_OF: Mapping[str, frozenset[str]] = {
+    option: frozenset(
+        name for own in OPERATIONS.values() for name, spec in own.inputs.items() if spec.instead_of == option
+    )
+    for option in OPTIONS
+}
+"""By option, the inputs that say what it would."""
 IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {name: spec for name, spec in _ASKING.items() if spec.called}
 """Inputs and options that an implementation may take and leave without effect."""
+
+
+def is_said(option: str, options: Mapping[str, Any], inputs: Collection[str]) -> bool:
+    """Return whether a case says what an option says: by the option, or by an input in its place."""
+    return options.get(option) is not None or not INSTEAD_OF[option].isdisjoint(inputs)
 
 
 def score_of(options: Mapping[str, Any]) -> ScoreSpec:
