@@ -29,7 +29,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "How it runs": ("output", "label", "resume", "keep_going", "keep_arrays", "cluster", "isa"),
     "Report": (
         "quiet", "verbose", "no_report", "min_judged", "as_json", "junit_xml", "sarif", "ci_summary", "annotations",
-        "badge",
+        "badge", "open",
     ),
     "Limits": ("time_limit", "memory_limit", "threads"),
     "Caches": ("cache", "cache_size", "compilation_cache"),

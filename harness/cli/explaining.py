@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, dtype_of, print_document, select_one
-from attncheck.cli.parameters import AsJson, CaseName, DtypeName, ImplementationName, Isa, Results, output_option
+from attncheck.cli.output import checked_in, dtype_of, open_page, print_document, select_one
+from attncheck.cli.parameters import (
+    AsJson,
+    CaseName,
+    DtypeName,
+    ImplementationName,
+    Isa,
+    Results,
+    RunRequest,
+    output_option,
+)
 from attncheck.errors import ExitCode, OutputError, UsageError
-from attncheck.options import FunctionOptions, LimitOptions
+from attncheck.options import FunctionOptions, LimitOptions, RunOptions
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from attncheck.results.last_failed import Checked
 
 
+_EXPLAINED = Path("results/explained")
 _MAX_NAME = 60
 """Of a case, in the name of its script."""
 
@@ -48,6 +58,9 @@ def explain(
     allowed: LimitOptions,
     isa: Isa = None,
     as_json: AsJson = False,
+    opens_page: Annotated[
+        bool, typer.Option("--open", help=f"Also write a report of the case alone into {_EXPLAINED}, and open it.")
+    ] = False,
 ) -> None:
     """Show where an implementation goes wrong in one case.
 
@@ -66,7 +79,21 @@ def explain(
         print_document(explanation_document(explained, code, _commands(subject, limits, ("repro", "reduce"))))
     else:
         print_explanation(explained, subject.selection.tags)
+    if opens_page:
+        own = {"framework": function.framework, "signature": function.signature}
+        open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **own, **vars(allowed)))
     raise typer.Exit(code)
+
+
+def _page_of(cases: tuple[str, ...], implementations: tuple[str, ...], **options: Any) -> Path:
+    """Check a case alone, and return the page of its report."""
+    from attncheck.cli.running import run_request, write_page
+    from attncheck.results.format import REPORT_FOLDER
+
+    asked = RunOptions(cases=cases, implementations=implementations, output=_EXPLAINED, quiet=True, **options)
+    run_request(RunRequest(asked))
+    write_page(asked)
+    return _EXPLAINED / REPORT_FOLDER / "report.html"
 
 
 @app.command(

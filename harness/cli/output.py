@@ -178,8 +178,18 @@ SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 """Names the file that GitHub shows on a job's page."""
 
 
+def open_page(page: Path) -> None:
+    """Open a page in the browser that the system, or BROWSER, names; print where it is if there is none."""
+    import webbrowser
+
+    if not webbrowser.open(page.absolute().as_uri()):
+        typer.echo(f"attncheck: no browser could be started; the page is {page}", err=True)
+
+
 def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
-    """Write what the options, or the CI system by its environment, ask for."""
+    """Write what the options, or the CI system by its environment, ask for, and open the report where that is asked."""
+    if outlets.open and place.report is not None:
+        open_page(place.report.with_suffix(".html"))
     asked = (outlets.annotations, outlets.junit_xml, outlets.sarif, outlets.badge, outlets.ci_summary)
     if not (any(asked) or os.environ.get(SUMMARY_VARIABLE)):
         return

@@ -222,6 +222,7 @@ Badges = Annotated[
     ),
 ]
 
+OpensPage = Annotated[bool, typer.Option("--open", help="Open the report in a browser.")]
 _BADGES = (".svg", ".json")
 
 
@@ -234,6 +235,7 @@ class Outlets:
     annotations: Annotations = False
     sarif: Sarif = None
     badge: Badges = None
+    open: OpensPage = False
 
     def __post_init__(self) -> None:
         for path in self.badge or ():  # before anything takes time

@@ -224,6 +224,8 @@ def check(
 ) -> None:
     """Run cases, judge them and write a report."""
     request = RunRequest(options)
+    if outlets.open and not options.report:
+        raise UsageError("--open opens the report, and --no-report writes none: give one")
     if watch:
         of_outlets = {f"--{name.replace('_', '-')}": value for name, value in vars(outlets).items()}
         given = {"--resume": options.resume, "--properties": options.properties, "--json": as_json, **of_outlets}
@@ -231,14 +233,14 @@ def check(
             raise UsageError(f"--watch runs again and again, for people, and does not go with {' or '.join(names)}")
         from attncheck.cli.watching import watch as watch_files
 
-        outcome = watch_files(request, run_request, partial(_finish, request), lambda _: _write(options))
+        outcome = watch_files(request, run_request, partial(_finish, request), lambda _: write_page(options))
         raise typer.Exit(outcome)
     summary = run_request(request)
     _finish(request, summary, outlets, as_json=as_json)
     raise typer.Exit(summary.exit_code)
 
 
-def _write(options: RunOptions) -> None:
+def write_page(options: RunOptions) -> None:
     """Write the report, if one is wanted."""
     from attncheck.results.format import REPORT_FOLDER
 

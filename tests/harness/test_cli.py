@@ -442,3 +442,23 @@ def test_an_unwritable_summary_ends_no_run(invoke: Invoke, wrong: Path, monkeypa
     assert "Report: " in out
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
     assert invoke("report", wrong)[2] == ""
+
+
+@posix_only
+def test_open_hands_the_page_of_the_report_to_the_browser(tmp_path: Path) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text('#!/bin/sh\necho "$1" > opened\n')
+    browser.chmod(0o755)
+    case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
+    for words, page in (
+        (("check", case, "-b", "numpy", "--open"), "results/latest/report/report.html"),
+        (("explain", case, "numpy", "--open"), "results/explained/report/report.html"),
+    ):
+        done = run_command(COMMAND, *words, cwd=tmp_path, BROWSER=str(browser))
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "opened").read_text() == f"{(tmp_path / page).as_uri()}\n"
+    done = run_command(COMMAND, "check", case, "--open", "--no-report", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "attncheck: --open opens the report, and --no-report writes none: give one\n",
+    )
