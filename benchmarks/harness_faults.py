@@ -227,7 +227,7 @@ FAULTS: tuple[Fault, ...] = (
         'if not (options or {}).get("norm_after_rotation"):',
         'if not (options or {}).get("norm_before_rotation_"):',
         "norms are judged before rotations that come first",
-        "harness/judging/test_judge.py harness/judging/test_readings.py",
+        "harness/judging/test_judge.py harness/judging/test_case_diagnosis.py",
     ),
     _fault(
         "stage_nan_swallowed",
@@ -332,7 +332,7 @@ FAULTS: tuple[Fault, ...] = (
         "return before if kept is None else np.where(kept, before, -np.inf if problem.fill is None else problem.fill)",
         "return before if kept is None else np.where(kept, before, -np.inf)",
         "a mask's fill is -inf in the walk of values",
-        "harness/attention/test_every_problem.py",
+        "harness/attention/test_bounds.py",
     ),
     _fault(
         "packed_positions_ignored",

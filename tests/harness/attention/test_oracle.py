@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import flint
@@ -16,17 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).parent))
-from problems import draw
+from problems import Problem, draw
 
 from attncheck.attention import oracle
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.enclosure import Enclosure, enclose
 from attncheck.attention.oracle import OutsideDomain, PrecisionExhausted, exact_from, exact_stages
-from attncheck.attention.problem import Computation as Canonical
-from attncheck.reading.lowering import Problem
+from attncheck.attention.problem import Computation
 
 Array = NDArray[Any]
 INF = float("inf")
@@ -36,13 +31,11 @@ def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).standard_normal(shape)
 
 
-def attention_inputs(queries: int = 4, keys: int = 5, batch: int = 2, heads: int = 3) -> dict[str, Array]:
-    shapes = {"query": (queries, 6), "key": (keys, 6), "value": (keys, 2)}
-    return {name: normal(batch, heads, *shape) for name, shape in shapes.items()}
+PLAIN = {name: normal(2, 3, *shape) for name, shape in (("query", (4, 6)), ("key", (5, 6)), ("value", (5, 2)))}
 
 
-def row_of_scores(*scores: float) -> dict[str, Array]:
-    return {"scores": np.array(scores, dtype=np.float64).reshape(1, 1, 1, -1)}
+def softmax_of(*scores: float) -> Problem:
+    return Problem("softmax", {}, {"scores": np.array(scores, dtype=np.float64).reshape(1, 1, 1, -1)})
 
 
 def balls(*numbers: arb) -> Balls:
@@ -55,12 +48,6 @@ def agree(one: Enclosure, other: Enclosure) -> bool:
         difference = np.abs((one.high - other.high) + (one.low - other.low))
     same_infinity = np.isinf(one.high) & (one.high == other.high)
     return bool((same_infinity | (difference <= (one.radius + other.radius) * (1 + 1e-12))).all())
-
-
-def follows(problem: tuple[str, dict[str, Any], dict[str, Array]], stage: str, **returned: Array) -> Enclosure:
-    exact = exact_from(Canonical.of(Problem(*problem)), returned, [stage])
-    assert exact is not None
-    return exact[stage]
 
 
 # Enclosures.
@@ -80,21 +67,19 @@ def test_the_truth_lies_within_the_radius(numerator: int, denominator: int, expo
     truth = Fraction(numerator, denominator) * Fraction(10) ** exponent
     with ctx.workprec(precision):
         got = enclose(balls(arb(fmpq(truth.numerator, truth.denominator))))
-    high, low, radius = (Fraction(float(part[0])) for part in (got.high, got.low, got.radius))
-    assert abs(truth - high - low) <= radius
-    assert radius <= max(abs(truth) * Fraction(2) ** -50, Fraction(2) ** -1072)
-    rounded = got.rounded()
-    high, low, wider = (Fraction(float(part[0])) for part in (rounded.high, rounded.low, rounded.radius))
-    assert abs(truth - high - low) <= wider
-    assert wider <= max(2 * radius, abs(truth) * Fraction(2) ** -67, Fraction(2) ** -1072)
+    rounded, radius = got.rounded(), Fraction(float(got.radius[0]))
+    limits = abs(truth) * Fraction(2) ** -50, max(2 * radius, abs(truth) * Fraction(2) ** -67)
+    for found, limit in zip((got, rounded), limits, strict=True):
+        high, low, own = (Fraction(float(part[0])) for part in (found.high, found.low, found.radius))
+        assert abs(truth - high - low) <= own
+        assert own <= max(limit, Fraction(2) ** -1072)
     again = rounded.rounded()
     assert (again.low.tobytes(), again.radius.tobytes()) == (rounded.low.tobytes(), rounded.radius.tobytes())
 
 
 def test_zero_and_minus_infinity_are_exact_and_what_float64_cannot_bound_is_open() -> None:
     got = enclose(balls(arb(7), arb(3), arb(0)).reshaped((1, 3)).restricted_to(np.array([[False, True, True]])))
-    assert got.high.tolist() == [[-INF, 3, 0]]
-    assert got.low.tolist() == got.radius.tolist() == [[0, 0, 0]]
+    assert (got.high.tolist(), got.low.tolist(), got.radius.tolist()) == ([[-INF, 3, 0]], [[0, 0, 0]], [[0, 0, 0]])
     for ball in (arb("1e400"), -arb("1e400"), arb("nan"), arb(0, arb("inf"))):
         assert enclose(balls(ball)).radius[0] == enclose(balls(ball)).rounded().radius[0] == INF
 
@@ -112,10 +97,8 @@ def test_error_is_right_to_51_bits(high: float, other: float, part: float, steps
 
 
 def test_errors_of_infinities_and_nan() -> None:
-    candidates = np.array([INF, -INF, np.nan, 1.0])
-    assert enclosure([1.0] * 4).error_of(candidates).tolist() == [INF, INF, INF, 0]
-    assert enclosure([-INF] * 4).error_of(candidates).tolist() == [INF, 0, INF, INF]
-    assert enclosure([INF] * 4).error_of(candidates).tolist() == [0, INF, INF, INF]
+    for exact, errors in ((1.0, [INF, INF, INF, 0]), (-INF, [INF, 0, INF, INF]), (INF, [0, INF, INF, INF])):
+        assert enclosure([exact] * 4).error_of(np.array([INF, -INF, np.nan, 1.0])).tolist() == errors
     assert enclosure([-1.5e308]).error_of(np.array([1.5e308])) == INF
 
 
@@ -131,20 +114,18 @@ def test_scores_beyond_float64_still_have_exact_weights(size: float, expected: l
     }
     exact = exact_stages(Problem("attention", {}, inputs))
     assert exact["weights"].error_of(np.array(expected).reshape(1, 1, 1, 2)).max() <= 5e-324
-    output = exact["output"].error_of(np.array([[[[expected[0] * 1e300 + expected[1] * -1e-300]]]]))
-    assert (output <= exact["output"].radius).all()
-    assert (exact["output"].radius <= max(2.0**-100 * abs(exact["output"].high.item()), 1e-323)).all()
+    output = exact["output"]
+    assert (output.error_of(np.array([expected]) @ inputs["value"]) <= output.radius).all()
+    assert (output.radius <= max(2.0**-100 * abs(output.high.item()), 1e-323)).all()
     if abs(size) > 1:
-        assert np.isinf(exact["scores"].high).all()
-        assert np.isinf(exact["scores"].radius).all()
+        assert np.isinf([*exact["scores"].high.flat, *exact["scores"].radius.flat]).all()
         assert exact["log_sum_exp"].radius[0, 0, 0] == INF
 
 
 def test_large_scores_that_float64_tells_apart_and_weights_below_the_least_float_are_known() -> None:
-    close = exact_stages(Problem("softmax", {}, row_of_scores(1e300, np.nextafter(1e300, 0), -1e300)))
-    assert close["weights"].high.tolist() == [[[[1, 0, 0]]]]
-    assert close["log_sum_exp"].high[0, 0, 0] == 1e300
-    exact = exact_stages(Problem("softmax", {}, row_of_scores(0, -781)))["weights"]
+    close = exact_stages(softmax_of(1e300, np.nextafter(1e300, 0), -1e300))
+    assert (close["weights"].high.tolist(), close["log_sum_exp"].high.item()) == ([[[[1, 0, 0]]]], 1e300)
+    exact = exact_stages(softmax_of(0, -781))["weights"]
     assert exact.high[0, 0, 0, 1] == exact.low[0, 0, 0, 1] == 0
     with mp.workprec(200):
         assert 0 < mp.exp(-781) <= mpf(float(exact.radius[0, 0, 0, 1]))
@@ -153,77 +134,59 @@ def test_large_scores_that_float64_tells_apart_and_weights_below_the_least_float
 
 def test_an_empty_row_has_an_output_of_exactly_zero() -> None:
     inputs = {name: normal(1, 1, 96, 80, seed=3) for name in ("query", "key", "value")}  # FLINT's blocked product
-    mask = np.ones((96, 96), dtype=bool)
-    mask[5] = False
+    mask = np.broadcast_to(np.arange(96)[:, np.newaxis] != 5, (96, 96))
     output = exact_stages(Problem("attention", {}, inputs | {"mask": mask}), ["output"])["output"]
-    for part in (output.high, output.low, output.radius):
-        assert not part[0, 0, 5].any()
+    assert not any(part[0, 0, 5].any() for part in (output.high, output.low, output.radius))
     assert output.high[0, 0, 4].all()
 
 
 # Precision.
 
 
-def cancelling() -> dict[str, Array]:
-    """Scores whose terms are 2^200 times as large as the scores themselves."""
-    return {
-        "query": np.array([[2.0**200, 1, 2.0**200]]),
-        "key": np.array([[1, 0.7, -1], [1, 0.5, -1]]) / 3,
-        "value": np.array([[1.0], [-1.0]]),
-    }
-
-
-@pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the precisions that are tried: that of double words, then FLINT's."""
-    found: list[int] = []
-    attempt = oracle._attempt
-
-    def counted(parts: Any, stages: Any) -> Any:
-        found.append(106 if parts[0].arithmetic is DoubleWords else flint.ctx.prec)
-        return attempt(parts, stages)
-
-    monkeypatch.setattr(oracle, "_attempt", counted)
-    return found
-
-
-def test_precision_is_raised_where_it_must_be(tried: list[int]) -> None:
-    exact = exact_stages(Problem("attention", {"scale": 1.0}, cancelling()), ["weights"])["weights"]
-    assert tried == [106, 128, 256]
-    with mp.workprec(400):
-        key = [mpf(float(part)) for part in cancelling()["key"][:, 1]]
-        truth = 1 / (1 + mp.exp(key[1] - key[0]))
-        assert abs(truth - mpf(exact.high[0, 0]) - mpf(exact.low[0, 0])) <= mpf(exact.radius[0, 0])
-    assert exact.radius.max() < 2.0**-80
-    # A cap far below the terms needs its digits.
-    capped = exact_stages(Problem("attention", {"scale": 1.0, "softcap": 2.0}, cancelling()), ["capped"])["capped"]
-    assert tried == [106, 128, 256] * 2
-    assert (capped.radius <= 2.0**-80 * np.abs(capped.high)).all()
+def cancelling(**options: Any) -> Problem:
+    """Return attention whose scores have terms that are 2^200 times as large as the scores themselves."""
+    key = np.array([[1, 0.7, -1], [1, 0.5, -1]]) / 3
+    inputs = {"query": np.array([[2.0**200, 1, 2.0**200]]), "key": key, "value": np.array([[1.0], [-1.0]])}
+    return Problem("attention", options, inputs)
 
 
 @pytest.mark.parametrize(
-    ("stage", "options", "precisions"),
+    ("stage", "options", "precisions", "of_terms"),
     [
-        ("scores", {"scale": 1.0}, [106]),
-        ("capped", {"scale": 1.0, "softcap": 2.0**150}, [106, 128]),  # a cap that is smaller than the terms by 2^51
-        ("masked", {}, [106]),
+        ("weights", {"scale": 1.0}, [106, 128, 256], False),
+        ("capped", {"scale": 1.0, "softcap": 2.0}, [106, 128, 256], False),  # a cap far below the terms
+        ("scores", {"scale": 1.0}, [106], True),
+        ("capped", {"scale": 1.0, "softcap": 2.0**150}, [106, 128], True),  # one smaller than the terms by 2^51
+        ("masked", {}, [106], True),
     ],
 )
-def test_small_beside_the_terms(stage: str, options: dict[str, Any], precisions: list[int], tried: list[int]) -> None:
-    exact = exact_stages(Problem("attention", options, cancelling()), [stage])[stage]
+def test_precision_is_raised_where_it_must_be(
+    stage: str, options: dict[str, Any], precisions: list[int], of_terms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []  # that of double words, then FLINT's
+    attempt = oracle._attempt
+
+    def counted(parts: Any, stages: Any) -> Any:
+        tried.append(106 if parts[0].arithmetic is DoubleWords else flint.ctx.prec)
+        return attempt(parts, stages)
+
+    monkeypatch.setattr(oracle, "_attempt", counted)
+    exact = exact_stages(cancelling(**options), [stage])[stage]
     assert tried == precisions
     assert (exact.radius > 0).all()
-    assert (exact.radius <= 2.0**-80 * 2.0**201).all()
+    assert (exact.radius <= 2.0**-80 * (2.0**201 if of_terms else np.abs(exact.high))).all()
+    if stage == "weights":
+        with mp.workprec(400):
+            first, second = (mpf(float(part)) for part in cancelling().inputs["key"][:, 1])
+            truth = 1 / (1 + mp.exp(second - first))
+            assert abs(truth - mpf(exact.high[0, 0]) - mpf(exact.low[0, 0])) <= mpf(exact.radius[0, 0])
 
 
 def test_when_no_precision_suffices_it_says_so_and_leaves_flint_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     before = flint.ctx.prec
-    exact_stages(Problem("attention", {}, attention_inputs()))
-    with pytest.raises(ValueError, match="softmax has no raw_scores"):
-        exact_stages(Problem("softmax", {}, row_of_scores(1, 2)), ["raw_scores"])
     monkeypatch.setattr(oracle, "MAX_PRECISION", 128)
     with pytest.raises(PrecisionExhausted, match="attention: weights not settled with 128 bits"):
-        exact_stages(Problem("attention", {}, cancelling()), ["weights"])
+        exact_stages(cancelling(), ["weights"])
     assert flint.ctx.prec == before
 
 
@@ -233,8 +196,7 @@ def test_when_no_precision_suffices_it_says_so_and_leaves_flint_as_it_was(monkey
 @pytest.mark.parametrize("name", ["query", "value", "bias"])
 def test_inputs_outside_the_domain_are_named(name: str) -> None:
     for poison in (np.nan, INF, -INF):
-        inputs = attention_inputs() | {"bias": np.zeros((4, 5))}
-        inputs[name] = inputs[name].copy()
+        inputs = {each: array.copy() for each, array in PLAIN.items()} | {"bias": np.zeros((4, 5))}
         inputs[name][..., -1, -1] = poison
         if (name, poison) == ("bias", -INF):
             assert exact_stages(Problem("attention", {}, inputs))["biased"].high[0, 0, -1, -1] == -INF
@@ -246,68 +208,79 @@ def test_inputs_outside_the_domain_are_named(name: str) -> None:
 
 
 def test_divisions_by_zero_and_what_the_oracle_does_not_know_are_refused() -> None:
-    inputs = attention_inputs()
-    with pytest.raises(OutsideDomain, match="softcap is 0"):
-        exact_stages(Problem("attention", {"softcap": 0.0}, inputs))
-    with pytest.raises(OutsideDomain, match="key has a vector of length 0"):
-        exact_stages(Problem("scoring", {"score": "cosine"}, {"query": np.ones((2, 3)), "key": np.eye(4, 3)}))
-    assert exact_stages(Problem("attention", {"scale": None, "window": None}, inputs))
-    with pytest.raises(ValueError, match="no attention with key_lengths, window"):
-        exact_stages(Problem("attention", {"window": (1, 0)}, inputs | {"key_lengths": np.ones(2)}))
-    with pytest.raises(ValueError, match="no convolution with anything"):
-        Canonical.of(Problem("convolution", {}, inputs))
+    cosine = "scoring", {"score": "cosine"}, {"query": np.ones((2, 3)), "key": np.eye(4, 3)}
+    assert exact_stages(Problem("attention", {"scale": None, "window": None}, PLAIN))
+    for problem, error, says in (
+        (("attention", {"softcap": 0.0}, PLAIN), OutsideDomain, "softcap is 0"),
+        (cosine, OutsideDomain, "key has a vector of length 0"),
+        (
+            ("attention", {"window": (1, 0)}, PLAIN | {"key_lengths": np.ones(2)}),
+            ValueError,
+            "no attention with key_lengths, window",
+        ),
+        (("convolution", {}, PLAIN), ValueError, "no convolution with anything"),
+    ):
+        with pytest.raises(error, match=says):
+            exact_stages(Problem(*problem))
+    with pytest.raises(ValueError, match="softmax has no raw_scores"):
+        exact_stages(softmax_of(1, 2), ["raw_scores"])
 
 
 # From an implementation's own stages.
 
 MASK = np.array([[True, False, True, True, True]] * 3 + [[False] * 5])
 BIAS = np.where(np.eye(4, 5) > 0, -INF, normal(4, 5))
-MASKED = "attention", {"is_causal": True, "softcap": 2.0}, attention_inputs() | {"mask": MASK, "bias": BIAS}
+MASKED = Problem("attention", {"is_causal": True, "softcap": 2.0}, PLAIN | {"mask": MASK, "bias": BIAS})
+UNCAPPED = Problem("attention", {"is_causal": True}, MASKED.inputs)
+
+
+def follows(problem: Problem, stage: str, **returned: Array) -> Enclosure | None:
+    exact = exact_from(Computation.of(problem), returned, [stage])
+    return None if exact is None else exact[stage]
 
 
 def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
     scores, other = normal(2, 3, 4, 5, seed=8), normal(2, 3, 4, 5, seed=9)
-    allowed = MASK & np.tri(4, 5, dtype=bool)
-
-    def of_masked(logits: Array, stage: str) -> Enclosure:
-        return exact_stages(Problem("softmax", {}, {"scores": np.where(allowed, logits, -INF)}))[stage]
-
-    assert follows(MASKED, "capped", scores=scores, raw_scores=other).error_of(2 * np.tanh(scores / 2)).max() < 1e-15
-    assert np.array_equal(follows(MASKED, "biased", scores=scores, capped=other).high, (other + BIAS))
-    masked = np.where(allowed, other, -INF)
-    assert np.array_equal(follows(MASKED, "masked", biased=other, scores=scores).high, masked)
+    allowed, weights, of_heads = MASK & np.tri(4, 5, dtype=bool), np.abs(other), normal(2, 3, 4, 2)
+    for stage, returned, expected in (
+        ("capped", {"scores": scores, "raw_scores": other}, 2 * np.tanh(scores / 2)),
+        ("biased", {"scores": scores, "capped": other}, other + BIAS),
+        ("masked", {"biased": other, "scores": scores}, np.where(allowed, other, -INF)),
+        ("output", {"weights": weights, "masked": scores}, weights @ PLAIN["value"]),
+        ("output", {"context": of_heads, "weights": weights}, weights @ PLAIN["value"]),  # context is a layer's alone
+    ):
+        found = follows(MASKED, stage, **returned)
+        assert found is not None
+        assert found.error_of(expected).max() < 1e-14
     for stage in ("weights", "log_sum_exp"):
-        assert agree(follows(MASKED, stage, biased=other, scores=scores), of_masked(other, stage))
-        masked = np.where(allowed, scores, -INF)
-        assert agree(follows(MASKED, stage, masked=masked, biased=other), of_masked(scores, stage))
-        # The sum of the exponentials does not follow from the weights, nor they from it.
-        found = follows(MASKED, stage, biased=other, weights=scores, log_sum_exp=scores[..., 0])
-        assert agree(found, of_masked(other, stage))
-    weights, value = np.abs(other), MASKED[2]["value"]
-    assert follows(MASKED, "output", weights=weights, masked=scores).error_of(weights @ value).max() < 1e-14
-    of_heads = normal(2, 3, 4, 2)  # a stage of multi_head_attention alone
-    found = follows(MASKED, "output", context=of_heads, weights=weights)
-    assert agree(found, follows(MASKED, "output", weights=weights))
-    # A scale may be applied before the product.
-    scaled = draw("scaled dot").laid_out()
-    found = follows(scaled, "scores", raw_scores=np.zeros((2, 2, 5, 6)))
-    assert np.array_equal(found.high, exact_stages(Problem(*scaled))["scores"].high)
+        for returned, logits in (
+            ({"biased": other, "scores": scores}, other),
+            ({"masked": np.where(allowed, scores, -INF), "biased": other}, scores),
+            # The sum of the exponentials does not follow from the weights, nor they from it.
+            ({"biased": other, "weights": scores, "log_sum_exp": scores[..., 0]}, other),
+        ):
+            exact = exact_stages(Problem("softmax", {}, {"scores": np.where(allowed, logits, -INF)}))[stage]
+            found = follows(MASKED, stage, **returned)
+            assert found is not None
+            assert agree(found, exact)
+    scaled = draw("scaled dot").laid_out()  # a scale may be applied before the product
+    found = follows(scaled, "scores", raw_scores=np.zeros((2, 4, 5, 6)))
+    assert found is not None
+    assert np.array_equal(found.high, exact_stages(scaled)["scores"].high)
 
 
 @pytest.mark.parametrize("poison", [np.nan, INF, -INF])
 def test_what_is_not_finite_where_it_is_attended_has_no_exact_value(poison: float) -> None:
-    problem = MASKED[0], {"is_causal": True}, MASKED[2]
     attended, forbidden = normal(2, 3, 4, 5), normal(2, 3, 4, 5)
     attended[0, 0, 2, 0] = forbidden[0, 0, 2, 4] = poison
     for stage in ("masked", "weights", "log_sum_exp"):
-        assert exact_from(Canonical.of(Problem(*problem)), {"scores": attended}, [stage]) is None
-        assert exact_from(Canonical.of(Problem(*problem)), {"scores": forbidden}, [stage]) is not None
-    assert exact_from(Canonical.of(Problem(*problem)), {"weights": attended}, ["output"]) is None
-    assert exact_from(Canonical.of(Problem(*problem)), {"weights": attended}, ["weights"]) is not None
-    assert (exact_from(Canonical.of(Problem(*problem)), {"masked": attended}, ["weights"]) is None) == (poison != -INF)
+        assert follows(UNCAPPED, stage, scores=attended) is None
+        assert follows(UNCAPPED, stage, scores=forbidden) is not None
+    assert follows(UNCAPPED, "output", weights=attended) is None
+    assert follows(UNCAPPED, "weights", weights=attended) is not None
+    assert (follows(UNCAPPED, "weights", masked=attended) is None) == (poison != -INF)
     biased = normal(2, 3, 4, 5)
     biased[..., 2, 2] = -INF  # as in BIAS
-    assert not follows(problem, "weights", biased=biased).high[..., 2, 2].any()
-
-
-# Gradients.
+    found = follows(UNCAPPED, "weights", biased=biased)
+    assert found is not None
+    assert not found.high[..., 2, 2].any()

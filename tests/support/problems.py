@@ -1,0 +1,205 @@
+"""Small problems of every operation, with every input and option that a step of its own belongs to.
+
+Shapes follow from the axes that the specification gives each input; a row of the table names operation, options and the
+inputs beside those that are required, with axes of their own where they are broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.attention.problem import Computation
+from attncheck.backends import numpy_backend
+from attncheck.dtypes import rounded_once
+from attncheck.execution.operations import run_operation
+from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
+from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading import lowering
+from attncheck.searching.concrete import axes_of
+from attncheck.spec import InputSpec, inputs_of, statistics_dtype
+from attncheck.verdicts import Verdict
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+Options = dict[str, Any]
+INF = np.inf
+
+
+class Problem(lowering.Problem):
+    """A problem with inputs in float64, counts, masks and codes of 8 bits apart."""
+
+    def stored(self, dtype: str) -> Problem:
+        """Return the same with numbers as a dtype stores them."""
+        dtypes = {"log_sum_exps": statistics_dtype(dtype)}
+        arrays = {
+            name: rounded_once(array, dtypes.get(name, dtype)) if array.dtype == np.float64 else array
+            for name, array in self.inputs.items()
+        }
+        return replace(self, inputs=arrays)
+
+    def truth(self, dtype: str = "float64", *, supports_statistics: bool = True, **more: Any) -> Truth:
+        """Return what is true of it; its inputs are stored already."""
+        return find_truth(self, dtype, supports_statistics=supports_statistics, **more)
+
+    def returned(self) -> Arrays:
+        """Return NumPy's stages."""
+        called = self.called()
+        with np.errstate(all="ignore"):
+            return dict(run_operation(numpy_backend, self.operation, called.inputs, called.options))
+
+    def judged(
+        self,
+        stages: Mapping[str, Array],
+        dtype: str = "float64",
+        model: str = "native",
+        own: OwnEmptyRows | None = None,
+        **options: Any,
+    ) -> JudgedStages:
+        """Judge and diagnose what was returned for it, with other options besides."""
+        problem = Problem(self.operation, {**self.options, **options}, self.inputs)
+        shapes = {stage: array.shape for stage, array in stages.items()}
+        return judge_and_diagnose(problem.truth(dtype), dict(stages), shapes, model, own)
+
+    def laid_out(self, rows: NDArray[np.intp] | None = None) -> Problem:
+        """Return the canonical form, of some query rows or of all."""
+        plain = self.lowered().canonical(rows)
+        return Problem(plain.operation, dict(plain.options), dict(plain.inputs))
+
+    def on_walk(self) -> Computation:
+        """Return what walks over the graph take."""
+        return Computation.of(self.lowered().canonical()).in_float64()
+
+
+def failing(judged: JudgedStages) -> dict[str, Verdict]:
+    """Return the verdicts of the stages that are not right."""
+    return {each.stage: each.verdict for each in judged.judgements if each.verdict.exit_code}
+
+
+LENGTHS = {
+    **{"B": 2, "H": 4, "Hkv": 2, "Lq": 5, "Lk": 6, "D": 4, "Dv": 3, "Dk": 3, "A": 3, "E": 5, "Ek": 5, "Ev": 5, "Eo": 7},
+    **{"Lr": 9, "R": 2, "P": 3, "C": 5, "Dr": 2, "N": 4, "1": 1},
+}
+"""How long each axis is; keys are longer by those of the past. A width of ``H*D`` is that of all heads."""
+LQ, LK, H = (LENGTHS[axis] for axis in ("Lq", "Lk", "H"))
+MASK = np.random.default_rng(1).random((2, 1, LQ, LK)) < 0.6
+MASK[..., 0], MASK[0, 0, 2] = True, False
+"""Forbids some keys, and a row altogether."""
+FORBIDDING = np.random.default_rng(2).random((1, H, LQ, LK)) < 0.15
+_GIVEN: Mapping[str, Array] = {
+    "mask": MASK,
+    "sinks": np.array([0.5, -INF, 6.0, -3.0]),
+    "query_mask": np.arange(2 * LQ).reshape(2, LQ) % 3 > 0,
+    "key_lengths": np.array([6, 3]),
+    "query_offsets": np.array([1, 3]),
+}
+_ROTARY, _PAST = "rotary_cos rotary_sin", "past_key past_value"
+_LAYER = "output_weight output_bias"
+_GROUPED: Options = {"heads": H, "kv_heads": 2}
+_ROWS: Mapping[str, tuple[str, Options, str]] = {
+    "dot": ("scoring", {"score": "dot", "softcap": 2.0}, ""),
+    "scaled dot": ("scoring", {"scale": -0.7}, ""),
+    "default scale": ("scoring", {}, ""),
+    "general": ("scoring", {"score": "general"}, ""),
+    "general, bias": ("scoring", {"score": "general"}, "score_bias"),
+    "additive": ("scoring", {"score": "additive"}, ""),
+    "additive, bias": ("scoring", {"score": "additive"}, "score_bias"),
+    "cosine": ("scoring", {"score": "cosine", "scale": -3.0}, ""),
+    "softmax": ("softmax", {}, ""),
+    "softmax, empty row": ("softmax", {}, ""),
+    "masking": ("masking", {}, "mask scores[B,1,Lq,T]"),
+    "masking, bias": ("masking", {}, "bias"),
+    "masking, all": ("masking", {"is_causal": True}, "bias mask"),
+    "masking, window": ("masking", {"window": (1, 2)}, "key_lengths"),
+    "attention": ("attention", {}, ""),
+    "attention, all": ("attention", {"softcap": 1.5, "is_causal": True, "scale": -0.4}, "mask bias"),
+    "attention, query mask": ("attention", {"window": (2, 0)}, "query_mask key_lengths"),
+    "attention, past": ("attention", {"softcap": 1.5, "window": (2, None)}, _PAST),
+    "attention, offsets": ("attention", {"is_causal": True}, f"{_ROTARY} query_offsets"),
+    "sinks": ("attention", {"softcap": 1.5}, "sinks mask bias[H,Lq,1]"),
+    "rotary": ("attention", {}, _ROTARY),
+    "rotary, neighbours": (
+        "attention",
+        {"rotary_interleaved": True, "is_causal": True},
+        f"rotary_cos[Lr,1] rotary_sin[Lr,1] {_PAST} bias[1,1,Lq,T]",
+    ),
+    "fill": ("attention", {"mask_fill": -2.5, "softcap": 1.5}, "mask"),
+    "general attention": ("general_attention", {"is_causal": True}, "score_bias"),
+    "additive attention": ("additive_attention", {}, "bias[Lq,T]"),
+    "cosine attention": ("cosine_attention", {"scale": -2.0, "mask_fill": -1.0}, "mask"),
+    "layer": ("multi_head_attention", _GROUPED, _LAYER),
+    "layer, all": (
+        "multi_head_attention",
+        {**_GROUPED, "is_causal": True, "scale": 0.8},
+        f"{_LAYER} query_bias key_bias value_bias bias[1,1,Lq,T] mask sinks",
+    ),
+    "layer, cache": ("multi_head_attention", _GROUPED, _PAST),
+    "layer, rotated cache": ("multi_head_attention", _GROUPED, f"{_LAYER} {_PAST} {_ROTARY} sinks"),
+    "codes": ("quantized_attention", {}, "value_scale[B,Hkv,1]"),
+    "codes of float8": ("quantized_attention", {"is_causal": True}, "value_scale[B,Hkv,1]"),
+    "norms": ("normalized_attention", {"epsilon": 0.01}, "query_norm_weight"),
+    "norms, full": (
+        "normalized_attention",
+        {"norm": "l2", "norm_over": "full", "epsilon": 0.5, "rotary_interleaved": True},
+        f"{_ROTARY} query_norm_weight key_norm_weight",
+    ),
+    "norms, late": (
+        "normalized_attention",
+        {"norm": "rms", "epsilon": 0.3, "norm_after_rotation": True, "rotary_interleaved": False},
+        f"{_ROTARY} key_norm_weight",
+    ),
+    "latents": ("latent_attention", {"is_causal": True}, ""),
+    "latents, rotary": ("latent_attention", {"scale": 0.3}, "query_rotary key_rotary"),
+    "parts": ("merge_states", {}, ""),
+    "parts, empty": ("merge_states", {"lse_base": "2"}, ""),
+    "gradients": ("attention_gradients", {}, ""),
+    "gradients, all": ("attention_gradients", {"softcap": 1.5, "is_causal": True}, "bias[B,1,Lq,T] mask"),
+    "gradients, sinks": ("attention_gradients", {"scale": 0.7}, "bias[1,H,Lq,1] sinks"),
+    "gradients, rotary": ("attention_gradients", {"rotary_interleaved": True, "mask_fill": -1.0}, f"{_ROTARY} mask"),
+}
+NAMES = tuple(_ROWS)
+FORWARD = tuple(name for name, (operation, *_) in _ROWS.items() if operation != "attention_gradients")
+
+
+def draw(name: str, seed: int = 0, size: float = 1.0) -> Problem:
+    """Draw the numbers of a problem."""
+    operation, options, more = _ROWS[name]
+    random = np.random.default_rng([seed, NAMES.index(name)])
+    specs = inputs_of(operation, options.get("score"))
+    axes = {each: axes_of(spec, options) for each, spec in specs.items() if spec.required}
+    for given in more.split():
+        each, _, own = given.rstrip("]").partition("[")
+        axes[each] = tuple(own.split(",")) if own else axes_of(specs[each], options)
+    is_broadcast = "bias[" in more
+    arrays = {each: _drawn(each, specs[each], _shape(letters, axes), size, random) for each, letters in axes.items()}
+    if "bias" in arrays and not is_broadcast:
+        arrays["bias"] = np.where(FORBIDDING, -INF, arrays["bias"][:1])
+    if name == "softmax, empty row":
+        arrays["scores"] = np.where(MASK, arrays["scores"], -INF)
+    if name == "codes of float8":
+        arrays |= {each: arrays[each].astype(ml_dtypes.float8_e4m3fn) for each in ("key", "value")}
+    if name == "parts, empty":
+        arrays["log_sum_exps"][1, 0], arrays["outputs"][1, 0] = -INF, 7.0
+        arrays["log_sum_exps"][:, 1, 1, 2] = -INF
+    return Problem(operation, dict(options), arrays)
+
+
+def _shape(letters: tuple[str, ...], given: Mapping[str, Any]) -> tuple[int, ...]:
+    lengths = LENGTHS | {"T": LK + (LENGTHS["P"] if "past_key" in given else 0)}
+    return tuple(int(np.prod([lengths[letter] for letter in product.split("*")])) for product in letters)
+
+
+def _drawn(name: str, spec: InputSpec, shape: tuple[int, ...], size: float, random: np.random.Generator) -> Array:
+    if name in _GIVEN:
+        return _GIVEN[name]
+    numbers = size * random.standard_normal(shape)
+    if spec.eight_bits:
+        return (20 * numbers).astype(np.int8)
+    if name in ("key_scale", "value_scale"):
+        return np.abs(numbers) / 20
+    return numbers * (3.0 if name == "log_sum_exps" else 0.5 if name.endswith("_weight") else 1.0)
