@@ -1,4 +1,7 @@
-"""Two results folders made by hand: every kind of row, verdict and note once, and no number that was computed."""
+"""Results folders made by hand, without a number that was computed.
+
+Two hold every kind of row, verdict and note once; two more are a crowd, in which much fails and a run was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.results.format import Row
-from attncheck.results.writer import ResultsWriter
+from attncheck.results.writer import ResultsWriter, write_property_rows
 
 RIGHT, OWN, OTHER = "numpy.eager", "kernel.attention", "other.eager"
 """An implementation that is right, one of the user's own that is wrong, and one that cannot do much."""
@@ -63,16 +66,62 @@ def write_after(folder: Path) -> None:
     _write(folder, rows, numpy="2.5")
 
 
+def write_crowd(folder: Path) -> None:
+    """Write a run that was interrupted, in which properties were asked, in a folder ``new``, and another in ``old``."""
+    rows = list(_crowd())
+    with_label: Mapping[str, Any] = {"label": "new", "missing": {"jax": "not installed"}, "faults": ["x.yaml:3: wrong"]}
+    _write(folder / "new", rows, is_complete=False, **with_label)
+    alike: Mapping[str, Any] = {"operation": "attention", "dtype": "float32", "implementation": RIGHT, "stage": ""}
+    alike = {**alike, "case": "crowd/0", "comparison": "property", "elements": 4, "variant": "20 calls"}
+    broken = {"index": "0,1,2", "value": 0.25, "reference": float("nan"), "differing": 1, "stage": "output"}
+    broken |= {"message": "output[0, 1, 2] is 0.25, and nan with each batch entry alone", "exact": 0.2500001}
+    properties = (
+        {"property_name": "repeated", "verdict": "bitwise"},
+        {"property_name": "repeated", "verdict": "within bounds", "dtype": "float64"},
+        {"property_name": "batch_invariant", "verdict": "broken", "first_bound": 1e-6, "second_bound": 2e-6} | broken,
+        {"property_name": "threads", "verdict": "unsupported", "message": "has none"},
+    )
+    write_property_rows(folder / "new", [Row(**{**alike, **fields}) for fields in properties])
+    _write(folder / "old", [row for row in rows if row.verdict == "agree"], label="old")
+
+
+def _crowd() -> Iterator[Row]:
+    """Yield failures for one reason and for more reasons than a report lists, noise, and misprints."""
+    for number in range(25):
+        yield row(f"crowd/{number}", OWN, "", "error", message="TypeError: not | today")
+    yield row("crowd/24", OWN, "", "error", message="TypeError: not | today", dtype="float64")
+    for number in range(55):
+        yield row(f"crowd/more-{number}", OWN, "", "error", message="ValueError: off | by <b>" + "x" * number)
+    for number in range(12):
+        for stage in ("scores", "output"):
+            yield row(f"noisy/{number}", RIGHT, stage, tier="warning")
+        yield row(f"noisy/{number}", OWN, "output")
+    yield row("noisy/0", OTHER, "output", "numeric", xfail=True, reason="it always was", **_WRONG)
+    yield row("noisy/1", OTHER, "output", padded="zero columns (D 5 to 8)", ratio=0.9)
+    number = {
+        "comparison": "printed",
+        "reference_text": "0.27",
+        "exact": 0.25,
+        "index": "0,0,1,2",
+        "ratio": None,
+        "value": 0.25,
+    }
+    for implementation in (RIGHT, OTHER):
+        for dtype in ("float64", "float32"):
+            place: Mapping[str, Any] = {"dtype": dtype, "operation": "softmax", "tier": None}
+            yield row("documents/paper/weights", implementation, "weights", **place)
+            yield row("documents/paper/weights", implementation, "weights", "misprint", **{**place, **number})
+
+
+def row(case: str, implementation: str, stage: str, verdict: str = "agree", **fields: Any) -> Row:
+    """Make a row of attention in float32; what agrees has an error."""
+    of_kind = _RIGHT if verdict == "agree" and stage else {}
+    standard = {"operation": "attention", "dtype": "float32", "comparison": "stage"}
+    return Row(case=case, implementation=implementation, stage=stage, verdict=verdict, **standard | of_kind | fields)
+
+
 def _rows() -> Iterator[Row]:
     """Yield the rows in the order of cases and dtypes."""
-
-    def row(case: str, implementation: str, stage: str, verdict: str = "agree", **fields: Any) -> Row:
-        of_kind = _RIGHT if verdict == "agree" and stage else {}
-        standard = {"operation": "attention", "dtype": "float32", "comparison": "stage"}
-        return Row(
-            case=case, implementation=implementation, stage=stage, verdict=verdict, **standard | of_kind | fields
-        )
-
     scale: Mapping[str, Any] = {
         **_WRONG,
         "begins_at": "scores",
@@ -140,7 +189,9 @@ _NAN: Mapping[str, Any] = {
 }
 
 
-def _write(folder: Path, rows: Sequence[Row], *, numpy: str = "2.4") -> None:
+def _write(
+    folder: Path, rows: Sequence[Row], *, numpy: str = "2.4", is_complete: bool = True, **environment_fields: Any
+) -> None:
     writer = ResultsWriter(folder)
     names = (RIGHT, OWN, OTHER)
     environment = {
@@ -164,12 +215,14 @@ def _write(folder: Path, rows: Sequence[Row], *, numpy: str = "2.4") -> None:
         "missing": {},
         "faults": [],
         "backends": {},
+        **environment_fields,
     }
     writer.write_json("environment.json", environment)
     writer.write_json("cases.json", {"cases": [_case(name) for name in sorted({row.case for row in rows})]})
     writer.add_rows(rows)
     writer.flush()
-    writer.write_json("summary.json", {"exit_code": 1})
+    if is_complete:
+        writer.write_json("summary.json", {"exit_code": 1})
 
 
 def _case(identity: str) -> dict[str, Any]:
@@ -186,7 +239,7 @@ def _case(identity: str) -> dict[str, Any]:
         "title": "A document" if is_document else "Attention",
         "source": source if is_document else {"kind": "derivation", "title": "Made by hand", "notes": []},
         "operation": "softmax" if is_document else "attention",
-        "options": {"is_causal": True} if name == "causal" else {},
+        "options": {"is_causal": True} if name == "causal" else {"softcap": 2.0} if file == "crowd" else {},
         "dtypes": ["float64", "float32"],
         "inputs": inputs,
         "tags": ["document"] if is_document else ["causal"] if name == "causal" else [],

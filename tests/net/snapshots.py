@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from by_hand import write_after, write_before
+from by_hand import write_after, write_before, write_crowd
 from here import run_here
 
 from attncheck.cli.output import frames_of
@@ -41,6 +41,8 @@ _VERSION = re.compile(r"\b\d+\.\d+\.\d+[\w.+]*")
 _OWN_VERSION = version("attncheck")
 _LISTED = 2
 """Entries of a list in JSON that a snapshot shows; of the rest it says how many there are."""
+_LONG = 200
+"""Lines of a section of a crowded page that a snapshot leaves out."""
 
 KERNEL = """
 import numpy as np
@@ -203,6 +205,23 @@ def _by_hand() -> Iterator[tuple[str, str]]:
         yield "diff.json", _without_version(_laid_out(command("diff before after --json")))
         yield "diff.md", _without_version((folder / "difference" / "diff.md").read_text(encoding="utf-8"))
         yield "publish.txt", _published(folder)
+        yield from _of_crowd(folder)
+
+
+def _of_crowd(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield what is said of two runs in which much fails: how lists are cut, and which run it was."""
+    from attncheck.reports.ci import annotation_lines, render_ci_summary
+
+    write_crowd(folder)
+    yield "crowd.txt", _without_version(command("report new old --output crowd"))
+    yield "crowd.json", _without_version(_laid_out(command("report new old --output crowd --json"), shortened))
+    yield "crowd.md", _without_version((folder / "crowd" / "report.md").read_text(encoding="utf-8"))
+    sections = _of_page(folder / "crowd" / "report.html").split("\n   <section")
+    yield "crowd.html.txt", "\n   <section".join(section for section in sections if section.count("\n") < _LONG)
+    junit = (folder / "crowd" / "junit.xml").read_text(encoding="utf-8")
+    yield "crowd.junit.xml", "".join(line for line in junit.splitlines(keepends=True) if "crowd/more" not in line)
+    frames, report = frames_of([folder / "new", folder / "old"]), Path("report/report.md")
+    yield "crowd.ci.txt", "\n".join([render_ci_summary(frames, report), *annotation_lines(frames, report), ""])
 
 
 def _published(folder: Path) -> str:

@@ -15,10 +15,8 @@ from attncheck.judging.compare import noise_limit, threshold
 from attncheck.merge import merge_runs
 from attncheck.reports import difference
 from attncheck.reports.build_frames import make_frames
-from attncheck.reports.comparison import WIDTH, change_lines, shortened, with_dtypes_together
+from attncheck.reports.comparison import WIDTH, change_lines, shortened
 from attncheck.reports.difference import (
-    CASE_CHANGES,
-    ENVIRONMENT_CHANGES,
     ERROR_CHANGES,
     KNOWN_CHANGES,
     VERDICT_CHANGES,
@@ -91,24 +89,48 @@ def test_a_verdict_got_worse_where_it_fails_and_did_not_or_gives_nothing_and_did
 
 
 def test_a_failure_says_where_it_begins_and_what_happened(pair: Callable[..., Difference], hand: Any) -> None:
-    (row,) = pair(AGREES, FAILS).verdicts.to_dict("records")
-    assert (row["before_stage"], row["after_stage"], row["message"]) == ("", "weights", "wrong now")
-    (row,) = pair(FAILS, AGREES).verdicts.to_dict("records")
-    assert (row["before_stage"], row["after_stage"], row["message"]) == ("weights", "", "before: wrong now")
+    for before, after, said in (
+        (AGREES, FAILS, ("", "weights", "wrong now")),
+        (FAILS, AGREES, ("weights", "", "before: wrong now")),
+    ):
+        (row,) = pair(before, after).verdicts.to_dict("records")
+        assert (row["before_stage"], row["after_stage"], row["message"]) == said
     # At another stage it changed, and in other words it did not.
     assert list(pair(FAILS, FAILS | {"begins_at": "scores"}).verdicts["change"]) == ["other"]
     assert pair(FAILS, FAILS | {"message": "wrong by another digit"}).verdicts.empty
     # A stale entry does not hide what fails beside it.
-    difference = compared(hand.run([KNOWN]), hand.run([STALE, FAILS]))
-    assert list(difference.verdicts["change"]) == ["worse"]
-
-
-def test_a_pair_that_differs_although_no_stage_is_blamed_counts(hand: Any) -> None:
+    assert list(compared(hand.run([KNOWN]), hand.run([STALE, FAILS])).verdicts["change"]) == ["worse"]
+    # A pair that differs counts although no stage is blamed.
     rows = [{"verdict": "unverified", "implementation": name} for name in ("one", "two")]
     apart = {"comparison": "pair", "implementation": "one", "other": "two", "verdict": "nonfinite", "message": "NaN"}
     (row,) = compared(hand.run(rows), hand.run([*rows, apart])).verdicts.to_dict("records")
     assert (row["before"], row["after"], row["change"]) == ("unverified", "nonfinite", "worse")
     assert row["message"] == "differs from two: NaN"
+
+
+def test_cases_that_one_lacks_or_that_are_not_the_same_are_told_and_their_errors_not_compared(hand: Any) -> None:
+    noisy = {"shape": "1x1x1x3", "tier": "within", "ratio": 0.5}
+    before, after = (
+        [{"case": f"file/{name}", "largest_z": z} | noisy for name in ("changed", "same")] for z in (0.1, 9.0)
+    )
+    cases = [
+        hand.case("file/changed", options={"is_causal": True}),
+        hand.case("file/same", title="Another title", tags=["new"], line=99),
+        hand.case("file/new"),
+    ]
+    new = [FAILS | {"case": "file/new", "dtype": dtype} for dtype in ("float64", "float32")]
+    difference = compared(hand.run([*before, FAILS | {"case": "file/old"}]), hand.run([*after, *new], cases=cases))
+    assert [tuple(row.values()) for row in difference.cases.to_dict("records")] == [
+        ("changed", "file/changed", 0, "options nothing became {'is_causal': True}"),
+        ("added", "file/new", 2, ""),
+        ("removed", "file/old", 1, ""),
+    ]
+    assert list(difference.errors["case"]) == ["file/same"]
+    assert difference.exit_code == 0  # a case that is new has not got worse
+    case = {"case": "file/fails"}
+    other = hand.case("file/fails", inputs={"scores": [1, 1, 1, 4]})
+    (row,) = compared(hand.run([case]), hand.run([FAILS | case], cases=[other])).verdicts.to_dict("records")
+    assert (row["case_changed"], row["change"]) == (True, "worse")
 
 
 def test_results_that_say_the_same_have_no_difference(document_run: Path) -> None:
@@ -117,38 +139,6 @@ def test_results_that_say_the_same_have_no_difference(document_run: Path) -> Non
     assert difference.exit_code == 0
     assert difference.only == (0, 0)
     assert difference.compared > 0
-
-
-def test_cases_that_one_lacks_or_that_are_not_the_same_are_told_with_what_fails_in_them(hand: Any) -> None:
-    both: list[dict[str, Any]] = [{"case": f"file/{name}"} for name in ("both", "same")]
-    cases = [
-        hand.case("file/both", options={"is_causal": True}),
-        hand.case("file/same", title="Another title", tags=["new"], line=99),
-        hand.case("file/new"),
-    ]
-    new = [FAILS | {"case": "file/new", "dtype": dtype} for dtype in ("float64", "float32")]
-    difference = compared(hand.run([*both, FAILS | {"case": "file/old"}]), hand.run([*both, *new], cases=cases))
-    assert [tuple(row.values()) for row in difference.cases.to_dict("records")] == [
-        ("changed", "file/both", 0, "options nothing became {'is_causal': True}"),
-        ("added", "file/new", 2, ""),
-        ("removed", "file/old", 1, ""),
-    ]
-    assert difference.exit_code == 0  # a case that is new has not got worse
-
-
-def test_a_changed_case_is_marked_and_its_errors_are_not_compared(hand: Any) -> None:
-    noisy = {"shape": "1x1x1x3", "tier": "within", "ratio": 0.5}
-    before, after = (
-        [{"case": f"file/{name}", "largest_z": z} | noisy for name in ("changed", "same")] for z in (0.1, 9.0)
-    )
-    cases = [hand.case(f"file/{name}", inputs={"scores": [1, 1, 1, 4]}) for name in ("changed", "fails")]
-    fails = {"case": "file/fails"}
-    difference = compared(
-        hand.run([*before, fails]), hand.run([*after, FAILS | fails], cases=[*cases, hand.case("file/same")])
-    )
-    assert list(difference.errors["case"]) == ["file/same"]
-    (row,) = difference.verdicts.to_dict("records")
-    assert (row["case"], row["case_changed"], row["change"]) == ("file/fails", True, "worse")
 
 
 def test_versions_processors_implementations_and_expected_failures_that_differ_are_told(hand: Any) -> None:
@@ -223,37 +213,28 @@ def everything(hand: Any) -> Difference:
     return compared(hand.run(before), hand.run(after))
 
 
-def test_every_frame_has_documented_columns_and_any_text_is_shown_as_it_is(everything: Difference) -> None:
+def test_every_frame_has_documented_columns_and_any_text_is_shown_as_it_is(
+    everything: Difference, tmp_path: Path
+) -> None:
     tables = everything.tables()
     wanted = ("VERDICT_CHANGES", "ERROR_CHANGES", "KNOWN_CHANGES", "CASE_CHANGES", "ENVIRONMENT_CHANGES")
-    for frame, name in zip(tables.values(), wanted, strict=True):
+    write_difference(everything, tmp_path / "first")
+    write_difference(everything, tmp_path / "second")
+    for (name, frame), columns in zip(tables.items(), wanted, strict=True):
         assert len(frame)
-        assert tuple(frame.columns) == getattr(difference, name)
+        assert tuple(frame.columns) == getattr(difference, columns)
         assert set(frame.columns) <= difference.DIFF_COLUMNS.keys()
-        empty = difference.typed(frame.head(0), getattr(difference, name))
+        empty = difference.typed(frame.head(0), getattr(difference, columns))
         assert list(empty.dtypes) == list(frame.dtypes)
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "first" / f"diff_{name}.parquet"), frame)
+        assert [len(row) for row in rows_of(frame)] == [len(frame.columns)] * len(frame)
     text = render_diff_markdown(everything)
     assert "<script>" not in text.replace("\\<script\\>", "")
     assert all(line.endswith("|") for line in text.splitlines() if line.startswith("|"))
-    assert "| **worse** | numpy.eager | `file/one` | float64 | agree | numeric | `weights` |" in text
-    found = {name: rows_of(frame) for name, frame in tables.items()}
-    assert [len(rows) for rows in found.values()] == [len(frame) for frame in tables.values()]
-    assert found["errors"][0]["after_z"] == float("inf")
-    assert not [value for rows in found.values() for row in rows for value in row.values() if value != value]  # noqa: PLR0124
-
-
-def test_files_are_the_same_bytes_each_time_and_the_frames_come_back(everything: Difference, tmp_path: Path) -> None:
-    path = write_difference(everything, tmp_path / "first")
-    write_difference(everything, tmp_path / "second")
-    assert path == tmp_path / "first" / "diff.md"
-    names = sorted(item.name for item in (tmp_path / "first").iterdir())
-    assert names == sorted(
-        ["diff.md", *(f"diff_{name}.{suffix}" for name in everything.tables() for suffix in ("csv", "parquet"))]
-    )
-    for name in names:
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
-    for name, frame in everything.tables().items():
-        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "first" / f"diff_{name}.parquet"), frame)
+    assert rows_of(tables["errors"])[0]["after_z"] == float("inf")
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")]
+    assert files[0] == files[1]
+    assert files[0].keys() == {"diff.md"} | {f"diff_{name}.{kind}" for name in tables for kind in ("csv", "parquet")}
 
 
 def test_the_command_ends_with_one_where_something_got_worse_and_only_then(tmp_path: Path, hand: Any) -> None:
@@ -261,13 +242,7 @@ def test_the_command_ends_with_one_where_something_got_worse_and_only_then(tmp_p
         return command_here(["diff", *arguments])
 
     good, bad = hand.run([{}], name="good"), hand.run([FAILS], name="bad")
-    code, out, err = diff(good, bad, "--output", tmp_path / "out")
-    assert (code, err) == (1, "")
-    lines = out.splitlines()
-    assert lines[0] == f"{good} -> {bad}"
-    assert "Verdicts, numpy.eager" in lines
-    assert any(line.split()[:2] == ["worse", "file/one"] for line in lines)
-    assert lines[-1] == f"Difference: {tmp_path / 'out' / 'diff.md'}"
+    assert diff(good, bad, "--output", tmp_path / "out")[0] == 1
     assert diff(bad, good)[0] == 0
     assert diff(bad, good, "--quiet") == (0, "", "")
     assert "wrong now" in diff(good, bad, "--quiet")[1]
@@ -278,7 +253,6 @@ def test_the_command_ends_with_one_where_something_got_worse_and_only_then(tmp_p
         code, out, err = diff(good, place)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert err.startswith("attncheck: ")
-    assert diff(good)[0] == 2
 
 
 STAGE = {
@@ -306,18 +280,14 @@ PROVEN = {"tier": "proven"}
 
 
 ERRORS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
-    ({}, {}, []),
     ({"largest_z": 1.0}, {"largest_z": LIMIT}, []),  # rounding noise still
     ({"largest_z": 1.0}, {"largest_z": LIMIT + 0.01}, ["grew"]),
     ({"largest_z": LIMIT + 0.01}, {"largest_z": 1.0}, ["shrank"]),
     ({"largest_z": 2.0}, {"largest_z": 3.9}, []),  # beyond noise, and not twice as much
-    ({"largest_z": 2.0}, {"largest_z": 4.1}, ["grew"]),
     ({"ratio": 0.01}, {"ratio": 0.99}, []),  # a bound of one rounding is reached by one rounding
-    ({"largest_z": 0.1}, {"largest_z": 1.5}, []),
     ({"introduced_z": 1.0}, {"introduced_z": 4.0}, ["grew"]),
     ({"mean_z": 0.3}, {"mean_z": 0.7, "tier": "warning"}, ["grew"]),
     ({"mean_z": 0.5}, {"mean_z": 0.7, "tier": "warning"}, []),
-    ({"mean_z": 0.7, "tier": "warning"}, {"mean_z": 0.3}, ["shrank"]),
     (PROVEN | {"largest_z": 50.0}, PROVEN | {"largest_z": 200.0}, ["grew"]),
     (PROVEN | {"largest_z": 50.0}, PROVEN | {"largest_z": 60.0}, []),
     ({"largest_z": 1.0}, PROVEN | {"largest_z": float("inf")}, ["grew"]),
@@ -359,8 +329,6 @@ def changed(cases: list[str], implementation: str = "torch.compile", message: st
 
 
 def test_a_verdict_is_one_line_whose_names_are_cut_in_their_middle_and_stay_apart() -> None:
-    (line,) = change_lines("verdicts", changed(["attention/one"], message="off by 2"), WIDTH)
-    assert line == "worse  attention/one  bfloat16  agree -> numeric at output  off by 2"
     lines = change_lines("verdicts", changed([LONG.format("at"), LONG.format("behind")], message="x" * 300), WIDTH)
     assert len(set(lines)) == 2
     for line in lines:
@@ -369,48 +337,22 @@ def test_a_verdict_is_one_line_whose_names_are_cut_in_their_middle_and_stay_apar
         assert line.endswith("-by-under  bfloat16  agree -> numeric at output")
     both = [*changed(["a/b"], "torch.compile"), *changed(["a/b"], "jax.jit")]
     assert [line.split()[1] for line in change_lines("verdicts", both, WIDTH)] == ["torch.compile", "jax.jit"]
-    # Rows that differ in their dtypes only are one.
-    every = [{**row, "dtype": dtype} for dtype in ("float16", "float32") for row in changed(["a/b"])]
-    assert [row["dtype"] for row in with_dtypes_together([*every, *changed(["a/c"])])] == [
-        "float32, float16",
-        "bfloat16",
-    ]
     # Without a width everything is in full.
     (line,) = change_lines("verdicts", changed([LONG.format("at")], message="off by 2\u2026 " * 30), None)
     assert LONG.format("at") in line
     assert "torch.compile" in line
     assert line.endswith(("off by 2\u2026 " * 30).rstrip())
-    assert shortened("abcdef", 6) == "abcdef"
-    assert shortened("abcdefghij", 7) == "abc\u2026hij"
-    assert shortened("abcdefghij", 7, 0.7) == "abcd\u2026ij"
+    assert [shortened("abcdef", 6), shortened("abcdefghij", 7)] == ["abcdef", "abc\u2026hij"]
 
 
-@pytest.mark.parametrize(
-    ("name", "columns", "row", "parts"),
-    [
-        (
-            "errors",
-            ERROR_CHANGES,
-            ("grew", "e", "i", "a/b", "float32", "scores", "introduced", 1.0, 9.0, 0.1, 0.9, "within", "warning"),
-            ("grew", "z 1 -> 9", "0.1 -> 0.9 of the bound (introduced)", "within -> warning"),
-        ),
-        (
-            "expected_failures",
-            KNOWN_CHANGES,
-            ("appeared", "e", "i", "numeric", "weights", 0, 12, "known", "owner/name#3"),
-            ("appeared", "numeric at weights", "0 -> 12 cases", "known owner/name#3"),
-        ),
-        ("cases", CASE_CHANGES, ("changed", "a/b", 2, "mask differs"), ("changed", "2 failing", "mask differs")),
-        (
-            "environments",
-            ENVIRONMENT_CHANGES,
-            ("changed", "local", "torch", "2.9.0", "2.9.1"),
-            ("local", "torch", "2.9.0 -> 2.9.1"),
-        ),
-    ],
-)
-def test_every_kind_of_change_has_its_line(
-    name: str, columns: tuple[str, ...], row: tuple[object, ...], parts: tuple[str, ...]
-) -> None:
-    (line,) = change_lines(name, [dict(zip(columns, row, strict=True))], WIDTH)
-    assert all(part in line for part in parts)
+def test_what_changed_in_errors_and_expected_failures_has_its_line() -> None:
+    """Those of the other kinds are in the snapshots."""
+    errors = ("grew", "e", "i", "a/b", "float32", "scores", "introduced", 1.0, 9.0, 0.1, 0.9, "within", "warning")
+    known = ("appeared", "e", "i", "numeric", "weights", 0, 12, "known", "owner/name#3")
+    for name, columns, row, parts in (
+        ("errors", ERROR_CHANGES, errors, ("z 1 -> 9", "0.1 -> 0.9 of the bound (introduced)", "within -> warning")),
+        ("expected_failures", KNOWN_CHANGES, known, ("numeric at weights", "0 -> 12 cases", "known owner/name#3")),
+    ):
+        (line,) = change_lines(name, [dict(zip(columns, row, strict=True))], WIDTH)
+        assert line.startswith(row[0])
+        assert all(part in line for part in parts)

@@ -68,19 +68,19 @@ def test_every_printed_number_is_there_as_it_is_printed(pages: dict[str, Documen
 
 
 def test_what_is_printed_of_inputs_keeps_its_digits(pages: dict[str, DocumentPage]) -> None:
-    case = pages["masked_self_attention_notebook"].cases[0]
-    given = {each.called: each for each in case.given}
+    given = {each.called: each for each in pages["masked_self_attention_notebook"].cases[0].given}
     assert given["q"].inputs == ("query",)
     assert given["q"].rows[3][:2] == ("-0.4541441", "0.49158284")
     assert given["mask"].rows[1] == ("0.", "0.", "-inf", "-inf")
     (words, *_) = pages["base_r_vignette"].cases[0].given
     assert (words.called, words.inputs) == ("words", ("query", "key", "value"))
-    assert words.rows == (("1", "0", "0"), ("0", "1", "0"), ("1", "1", "0"), ("0", "0", "1"))
     post = {each.called: each.rows for each in pages["multi_head_post"].cases[0].given}
     assert post["w_query.T"] == ()  # 256 numbers that follow from a seed
 
 
-def test_errata_are_explained_and_fail_nothing(pages: dict[str, DocumentPage]) -> None:
+def test_errata_are_explained_fail_nothing_and_are_framed_beside_the_exact_numbers(
+    pages: dict[str, DocumentPage],
+) -> None:
     case = pages["masked_self_attention_notebook"].cases[1]
     weights = expectation(case, "attention")
     assert weights.erratum.startswith("Printed under mask=None")
@@ -90,22 +90,42 @@ def test_errata_are_explained_and_fail_nothing(pages: dict[str, DocumentPage]) -
     assert [(value.is_erratum, value.state) for value in first.values if value] == [(True, "")] * 2
     assert [(value.is_erratum, value.state) for value in last.values if value] == [(False, "")] * 2
     assert (first.mark_text, last.mark_text) == ("erratum", "")
-
-
-def test_what_is_printed_otherwise_is_framed_beside_the_exact_number(pages: dict[str, DocumentPage]) -> None:
-    case = pages["masked_self_attention_notebook"].cases[1]
     panels = {name: drawing.panels for drawing in case.drawings for name in drawing.names}
     assert [panel.printed for panel in panels["scores"]] == [{}]
-    (weights,) = panels["weights"]
-    assert set(weights.printed) == {(row, column) for row in range(3) for column in range(4)}
-    assert [cell_text(weights, *place) for place in ((0, 0), (1, 0), (3, 0))] == [
-        ("0.2104", "1."), ("0.1378", "0.46954621"), ("0.282", ""),
-    ]  # fmt: skip
-    picture = heatmaps([weights])
+    (drawn,) = panels["weights"]
+    assert set(drawn.printed) == {(row, column) for row in range(3) for column in range(4)}
+    assert [cell_text(drawn, *place) for place in ((0, 0), (3, 0))] == [("0.2104", "1."), ("0.282", "")]
+    picture = heatmaps([drawn])
     assert "; printed otherwise: 1. at [0, 0], 0. at [0, 1], " in picture.alternative
     assert picture.data.decode().count(MISPRINT) == 12
-    assert "printed 0.46954621" in picture.data.decode()
-    assert heat_of(weights).count("<small>printed") == 12
+    assert heat_of(drawn).count("<small>printed") == 12
+
+
+def test_documents_are_drawn_as_they_draw_themselves(pages: dict[str, DocumentPage]) -> None:
+    single, context = pages["attention_scoring_post"].cases
+    drawn = {drawing.names: drawing.panels[0] for drawing in (*single.drawings, *context.drawings)}
+    assert drawn["query",].matrix.tolist() == [[5], [1], [20]]
+    assert drawn["key", "value"].matrix.tolist() == [[3, 59, 1, 4], [12, 2, 43, 3], [45, 5, 5, 45.3]]
+    assert drawn["key", "value"].title == "annotations (key, value)"
+    # Weights 0.1192 and 0.8808, that is 1 / (1 + e^2) and 1 / (1 + e^-2), times the first and the fourth annotation.
+    low, high = 1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))
+    applied = np.outer([3, 12, 45], [low, 0, 0, 0]) + np.outer([4, 3, 45.3], [0, 0, 0, high])
+    np.testing.assert_allclose(drawn["applied_values",].matrix, applied, rtol=1e-12, atol=1e-200)
+    np.testing.assert_allclose(drawn["output",].matrix, applied.sum(axis=1, keepdims=True), rtol=1e-12)
+    assert [drawing.is_input for drawing in context.drawings] == [True, True, False, False, False, False]
+    # What is not printed is within its bound.
+    unprinted = expectation(context, "applied_attention", "unprinted")
+    assert unprinted.holds.startswith("On every implementation it is within its error bound")
+    assert (
+        unprinted.spread == "Among the implementations: in float64 they are identical; in float32 they are identical."
+    )
+    # Scores, mask, weights and output have a panel for each head.
+    names = [drawing.names[0] for drawing in pages["masked_self_attention_notebook"].cases[0].drawings]
+    assert names == ["query", "key", "value", "bias", "raw_scores", "scores", "biased", "weights", "output"]
+    four = {drawing.names[0]: drawing for drawing in pages["multi_head_post"].cases[1].drawings}
+    titles = [f"attention_weights (weights)[{head}]" for head in range(4)]
+    assert [panel.title for panel in four["weights"].panels] == titles
+    assert four["output"].panels[0].matrix.shape == (5, 16)
 
 
 def test_a_misprint_is_framed_where_the_document_draws_it() -> None:
@@ -117,50 +137,6 @@ def test_a_misprint_is_framed_where_the_document_draws_it() -> None:
         (drawing,) = drawings_of(record, kept, in_columns=in_columns, printed=printed)
         assert [panel.printed for panel in drawing.panels] == [{}, {place: "7"}]
         assert cell_text(drawing.panels[1], *place) == ("8", "7")
-
-
-def test_what_is_not_printed_is_told_to_be_within_its_bound_and_how_far_implementations_are_apart(
-    pages: dict[str, DocumentPage],
-) -> None:
-    case = pages["attention_scoring_post"].cases[1]
-    applied = expectation(case, "applied_attention", "unprinted")
-    assert applied.holds.startswith("On every implementation it is within its error bound")
-    assert applied.spread == "Among the implementations: in float64 they are identical; in float32 they are identical."
-    assert expectation(case, "attention_weights", "known").tables[0].lines[0].printed == "5.77e-340"
-
-
-def test_the_scoring_post_is_drawn_as_it_draws_itself(pages: dict[str, DocumentPage]) -> None:
-    single, context = pages["attention_scoring_post"].cases
-    drawn = {drawing.names: drawing.panels[0] for drawing in (*single.drawings, *context.drawings)}
-    assert drawn["query",].matrix.tolist() == [[5], [1], [20]]
-    assert drawn["key",].matrix.tolist() == [[3], [12], [45]]
-    assert drawn["key", "value"].matrix.tolist() == [[3, 59, 1, 4], [12, 2, 43, 3], [45, 5, 5, 45.3]]
-    assert drawn["key", "value"].title == "annotations (key, value)"
-    # Weights 0.1192 and 0.8808, that is 1 / (1 + e^2) and 1 / (1 + e^-2), times the first and the fourth annotation.
-    low, high = 1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))
-    applied = np.outer([3, 12, 45], [low, 0, 0, 0]) + np.outer([4, 3, 45.3], [0, 0, 0, high])
-    np.testing.assert_allclose(drawn["applied_values",].matrix, applied, rtol=1e-12, atol=1e-200)
-    np.testing.assert_allclose(drawn["output",].matrix, applied.sum(axis=1, keepdims=True), rtol=1e-12)
-    assert [drawing.is_input for drawing in context.drawings] == [True, True, False, False, False, False]
-
-
-def test_other_documents_are_drawn_with_scores_mask_weights_and_output_a_panel_per_head(
-    pages: dict[str, DocumentPage],
-) -> None:
-    def names(document: str, case: int) -> list[tuple[str, ...]]:
-        return [drawing.names for drawing in pages[document].cases[case].drawings]
-
-    assert names("masked_self_attention_notebook", 0) == [
-        ("query",), ("key",), ("value",), ("bias",),
-        ("raw_scores",), ("scores",), ("biased",), ("weights",), ("output",),
-    ]  # fmt: skip
-    assert ("row_maxima",) in names("base_r_vignette", 0)
-    four = {drawing.names[0]: drawing for drawing in pages["multi_head_post"].cases[1].drawings}
-    assert [panel.title for panel in four["weights"].panels] == [
-        f"attention_weights (weights)[{head}]" for head in range(4)
-    ]
-    np.testing.assert_allclose(four["weights"].panels[2].matrix.sum(axis=-1), np.ones(5), rtol=1e-12)
-    assert four["output"].panels[0].matrix.shape == (5, 16)
 
 
 @pytest.fixture

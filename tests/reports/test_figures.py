@@ -35,7 +35,6 @@ from attncheck.reports.panels import (
     describe,
     describe_errors,
     error_matrices,
-    ink_on,
     panels_of,
     safe_text,
     shades,
@@ -54,13 +53,14 @@ def texts(picture: Picture) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(picture.data).iter(f"{SVG}text")]
 
 
-@pytest.mark.parametrize(("kind", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_the_same_matrix_gives_the_same_bytes_whatever_the_settings_of_matplotlib(kind: Any, start: bytes) -> None:
-    first = heatmaps([Panel("weights", MATRIX)], format=kind)
-    with mpl.rc_context({"font.size": 20, "image.cmap": "jet", "svg.hashsalt": "other", "axes.grid": True}):
-        assert heatmaps([Panel("weights", MATRIX)], format=kind) == first
-    assert first.data.startswith(start)
-    assert not re.search(rb"20\d\d-\d\d-\d\d|Matplotlib v|CreationDate", first.data)
+def test_the_same_matrix_gives_the_same_bytes_whatever_the_settings_of_matplotlib() -> None:
+    kinds: dict[Any, bytes] = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}
+    for kind, start in kinds.items():
+        first = heatmaps([Panel("weights", MATRIX)], format=kind)
+        with mpl.rc_context({"font.size": 20, "image.cmap": "jet", "svg.hashsalt": "other", "axes.grid": True}):
+            assert heatmaps([Panel("weights", MATRIX)], format=kind) == first
+        assert first.data.startswith(start)
+        assert not re.search(rb"20\d\d-\d\d-\d\d|Matplotlib v|CreationDate", first.data)
 
 
 def test_every_cell_of_a_small_matrix_has_its_number_and_a_svg_refers_to_nothing_outside() -> None:
@@ -98,7 +98,6 @@ def test_any_text_becomes_one_line_that_xml_can_hold(text: str) -> None:
 
 MATRICES = [
     np.array([[np.nan, np.inf], [-np.inf, 1.0]]),
-    np.full((2, 2), np.nan),
     np.array([[1.7e308, -1.7e308]]),
     np.array([[5e-324]]),
     np.zeros((3, 3)),
@@ -106,11 +105,20 @@ MATRICES = [
     np.array([[3]], dtype=np.int64),
     np.full((30, 30), 1.7e308) * np.where(np.eye(30), 1, -1),
     np.zeros((1, 5000)),
-    np.ones((2000, 3)),
 ]
 
 
-NUMBERS = {927.0: "927", 0.25: "0.25", 1e5: "1e+05", -0.0: "0", True: "1", np.inf: "inf", 1 / 3: "0.333"}
+def test_a_large_matrix_is_thinned_out_and_an_array_is_a_panel_per_matrix_that_says_what_is_left_out() -> None:
+    rng = np.random.default_rng(0)
+    picture = heatmaps([Panel("big", rng.normal(size=(1000, 700)))])
+    assert "1 of 16 rows, 1 of 11 columns" in texts(picture)
+    assert len(picture.data) < 60_000
+    assert [panel.title for panel in panels_of(np.zeros((1, 3, 2, 2)), "w")] == ["w[0]", "w[1]", "w[2]"]
+    assert [panel.title for panel in panels_of(np.zeros((1, 1, 2, 2)), "w")] == ["w"]
+    assert [panels_of(np.zeros(shape), "v")[0].matrix.shape for shape in ((4,), ())] == [(1, 4), (1, 1)]
+    many = panels_of(np.zeros((5, 4, 2, 2)), "w")
+    assert (len(many), many[-1].title) == (8, "w[1, 3] (and 12 more)")
+    assert panels_of(np.zeros((0, 2, 2)), "w") == ()
 
 
 def test_any_number_can_be_drawn_and_none_is_said_to_be_none() -> None:
@@ -118,50 +126,22 @@ def test_any_number_can_be_drawn_and_none_is_said_to_be_none() -> None:
         shown = texts(heatmaps([Panel("any", matrix)]))
         if matrix.size < 5 and matrix.dtype == float:
             assert {short_number(value) for value in matrix.ravel()} <= set(shown)
-    for shape in ((0, 0), (0, 4), (4, 0)):
-        assert heatmaps([Panel("none", np.zeros(shape))]).alternative == f"none: empty, shape {shape[0]} x {shape[1]}"
-        assert describe_errors(np.zeros(shape), "none").endswith("there is no element.")
-    assert {value: short_number(value) for value in NUMBERS} == NUMBERS
+    assert heatmaps([Panel("none", np.zeros((0, 4)))]).alternative == "none: empty, shape 0 x 4"
+    assert describe_errors(np.zeros((0, 4)), "none").endswith("there is no element.")
+    numbers = {927.0: "927", 0.25: "0.25", 1e5: "1e+05", -0.0: "0", True: "1", np.inf: "inf", 1 / 3: "0.333"}
+    assert {value: short_number(value) for value in numbers} == numbers
     large = np.zeros((10, 10))
     large[0, 0], large[1, 1], large[2, 2] = np.nan, -2.0, 3.0
     assert describe(Panel("x", large)) == "x: 10 x 10 matrix, from -2 to 3, 1 not finite"
-    assert describe(Panel("x", np.full((10, 10), np.nan))) == "x: 10 x 10 matrix, 100 not finite"
-
-
-def test_a_large_matrix_is_thinned_out_and_small_in_bytes() -> None:
-    rng = np.random.default_rng(0)
-    picture = heatmaps([Panel("big", rng.normal(size=(1000, 700)))])
-    assert "1 of 16 rows, 1 of 11 columns" in texts(picture)
-    assert len(picture.data) < 60_000
-    assert re.fullmatch(r"big: 1000 x 700 matrix, from -\d.* to \d.*\.", picture.alternative)
-
-
-def test_an_array_is_a_panel_per_matrix_and_says_what_is_left_out() -> None:
-    assert [panel.title for panel in panels_of(np.zeros((1, 3, 2, 2)), "w")] == ["w[0]", "w[1]", "w[2]"]
-    assert [panel.title for panel in panels_of(np.zeros((1, 1, 2, 2)), "w")] == ["w"]
-    assert panels_of(np.zeros(4), "v")[0].matrix.shape == (1, 4)
-    assert panels_of(np.array(4.0), "v")[0].matrix.shape == (1, 1)
-    many = panels_of(np.zeros((5, 4, 2, 2)), "w")
-    assert len(many) == 8
-    assert many[-1].title == "w[1, 3] (and 12 more)"
-    assert panels_of(np.zeros((0, 2, 2)), "w") == ()
-
-
-def test_shades_go_from_light_to_the_panels_colour_and_ink_can_be_read_on_them() -> None:
-    pixels = shades(Panel("x", np.array([[0.0, 0.5, 1.0, np.nan, -np.inf, np.inf]]), "#000080"))
-    assert pixels[0, 0].tolist() == [0xF3, 0xF1, 0xF4]
-    assert pixels[0, 2].tolist() == [0, 0, 0x80]
-    assert pixels[0, 0].sum() > pixels[0, 1].sum() > pixels[0, 2].sum()
-    assert len({tuple(pixel) for pixel in pixels[0].tolist()}) == 6
-    assert [ink_on(pixel) for pixel in pixels[0, [0, 2, 4]]] == ["#000000", "#ffffff", "#ffffff"]
+    pixels = shades(Panel("x", np.array([[0.0, 0.5, 1.0, np.nan, -np.inf, np.inf]]), "#000080"))[0].tolist()
+    assert len(set(map(tuple, pixels))) == 6
 
 
 def test_the_worst_error_is_found_written_and_ringed_whatever_is_thinned_out_or_folded() -> None:
     ratio = np.full((2, 40, 300, 100), 0.01)
     ratio[1, 7, 123, 45] = 57.0
     ratio[0, 0, :, 99] = np.nan
-    words = describe_errors(ratio, "scores")
-    assert words == (
+    assert describe_errors(ratio, "scores") == (
         "scores, shape 2 x 40 x 300 x 100: largest 57 at [1, 7, 123, 45]; 1 of 2,399,700 elements exceed the limit 1; "
         "300 not judged."
     )
@@ -169,19 +149,14 @@ def test_the_worst_error_is_found_written_and_ringed_whatever_is_thinned_out_or_
     assert max(folded.errors.shape) <= MAX_CELLS
     assert folded.worst == (123 // folded.block[0], 45 // folded.block[1])
     assert folded.errors[folded.worst] == np.nanmax(folded.errors) == 57
-
-
-def test_a_few_matrices_have_a_panel_each_and_only_one_has_the_worst() -> None:
+    assert describe_errors(np.full((2, 2), np.nan), "x") == "x, shape 2 x 2: no element was judged."
+    assert "largest 0.3; none exceeds the limit 1" in describe_errors(np.array(0.3), "x")
+    # A few matrices have a panel each, and only one has the worst.
     ratio = np.zeros((1, 3, 2, 2))
     ratio[0, 1, 1, 0] = np.inf
     maps = error_matrices(ratio)
     assert [(each.title, each.worst) for each in maps] == [("[0, 0]", None), ("[0, 1]", (1, 0)), ("[0, 2]", None)]
     assert [each.title for each in error_matrices(ratio, is_document=True)] == ["[0]", "[1]", "[2]"]
-
-
-def test_where_nothing_was_judged_words_say_so() -> None:
-    assert describe_errors(np.full((2, 2), np.nan), "x") == "x, shape 2 x 2: no element was judged."
-    assert "largest 0.3; none exceeds the limit 1" in describe_errors(np.array(0.3), "x")
 
 
 Lengths = Mapping[str, int]
@@ -208,12 +183,9 @@ def judged_where(records: list[dict[str, Any]], hand: Any) -> JudgedWhere:
     return make
 
 
-def past(tile: int) -> Callable[[Lengths], bool]:
-    return lambda lengths: lengths["Lk"] > tile and bool(lengths["Lk"] % tile)
-
-
-ENDS = {16: ((17, 65, 129), ()), 64: ((65, 129), (63, 64, 128))}
-"""Lengths behind whole tiles, and others, which a line for queries does not share."""
+def past(lengths: Lengths) -> bool:
+    """Whether keys lie past the last full tile of 16."""
+    return lengths["Lk"] > 16 and bool(lengths["Lk"] % 16)
 
 
 def drawn_in(frames: Frames) -> tuple[str, str]:
@@ -224,68 +196,39 @@ def drawn_in(frames: Frames) -> tuple[str, str]:
     return str(words.content), figure.markup
 
 
-@pytest.mark.parametrize("tile", ENDS)
-def test_a_forgotten_tail_is_said_in_words_and_its_tile_is_drawn(
-    records: list[dict[str, Any]], judged_where: JudgedWhere, tile: int
+def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(
+    records: list[dict[str, Any]], judged_where: JudgedWhere
 ) -> None:
-    frames = judged_where(past(tile))
-    count = sum(past(tile)(lengths_of(case)) for case in records)
+    frames = judged_where(past)
+    count = sum(past(lengths_of(case)) for case in records)
     others = len(records) - count
     line = (
-        f"numpy.eager fails where keys lie past the last full tile of {tile}: {count} of {count}; "
+        f"numpy.eager fails where keys lie past the last full tile of 16: {count} of {count}; "
         f"passes elsewhere: {others} of {others}"
     )
     assert in_common_lines(frames) == [line]
     (found,) = length_maps(frames)
-    assert (found.tile, found.explained) == (tile, line)
+    assert (found.tile, found.explained) == (16, line)
     assert (int(found.failing.sum()), int(found.cases.sum())) == (count, len(records))
     for (row, column), failing in np.ndenumerate(found.failing):
-        expected = found.cases[row, column] if past(tile)({"Lk": found.keys[column]}) else 0
+        expected = found.cases[row, column] if past({"Lk": found.keys[column]}) else 0
         assert failing == expected
     words, picture = drawn_in(frames)
-    assert words.endswith(f"Lines are drawn where a tile of {tile} ends.")
+    assert words.endswith("Lines are drawn where a tile of 16 ends.")
     assert f'aria-label="{line}. {count} of {len(records)} cases fail' in picture
     # Lines stand behind whole tiles.
     path = picture.partition('class="lt" d="')[2].partition('"')[0]
     places = {int(part.split()[0]) for part in path.split("M")[1:] if "V" in part}
-    behind, others = ({52 + 14 * found.keys.index(length) for length in each} for each in ENDS[tile])
-    assert behind <= places
-    assert not others & places
+    assert {52 + 14 * found.keys.index(length) for length in (17, 65, 129)} <= places
     # A long list of places is cut.
-    assert tile == 64 or found.words().count("Lq=") == 12
-    assert tile == 64 or found.words().endswith(" more")
-
-
-def test_a_map_shows_causal_cases_and_ranges_of_widths_and_where_both_lengths_are_equal(
-    records: list[dict[str, Any]], judged_where: JudgedWhere
-) -> None:
-    frames = judged_where(past(16))
-    (found,) = length_maps(frames)
-    _, picture = drawn_in(frames)
-    causal = [bool(case["options"].get("is_causal")) for case in records]
-    wide = [lengths_of(case)["D"] > 128 for case in records]
-    assert 0 < sum(causal) < len(causal)
+    assert found.words().count("Lq=") == 12
+    assert found.words().endswith(" more")
+    causal = sum(bool(case["options"].get("is_causal")) for case in records)
     counts = {(view.causality, view.widths): int(view.cases.sum()) for view in found.views}
-    assert counts[0, 0] == len(records)
-    assert (counts[1, 0], counts[2, 0]) == (sum(causal), len(causal) - sum(causal))
-    assert counts.get((0, 5), 0) == sum(wide)
-    widths = [count for (causality, width), count in counts.items() if width and not causality]
+    assert [counts[causality, 0] for causality in range(3)] == [len(records), causal, len(records) - causal]
+    widths = [number for (causality, width), number in counts.items() if width and not causality]
     assert sum(widths) == len(records)
-    failing = sum(past(16)(lengths_of(case)) for case, is_causal in zip(records, causal, strict=True) if is_causal)
-    assert f'class="c1"> causal ({failing:,} of {sum(causal):,})</label>' in picture
-    assert picture.count('class="w') == len(widths) + 1
     assert picture.count('<g class="v v') == len(found.views) == 3 * (len(widths) + 1)
-    # The diagonal goes through the middle of every square of equal lengths.
-    points = picture.partition('class="ld" points="')[2].partition('"')[0].split()
-    equal = set(found.queries) & set(found.keys)
-    assert {f"{52 + 14 * found.keys.index(n) + 7},{44 + 14 * found.queries.index(n) + 7}" for n in equal} <= set(points)
-
-
-def test_where_no_tile_explains_anything_none_is_drawn(judged_where: JudgedWhere) -> None:
-    words, picture = drawn_in(judged_where(lambda lengths: lengths["D"] % 3 == 0))
-    assert words.endswith("No tile of 16, 32, 64, 128 or 256 tells what fails from what passes.")
-    assert [f'class="{kind}"' in picture for kind in ("lt", "ls", "lp")] == [False, True, True]
-    assert length_maps(judged_where(lambda lengths: False)) == ()  # what fails nowhere has no map
 
 
 def test_the_tile_that_tells_most_is_found() -> None:
@@ -300,67 +243,48 @@ def test_the_tile_that_tells_most_is_found() -> None:
 
 
 VIGNETTE = "documents/base_r_vignette/four-words-attend-to-each-other"
+
+
 NOTEBOOK = "documents/masked_self_attention_notebook"
 
 
-def printed(identity: str, dtype: str = "float64", *stages: str, **console: object) -> str:
+BIG = "kernel_shapes/heads/a-bias-for-each-of-many-heads-17-by-4"
+
+
+def printed(identity: str, *stages: str) -> str:
     """Return what is printed of a bundled case."""
     selection = select_cases([identity])
     text = io.StringIO()
-    options = {"width": 200, "highlight": False, "markup": False, **console}
-    print_case(work_out(selection.cases[0], dtype, stages), selection.tags, Console(file=text, **options))  # type: ignore[arg-type]
+    print_case(work_out(selection.cases[0], "float64", stages), selection.tags, console_of(text))
     return text.getvalue()
 
 
-def test_a_case_is_shown_with_its_source_tags_inputs_errata_and_exact_stages() -> None:
+def console_of(text: io.StringIO) -> Console:
+    return Console(file=text, width=200, highlight=False, markup=False)
+
+
+def test_a_case_is_shown_with_its_numbers_and_errata() -> None:
+    """The snapshot of ``show`` has the text of one case, without its numbers."""
     text = printed(VIGNETTE)
-    assert text.startswith("Four words attend to each other\n")
-    assert "multi_head_attention, query 1x4x3, key 1x4x3" in text
-    assert "probes document: The numbers that a published document prints. Catches: An implementation" in text
-    assert "R fills matrices by columns" in text
-    assert "words (query, key, value), 4 x 3\n   0  1  2 \n0  1  0  0 \n" in text
-    assert "scores (raw_scores), 4 x 4\n    0   1   2   3 \n0   6   4  10   5 \n" in text
     assert re.search(r"\[0, 2\] +0\.8429010 +0\.8429010423 +4\.2e-08 +holds", text)
-    assert "weights, printed: 16 of 16 hold" in text
     assert "\x1b" not in text
-    text = printed(f"{NOTEBOOK}/the-call-as-the-notebook-writes-it-with-mask-none", "float64", "weights")
+    text = printed(f"{NOTEBOOK}/the-call-as-the-notebook-writes-it-with-mask-none", "weights")
     assert "attention (weights), printed: 4 of 16 hold\nErratum: Printed under mask=None" in text
     assert re.search(r"\[0, 0\] +1\. +0\.21036710325 +0\.79 +erratum", text)
     assert "values" not in text.partition("Exact stages")[2]  # only the stage that was asked for
 
 
-def test_colours_are_for_terminals_and_not_for_those_who_want_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\x1b[38;2;" in printed(VIGNETTE, "float64", force_terminal=True, color_system="truecolor")
-    monkeypatch.setenv("NO_COLOR", "1")
-    plain = printed(VIGNETTE, "float64", force_terminal=True, color_system="truecolor")
-    assert "38;2;" not in plain
-    assert "48;2;" not in plain
-
-
-def test_every_dtype_shows_the_exact_answer_for_what_is_stored_in_it() -> None:
-    identity = f"{NOTEBOOK}/four-words-attend-to-themselves-and-to-earlier-words"
-    assert "Inputs in float32:" in printed(identity, "float32")
-    exact = {dtype: printed(identity, dtype, "weights").splitlines()[-4:] for dtype in ("float64", "float32")}
-    assert exact["float64"] != exact["float32"]  # the inputs were rounded to float32, and so has another exact answer
-    assert all(line.endswith("holds  ") or line.endswith("holds") for lines in exact.values() for line in lines)
-
-
 def test_a_matrix_of_any_shape_and_name_is_elided_to_what_goes_into_the_width() -> None:
     lines = matrix_text(Panel("x", np.arange(10_000.0).reshape(100, 100)), 60).plain.splitlines()
-    assert lines[0] == "x, 100 x 100"
-    assert len(lines) == 2 + 12
+    assert (lines[0], len(lines)) == ("x, 100 x 100", 2 + 12)
     assert max(map(len, lines)) <= 60
     assert lines[1].split()[-3:] == ["...", "98", "99"]
     assert lines[-1].split()[-1] == "9999"
-    assert [line.split()[0] for line in lines[2:]].count("...") == 1
-    for shape in ((1, 1), (0, 3), (3, 0), (1, 5000), (5000, 1)):
+    for shape in ((1, 1), (0, 3), (3, 0), (1, 5000)):
         text = matrix_text(Panel("x", np.full(shape, np.nan)), 80).plain
-        assert text.startswith(f"x, {shape[0]} x {shape[1]}")
         assert max(map(len, text.splitlines())) <= 80
     # Names cannot write to the terminal.
-    text = matrix_text(Panel("\x1b]0;owned\x07 [red]x", np.zeros((1, 1))), 80).plain
-    assert not {"\x1b", "\x07"} & set(text)
-    assert "[red]x" in text
+    assert not {"\x1b", "\x07"} & set(matrix_text(Panel("\x1b]0;owned\x07 [red]x", np.zeros((1, 1))), 80).plain)
 
 
 def shown_text(tmp_path: Path, text: str) -> str:
@@ -370,8 +294,7 @@ def shown_text(tmp_path: Path, text: str) -> str:
     selection = select_cases(["own.yaml"], base=tmp_path)
     assert not selection.faults
     shown = io.StringIO()
-    console = Console(file=shown, width=200, highlight=False, markup=False)
-    print_case(work_out(selection.cases[0], "float64"), {}, console)
+    print_case(work_out(selection.cases[0], "float64"), {}, console_of(shown))
     return shown.getvalue()
 
 
@@ -382,31 +305,33 @@ def test_elements_without_an_exact_answer_say_why_and_sampled_rows_are_told(tmp_
         '    expect: [{stage: weights, printed: "nan 55\\n0.5 0.5", exact: true}]',
     )
     assert "There is no exact answer where nan stands: scores holds NaN or an infinity that no mask explains.\n" in text
-    assert "weights, printed: 2 of 4 hold" in text
     words = [line.strip().rpartition("  ")[2] for line in text.splitlines() if line.startswith("[")]
     assert words == ["not compared", "not compared", "holds", "holds"]
     text = shown_text(tmp_path, "inputs: {scores: {ascending: [0, 0.001], shape: [2100, 128]}}")
     assert "64 of 2,100 query rows judged; they stand for all." in text
-    # Rows 2 to 14 lie beside no edge of a tile, and are not among those drawn at random.
-    weights = text.partition("Exact stages:")[2]
-    assert "\n2" in weights
-    assert "nan" in weights
 
 
 def test_a_case_is_saved_as_an_image_of_the_format_that_the_name_asks_for(tmp_path: Path) -> None:
-    """With the same bytes every time, which test_figures.py sees of every format."""
     shown = work_out(select_cases([VIGNETTE]).cases[0], "float64", ["output"])
     for suffix, start in (("png", b"\x89PNG"), ("SVG", b"<svg"), ("pdf", b"%PDF")):
         (path,) = save_case(shown, tmp_path / f"first.{suffix}")
         assert path.read_bytes().startswith(start)
-    first = path.read_bytes()
-    save_case(shown, path)
-    assert path.read_bytes() == first
     with pytest.raises(OutputError, match=r"none.x\.svg cannot be written: No such file or directory"):
         save_case(shown, tmp_path / "none" / "x.svg")
     for name in ("x.gif", "x"):
         with pytest.raises(UsageError, match=r"expected \.png, \.svg or \.pdf"):
             image_format(Path(name))
+    # Where it does not fit, it goes on further pages, which are one file as a PDF.
+    shown = work_out(select_cases([BIG]).cases[0], "float32", ["weights"])
+    paths = save_case(shown, tmp_path / "big.svg")
+    assert len(paths) > 1
+    assert [path.name for path in paths] == [f"big-{number}.svg" for number in range(1, len(paths) + 1)]
+    pages = [path.read_text(encoding="utf-8") for path in paths]
+    assert f"page 2 of {len(paths)}" in pages[1]
+    for panel in (panel for drawing in shown.drawings for panel in drawing.panels):
+        assert f">{panel.title}<" in "".join(pages)
+    (path,) = save_case(shown, tmp_path / "big.pdf")
+    assert len(re.findall(rb"/Type /Page\b", path.read_bytes())) == len(paths)
 
 
 UNSHOWN = [
@@ -414,10 +339,16 @@ UNSHOWN = [
     (["documents/no_such_case"], "there is no case 'documents/no_such_case': expected its id, a glob"),
     (["documents/*"], "'documents/*' matches 15 cases; name one of them:\n"),
     ([VIGNETTE, "--dtype", "float8"], "has no dtype 'float8'; expected one of float64, float32"),
-    ([VIGNETTE, "--dtype", "bfloat16"], "has no dtype 'bfloat16'; expected one of float64, float32"),
     ([VIGNETTE, "--dtype", "float64,float32"], "has no dtype 'float64,float32'; expected one of float64, float32"),
     ([VIGNETTE, "--save", "x.doc"], "cannot save as .doc"),
 ]
+
+
+def test_the_command_prints_what_was_asked_for_and_saves(tmp_path: Path) -> None:
+    path = tmp_path / "case.svg"
+    result = CliRunner().invoke(app, ["show", VIGNETTE, "--stage", "output", "--save", str(path)])
+    assert (result.exit_code, result.stdout) == (0, f"{path}: Four words attend to each other\n")
+    assert path.read_bytes().startswith(b"<svg")
 
 
 def test_what_cannot_be_shown_is_one_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,34 +361,3 @@ def test_what_cannot_be_shown_is_one_usage_error(tmp_path: Path, monkeypatch: py
         result = CliRunner().invoke(app, ["show", *arguments])
         assert isinstance(result.exception, UsageError), arguments
         assert message in str(result.exception), arguments
-
-
-def test_the_command_prints_and_saves(tmp_path: Path) -> None:
-    runner = CliRunner()
-    result = runner.invoke(app, ["show", VIGNETTE, "--stage", "weights,output"])
-    assert result.exit_code == 0
-    assert "weights, 4 x 4" in result.stdout
-    assert "words" not in result.stdout.partition("Exact stages")[2]
-    path = tmp_path / "case.svg"
-    result = runner.invoke(app, ["show", VIGNETTE, "--stage", "output", "--save", str(path)])
-    assert result.exit_code == 0
-    assert result.stdout == f"{path}: Four words attend to each other\n"
-    assert path.read_bytes().startswith(b"<svg")
-
-
-BIG = "kernel_shapes/heads/a-bias-for-each-of-many-heads-17-by-4"
-
-
-def test_what_does_not_fit_goes_on_further_pages_which_are_one_file_as_a_pdf(tmp_path: Path) -> None:
-    (case,) = select_cases([BIG]).cases
-    shown = work_out(case, "float32", ["weights"])
-    paths = save_case(shown, tmp_path / "big.svg")
-    assert [path.name for path in paths] == [f"big-{number}.svg" for number in range(1, len(paths) + 1)]
-    assert len(paths) > 1
-    texts = [path.read_text(encoding="utf-8") for path in paths]
-    for number, text in enumerate(texts, 1):
-        assert f"page {number} of {len(paths)}" in text
-    for panel in (panel for drawing in shown.drawings for panel in drawing.panels):
-        assert f">{panel.title}<" in "".join(texts)
-    (path,) = save_case(shown, tmp_path / "big.pdf")
-    assert len(re.findall(rb"/Type /Page\b", path.read_bytes())) == len(paths)

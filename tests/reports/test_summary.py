@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
-
 from attncheck.errors import ExitCode
-from attncheck.reports.coverage import coverage, judged_counts, narrowings, unjudged
+from attncheck.reports.coverage import coverage, narrowings, unjudged
 from attncheck.reports.defects import (
     ExpectedFailureGroup,
     address_of,
@@ -18,7 +15,7 @@ from attncheck.reports.defects import (
     expected_failure_groups,
 )
 from attncheck.reports.documents import misprints
-from attncheck.reports.frames import Cell, Column, Frames, State, cell_table, worst_cell
+from attncheck.reports.frames import Cell, Column, State, cell_table, worst_cell
 from attncheck.reports.markdown import inline
 from attncheck.reports.sections import Mark
 from attncheck.reports.summary import exit_code_of, make_summary, verdict_table, what_is_wrong
@@ -27,12 +24,9 @@ from attncheck.reports.write import (
     BLUE,
     GREEN,
     GREY,
-    INK,
-    LABEL_COLOUR,
     RED,
     Badge,
     badge_of,
-    render_endpoint,
     render_svg,
 )
 
@@ -60,18 +54,17 @@ INCOMPLETE = f"{AGREE}; not everything could be run"
 WRONG = f"numpy is wrong {ONLY}; torch agrees with the exact answer"
 COMPARED = f"{AGREE} with the exact answer, and no two of them could be compared"
 
+
 ANSWERS: list[tuple[list[Fields], Fields, str, int]] = [
     ([*BOTH, pair()], {}, AGREE, ExitCode.AGREE),
     ([{}, pair(), UNSUPPORTED | TORCH], {}, f"{ALONE}; {NO_TORCH}", ExitCode.AGREE),
-    ([*BOTH, pair(), printed("misprint", xfail=True)], {}, AGREE, ExitCode.AGREE),
-    ([*BOTH, pair()], {"left_out": NO_JAX}, AGREE, ExitCode.AGREE),
+    ([*BOTH, pair(), printed("misprint", xfail=True)], {"left_out": NO_JAX}, AGREE, ExitCode.AGREE),
     # Who is wrong is named, and who is not.
     ([{}, pair(), NUMERIC | TORCH], {}, f"torch is wrong {ONLY}; {ALONE}", ExitCode.DISAGREE),
     ([*BOTH, pair(verdict="numeric")], {}, f"{AGREE}; numpy.eager and torch.eager differ in 1 case", ExitCode.DISAGREE),
     # What is printed or recorded wrongly is nobody's error.
     ([*BOTH, pair(), printed("misprint")], {}, f"{AGREE}. 1 of 1 printed number does not hold", ExitCode.DISAGREE),
     ([*BOTH, pair(), printed("xpass")], {}, f"{AGREE}. 1 record no longer holds", ExitCode.DISAGREE),
-    ([*BOTH, pair(), ERROR | {"verdict": "xpass"}], {}, f"{AGREE}. 1 record no longer holds", ExitCode.DISAGREE),
     ([*BOTH, pair(), printed("unverified")], {}, f"{AGREE}. 1 of 1 printed number is unverified", ExitCode.AGREE),
     ([TORCH, NUMERIC, CRASH], {}, f"{WRONG}; in 1 case, numpy could not be run", ExitCode.DISAGREE),
     ([{}, ERROR | TORCH], {}, f"{ALONE}; {NO_TORCH}; in 1 case, torch could not be run", ExitCode.NOT_RUN),
@@ -82,10 +75,8 @@ ANSWERS: list[tuple[list[Fields], Fields, str, int]] = [
     ([*BOTH, pair()], {"label": "x: bad case: y", "left_out": NO_JAX}, AGREE, ExitCode.AGREE),
     # Nothing is green that was not judged.
     ([UNVERIFIED], {"versions": {"numpy.eager": "1.0"}}, "Nothing was judged", ExitCode.NOT_RUN),
-    ([UNVERIFIED, UNVERIFIED | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
     ([UNSUPPORTED, UNSUPPORTED | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
     ([*BOTH, pair(verdict="unverified", ratio=None)], {}, COMPARED, ExitCode.AGREE),
-    ([*BOTH, pair(), pair(verdict="unverified", stage="own")], {}, AGREE, ExitCode.AGREE),
     ([ERROR], {}, "Nothing could be run", ExitCode.NOT_RUN),
     ([], {"versions": {}, "missing": NO_JAX}, "Nothing was run", ExitCode.NOT_RUN),
     ([], {"versions": {}}, "Nothing was run", ExitCode.AGREE),
@@ -236,41 +227,29 @@ def test_what_is_wrong_is_told_once_per_case_where_it_begins_and_blames_nobody_e
         ["float64", "torch.eager", "", "crash", "died", 1],
         ["float64", "torch.eager", "output", "numeric", "output", 2],
     ]
-
-
-def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(hand: Any) -> None:
-    # Across environments, where the stage was judged in another run.
+    # A pair that differs is told where no stage is blamed; across environments, the stage was judged in another run.
     apart = pair(verdict="shape", difference=None, ratio=None, index=None, message="shape 3 against 4")
     for row, message in (
         (pair(verdict="numeric", difference=0.5, index="0,1"), "differs from torch.eager by 0.5 at [0, 1]"),
         (apart, "differs from torch.eager: shape 3 against 4"),
     ):
-        (found,) = what_is_wrong(hand.frames([{}, row])).to_dict("records")
-        assert (found["message"], found["stage"]) == (message, "weights")
+        (only,) = what_is_wrong(hand.frames([{}, row])).to_dict("records")
+        assert (only["message"], only["stage"]) == (message, "weights")
 
 
-IN_FLOAT32 = "ounding in float32 would explain it: say `computed_in: float32`"
-
-
-@pytest.mark.parametrize(
-    ("hints", "start", "end"),
-    [
-        (
-            [f"r{IN_FLOAT32}"] * 5,
-            "weights[0, 0] is printed as 0.25, should be 0.5. weights[0, 1]",
-            f". And 2 more numbers of it. R{IN_FLOAT32}",
-        ),
-        ([f"r{IN_FLOAT32}", None, f"r{IN_FLOAT32}"], "", f". For 2 of these 3 numbers: r{IN_FLOAT32}"),
+def test_what_would_explain_misprints_is_said_once(hand: Any) -> None:
+    said = "ounding in float32 would explain it: say `computed_in: float32`"
+    for hints, start, end in (
+        ([f"r{said}"] * 5, "weights[0, 0] is printed as 0.25, should be 0.5. weights[0, 1]", f"numbers of it. R{said}"),
+        ([f"r{said}", None, f"r{said}"], "", f". For 2 of these 3 numbers: r{said}"),
         ([None, None], "", "0.5"),
-    ],
-)
-def test_what_would_explain_misprints_is_said_once(hints: list[str | None], start: str, end: str, hand: Any) -> None:
-    number = printed("misprint", reference_text="0.25", exact=0.5)
-    rows = [number | {"index": f"0,{place}", "hint": hint} for place, hint in enumerate(hints)]
-    (found,) = misprints(hand.frames([{}, *rows]))
-    assert found.message.startswith(start)
-    assert found.message.endswith(end)
-    assert found.message.count("would explain") == any(hints)
+    ):
+        number = printed("misprint", reference_text="0.25", exact=0.5)
+        rows = [number | {"index": f"0,{place}", "hint": hint} for place, hint in enumerate(hints)]
+        (found,) = misprints(hand.frames([{}, *rows]))
+        assert found.message.startswith(start)
+        assert found.message.endswith(end)
+        assert found.message.count("would explain") == any(hints)
 
 
 def test_only_issues_and_https_are_links_and_the_rest_is_text() -> None:
@@ -320,10 +299,6 @@ COVERAGE: list[tuple[list[Fields], str]] = [
         [lacking(None, f"NotImplementedError: head size {size} is not a multiple of 8") for size in (3, 12, 5)],
         'judged 0 of 3 cases; 3 unsupported: "head size N is not a multiple of 8" 3',
     ),
-    (
-        [lacking(None, "NotImplementedError: no 2 heads"), lacking(None, "NotImplementedError: no windows")],
-        'judged 0 of 2 cases; 2 unsupported: "no 2 heads" 1, "no windows" 1',
-    ),
     ([lacking(None, "NotImplementedError")], 'judged 0 of 1 case; 1 unsupported: "no reason" 1'),
     (
         [lacking(name) for name in "abcdefghij"],
@@ -361,26 +336,11 @@ def test_what_was_judged_and_what_the_rest_lacks(hand: Any) -> None:
     cases = [hand.case(f"file/{name}") for name in "abc"]
     frames = hand.frames([{"case": "file/a"}], cases=cases, summary=False)
     assert make_summary(frames).judged == "Judged 1 of 3 cases; 2 not run"
-
-
-def test_the_line_of_several_names_those_that_were_not_judged_in_all(hand: Any) -> None:
-    def frames(partial: int) -> Frames:
-        rows: list[Fields] = [{"case": "file/a"}, {"case": "file/b"}]
-        for number in range(partial):
-            rows.append({"case": "file/a", "implementation": f"mine.k{number}"})
-            rows.append({"case": "file/b", "implementation": f"mine.k{number}"} | lacking("mask"))
-        made: Frames = hand.frames(rows)
-        return made
-
-    assert make_summary(frames(0)).judged == "Judged 2 of 2 cases"
-    one = "mine.k0: judged 1 of 2 cases; 1 unsupported: mask 1"
-    assert make_summary(frames(1)).judged == f"{one}. The other: judged 2 of 2 cases"
-    many = make_summary(frames(6))
-    assert many.judged == (
-        "Not judged in all cases: mine.k0 1 of 2, mine.k1 1 of 2, mine.k2 1 of 2, mine.k3 1 of 2 and 2 more. "
-        "The other: judged 2 of 2 cases"
-    )
-    assert f"{one}." in many.sentences
+    # Of several, those are named that were not judged in all.
+    rows = [{"case": "file/a"}, {"case": "file/b"}, {"case": "file/a", "implementation": "mine.k"}]
+    rows += [{"case": "file/b", "implementation": "mine.k"} | lacking("mask")]
+    said = "mine.k: judged 1 of 2 cases; 1 unsupported: mask 1. The other: judged 2 of 2 cases"
+    assert make_summary(hand.frames(rows)).judged == said
 
 
 def test_too_little_ends_a_comparison_with_3_and_is_told(hand: Any) -> None:
@@ -440,19 +400,13 @@ def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(hand: An
     )
 
 
-PADDED = "zero columns (D 5 to 8, Dv 3 to 8)"
-MORE = "zero columns (D 5 to 8), queries (Lq 3 to 16), masked keys (T 7 to 16)"
-
-
-@pytest.mark.parametrize(
-    ("padded", "sentence"),
-    [
-        ([PADDED, None], "On numpy.eager, 1 case was padded with zero columns, as it requires."),
-        ([PADDED, PADDED], "On numpy.eager, 2 cases were padded with zero columns, as it requires."),
+def test_padded_cases_count_as_judged_by_what_was_added(hand: Any) -> None:
+    columns, more = "zero columns (D 5 to 8, Dv 3 to 8)", "zero columns (D 5 to 8), queries (Lq 3 to 16)"
+    counted: list[tuple[list[str | None], str]] = [
+        ([columns, None], "On numpy.eager, 1 case was padded with zero columns, as it requires."),
         (
-            [PADDED, MORE, None],
-            "On numpy.eager, 2 cases were padded, as it requires: 2 with zero columns, 1 with masked keys and "
-            "1 with queries.",
+            [columns, more, None],
+            "On numpy.eager, 2 cases were padded, as it requires: 2 with zero columns and 1 with queries.",
         ),
         (
             ["a block mask (3 sequences)", "a block mask (2 sequences), zero columns (D 5 to 8)"],
@@ -460,49 +414,33 @@ MORE = "zero columns (D 5 to 8), queries (Lq 3 to 16), masked keys (T 7 to 16)"
             "instead. On numpy.eager, 1 case was padded with zero columns, as it requires.",
         ),
         ([None, None], ""),
-        (["with something else", None], "On numpy.eager, 1 case was padded."),  # as nobody here writes it
-    ],
-)
-def test_padded_cases_count_as_judged_by_what_was_added(padded: list[str | None], sentence: str, hand: Any) -> None:
-    rows: list[Fields] = [{"case": f"file/{number}", "padded": words} for number, words in enumerate(padded)]
-    rows += [{"case": "file/0", "dtype": "float32", "padded": padded[0]}]  # another dtype is no other case
-    rows += [{"case": "file/none", "padded": PADDED} | UNSUPPORTED]
-    frames = hand.frames(rows)
-    said = [each for each in make_summary(frames).sentences if "padded" in each or "mask" in each]
-    assert " ".join(said) == sentence
-    (counts,) = judged_counts(frames).values()
-    assert (counts["padded"], counts["judged"]) == (len([words for words in padded if words]), len(padded))
-    (found,) = coverage(frames)
-    assert (found.judged, found.lacks.cases) == (len(padded), 1)
+    ]
+    for padded, sentence in counted:
+        rows: list[Fields] = [{"case": f"file/{number}", "padded": words} for number, words in enumerate(padded)]
+        rows += [{"case": "file/0", "dtype": "float32", "padded": padded[0]}]  # another dtype is no other case
+        rows += [{"case": "file/none", "padded": columns} | UNSUPPORTED]
+        frames = hand.frames(rows)
+        said = [each for each in make_summary(frames).sentences if "padded" in each or "mask" in each]
+        assert " ".join(said) == sentence
+        (found,) = coverage(frames)
+        assert (found.judged, found.lacks.cases) == (len(padded), 1)
 
 
 BADGES: list[tuple[list[Fields], Badge]] = [
     ([{}], Badge("1 of 1 agree", GREEN)),
     ([{}, NUMERIC], Badge("1 of 2 agree", RED)),
     ([{}, UNSUPPORTED], Badge("1 of 2 agree", BLUE)),
-    ([{}, UNVERIFIED], Badge("1 of 2 agree", BLUE)),
     ([{}, {"verdict": "crash", "stage": ""}], Badge("1 of 2 agree", AMBER)),
     ([UNSUPPORTED], Badge("not judged", GREY)),
     ([], Badge("not judged", GREY)),
 ]
 
 
-def _luminance(colour: str) -> float:
-    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_a_badge_counts_cases_is_green_where_all_agree_and_can_be_read(hand: Any) -> None:
+def test_a_badge_counts_cases_and_is_green_where_all_agree(hand: Any) -> None:
     for rows, badge in BADGES:
         frames = hand.frames([{"case": f"file/{number}"} | row for number, row in enumerate(rows)], summary=bool(rows))
         assert badge_of(frames) == badge
-    for colour in (GREEN, RED, AMBER, BLUE, GREY, LABEL_COLOUR):  # the contrast that WCAG asks for
-        light, dark = sorted((_luminance(INK), _luminance(colour)), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 4.5
     badge = Badge('1 of 2 <agree> & "so"', RED)
     root = ElementTree.fromstring(render_svg(badge))
     assert root.get("aria-label") == f"attention: {badge.message}"
     assert [element.text for element in root.iter() if element.tag.endswith("text")] == ["attention", badge.message]
-    shown = {"schemaVersion": 1, "label": "attention", "message": badge.message, "color": RED}
-    assert json.loads(render_endpoint(badge)) == shown

@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,114 +23,23 @@ from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.command import mutants_document, print_mutation
 from attncheck.mutation.score import run_mutants
 from attncheck.reading.selection import select_cases
-from attncheck.reports.defects import commands_again, defects, first_commands
-from attncheck.reports.frames import Frames, records
+from attncheck.reports.defects import commands_again, first_commands
+from attncheck.reports.frames import records
 from attncheck.reports.html.page import render_html
 from attncheck.reports.terminal import print_summary
 from attncheck.wording import told_apart, written_ratio
 
-Printed = Callable[..., list[str]]
 
-
-@pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
-    """Return the lines that are printed for some frames."""
-
-    def run(frames: Frames, *, quiet: bool = False) -> list[str]:
-        capsys.readouterr()
-        print_summary(frames, Path("here/report.html"), quiet=quiet)
-        return capsys.readouterr().out.splitlines()
-
-    return run
-
-
-def test_where_all_agree_nothing_is_said_quietly_and_without_results_what_was_left_out_is_told(
-    hand: Any, printed: Printed
-) -> None:
-    assert printed(hand.frames([{}]), quiet=True) == []
-    lines = printed(hand.frames(left_out={"jax": "not installed"}, summary=False))
-    assert lines[0] == "Nothing was run."
-    assert "jax was left out: not installed." in lines
-    assert "this run was interrupted, or is still going on: its results are not complete." in lines
-
-
-def test_evaluations_are_counted_and_the_largest_error_is_told_by_dtype(hand: Any, printed: Printed) -> None:
-    torch, lacking = {"implementation": "torch.eager"}, {"verdict": "unsupported", "stage": ""}
-    rows = [
-        {"case": "file/a", "ratio": 0.25},
-        {"case": "file/a", "ratio": 0.125, "stage": "output"},
-        {"case": "file/b", "comparison": "printed", "verdict": "misprint", "xfail": True},
-        {"case": "file/b"},
-        {"case": "file/c", "verdict": "numeric"},
-        {"case": "file/c", "dtype": "float32", "ratio": 0.5},
-        {"case": "file/d", "dtype": "float32", "verdict": "numeric", "xfail": True},
-        {"case": "file/d"},
-        {"case": "file/e"} | lacking,
-        {"case": "file/e", "dtype": "float32"},  # agrees where only some dtypes are supported
-        torch | lacking | {"case": "file/a"},
-        torch | {"case": "file/b", "verdict": "crash", "stage": "", "dtype": "float32"},
-        torch | {"case": "file/b", "verdict": "unverified"},
-    ]
-    lines = printed(hand.frames(rows))
-    errors = ["error in float64", "error in float32"]
-    (start,) = [number for number, line in enumerate(lines) if line.startswith("implementation ")]
-    assert [re.split(r"  +", line) for line in lines[start : start + 3]] == [
-        ["implementation", "right", "known", "wrong", "unsupported", "unverified", *errors],
-        ["numpy.eager 1.0", "5", "1 numeric", "1 numeric", "1", "-", "0.25", "0.5"],
-        ["torch.eager 1.0", "-", "-", "1 crash", "1", "1", "-", "-"],
-    ]
-
-
-def test_what_is_wrong_is_one_line_each_also_when_it_is_long_and_a_long_list_is_cut(
-    hand: Any, printed: Printed
-) -> None:
-    message = "differs " * 40 + "[bold]not markup[/bold] :smile:"
-    rows: list[dict[str, Any]] = [
-        {"verdict": "numeric", "message": message},
-        {"case": "file/two", "dtype": "float32", "verdict": "crash", "stage": ""},
-    ]
-    frames = hand.frames(rows)
-    wrong = ["numeric: file/one [float64] numpy.eager", f"  {message}", "crash: file/two [float32] numpy.eager: "]
-    command = "Why: attncheck explain file/one numpy.eager --dtype float64"
-    assert [line for line in printed(frames) if "file/" in line or line == wrong[1]] == [*wrong, command]
-    assert printed(frames, quiet=True) == wrong
-    stages = ("scores", "masked", "weights", "output")
-    rows = [{"case": f"file/{n:02}", "stage": stages[n // 6], "verdict": "numeric"} for n in range(24)]
-    lines = printed(hand.frames(rows), quiet=True)
-    assert (len(lines), lines[-1]) == (2 * 3 + 1, "and 1 more defect")
-    # One case in several dtypes is one line, its element with as many digits as tell two numbers apart.
-    wrong_element = {"verdict": "numeric", "index": "0,0,1,2", "value": 1.9375, "ratio": 12.5, "message": "off"}
-    rows = [wrong_element | {"dtype": dtype, "reference": 1.93751} for dtype in ("float32", "float64")]
-    assert printed(hand.frames(rows), quiet=True) == [
-        "numeric: file/one [float64, float32] numpy.eager",
-        "  weights[0, 0, 1, 2] is 1.9375 in float32, should be 1.93751: off by 12.5 times the error bound",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("computed", "exact", "texts"),
-    [
-        (2.0, 1.9, ("2", "1.9")),
+def test_numbers_are_written_so_that_they_differ() -> None:
+    for computed, exact, texts in (
         (0.0649728626, -0.148007434, ("0.06497", "-0.148")),
         (0.1, 0.1, ("0.1", "0.1")),
         (1.0, 1.0 + 2.0**-52, ("1", "1.0000000000000002")),
         (math.nan, 0.123456, ("nan", "0.1235")),
-        (math.inf, 1e30, ("inf", "1e+30")),
-    ],
-)
-def test_numbers_are_written_so_that_they_differ(computed: float, exact: float, texts: tuple[str, str]) -> None:
-    assert told_apart(computed, exact) == texts
+    ):
+        assert told_apart(computed, exact) == texts
     ratios = (12.34, 1.0, 1.0004, 1.005, 0.999)  # one above 1 is never written as 1
     assert [written_ratio(ratio) for ratio in ratios] == ["12.3", "1", "1.0004", "1.005", "0.999"]
-
-
-def test_with_two_environments_every_line_says_which_and_no_name_is_cut(hand: Any, printed: Printed) -> None:
-    label = "an-environment-whose-name-is-longer-than-a-terminal-is-wide-because-somebody-wanted-to-be-precise"
-    old = hand.run([{}], label=label, versions={"numpy.eager": "1.0+" + "x" * 40})
-    lines = printed(hand.frames_of(hand.run([{"verdict": "numeric", "message": "off"}], label="new"), old))
-    start = lines.index("numeric: file/one [float64] numpy.eager (new)")
-    assert lines[start + 1] == "  off"
-    assert any(line.startswith(f"numpy.eager 1.0+{'x' * 40} ({label})") for line in lines)
 
 
 HEAD = """
@@ -243,24 +151,19 @@ def test_every_format_prints_the_commands_of_its_failures_and_each_kind_of_them_
 
 def test_the_ids_and_names_in_a_report_are_taken_too(project: Path) -> None:
     """With the report's own name of the implementation, which its results lead to."""
-
-    def ends_with(*arguments: str) -> tuple[int, str, str]:
+    for arguments, ends, said in (
+        (("explain", "out side/o/outside", "my $kernel's.attention", "--results", "my results"), 1, "in float64"),
+        (("show", f"{FOLDER}/a b/one"), 0, "One"),
+        (("show", f"{FOLDER}/a b.yaml::on"), 0, "One"),
+        (("show", "cases/mine.yaml"), 0, "Below cases"),
+        (("show", "../out side/o.yaml"), 0, "Outside"),
+        (("explain", "cases/mine.yaml", "numpy", "--dtype", "float32"), 2, "has no dtype 'float32'; expected one of"),
+        (("explain", "cases/mine.yaml", "numpy", "--results", "gone"), 2, "gone is not a folder; expected a results"),
+    ):
         with own_code_here():
-            return command_here(arguments, project)
-
-    code, out, err = ends_with("explain", "out side/o/outside", "my $kernel's.attention", "--results", "my results")
-    assert code == 1, out + err
-    assert "in float64" in out
-    for wanted in (f"{FOLDER}/a b/one", f"{FOLDER}/a b.yaml::on", "cases/mine.yaml", "../out side/o.yaml"):
-        code, out, err = ends_with("show", wanted)
-        assert not code, err
-        assert out.startswith(("One", "Below cases", "Outside"))
-    code, _, err = ends_with("explain", "cases/mine.yaml", "numpy", "--dtype", "float32")
-    said = "attncheck: mine/below-cases has no dtype 'float32'; expected one of float64\n"
-    assert (code, err) == (2, said)
-    code, _, err = ends_with("explain", "cases/mine.yaml", "numpy", "--results", "gone")
-    assert code == 2
-    assert "gone is not a folder; expected a results directory" in err
+            code, out, err = command_here(arguments, project)
+        assert code == ends, arguments
+        assert said in out + err
 
 
 def test_an_object_has_no_command_and_of_some_implementations_each_has_one(hand: Any) -> None:
@@ -277,83 +180,31 @@ def test_an_object_has_no_command_and_of_some_implementations_each_has_one(hand:
     assert [line.split()[3] for line in lines] == ["jax.eager", "jax.jit", "numpy.eager"]
 
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-COLUMNS, MOST_LINES = 100, 24
-TAIL = "wrong_kernels.dropped_tail fails only where keys lie past the last full tile of 16: "
-
-
-@pytest.mark.parametrize(
-    ("name", "cases", "first", "second", "kinds"),
-    [
-        (
-            "default_scale",
-            ["attention", "probes/rounding/*"],
-            "the default scale is 1/sqrt(3D): give scale, or divide by sqrt(D)",
-            "",
-            1,
-        ),
-        (
-            "other_corner",
-            ["attention", "probes/masks/*"],
-            "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq)",
-            "",
-            1,
-        ),
-        ("dropped_tail", ["probes/long_rows/*", "probes/masks/*", "coincidences/*"], "", TAIL, 1),
-    ],
-)
 def test_twenty_four_lines_say_what_is_wrong_and_where_to_read_on(
-    name: str,
-    cases: list[str],
-    first: str,
-    second: str,
-    kinds: int,
-    monkeypatch: pytest.MonkeyPatch,
-    printed: Printed,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.delitem(sys.modules, "wrong_kernels", raising=False)
-    kernel = getattr(__import__("wrong_kernels"), name)
-    with own_code_here():
-        frames = check(kernel, cases=cases, dtypes=["float64", "float32"]).frames
-    lines = printed(frames)
-    assert sum(max(1, math.ceil(len(line) / COLUMNS)) for line in lines) <= MOST_LINES
-    assert not any("0x" in line for line in lines)
-    assert lines[0].startswith(f"wrong_kernels.{name} is wrong in ")
-    assert first in lines[0]
-    assert lines[1].startswith(second)
-    numbers = [number for number, line in enumerate(lines) if line.startswith("  output[")]
-    assert len(numbers) == kinds
-    for number in numbers:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    kernels = __import__("wrong_kernels")
+    corner = "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq)"
+    tail = "wrong_kernels.dropped_tail fails only where keys lie past the last full tile of 16: "
+    for kernel, cases, found in (
+        (kernels.other_corner, ["attention", "probes/masks/*"], corner),
+        (kernels.dropped_tail, ["probes/long_rows/*", "probes/masks/*", "coincidences/*"], tail),
+    ):
+        with own_code_here():
+            frames = check(kernel, cases=cases, dtypes=["float64", "float32"]).frames
+        capsys.readouterr()
+        print_summary(frames, Path("here/report.html"), quiet=False)
+        lines = capsys.readouterr().out.splitlines()
+        assert sum(max(1, math.ceil(len(line) / 100)) for line in lines) <= 24
+        assert not any("0x" in line for line in lines)
+        assert lines[0].startswith(f"wrong_kernels.{kernel.__name__} is wrong in ")
+        assert found in lines[0] or lines[1].startswith(found)
+        (number,) = [number for number, line in enumerate(lines) if line.startswith("  output[")]
         where = r"[\w-]+: (\d+ cases \[.*\], the first [\w/-]+,|[\w/-]+ \[.*\]) wrong_kernels\.\w+"
         assert re.fullmatch(where, lines[number - 1])
         is_wrong = r"\] is \S+( in float32)?, should be [^\s:]+(: off by \S+ times the error bound)?$"
         assert re.search(is_wrong, lines[number])
-
-
-DEFAULTS = {
-    "1/D": lambda width: 1 / width,
-    "1": lambda width: 1.0,
-    "sqrt(D)": lambda width: width**0.5,
-    "the root of the right one, as if one of query and key had it": lambda width: width**-0.25,
-}
-
-
-def test_a_default_scale_is_one_defect_and_told_by_what_it_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    right, said = __import__("wrong_kernels").right, {}
-    for words, default in DEFAULTS.items():
-
-        def kernel(query: Any, key: Any, value: Any, *, is_causal: bool = False, scale: float | None = None) -> Any:
-            chosen = default(query.shape[-1]) if scale is None else scale  # noqa: B023 # called in this round
-            return right(query, key, value, is_causal=is_causal, scale=chosen)
-
-        with own_code_here():
-            frames = check(kernel, cases=["attention"], dtypes=["float64"]).frames
-        said[words] = [defect.text for defect in defects(frames) if defect.diagnosis]
-    assert all(text.startswith("the default scale is ") for texts in said.values() for text in texts)
-    last = {words: [re.split(" is |: ", text)[1] for text in texts] for words, texts in said.items()}
-    assert last == {words: [words] for words in DEFAULTS}
 
 
 def test_a_mutation_score_says_what_was_spared_and_tries_other_rules_only_where_nothing_was(
@@ -368,3 +219,25 @@ def test_a_mutation_score_says_what_was_spared_and_tries_other_rules_only_where_
         assert (spared in printed, "under other rules" in printed) == (not exhaustive, exhaustive)
         document = mutants_document(frames, ExitCode.AGREE)
         assert (any(spared in note for note in document.notes), bool(document.rules)) == (not exhaustive, exhaustive)
+
+
+def test_what_is_wrong_is_one_line_also_when_it_is_long_and_where_all_agree_nothing_is_said_quietly(
+    hand: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lists, environments and what was not run are in the snapshots."""
+    message = "differs " * 40 + "[bold]not markup[/bold] :smile:"
+    wrong_element = {"verdict": "numeric", "index": "0,0,1,2", "value": 1.9375, "ratio": 12.5, "message": "off"}
+    for rows, lines in (
+        ([{}], []),
+        ([{"verdict": "numeric", "message": message}], ["numeric: file/one [float64] numpy.eager", f"  {message}"]),
+        # One case in several dtypes is one line, its element with as many digits as tell two numbers apart.
+        (
+            [wrong_element | {"dtype": dtype, "reference": 1.93751} for dtype in ("float32", "float64")],
+            [
+                "numeric: file/one [float64, float32] numpy.eager",
+                "  weights[0, 0, 1, 2] is 1.9375 in float32, should be 1.93751: off by 12.5 times the error bound",
+            ],
+        ),
+    ):
+        print_summary(hand.frames(rows), Path("here/report.html"), quiet=True)
+        assert capsys.readouterr().out.splitlines() == lines
