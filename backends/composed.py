@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Unpack
 
 from attncheck.backends.contract import (
+    Backend,
     Latent,
     MaskedRows,
     Norm,
@@ -26,12 +27,7 @@ from attncheck.backends.contract import (
 
 SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
 OF_MODELS = ("attention", "multi_head_attention")
-FUNCTIONS = (
-    *("dot_scores", "cosine_scores", "general_scores", "additive_scores", "mask_scores", "softmax", "attention"),
-    *("general_attention", "additive_attention", "cosine_attention", "attention_gradients", "packed_attention"),
-    *("packed_attention_gradients", "paged_attention", "quantized_attention", "normalized_attention"),
-    *("latent_attention", "multi_head_attention", "merge_states"),
-)
+FUNCTIONS = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in SERVICES)
 """The functions of the contract that compute something."""
 
 

@@ -20,7 +20,9 @@ Back through the weighted mean: dp = g v^T, with g = grad_output.
     E_dp = Dv u_acc |g||v|^T + u_dp |dp| + eta
     V_dp = f u_acc^2 [ Dv (dp^2/3 + Q/6) + Q ] + u_dp^2 dp^2,    Q = g^2 v^2
 
-Where products round their factors, a rounded g is met by every key of a row, and rounded values by every query.
+Where products round their factors, a rounded g is met by every key of a row, and rounded values by every query. Every
+key of a row also meets the error E_g, of variance V_g, of a g that was computed: E_dp has E_g |v|^T more, what the keys
+share of it V_g v^2, and E_Delta of sum_c g o sum_c E_g |o|.
 
 Back through the softmax: Delta = sum_j p dp, y = dp - Delta, dlogits = p y.
 
@@ -210,11 +212,12 @@ class GradWeights:
     """The gradient of the weights, (B, H, Lq, Lk), and what it is made of, the values those of every query head."""
 
     value: Real  # dp
-    grad_output: Real  # g
+    grad_output: Operand  # g
     values: Real  # v
     max_error: Real  # E_dp
     variance: Real  # V_dp
     of_factors: Real  # of what rounding g, or v, does to dp: for all keys, or for all queries, at once
+    shares_errors: bool  # whether it does anything
 
 
 def _value_of_grad_weights(_: Computation, grad_output: Real, value: Real) -> Real:
@@ -227,26 +230,32 @@ def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> Grad
     values = every_head(value.value, gradient.shape[1])
     square, squares = dp**2, gradient**2 @ transposed(values**2)
     variance = product_variance(rounding, values.shape[-1], square, squares)
+    of_factors = rounding.product_spread**2 * squares
+    if grad_output.variance is not None:
+        of_factors = of_factors + grad_output.variance @ transposed(values**2)
     return GradWeights(
         value=dp,
-        grad_output=gradient,
+        grad_output=grad_output,
         values=values,
-        max_error=_worst_of_grad_weights(gradient, values, np.abs(dp), rounding),
+        max_error=_worst_of_grad_weights(grad_output, values, np.abs(dp), rounding),
         variance=variance + rounding.weight_gradient_unit**2 * square,
-        of_factors=rounding.product_spread**2 * squares,
+        of_factors=of_factors,
+        shares_errors=bool(rounding.product_unit) or grad_output.variance is not None,
     )
 
 
-def _worst_of_grad_weights(gradient: Real, values: Real, size: Real, rounding: RoundingModel) -> Real:
+def _worst_of_grad_weights(gradient: Operand, values: Real, size: Real, rounding: RoundingModel) -> Real:
     """Return E_dp."""
     width, u_acc = values.shape[-1], rounding.accumulate_unit
     underflow = rounding.weight_underflow if rounding.weight_gradient_unit > u_acc else rounding.accumulate_underflow
     relative = width * u_acc + rounding.product_error
-    summed = relative * (np.abs(gradient) @ transposed(np.abs(values)))
+    summed = relative * (gradient.magnitude @ transposed(np.abs(values)))
+    if gradient.max_error is not None:
+        summed = summed + gradient.max_error @ transposed(np.abs(values))
     error: Real = summed + rounding.weight_gradient_unit * (size + summed)
     error += 2 * (width + 2) * rounding.accumulate_underflow + underflow
     if rounding.product_unit:  # a factor that is flushed to zero
-        of_query, of_key = (np.abs(each).sum(axis=-1, keepdims=True) for each in (gradient, values))
+        of_query, of_key = (each.sum(axis=-1, keepdims=True) for each in (gradient.magnitude, np.abs(values)))
         error += rounding.product_underflow * (of_query + transposed(of_key))
     return error
 
@@ -358,10 +367,12 @@ def _of_delta(centred: Centred, rounding: RoundingModel) -> Real:
 
 def _of_delta_from_output(centred: Centred, rounding: RoundingModel) -> Real:
     """Return the error of sum_c g o, (..., Lq, 1)."""
-    width, size = centred.gradient.values.shape[-1], np.abs(centred.gradient.grad_output)
+    width, gradient = centred.gradient.values.shape[-1], centred.gradient.grad_output
     bound = output_bound(centred.weights.rows, Operand(centred.gradient.values), centred.output, rounding).max_error
     relative = width * rounding.accumulate_unit + rounding.product_error
-    total = sum_of_row(size * (bound + relative * (np.abs(centred.output) + bound)))
+    total = sum_of_row(gradient.magnitude * (bound + relative * (np.abs(centred.output) + bound)))
+    if gradient.max_error is not None:
+        total += sum_of_row(gradient.max_error * np.abs(centred.output))
     total += 2 * (width + 2) * rounding.accumulate_underflow
     return total
 
@@ -389,11 +400,13 @@ def _variance_of_delta(centred: Centred, rounding: RoundingModel) -> Real:
     lost = (2 * rounding.weight_underflow) ** 2 * sum_of_row(centred.weights.attended * gradient.value**2)
     variance = variance + lost + rows.count * (2 * rounding.score_underflow) ** 2
     if rounding.recomputes:
-        output, of_rows = centred.output**2, gradient.grad_output**2
+        output, of_rows = centred.output**2, gradient.grad_output.value**2
         of_output = product_variance(rounding, rows.count, output, (p * p) @ gradient.values**2)
         of_output = of_output + rounding.output_count * rounding.output_unit**2 * output
         width, squares = gradient.values.shape[-1], sum_of_row(of_rows * output)
         of_row = product_variance(rounding, width, square, squares) + sum_of_row(of_rows * of_output)
+        if gradient.grad_output.variance is not None:
+            of_row += sum_of_row(gradient.grad_output.variance * output)
         variance = np.maximum(variance, of_row)
     return variance + rounding.score_unit**2 * square
 
@@ -411,7 +424,7 @@ def _variance_of_grad_logits(centred: Centred, of_delta: Real, rounding: Roundin
     if rounding.recomputes:
         of_gradient = np.maximum(of_gradient, gradient.variance)
     relative = np.maximum(own, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + of_delta
-    if rounding.product_unit:
+    if gradient.shares_errors:
         of_row = np.sqrt(gradient.of_factors)
         relative = relative + (of_row + sum_of_row(p * of_row)) ** 2 + of_cuts(centred, rounding)
     variance: Real = p * p * relative

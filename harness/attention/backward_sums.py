@@ -12,7 +12,7 @@ gradients are exactly 0, and so is B. Variances likewise: squares, and f u_acc^2
 
 The last steps of a backward pass: what gradients add up, and the errors that they return.
 
-    grad_query  a ds k        largest |a| E_ds |k|      grad_value  p^T g     largest P^T |g|
+    grad_query  a ds k        largest |a| E_ds |k|      grad_value  p^T g     largest P^T |g| + (p + P)^T E_g
     grad_key    a ds^T q      largest |a| E_ds^T |q|    grad_bias   dlogits, summed over the axes of the bias
 
     grad_bias   B' = [ sum E_dl + (N - 1) u_acc sum (|p y| + E_dl) ] (1 + 8u*)
@@ -242,7 +242,7 @@ def _error_of_key(at: At, scores: GradScores, query: Operand, _: Operand) -> Fin
 
 
 def _error_of_value(at: At, weights: BackwardWeights, grad_output: Operand, _: Operand) -> Finished:
-    sums = _of_weights(weights, grad_output.value, at.rounding)
+    sums = _of_weights(weights, grad_output, at.rounding)
     bound = bound_of_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
     return finished("grad_value", weights, at.value, bound)
 
@@ -328,17 +328,22 @@ def _over_queries(scores: GradScores, query: Real, factor: float, rounding: Roun
     )
 
 
-def _of_weights(weights: BackwardWeights, gradient: Real, rounding: RoundingModel) -> Sums:
+def _of_weights(weights: BackwardWeights, grad_output: Operand, rounding: RoundingModel) -> Sums:
     """Return p^T g."""
-    rows, size, square, deviation = weights.rows, np.abs(gradient), gradient * gradient, NOTHING
+    gradient, rows, deviation = grad_output.value, weights.rows, NOTHING
+    size, square = grad_output.magnitude, gradient * gradient
+    max_error, variance = transposed(weights.max_error) @ size, transposed(weights.variance(rounding)) @ square
+    if grad_output.max_error is not None and grad_output.variance is not None:
+        max_error = max_error + transposed(weights.largest) @ grad_output.max_error
+        variance = variance + transposed(rows.weights * rows.weights) @ grad_output.variance
     if weights.shares_errors:
         deviation = transposed(weights.deviation()) @ size
     return Sums(
         value=transposed(rows.weights) @ gradient,
         magnitude=transposed(weights.largest + weights.max_error) @ size,
         squares=transposed(rows.weights * rows.weights) @ square,
-        max_error=transposed(weights.max_error) @ size,
-        variance=transposed(weights.variance(rounding)) @ square,
+        max_error=max_error,
+        variance=variance,
         moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
         deviation=deviation,
         scaling=Scaling(1.0),
@@ -450,7 +455,7 @@ def _query_variance(scores: GradScores, key: Real, rounding: RoundingModel) -> R
     variance += rows.constants(rounding) * (of_constants - result * rows.mean_shifted) ** 2
     common = weights.of_sum + rounding.product_common
     variance += common * (np.abs(result) + np.abs(centred.delta * mean)) ** 2
-    if rounding.product_unit:
+    if gradient.shares_errors:
         of_row = np.sqrt(gradient.of_factors)  # a rounded g meets every key
         variance += ((weighted * (of_row + sum_of_row(p * of_row))) @ np.abs(key)) ** 2
     size, of_size, square_mean = np.abs(slope.times(y)), np.abs(gradient.value), mean * mean

@@ -227,7 +227,7 @@ def are_blocked(problem: Problem, stages: Collection[str]) -> bool:
     needs_none = operation == "attention" and RESULTS.issuperset(stages) and not options.get("softcap_follows")
     needs_none = (
         needs_none
-        and {"value_factor", "value_projection"}.isdisjoint(inputs)
+        and graph_of(Computation.as_given(problem))["output"].follows == ("weights", "value")
         and options.get("mask_fill") is None
         and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )

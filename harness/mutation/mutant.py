@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from inspect import Signature, isfunction, signature
 from types import FunctionType, SimpleNamespace
-from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 
@@ -140,29 +140,10 @@ class Variant:
     replaced; None where that cannot be told.
     """
 
-    prepare: Callable[..., None]
-    describe: Callable[..., dict[str, str]]
-    from_numpy: Step
-    to_numpy: Step
-    dot_scores: Callable[..., Stages]
-    cosine_scores: Callable[..., Stages]
-    general_scores: Callable[..., Stages]
-    additive_scores: Callable[..., Stages]
-    mask_scores: Callable[..., Stages]
-    softmax: Callable[..., Stages]
-    attention: Callable[..., Stages]
-    general_attention: Callable[..., Stages]
-    additive_attention: Callable[..., Stages]
-    cosine_attention: Callable[..., Stages]
-    attention_gradients: Callable[..., Stages]
-    packed_attention: Callable[..., Stages]
-    packed_attention_gradients: Callable[..., Stages]
-    paged_attention: Callable[..., Stages]
-    quantized_attention: Callable[..., Stages]
-    normalized_attention: Callable[..., Stages]
-    latent_attention: Callable[..., Stages]
-    multi_head_attention: Callable[..., Stages]
-    merge_states: Callable[..., Stages]
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Step:
+            """Return a function of the contract."""
 
     def __init__(self, steps: Steps | None = None, *, hidden: frozenset[str] = frozenset()) -> None:
         self.hidden = hidden

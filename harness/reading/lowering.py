@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.reading.shapes import ShapeFault
-from attncheck.spec import CONVENTIONS, HEADS, OPERATIONS, OPTIONS, InputSpec, Shape, score_kind
+from attncheck.spec import CONVENTIONS, FOLDED_INPUTS, HEADS, OPERATIONS, OPTIONS, InputSpec, Shape, score_kind
 
 Array = NDArray[Any]
 Rows = NDArray[np.intp]
@@ -40,10 +40,13 @@ _LaidOut = tuple[dict[str, Any], dict[str, Array]]
 
 _READING_ONLY = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
 _SPECS: Mapping[str, InputSpec] = {
-    name: spec
-    for own in OPERATIONS.values()
-    if not (own.has_projections or own.is_lowered)
-    for name, spec in own.inputs.items()
+    **FOLDED_INPUTS,
+    **{
+        name: spec
+        for own in OPERATIONS.values()
+        if not (own.has_projections or own.is_lowered)
+        for name, spec in own.inputs.items()
+    },
 }
 _MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
 _ROTARY = frozenset({"rotary_cos", "rotary_sin"})
@@ -86,9 +89,10 @@ class Problem:
 
     def called(self) -> Self:
         """Return the call that implementations are asked for: is_causal and window count from positions they know."""
-        if OPERATIONS[self.operation].is_lowered:  # its signature says all that a case can
+        operation = OPERATIONS[self.operation]
+        if operation.is_lowered and "query_mask" not in operation.inputs:  # its signature says all that a case can
             return replace(self, options=_without_reading_only(self.options), inputs=dict(self.inputs))
-        if OPERATIONS[self.operation].has_parts:
+        if operation.has_parts:
             return replace(self, options=_without_base_e(self.options), inputs=dict(self.inputs))
         own, past = query_offset(self.options, self.inputs), _past_length(self.inputs)
         is_told = "query_offsets" in self.inputs  # so that the function knows where queries stand

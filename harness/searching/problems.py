@@ -318,7 +318,7 @@ def _steps(problem: Problem) -> Iterator[Array]:
         if f"{name}_factor" in lowered.inputs
     )
     if own.has_gradients:
-        given = {name: array for name, array in lowered.inputs.items() if name != "grad_output"}
+        given = {name: array for name, array in lowered.inputs.items() if name in OPERATIONS[PER_HEAD[0]].inputs}
         yield from _stages(Problem(PER_HEAD[0], lowered.options, given))
         grad_output, value = lowered.inputs["grad_output"], lowered.inputs["value"]
         groups = grad_output.shape[1] // value.shape[1]

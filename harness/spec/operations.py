@@ -38,6 +38,7 @@ from attncheck.spec.stages import (
     PROJECTIONS,
     ROTATIONS,
     STAGE_SPECS,
+    STAGES,
     stages_of,
 )
 
@@ -365,9 +366,12 @@ def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collecti
     given = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
     absent = set() if score_of(options).has_raw_scores else {LOGITS[0]}
     own = OPERATIONS[operation]
-    return (
-        *(stage for stage, name in own.for_lowered.items() if name in given),
-        *(stage for stage in own.stages if stage not in absent and (stage not in ASKED_BY or ASKED_BY[stage] & given)),
+    lowered = {stage for stage, name in own.for_lowered.items() if name in given}
+    return tuple(
+        stage
+        for stage in STAGES
+        if stage in lowered
+        or (stage in own.stages and stage not in absent and (stage not in ASKED_BY or ASKED_BY[stage] & given))
     )
 
 
