@@ -85,7 +85,7 @@ def mutants(
     selection = selected(RunOptions(cases=cases), store)
     print_faults(selection)
     code, document = command.run(
-        selection, split(topic), range(seeds), processes, store, exhaustive=all_cases, as_json=as_json
+        selection, split(topic), range(seeds), processes, exhaustive=all_cases, as_json=as_json
     )
     if verbose:
         typer.echo(f"attncheck: cache: {store.summary}", err=True)

@@ -9,9 +9,7 @@ import pandas as pd
 from rich.table import Table
 
 from attncheck.errors import ExitCode
-from attncheck.mutation.score import run_mutants, subjects_of
-from attncheck.mutation.scoring import in_processes
-from attncheck.mutation.summary import MutationFrames
+from attncheck.mutation.score import MutationFrames, in_processes, run_mutants, subjects_of
 from attncheck.processors import available_processors
 from attncheck.reading.selection import Selection
 from attncheck.reports.frames import records
@@ -19,7 +17,6 @@ from attncheck.reports.machine.documents import header
 from attncheck.reports.machine.other_documents import MutantsDocument
 from attncheck.reports.machine.outcome import rows_of
 from attncheck.reports.terminal import plain_console
-from attncheck.store import Store
 
 _RULES = {
     "attncheck": "attncheck",
@@ -41,7 +38,6 @@ def run(
     topics: Collection[str],
     seeds: Sequence[int],
     processes: int | None,
-    store: Store,
     *,
     exhaustive: bool,
     as_json: bool,
@@ -51,8 +47,8 @@ def run(
     Returns the exit code too. Raises ``UsageError`` for a topic that does not exist.
     """
     subjects = subjects_of(topics)
-    with in_processes(processes or available_processors(), store) as scorers:
-        frames = run_mutants(selection.cases, seeds, scorers=scorers, subjects=subjects, exhaustive=exhaustive)
+    with in_processes(processes or available_processors()) as pool:
+        frames = run_mutants(selection.cases, seeds, pool=pool, subjects=subjects, exhaustive=exhaustive)
     is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
     code = ExitCode.BAD_INPUT if selection.faults else ExitCode.AGREE if is_good else ExitCode.DISAGREE
     if as_json:

@@ -77,8 +77,7 @@ def has_wrong_numbers(findings: Findings) -> bool:
 class UnitFindings:
     """What is found of every variant that one case was put to in one dtype; faults that it does not reach are left out.
 
-    ``complete``, ``drawn`` and the rest are the first columns of an evaluation. ``serves_naming`` says whether what
-    fails here is used to name it.
+    ``complete``, ``drawn`` and the rest are the first columns of an evaluation.
     """
 
     case: str
@@ -86,7 +85,6 @@ class UnitFindings:
     seed: int
     drawn: bool
     complete: bool
-    serves_naming: bool
     found: tuple[tuple[str, Findings], ...]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
@@ -95,11 +93,6 @@ class UnitFindings:
         for subject, findings in self.found:
             for each in findings:
                 yield (subject, *unit, *each)
-
-    def of(self, is_asked: Callable[[str], bool]) -> UnitFindings:
-        """Return the same of some subjects."""
-        found = tuple(each for each in self.found if is_asked(each[0]))
-        return self if len(found) == len(self.found) else UnitFindings(**{**vars(self), "found": found})
 
 
 REFERENCE_CLASSES: Mapping[str, str] = EAGER
@@ -313,10 +306,8 @@ def rejected_by_rules(got: Array, exact: Array, dtype: str) -> dict[str, bool]:
         }
 
 
-MAX_CASES = 12
-"""Failing cases of a fault by which it is named."""
 MAX_SCORES = 1 << 11
-"""Elements of the score matrix of such a case."""
+"""Elements of the score matrix of a case by which a fault is named."""
 MAX_WRONGLY = 0.01
 """The share of faults that may be named wrongly: a wrong name is worse than none."""
 RIGHTLY, WRONGLY, NOT_NAMED = "rightly", "wrongly", "not"
@@ -338,17 +329,6 @@ class Naming:
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the diagnosis of every subject that fails anywhere."""
         return {name: names_of(decide(cases).values()) for name, cases in self.evidence.items()}
-
-
-def asked_for_names(parts: Iterable[UnitFindings]) -> list[tuple[str, ...]]:
-    """Return the subjects whose failure is to be named by each unit: by the first ones that a subject fails."""
-    counts: Counter[str] = Counter()
-    asked = []
-    for part in parts:
-        failing = [name for name, findings in part.found if part.serves_naming and has_wrong_numbers(findings)]
-        asked.append(tuple(name for name in failing if counts[name] < MAX_CASES))
-        counts.update(failing)
-    return asked
 
 
 def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:

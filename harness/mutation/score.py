@@ -1,121 +1,182 @@
-"""The mutation score: which cases catch which fault, at which stage, and what common tolerances would have said."""
+"""The mutation score: cases are put to faults and right variants in sweeps, and what they find is summed up in frames.
+
+A sweep is a list of cases and of subjects, and depends on no other one, in whatever processes they run. A fault is put
+to small cases until as many as are ``Enough`` catch and name it. Large cases come last, for those that small ones did
+not settle. Right variants are put to a share of the cases.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import os
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import TypeAlias
+from functools import cached_property
+from multiprocessing import get_context
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
+import pandas as pd
+
 from attncheck.errors import UsageError
-from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS
+from attncheck.execution.call import end_with_parent
+from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
 from attncheck.mutation.judgement import (
-    MAX_CASES,
+    MAX_WRONGLY,
+    NOT_NAMED,
+    RIGHTLY,
+    RULES,
+    WRONGLY,
     ExactJudge,
     JudgeStages,
     Naming,
+    Tallies,
+    Tally,
     UnitFindings,
-    asked_for_names,
     has_wrong_numbers,
+    how_named,
     is_caught,
+    tallies_of,
 )
-from attncheck.mutation.mutant import REFERENCE, Mutant, Subject, is_generated
-from attncheck.mutation.scoring import CatchQuestion, Pending, Scorers, ScorersHere, SweepQuestion
-from attncheck.mutation.summary import MutationFrames, summarise
-from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, count_scores, judged_dtypes, serves_naming
+from attncheck.mutation.mutant import WIDE, Control, Mutant, Subject, is_generated
+from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer, count_scores, judged_dtypes, unit_of
 from attncheck.reading.case import Case
+from attncheck.spec import STAGES
 
 SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
 
-ENOUGH_SMALL_CASES = 4
-"""Small cases that have to catch a fault, in a dtype and a seed, before others are put to it to name it alone."""
-ENOUGH_CASES = 2
-"""Cases that have to catch a fault, in a dtype and a seed, before no large one is put to it."""
-RIGHT_CASES, ENOUGH_RIGHT_CASES = 256, 12
-"""Cases that a right variant is put to: so many of all, and in each dtype the first where it is not the reference."""
+RIGHT_BLOCKS, BLOCKS = 2, 4
+"""Sweeps that the right variants, and the faults by hand, are dealt out to."""
 FAULTS_OF_A_SWEEP = 48
-"""Faults that follow from the specification and are put to the same cases by one process."""
-SMALL_AT_A_TIME, LARGE_AT_A_TIME = 16, 16
-"""Cases that are put to faults before it is seen which of them are caught often enough."""
+"""Faults that follow from the specification and are put to the same cases by one sweep."""
+RIGHT_CASES = 256
+"""Cases that a right variant is put to, beside the first where it is not the reference: so many of all."""
+
+
+class Enough(NamedTuple):
+    """Cases after which a subject is settled, in a dtype and a seed.
+
+    So many small ones, or large ones, have to catch a fault, and so many say what it is; on so many, a right variant is
+    not the reference.
+    """
+
+    small: int
+    large: int
+    names: int
+    differing: int
+
+
+BY_HAND, GENERATED = Enough(4, 2, 12, 12), Enough(1, 1, 0, 0)
+
+SizedCase: TypeAlias = tuple[int, Case, int]
+"""The elements of a case's score matrix, the case, and a seed."""
 
 
 @dataclass(frozen=True)
-class _PlannedUnit:
-    """One case in one dtype and seed; faults that enough cases of rounds before ``round`` catch are not asked.
+class Sweep:
+    """Cases in their order and, by name, the subjects that they are put to until those are settled.
 
-    Where it is ``exhaustive`` and small, all are. One in ``share`` of right variants is asked.
+    Where it is ``exhaustive``, small cases are put to all. A settled right variant is put to one in ``share`` of the
+    cases. ``visible`` hides all other stages.
     """
 
-    round: int
-    case: Case
-    seed: int
-    dtype: str
-    elements: int
-    exhaustive: bool
+    cases: tuple[SizedCase, ...]
+    subjects: tuple[str, ...]
+    enough: Enough
     share: int = 1
+    visible: frozenset[str] | None = None
+    exhaustive: bool = False
 
-    @property
-    def is_small(self) -> bool:
-        return self.elements <= MAX_SCORES_FOR_ALL
 
-    @property
-    def names(self) -> bool:
-        """Whether what fails here may name a fault."""
-        return self.is_small and serves_naming(self.case, self.dtype, self.elements)
+_NOT_CAUGHT = -1
 
 
 @dataclass
-class _Caught:
-    """In which rounds each fault is caught so far, by name, dtype and seed, and by units that name it.
+class Swept:
+    """What a sweep found by unit, what that says of faults, who is caught how often, and who was spared cases."""
 
-    Of right variants, in which rounds something else is found of them than of the reference.
+    parts: list[UnitFindings] = field(default_factory=list)
+    naming: Naming = field(default_factory=Naming)
+    counts: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    spared: set[tuple[str, str]] = field(default_factory=set)
+
+    def add(self, part: UnitFindings) -> None:
+        """Count who is caught by a unit, and which right variants return something else than the reference."""
+        for name, findings in part.found:
+            self.counts[name, part.dtype, part.seed if is_caught(findings) else _NOT_CAUGHT] += 1
+        self.parts.append(part)
+
+
+def put_to(sweep: Sweep, subjects: Mapping[str, Subject], judge: JudgeStages) -> Swept:
+    """Put the cases of a sweep to its subjects."""
+    found = Swept()
+    chosen = [subjects[name] for name in sweep.subjects]
+    for elements, case, seed in sweep.cases:
+        shown = [each for each in chosen if not isinstance(each, Mutant) or each.is_shown_by(case)]
+        for dtype in judged_dtypes(case):
+            unit = unit_of(case, seed, dtype, elements)
+            of_dtype = [subject for subject in shown if dtype in subject.dtypes]
+            asked = [subject for subject in of_dtype if _is_asked(subject, unit, sweep, found)]
+            left = {subject.name for subject in of_dtype if isinstance(subject, Mutant)} - {each.name for each in asked}
+            found.spared |= {(name, dtype) for name in left}
+            if asked:
+                _put_unit(unit, asked, sweep, judge, found)
+    return found
+
+
+def _put_unit(unit: Unit, asked: Sequence[Subject], sweep: Sweep, judge: JudgeStages, found: Swept) -> None:
+    """Put a unit to subjects, and ask what those are that fail it by their numbers."""
+    scorer = UnitScorer(unit, judge, sweep.visible)
+    findings = {subject.name: each for subject in asked if (each := scorer.findings(subject)) is not None}
+    part = UnitFindings(
+        unit.case.id, unit.dtype, unit.seed, unit.case.random is not None, unit.is_for_all, tuple(findings.items())
+    )
+    found.add(part)
+    for subject in asked if unit.is_for_all and unit.serves_naming else ():
+        is_open = len(found.naming.evidence.get(subject.name, ())) < sweep.enough.names
+        if is_open and has_wrong_numbers(findings.get(subject.name, ())):
+            evidence = scorer.evidence(subject)
+            if evidence is not None:
+                found.naming.add(subject.name, (unit.case.id, unit.dtype, unit.seed), evidence)
+
+
+def _is_asked(subject: Subject, unit: Unit, sweep: Sweep, found: Swept) -> bool:
+    """Whether a unit is put to a subject: to faults until enough cases catch and name them.
+
+    Right variants are put to a share of the cases, and to the first ones where they are not the reference.
     """
-
-    _rounds: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
-    _naming: dict[str, list[int]] = field(default_factory=dict)
-    _right: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-
-    def add(self, number: int, part: UnitFindings) -> None:
-        """Take note of what a unit of a round catches; rounds come in their order."""
-        reference = dict(part.found).get(REFERENCE)
-        for subject, findings in part.found:
-            if is_caught(findings):
-                self._rounds.setdefault((subject, part.dtype, part.seed), []).append(number)
-                if part.serves_naming and has_wrong_numbers(findings):
-                    self._naming.setdefault(subject, []).append(number)
-            elif findings != reference:
-                self._right.setdefault((subject, part.dtype), []).append(number)
-
-    def is_asked(self, subject: Subject, unit: _PlannedUnit) -> bool:
-        """Whether a unit is put to a subject: to faults until enough cases catch them.
-
-        A small case that may name a fault is also put to one for which fewer than ``MAX_CASES`` speak yet. Right
-        variants are put to a share of the cases, and to the first ones where they are not the reference.
-        """
-        is_fault = isinstance(subject, Mutant)
-        if unit.exhaustive and (unit.is_small or not is_fault):
-            return True
-        if not is_fault:
-            is_new = not _came_before(unit.round, self._right.get((subject.name, unit.dtype), []), ENOUGH_RIGHT_CASES)
-            return is_new or subject.name == REFERENCE or _is_in_turn(subject, unit)
-        rounds = self._rounds.get((subject.name, unit.dtype, unit.seed), [])
-        if not _came_before(unit.round, rounds, ENOUGH_SMALL_CASES if unit.is_small else ENOUGH_CASES):
-            return True
-        return unit.names and not _came_before(unit.round, self._naming.get(subject.name, []), MAX_CASES)
+    enough = sweep.enough
+    if not isinstance(subject, Mutant):
+        is_new = found.counts[subject.name, unit.dtype, _NOT_CAUGHT] < enough.differing
+        return is_new or sweep.exhaustive or _is_in_turn(subject, unit, sweep.share)
+    caught = found.counts[subject.name, unit.dtype, unit.seed]
+    if caught < (enough.small if unit.is_for_all else enough.large):
+        return True
+    is_named = len(found.naming.evidence.get(subject.name, ())) >= enough.names
+    return unit.is_for_all and (sweep.exhaustive or (unit.serves_naming and not is_named))
 
 
-def _is_in_turn(subject: Subject, unit: _PlannedUnit) -> bool:
+def _is_in_turn(subject: Subject, unit: Unit, share: int) -> bool:
     """Whether a unit is in a subject's share, which is another one for each subject, and the same in every run."""
-    return crc32(f"{subject.name} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % unit.share == 0
+    return crc32(f"{subject.name} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % share == 0
 
 
-def _came_before(number: int, rounds: Sequence[int], count: int) -> bool:
-    """Whether so many entries of rounds, which are in order, lie before one."""
-    return len(rounds) >= count and rounds[count - 1] < number
+_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@contextmanager
+def in_processes(count: int) -> Iterator[Executor]:
+    """Offer so many processes that put cases to subjects of the catalogue."""
+    os.environ.setdefault(_THREADS, "1")  # each process has a core, and its products are small
+    with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent) as pool:
+        yield pool
+
+
+def _put_to_catalogue(sweep: Sweep) -> Swept:
+    return put_to(sweep, SUBJECTS, ExactJudge())
 
 
 def run_mutants(
@@ -123,155 +184,56 @@ def run_mutants(
     seeds: Sequence[int] = (0,),
     *,
     judge_stages: JudgeStages | None = None,
-    scorers: Scorers | None = None,
+    pool: Executor | None = None,
     subjects: Sequence[Subject] = (*MUTANTS, *CONTROLS),
     visible: Collection[str] | None = None,
     exhaustive: bool = False,
 ) -> MutationFrames:
     """Run every subject on every case, dtype and seed, except for faults that enough cases caught before.
 
-    Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. Cases come some
-    at a time: a small one is put to faults that fewer than ``ENOUGH_SMALL_CASES`` others caught, large ones come last
-    and to those that fewer than ``ENOUGH_CASES`` caught. A right variant is put to about ``RIGHT_CASES``. Where this is
-    ``exhaustive``, small cases are put to everything, and large ones to every right variant. ``visible``
-    hides all other stages, to see what a fault leaves for somebody who has the output alone. ``scorers`` may put cases
-    to subjects in several processes (``workers.py``); what comes of it is the same.
+    Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. Where this is
+    ``exhaustive``, small cases are put to everything, and large ones to every right variant. ``visible`` hides all
+    other stages, to see what a fault leaves for somebody who has the output alone. A ``pool`` of processes may put
+    cases to subjects of the catalogue; what comes of it is the same.
     """
-    scorers = scorers or ScorersHere({each.name: each for each in subjects}, judge_stages or ExactJudge())
-    shown, cases = None if visible is None else frozenset(visible), list(cases)
-    generated = [each for each in subjects if is_generated(each)]
-    by_hand = [each for each in subjects if not is_generated(each)]
-    sweeps = [scorers.sweep(each) for each in _sweeps(cases, seeds, generated, shown, exhaustive=exhaustive)]
-    plan = _planned(cases, seeds, exhaustive=exhaustive)
-    parts = _exactly_asked(plan, list(_judged(plan, by_hand, shown, scorers)), by_hand)
-    names = _named(plan, parts, shown, scorers).names()
-    spared = frozenset() if exhaustive else _spared(plan, parts, by_hand)
-    if not exhaustive:
-        spared |= {(each.name, dtype) for each in generated for dtype in each.dtypes}
-    parts += [part for sweep in sweeps for part in sweep.result()]
-    return summarise(parts, subjects, seeds, names, spared, exhaustive=exhaustive)
+    known, judge = {subject.name: subject for subject in subjects}, judge_stages or ExactJudge()
+
+    def submit(sweep: Sweep) -> Future[Swept]:
+        if pool is not None:
+            return pool.submit(_put_to_catalogue, sweep)
+        here: Future[Swept] = Future()
+        here.set_result(put_to(sweep, known, judge))
+        return here
+
+    sized = _by_size(cases, seeds)
+    share = 1 if exhaustive else max(1, len(sized) // RIGHT_CASES)
+    shown = None if visible is None else frozenset(visible)
+    common = Sweep(tuple(sized), (), BY_HAND, share, shown, exhaustive)
+    asked = [submit(each) for each in (*_blocks(common, subjects), *_of_operations(common, subjects))]
+    return summarise([each.result() for each in asked], subjects, seeds, exhaustive=exhaustive)
 
 
-def _sweeps(
-    cases: Sequence[Case],
-    seeds: Sequence[int],
-    faults: Sequence[Mutant],
-    visible: frozenset[str] | None,
-    *,
-    exhaustive: bool,
-) -> Iterator[SweepQuestion]:
-    """Yield the faults of each operation with its cases in each seed, the smallest first; exhaustive, no large ones."""
-    most = MAX_SCORES_FOR_ALL if exhaustive else math.inf
-    of_operation: dict[str, list[_Sized]] = defaultdict(list)
-    for elements, case, seed in (each for sizes in _by_size(cases, seeds) for each in sizes):
-        if elements <= most:
-            of_operation[case.operation].append((elements, case, seed))
-    for (operation, dtype), group in _grouped(faults).items():
-        sized = sorted(of_operation[operation], key=lambda each: each[0])
-        for seed in seeds:
-            chosen = tuple(case for _, case, own in sized if own == seed and dtype in judged_dtypes(case))
-            for start in range(0, len(group), FAULTS_OF_A_SWEEP):
-                names = tuple(fault.name for fault in group[start : start + FAULTS_OF_A_SWEEP])
-                yield SweepQuestion(chosen, seed, dtype, names, visible, exhaustive)
+def _blocks(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
+    """Yield right variants and blocks of faults by hand, of which neighbours return the same numbers more often."""
+    right = [each.name for each in subjects if not isinstance(each, Mutant)]
+    faults = [each.name for each in subjects if isinstance(each, Mutant) and not is_generated(each)]
+    for names, blocks in ((right, RIGHT_BLOCKS), (faults, BLOCKS)):
+        size = max(1, -(-len(names) // blocks))
+        yield from (replace(common, subjects=tuple(names[at : at + size])) for at in range(0, len(names), size))
 
 
-def _grouped(faults: Iterable[Mutant]) -> dict[tuple[str, str], list[Mutant]]:
-    """Return faults of one operation alone by it, and each dtype in which they are faults."""
-    groups: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
-    for fault in faults:
-        if fault.of:
-            for dtype in fault.dtypes:
-                groups[fault.of[0], dtype].append(fault)
-    return groups
-
-
-def _judged(
-    plan: Sequence[_PlannedUnit], subjects: Sequence[Subject], visible: frozenset[str] | None, scorers: Scorers
-) -> Iterator[UnitFindings]:
-    """Yield what is found of each unit in turn.
-
-    Nobody waits for the end of a round: faults may be asked that turn out to have been caught often enough.
-    """
-    caught = _Caught()
-    waiting: deque[tuple[_PlannedUnit, Pending[UnitFindings]]] = deque()
-
-    def first() -> UnitFindings:
-        unit, pending = waiting.popleft()
-        part = pending.result()
-        caught.add(unit.round, part)
-        return part
-
-    for unit in plan:
-        while waiting and (waiting[0][1].done() or len(waiting) >= scorers.at_a_time):
-            yield first()
-        asked = (each.name for each in subjects if unit.dtype in each.dtypes and caught.is_asked(each, unit))
-        waiting.append((unit, scorers.judge(_question(unit, tuple(asked), visible))))
-    while waiting:
-        yield first()
-
-
-def _exactly_asked(
-    plan: Sequence[_PlannedUnit], parts: Sequence[UnitFindings], subjects: Sequence[Subject]
-) -> list[UnitFindings]:
-    """Drop what a round would not have asked, had it waited for those before it: in any order the same remains."""
-    named, caught, found = {each.name: each for each in subjects}, _Caught(), list[UnitFindings]()
-    for _, group in groupby(zip(plan, parts, strict=True), key=lambda each: each[0].round):
-        of_round = [
-            (unit, part.of(lambda name, unit=unit: caught.is_asked(named[name], unit)))  # type: ignore[misc]
-            for unit, part in group
-        ]
-        for unit, part in of_round:
-            caught.add(unit.round, part)
-            found.append(part)
-    return found
-
-
-def _spared(
-    plan: Sequence[_PlannedUnit], parts: Sequence[UnitFindings], subjects: Sequence[Subject]
-) -> frozenset[tuple[str, str]]:
-    """Return the faults, each with a dtype, that some unit was not put to."""
-    caught = _Caught()
-    for unit, part in zip(plan, parts, strict=True):
-        caught.add(unit.round, part)
-    last = {(unit.dtype, unit.seed, unit.names, unit.is_small): unit for unit in plan}.values()
-    faults = [each for each in subjects if isinstance(each, Mutant)]
-    return frozenset((each.name, unit.dtype) for each in faults for unit in last if not caught.is_asked(each, unit))
-
-
-def _named(
-    plan: Sequence[_PlannedUnit],
-    parts: Sequence[UnitFindings],
-    visible: frozenset[str] | None,
-    scorers: Scorers,
-) -> Naming:
-    """Ask the first cases that each subject fails what they say of its fault; those that are put to all of them."""
-    small = [(unit, part) for unit, part in zip(plan, parts, strict=True) if unit.is_small]
-    asked = zip(small, asked_for_names(part for _, part in small), strict=True)
-    pending = [(unit, scorers.evidence(_question(unit, names, visible))) for (unit, _), names in asked if names]
-    naming = Naming()
-    for unit, found in pending:
-        for name, evidence in found.result().items():
-            if evidence is not None:
-                naming.add(name, (unit.case.id, unit.dtype, unit.seed), evidence)
-    return naming
-
-
-def _question(unit: _PlannedUnit, subjects: tuple[str, ...], visible: frozenset[str] | None) -> CatchQuestion:
-    return CatchQuestion(unit.case, unit.seed, unit.dtype, subjects, visible)
-
-
-def _planned(cases: Iterable[Case], seeds: Sequence[int], *, exhaustive: bool) -> list[_PlannedUnit]:
-    """Return what is asked: cases in their order, then the large ones by size, in rounds."""
-    small, large = _by_size(cases, seeds)
-    share = 1 if exhaustive else max(1, (len(small) + len(large)) // RIGHT_CASES)
-    rounds = [(position // SMALL_AT_A_TIME, *each) for position, each in enumerate(small)]
-    first = 1 + (rounds[-1][0] if rounds else -1)
-    rounds += [(first + position // LARGE_AT_A_TIME, *each) for position, each in enumerate(large)]
-    return [
-        _PlannedUnit(number, case, seed, dtype, elements, exhaustive, share)
-        for number, elements, case, seed in rounds
-        for dtype in judged_dtypes(case)
-    ]
+def _of_operations(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
+    """Yield the faults of each operation with its cases, the smallest first."""
+    of_operation: dict[str, list[str]] = defaultdict(list)
+    for fault in subjects:
+        if is_generated(fault) and fault.of is not None:
+            of_operation[fault.of[0]].append(fault.name)
+    for operation, names in of_operation.items():
+        own = [each for each in common.cases if each[1].operation == operation]
+        by_size = tuple(sorted(own, key=lambda each: each[0]))
+        for start in range(0, len(names), FAULTS_OF_A_SWEEP):
+            chosen = tuple(names[start : start + FAULTS_OF_A_SWEEP])
+            yield replace(common, cases=by_size, subjects=chosen, enough=GENERATED)
 
 
 def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
@@ -295,15 +257,209 @@ def redrawn(case: Case, seed: int) -> Case:
     return replace(case, random=case.random.model_copy(update={"seed": fresh}))
 
 
-_Sized: TypeAlias = tuple[int, Case, int]
-"""The elements of a case's score matrix, the case, and a seed."""
+def _by_size(cases: Iterable[Case], seeds: Sequence[int]) -> list[SizedCase]:
+    """Return the small cases, each with its seeds, and then the large ones by size."""
+    sized = [
+        (elements, redrawn(case, seed), seed)
+        for case, elements in ((case, count_scores(case)) for case in cases)
+        for seed in (seeds if case.random is not None else seeds[:1])
+    ]
+    return sorted(sized, key=lambda each: max(each[0], MAX_SCORES_FOR_ALL))
 
 
-def _by_size(cases: Iterable[Case], seeds: Sequence[int]) -> tuple[list[_Sized], list[_Sized]]:
-    """Return the small cases, each with its seeds, and the large ones by size."""
-    small, large = list[_Sized](), list[_Sized]()
-    for case in cases:
-        elements = count_scores(case)
-        for seed in seeds if case.random is not None else seeds[:1]:
-            (large if elements > MAX_SCORES_FOR_ALL else small).append((elements, redrawn(case, seed), seed))
-    return small, sorted(large, key=lambda each: each[0])
+EVALUATION_COLUMNS: Mapping[str, str] = {
+    "subject": "name in the catalogue",
+    "case": "id of the case",
+    "dtype": "working dtype",
+    "seed": "0 for the case's own seed, k for its k-th fresh one",
+    "drawn": "whether the case draws anything; one that does not counts in every seed",
+    "complete": "whether the case is small: an exhaustive run puts it to every fault",
+    "stage": "named intermediate; empty where the subject raised",
+    "tier": "what found a fault: proven, statistical, a verdict on form; none where the stage agrees",
+    "caught": "whether the stage is flagged",
+    "own": "whether a flagged stage is itself at fault, rather than one before it",
+    "ratio": "largest error over its bound",
+    **dict.fromkeys(RULES, "whether this tolerance rejects the stage"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class MutationFrames:
+    """What a run of the catalogue came to.
+
+    ``evaluations``  one row per subject, case, dtype, seed and stage (``EVALUATION_COLUMNS``); of a faulty variant only
+                     where anything that it returned differs from the reference
+    ``catches``      one row per mutant, dtype and case that catches it: the stage, the tier, in how many seeds
+    ``subjects``     one row per subject and dtype: kind, topic, in how many seeds it is caught, by which tiers and
+                     cases; ``survives`` where it is not caught in every seed (controls: ``flagged`` where ever);
+                     ``spared`` where other cases were not put to it, so that more might catch it; as what it is
+                     ``named`` from all dtypes together, and whether rightly, wrongly or not (one
+                     that follows from the specification is not asked)
+    ``rules``        one row per dtype and rule: mutants caught, evaluations of controls rejected; of faults on
+                     the small cases. Empty except for an exhaustive run: the harness's own verdict spares faults, and
+                     other rules would be held to what it left
+    """
+
+    found: Sequence[UnitFindings]
+    catches: pd.DataFrame
+    subjects: pd.DataFrame
+    rules: pd.DataFrame
+    exhaustive: bool = True
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        """All that was found, written out; there are hundreds of thousands of rows."""
+        rows = [row for part in self.found for row in part.rows()]
+        frame = pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS))
+        return frame.astype({"caught": bool, **dict.fromkeys(RULES, "boolean")})
+
+    @property
+    def survivors(self) -> pd.DataFrame:
+        """The mutants that some seed does not catch."""
+        return self.subjects[
+            (self.subjects["kind"] == "mutant") & (self.subjects["caught_in"] < self.subjects["seeds"])
+        ]
+
+    @property
+    def flagged(self) -> pd.DataFrame:
+        """The controls and equivalent variants that any seed flags."""
+        return self.subjects[(self.subjects["kind"] != "mutant") & (self.subjects["caught_in"] > 0)]
+
+    @property
+    def caught_once(self) -> pd.DataFrame:
+        """The faults by hand that one case alone catches, in all dtypes together: ``subject`` and ``case``."""
+        faults = self.subjects.loc[self.subjects["how_named"].ne("") & self.subjects["kind"].eq("mutant"), "subject"]
+        catches = self.catches[self.catches["subject"].isin(faults)][["subject", "case"]].drop_duplicates()
+        return catches[~catches["subject"].duplicated(keep=False)].sort_values("subject", ignore_index=True)
+
+    @property
+    def wrongly_named(self) -> pd.DataFrame:
+        """The faults that were diagnosed as something else than they are, a row each."""
+        found = self._named_subjects()
+        return found[found["how_named"].eq(WRONGLY)]
+
+    @property
+    def names_well(self) -> bool:
+        """Whether no more faults are named wrongly than may be."""
+        counts = self.naming()
+        return counts[WRONGLY] <= MAX_WRONGLY * sum(counts.values())
+
+    def naming(self) -> dict[str, int]:
+        """Count faults by how they are named."""
+        found = self._named_subjects()["how_named"]
+        return {how: int(found.eq(how).sum()) for how in (RIGHTLY, WRONGLY, NOT_NAMED)}
+
+    def _named_subjects(self) -> pd.DataFrame:
+        return self.subjects[self.subjects["kind"].eq("mutant")].drop_duplicates("subject")
+
+    @property
+    def score(self) -> float:
+        """The share of mutants that are caught in every dtype and every seed; NaN of none."""
+        mutants = self.subjects[self.subjects["kind"] == "mutant"]
+        return 1 - self.survivors["subject"].nunique() / mutants["subject"].nunique() if len(mutants) else float("nan")
+
+
+def summarise(
+    swept: Sequence[Swept], subjects: Sequence[Subject], seeds: Sequence[int], *, exhaustive: bool = True
+) -> MutationFrames:
+    """Sum up what was found, and what sweeps say of the faults' names and of who was spared cases."""
+    parts = [part for each in swept for part in each.parts]
+    names = {name: said for each in swept for name, said in each.naming.names().items()}
+    spared = {pair for each in swept for pair in each.spared}
+    tallies = tallies_of(parts)
+    dtypes = sorted({dtype for _, dtype in tallies})
+    rows = _subjects(tallies, subjects, dtypes, seeds, names)
+    is_spared = [(row.subject, row.dtype) in spared for row in rows.itertuples()]
+    rules = _rules(tallies, subjects, dtypes if exhaustive else [])
+    return MutationFrames(parts, _catches(tallies), rows.assign(spared=is_spared), rules, exhaustive)
+
+
+_CATCHES = ("subject", "dtype", "case", "stage", "tiers", "seeds")
+
+
+def _catches(tallies: Tallies) -> pd.DataFrame:
+    rows = [
+        (subject, dtype, case, of_case[min(of_case)][0], _joined(tier for _, tier in of_case.values()), len(of_case))
+        for (subject, dtype), tally in sorted(tallies.items())
+        for case, of_case in sorted(tally.catches.items())
+    ]
+    return pd.DataFrame(rows, columns=list(_CATCHES))
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names)))
+
+
+def _subjects(
+    tallies: Tallies,
+    subjects: Sequence[Subject],
+    dtypes: Sequence[str],
+    seeds: Sequence[int],
+    names: Mapping[str, Sequence[str]],
+) -> pd.DataFrame:
+    rows = []
+    for subject in subjects:
+        for dtype in dtypes:
+            tally = tallies.get((subject.name, dtype), Tally())
+            if not _counts(subject, dtype, reached=bool(tally.reached)):
+                continue
+            stages = {stage for stage, _ in tally.flagged}
+            rows.append(
+                {
+                    "subject": subject.name,
+                    "kind": kind_of(subject),
+                    "topic": subject.topic if isinstance(subject, Mutant) else "",
+                    "dtype": dtype,
+                    "seeds": len(seeds),
+                    "caught_in": len(seeds) if tally.is_caught_undrawn else len(tally.seeds),
+                    "reached_by": len(tally.reached),
+                    "caught_by": len(tally.catches),
+                    "tiers": _joined(tier for _, tier in tally.flagged),
+                    "stages": ", ".join(stage for stage in ("", *STAGES) if stage in stages),
+                    "first_case": min(tally.catches, default=""),
+                    "largest_ratio": tally.largest_ratio,
+                    **{rule: bool(tally.rejected[rule]) for rule in RULES},
+                    "named": ", ".join(names.get(subject.name, ())),
+                    "how_named": "" if is_generated(subject) else how_named(subject, names.get(subject.name, ())),
+                    "description": description_of(subject),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _counts(subject: Subject, dtype: str, *, reached: bool) -> bool:
+    """Whether a subject counts in a dtype. Few cases are about 16 bits: there it does where some case reaches it."""
+    return dtype in subject.dtypes and (reached or dtype in WIDE)
+
+
+def kind_of(subject: Subject) -> str:
+    """Return mutant, control or equivalent."""
+    return type(subject).__name__.lower()
+
+
+def description_of(subject: Subject) -> str:
+    """Return the text that says what a subject stands for, or why it is right."""
+    return subject.why if isinstance(subject, Control) else subject.defect
+
+
+def _rules(tallies: Tallies, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
+    """Count, per rule, mutants that any case shows, and evaluations (all stages of a case) of controls."""
+    rows = [
+        {"dtype": dtype, **_rule_counts(tallies, subjects, dtype, column)}
+        for dtype in dtypes
+        for column in ("caught", *RULES)
+    ]
+    return pd.DataFrame(rows, columns=["dtype", "rule", "mutants", "mutants_caught", "controls", "controls_rejected"])
+
+
+def _rule_counts(tallies: Tallies, subjects: Sequence[Subject], dtype: str, column: str) -> dict[str, object]:
+    reached = [(subject, tallies.get((subject.name, dtype))) for subject in subjects]
+    mutants = [(subject, tally) for subject, tally in reached if isinstance(subject, Mutant)]
+    controls = [tally for subject, tally in reached if isinstance(subject, Control) and tally is not None]
+    return {
+        "rule": "attncheck" if column == "caught" else column,
+        "mutants": sum(_counts(subject, dtype, reached=tally is not None) for subject, tally in mutants),
+        "mutants_caught": sum(bool(tally.rejected_complete[column]) for _, tally in mutants if tally is not None),
+        "controls": sum(tally.evaluations for tally in controls),
+        "controls_rejected": sum(tally.rejected[column] for tally in controls),
+    }

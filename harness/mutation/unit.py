@@ -4,23 +4,16 @@ A variant is the reference's own code with some steps replaced. So it differs on
 that holds a replaced step, and only if what that function returns is not the same there, bit by bit. The reference's
 calls are recorded once for each computation. A variant's functions are handed what the reference's were handed, which
 costs a fraction of the whole; whoever differs anywhere has to compute all of it.
-
-A store keeps what was found of returned bits, never the bits that a variant returns. All that was found of one kind in
-one unit is one entry, by the digest of what was returned and of the rounding model by which it was judged. It follows
-from the numbers of the case and from the code that judges, so that a changed variant, or a new one, is judged where it
-returns what no other one did.
 """
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +21,7 @@ from numpy.typing import NDArray
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, evaluate_on
-from attncheck.judging.diagnosis import Evidence, Fit
-from attncheck.judging.remembered import key_of
+from attncheck.judging.diagnosis import Evidence
 from attncheck.judging.truth import Stages
 from attncheck.mutation.judgement import (
     MAX_SCORES,
@@ -42,12 +34,11 @@ from attncheck.mutation.judgement import (
     StageResult,
     rejected_by_rules,
 )
-from attncheck.mutation.mutant import Mutant, PerCall, Step, Subject, Variant, is_function, recording
+from attncheck.mutation.mutant import REFERENCE, Mutant, PerCall, Step, Subject, Variant, is_function, recording
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import STAGES
-from attncheck.store import NO_STORE, Key, Store, UnreadableEntry, digest_of, digest_of_code
 
 _MAX_TRIALS = 8
 _DIFFERED: Counter[Variant] = Counter()
@@ -64,8 +55,12 @@ class Unit:
     case: Case
     dtype: str
     seed: int
-    inputs: Inputs
     elements: int
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The inputs in the dtype, made when somebody is asked."""
+        return convert_inputs(self.case, make_exact_inputs(self.case), self.dtype)
 
     @property
     def is_for_all(self) -> bool:
@@ -80,17 +75,14 @@ class Unit:
     @property
     def serves_naming(self) -> bool:
         """Whether what fails here is used to name it: small cases, in 64 bits, and some in 32."""
-        return serves_naming(self.case, self.dtype, self.elements)
+        is_some = self.dtype == "float32" and len(self.case.id) % 4 == 0
+        return self.elements <= MAX_SCORES and (self.dtype == "float64" or is_some)
 
 
-def serves_naming(case: Case, dtype: str, elements: int) -> bool:
-    """Whether what a case of so many scores fails in a dtype is used to name it."""
-    return elements <= MAX_SCORES and (dtype == "float64" or (dtype == "float32" and len(case.id) % 4 == 0))
-
-
-def unit_of(case: Case, seed: int, dtype: str) -> Unit:
+def unit_of(case: Case, seed: int, dtype: str, elements: int | None = None) -> Unit:
     """Return a case in one dtype, with the inputs of a seed."""
-    return Unit(case, dtype, seed, convert_inputs(case, make_exact_inputs(case), dtype), count_scores(case))
+    counted = count_scores(case) if elements is None else elements
+    return Unit(case, dtype, seed, counted)
 
 
 def judged_dtypes(case: Case) -> list[str]:
@@ -113,47 +105,43 @@ class Fingerprint:
 
 @dataclass(frozen=True, eq=False)
 class UnitScorer:
-    """Judges what subjects make of one unit; the same bits of the same rounding model are judged once.
-
-    What is in the ``store`` is not judged again.
-    """
+    """Judges what subjects make of one unit; the same bits of the same rounding model are judged once."""
 
     unit: Unit
     judge: JudgeStages
     visible: Collection[str] | None = None
-    store: Store = NO_STORE
     _without: dict[Variant, Fingerprint] = field(default_factory=dict)
     _rejected: dict[tuple[str, bytes], Mapping[str, bool]] = field(default_factory=dict)
+    _findings: dict[Any, Findings] = field(default_factory=dict)
+    _evidence: dict[Any, Evidence | None] = field(default_factory=dict)
 
     def findings(self, subject: Subject) -> Findings | None:
-        """Return what is found of a subject; None where it is as without its fault, or never holds what is asked."""
+        """Return what is found of a subject.
+
+        None where it is as without its fault, or as the reference, which alone is judged for it; and where it never
+        holds what is asked.
+        """
         outcome, fingerprint = self._evaluated(subject.backend)
         if _holds_nothing(subject, outcome) or self._is_as_without(subject, fingerprint):
             return None
         if isinstance(outcome, Failure):
             verdict = outcome.verdict
             return (_result("", verdict, caught=verdict != "unsupported"),)
-        return self._findings.get(
-            self._digest(subject, fingerprint), lambda: self._judged(subject, outcome, fingerprint)
-        )
+        known = fingerprint, subject.classes.get(self.unit.dtype)
+        if known not in self._findings:
+            self._findings[known] = self._judged(subject, outcome, fingerprint)
+        return self._findings[known]
 
     def evidence(self, subject: Subject) -> Evidence | None:
         """Return what the unit says of a fault; None where it does not fail by its numbers."""
         judge, (outcome, fingerprint) = self.judge, self._evaluated(subject.backend)
         if not isinstance(judge, ExactJudge) or isinstance(outcome, Failure):
             return None
-        unit, stages = self.unit, _seen(outcome.stages, self.visible)
-        claimed = subject.classes.get(unit.dtype)
-        return self._evidence.get(
-            self._digest(subject, fingerprint),
-            lambda: judge.evidence(unit.case, unit.dtype, unit.inputs, stages, claimed),
-        )
-
-    def keep(self) -> None:
-        """Keep what was found in the store."""
-        for name in ("_findings", "_evidence"):
-            if name in vars(self):  # whoever asked for neither reads neither
-                getattr(self, name).keep()
+        unit, claimed = self.unit, subject.classes.get(self.unit.dtype)
+        if (fingerprint, claimed) not in self._evidence:
+            stages = _seen(outcome.stages, self.visible)
+            self._evidence[fingerprint, claimed] = judge.evidence(unit.case, unit.dtype, unit.inputs, stages, claimed)
+        return self._evidence[fingerprint, claimed]
 
     @cached_property
     def _reference(self) -> ReferenceRun:
@@ -162,19 +150,6 @@ class UnitScorer:
     @cached_property
     def _reference_fingerprint(self) -> Fingerprint:
         return _fingerprint(self._reference.outcome, self.visible)
-
-    @cached_property
-    def _findings(self) -> RememberedUnit[Findings]:
-        return remembered_unit(FINDINGS, self._judges_store, self.unit.case, self.unit.dtype, self.unit.inputs)
-
-    @cached_property
-    def _evidence(self) -> RememberedUnit[Evidence | None]:
-        return remembered_unit(EVIDENCE, self._judges_store, self.unit.case, self.unit.dtype, self.unit.inputs)
-
-    @property
-    def _judges_store(self) -> Store:
-        """The store; none for a judge of somebody's own, of whose code no key knows."""
-        return self.store if isinstance(self.judge, ExactJudge) else NO_STORE
 
     def _evaluated(self, backend: Variant) -> tuple[Outcome, Fingerprint]:
         if _DIFFERED[backend] < _MAX_TRIALS and self._reference.has_the_bits_of(backend):
@@ -186,11 +161,9 @@ class UnitScorer:
         return outcome, fingerprint
 
     def _is_as_without(self, subject: Subject, fingerprint: Fingerprint) -> bool:
-        """Whether the case does not reach a fault."""
-        if not isinstance(subject, Mutant):
-            return False
-        if subject.without is None:
-            return fingerprint == self._reference_fingerprint
+        """Whether the case does not reach a fault, or what a right variant does in another way."""
+        if not isinstance(subject, Mutant) or subject.without is None:
+            return fingerprint == self._reference_fingerprint and subject.name != REFERENCE
         if subject.without not in self._without:
             self._without[subject.without] = self._evaluated(subject.without)[1]
         return fingerprint == self._without[subject.without]
@@ -213,12 +186,6 @@ class UnitScorer:
                 self._rejected[known] = rejected_by_rules(stages[stage], finding.exact, self.unit.dtype)
             rejected = self._rejected[known]
         return _result(stage, finding.tier, own=bool(finding.own), ratio=ratio, rejected=rejected)
-
-    def _digest(self, subject: Subject, fingerprint: Fingerprint) -> str:
-        """Return what stands for returned bits and for the rounding model by which they are judged."""
-        claimed = subject.classes.get(self.unit.dtype)
-        model = self.judge.model_of(self.unit.dtype, claimed) if isinstance(self.judge, ExactJudge) else claimed
-        return digest_of(model, [(name, digest.hex()) for name, digest in fingerprint.stages])
 
 
 @lru_cache
@@ -403,98 +370,3 @@ def _is_same(one: Any, other: Any) -> bool:
         case bool() | int() | float() | str():
             return bool(repr(one) == repr(other))
     return one is other
-
-
-MAX_FOUND = 1 << 12
-"""How much is kept of a unit before what nobody asked for is dropped; the catalogue has fewer variants."""
-
-_CODE = ("attncheck.mutation.judgement", "attncheck.mutation.unit")
-
-Found = TypeVar("Found")
-
-
-@dataclass(frozen=True)
-class Kind(Generic[Found]):
-    """What is found of returned bits, and how it is written as plain data."""
-
-    name: str
-    encode: Callable[[Found], Any]
-    decode: Callable[[Any], Found]
-
-    def written(self, known: Mapping[str, Found]) -> bytes:
-        """Write down what is known by digest."""
-        return zlib.compress(json.dumps({digest: self.encode(found) for digest, found in known.items()}).encode(), 1)
-
-    def known(self, data: bytes) -> dict[str, Found]:
-        """Read what was written. Raises ``UnreadableEntry``."""
-        try:
-            return {str(digest): self.decode(found) for digest, found in json.loads(zlib.decompress(data)).items()}
-        except (zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UnreadableEntry from error
-
-
-@dataclass(eq=False)
-class RememberedUnit(Generic[Found]):
-    """What is known of one unit, by digest."""
-
-    kind: Kind[Found]
-    store: Store
-    key: Key | None
-    _known: dict[str, Found] = field(default_factory=dict)
-    _asked: set[str] = field(default_factory=set)
-    _is_changed: bool = False
-
-    def get(self, digest: str, find: Callable[[], Found]) -> Found:
-        """Return what is known of returned bits, or else what is found of them now."""
-        self._asked.add(digest)
-        if digest not in self._known:
-            self._known[digest] = find()
-            self._is_changed = True
-        return self._known[digest]
-
-    def keep(self) -> None:
-        """Keep what was found."""
-        if self.key is None or not self._is_changed:
-            return
-        kept = self._known
-        if len(kept) > MAX_FOUND:
-            kept = {digest: found for digest, found in kept.items() if digest in self._asked}
-        self.store.put(self.key, self.kind.written(kept))
-
-
-def remembered_unit(kind: Kind[Found], store: Store, case: Case, dtype: str, inputs: Inputs) -> RememberedUnit[Found]:
-    """Return what a store knows of a unit; nothing where that is damaged, or was found by other code."""
-    if store.folder is None:
-        return RememberedUnit(kind, store, None)
-    key = key_of(f"faults-{kind.name}", _version(), case.digest, dtype, inputs)
-    data = store.get(key)
-    try:
-        known = {} if data is None else kind.known(data)
-    except UnreadableEntry:
-        store.note_damaged()
-        known = {}
-    return RememberedUnit(kind, store, key, known)
-
-
-@lru_cache
-def _version() -> str:
-    return digest_of_code(_CODE, ())
-
-
-def _findings(plain: Any) -> Findings:
-    return tuple(StageResult(*each) for each in plain)
-
-
-def _plain(evidence: Evidence | None) -> Any:
-    return None if evidence is None else {**asdict(evidence), "refuted": sorted(evidence.refuted)}
-
-
-def _evidence(plain: Any) -> Evidence | None:
-    if plain is None:
-        return None
-    fits = tuple(Fit(**each) for each in plain["fits"])
-    return Evidence(fits, frozenset(plain["refuted"]), plain["failing"], plain["operation"])
-
-
-FINDINGS: Kind[Findings] = Kind("findings", lambda findings: findings, _findings)
-EVIDENCE: Kind[Evidence | None] = Kind("evidence", _plain, _evidence)

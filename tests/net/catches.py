@@ -20,8 +20,7 @@ from typing import NamedTuple, TypeAlias
 from attncheck.mutation.catalogue import BY_HAND
 from attncheck.mutation.judgement import OF_NUMBERS, Findings, StageResult
 from attncheck.mutation.mutant import Mutant, Subject
-from attncheck.mutation.score import run_mutants
-from attncheck.mutation.scoring import in_processes
+from attncheck.mutation.score import in_processes, run_mutants
 from attncheck.plan import UNITS, Plan, covering, features_of, standard_units
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
@@ -107,8 +106,8 @@ def _caught(
 ) -> Iterator[tuple[Catch, tuple[bool, bool]]]:
     """Yield catches, each with whether it is by far, and at the stage that the fault names."""
     named = {fault.name: fault for fault in faults if isinstance(fault, Mutant)}
-    with in_processes(available_processors()) as scorers:
-        frames = run_mutants(cases, subjects=faults, scorers=scorers, exhaustive=exhaustive)
+    with in_processes(available_processors()) as pool:
+        frames = run_mutants(cases, subjects=faults, pool=pool, exhaustive=exhaustive)
     for part in frames.found:
         for fault, findings in part.found:
             wrong = wrong_stage(findings)

@@ -24,7 +24,7 @@ from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.mutant import REFERENCE, WIDE, Subject, Variant
 from attncheck.mutation.narrow import RIGHT
 from attncheck.mutation.score import run_mutants
-from attncheck.mutation.unit import Unit, UnitScorer, count_scores, serves_naming, unit_of
+from attncheck.mutation.unit import Unit, UnitScorer, count_scores, unit_of
 from attncheck.plan import recorded_units
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
@@ -104,8 +104,8 @@ def test_what_a_recorded_case_says_of_a_fault_is_seldom_wrong() -> None:
     naming = Naming()
     for case, dtype in sorted(units)[::_NAMED_ONE_IN]:
         catches = units[case, dtype]
-        if serves_naming(cases[case], dtype, count_scores(cases[case])):
-            scorer = UnitScorer(unit_of(cases[case], 0, dtype), ExactJudge())
+        scorer = UnitScorer(unit_of(cases[case], 0, dtype), ExactJudge())
+        if scorer.unit.serves_naming:
             for catch in catches:
                 if (evidence := scorer.evidence(SUBJECTS[catch.fault])) is not None:
                     naming.add(catch.fault, (case, dtype, 0), evidence)

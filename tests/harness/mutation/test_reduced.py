@@ -13,9 +13,8 @@ from attncheck.attention.rounding import rounding_model_named
 from attncheck.mutation import sizes
 from attncheck.mutation.kernel import Array, bfloat16, tf32, truncated_bfloat16, truncated_tf32
 from attncheck.mutation.mutant import Control, Mutant, subjects_of_module
-from attncheck.mutation.score import run_mutants
+from attncheck.mutation.score import MutationFrames, run_mutants
 from attncheck.mutation.sizes import block_product, in_two_parts, rounded_product
-from attncheck.mutation.summary import MutationFrames
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 

@@ -24,9 +24,7 @@ from attncheck.execution.worker import Failure, evaluate_on
 from attncheck.mutation import entry_of, score
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
 from attncheck.mutation.judgement import (
-    MAX_CASES,
     RULES,
-    ExactJudge,
     Findings,
     StageFinding,
     StageResult,
@@ -35,15 +33,15 @@ from attncheck.mutation.judgement import (
 )
 from attncheck.mutation.mutant import EVERY, Mutant, Subject, Variant
 from attncheck.mutation.score import (
-    ENOUGH_CASES,
-    ENOUGH_RIGHT_CASES,
-    ENOUGH_SMALL_CASES,
-    SMALL_AT_A_TIME,
+    BY_HAND,
+    MutationFrames,
+    Swept,
+    in_processes,
+    kind_of,
     redrawn,
     run_mutants,
+    summarise,
 )
-from attncheck.mutation.scoring import CatchQuestion, ScorersHere, in_processes
-from attncheck.mutation.summary import MutationFrames, kind_of, summarise
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, make_exact_inputs
@@ -104,7 +102,7 @@ def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
     cases: list[Case], load_text: Callable[[str], list[Case]]
 ) -> None:
     long = load_text(CASES.replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
-    again = [replace(cases[0], id=f"prefix/{number}") for number in range(ENOUGH_CASES)]
+    again = [replace(cases[0], id=f"prefix/{number}") for number in range(BY_HAND.large)]
     chosen = subjects("scale_missing", "tail_dropped_after_blocks_of_32", "keys_reversed")
     rows = run_mutants([long, *again], subjects=chosen).evaluations
     asked = rows[rows["case"].eq("prefix/long")]
@@ -113,55 +111,6 @@ def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
     assert set(asked["complete"]) == {False}
     fewer = run_mutants([long, *again[1:]], subjects=chosen).evaluations
     assert "scale_missing" in set(fewer[fewer["case"].eq("prefix/long")]["subject"])
-
-
-class _Unanswered:
-    """What says that it is not there until somebody waits for it."""
-
-    def __init__(self, found: Any) -> None:
-        self._found = found
-
-    def done(self) -> bool:
-        return False
-
-    def result(self) -> Any:
-        return self._found
-
-
-class _Slow:
-    """Answers so late that every case is asked before anything is known to be caught."""
-
-    at_a_time = 10_000
-
-    def __init__(self, chosen: list[Subject]) -> None:
-        self._here = ScorersHere({each.name: each for each in chosen}, ExactJudge())
-        self.asked: list[CatchQuestion] = []
-
-    def judge(self, question: CatchQuestion) -> _Unanswered:
-        self.asked.append(question)
-        return _Unanswered(self._here.judge(question).result())
-
-    def evidence(self, question: CatchQuestion) -> _Unanswered:
-        return _Unanswered(self._here.evidence(question).result())
-
-
-def test_faults_that_are_asked_in_vain_are_dropped_however_late_the_answers_come(
-    cases: list[Case], load_text: Callable[[str], list[Case]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_a_time = ENOUGH_CASES + 1
-    monkeypatch.setattr(score, "LARGE_AT_A_TIME", at_a_time)
-    long = load_text(CASES.replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
-    many = [replace(long, id=f"prefix/long-{number}") for number in range(at_a_time + 2)]
-    again = [replace(cases[0], id=f"prefix/{number}") for number in range(ENOUGH_CASES - 1)]
-    chosen = subjects("scale_missing", "tail_dropped_after_blocks_of_32", "mask_ignored", "keys_reversed")
-    at_once = run_mutants([*again, *many], subjects=chosen)
-    slow = _Slow(chosen)
-    late = run_mutants([*again, *many], subjects=chosen, scorers=slow)
-    assert all("scale_missing" in question.subjects for question in slow.asked)
-    of_one = at_once.evaluations[at_once.evaluations["subject"].eq("scale_missing")]
-    assert set(of_one["case"]) == {each.id for each in (*again, *many[:at_a_time])}, "the second round is spared"
-    pd.testing.assert_frame_equal(at_once.evaluations, late.evaluations)
-    pd.testing.assert_frame_equal(at_once.subjects, late.subjects)
 
 
 def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
@@ -174,12 +123,12 @@ def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
 
 
 def test_a_fault_that_enough_cases_caught_and_named_is_spared_the_others(cases: list[Case]) -> None:
-    many = [replace(cases[0], id=f"prefix/{number:03}") for number in range(SMALL_AT_A_TIME + 2)]
+    many = [replace(cases[0], id=f"prefix/{number:03}") for number in range(2 * BY_HAND.names)]
     chosen = subjects("scale_missing", "mask_ignored")
     few, every = run_mutants(many, subjects=chosen), run_mutants(many, subjects=chosen, exhaustive=True)
-    assert ENOUGH_SMALL_CASES <= MAX_CASES <= SMALL_AT_A_TIME
-    assert _caught_by(few) == {"scale_missing": (SMALL_AT_A_TIME, True), "mask_ignored": (0, False)}
-    assert _caught_by(every) == {"scale_missing": (SMALL_AT_A_TIME + 2, False), "mask_ignored": (0, False)}
+    assert BY_HAND.small < _caught_by(few)["scale_missing"][0] <= BY_HAND.names
+    assert _caught_by(few)["scale_missing"][1]
+    assert _caught_by(every) == {"scale_missing": (len(many), False), "mask_ignored": (0, False)}
     assert (few.subjects["named"] == every.subjects["named"]).all()
     assert few.rules.empty, "its own verdict spared faults: no other rule is held to the rest"
     assert not every.rules.empty
@@ -190,14 +139,13 @@ def test_right_variants_are_put_to_a_share_of_the_cases_and_to_the_first_where_t
 ) -> None:
     monkeypatch.setattr(score, "RIGHT_CASES", 8)
     one = replace(cases[0], dtypes=("float32",))
-    many = [replace(one, id=f"prefix/{number:03}") for number in range(4 * SMALL_AT_A_TIME)]
+    many = [replace(one, id=f"prefix/{number:03}") for number in range(64)]
     chosen = subjects("reference", "keys_reversed")
     few, every = (run_mutants(many, subjects=chosen, exhaustive=each).evaluations for each in (False, True))
     few, every = (each[each["stage"].eq("output")] for each in (few, every))
     counts = few["subject"].value_counts()
-    assert counts["reference"] == len(many)
-    assert ENOUGH_RIGHT_CASES <= counts["keys_reversed"] < len(many) / 2
-    beyond = few[few["subject"].eq("keys_reversed") & few["case"].gt(f"prefix/{SMALL_AT_A_TIME:03}")]
+    assert BY_HAND.differing < counts["keys_reversed"] < len(many) / 2
+    beyond = few[few["subject"].eq("keys_reversed") & few["case"].ge(f"prefix/{BY_HAND.differing:03}")]
     assert len(beyond), "a share of the others"
     assert set(every["subject"].value_counts()) == {len(many)}
 
@@ -306,12 +254,12 @@ def test_sixteen_bits_are_judged_in_the_references_class_and_count_only_faults_t
     load_text: Callable[[str], list[Case]],
 ) -> None:
     cases = load_text(CASES.replace("dtypes: [float64]", "dtypes: [float64, float16, bfloat16]"))
-    names = ("reference", "exp2_for_exp", "explicit_scale_ignored", "mask_ignored")
+    names = ("reference", "explicit_scale_ignored", "mask_ignored")
     frames = run_mutants(cases, subjects=subjects(*names), exhaustive=True)
     assert set(frames.evaluations["dtype"]) == {"float64", "float32", "float16"}
     half = frames.subjects[frames.subjects["dtype"] == "float16"].set_index("subject")
-    assert set(half.index) == {"reference", "exp2_for_exp", "explicit_scale_ignored"}
-    assert half["caught_in"].to_dict() == {"reference": 0, "exp2_for_exp": 0, "explicit_scale_ignored": 1}
+    assert set(half.index) == {"reference", "explicit_scale_ignored"}
+    assert half["caught_in"].to_dict() == {"reference": 0, "explicit_scale_ignored": 1}
     assert set(frames.rules[frames.rules["dtype"] == "float16"]["mutants"]) == {1}
 
 
@@ -367,8 +315,8 @@ def test_several_processes_find_what_one_finds() -> None:
     cases = [*select_cases(["softcap.yaml"]).cases[:4], *select_cases(["probes/long_rows.yaml"]).cases[:1]]
     subjects = [*(SUBJECTS[name] for name in SHARED), *CONTROLS[:2], *EQUIVALENT[:1]]
     alone = run_mutants(cases, (0, 1), subjects=subjects)
-    with in_processes(2) as scorers:
-        together = run_mutants(cases, (0, 1), scorers=scorers, subjects=subjects)
+    with in_processes(2) as pool:
+        together = run_mutants(cases, (0, 1), pool=pool, subjects=subjects)
     pd.testing.assert_frame_equal(alone.evaluations, together.evaluations)
     pd.testing.assert_frame_equal(alone.subjects, together.subjects)
     assert alone.subjects["named"].any()
@@ -378,10 +326,10 @@ def test_several_processes_find_what_one_finds() -> None:
 def test_no_process_outlives_the_one_that_asks_even_if_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, time\n"
-        "from attncheck.mutation.scoring import in_processes\n"
+        "from attncheck.mutation.score import in_processes\n"
         "if __name__ == '__main__':\n"
-        "    with in_processes(1) as scorers:\n"
-        "        print(scorers.pool.submit(os.getpid).result(), flush=True)\n"
+        "    with in_processes(1) as pool:\n"
+        "        print(pool.submit(os.getpid).result(), flush=True)\n"
         "        time.sleep(600)\n"
     )
     (tmp_path / "asks.py").write_text(code)
@@ -425,7 +373,7 @@ def _units(draw: st.DrawFn) -> list[UnitFindings]:
     for case, dtype, seed in draw(st.lists(keys, unique=True, max_size=6)):
         found = draw(st.lists(st.tuples(st.sampled_from(NAMES), _EVALUATIONS), unique_by=lambda each: each[0]))
         shared: list[tuple[str, Findings]] = [(name, found[0][1] if draw(_FLAGS) else each) for name, each in found]
-        units.append(UnitFindings(case, dtype, seed, case != "a", case != "b", True, tuple(shared)))
+        units.append(UnitFindings(case, dtype, seed, case != "a", case != "b", tuple(shared)))
     return units
 
 
@@ -454,7 +402,7 @@ def _flagged_first(rows: Iterable[dict[Hashable, Any]]) -> list[dict[Hashable, A
 @settings(max_examples=60)
 @given(units=_units())
 def test_counts_are_those_of_the_evaluations(units: list[UnitFindings]) -> None:
-    frames = summarise(units, SUBJECTS_OF_TEST, (0, 1, 2), {})
+    frames = summarise([Swept(units)], SUBJECTS_OF_TEST, (0, 1, 2))
     rows = frames.evaluations.astype(object).to_dict("records")
     _assert_catches_are_counted(frames, rows)
     _assert_rules_count_faults_on_complete_cases_and_evaluations_of_controls(frames, rows)
