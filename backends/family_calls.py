@@ -322,7 +322,7 @@ class FamilyFunction:
         words: dict[str, Any] = self._options(query, key, given)
         words |= self._reached(query, key, past, given)
         if self.family.layout != "LHD":
-            return self._stages(self._called([query, key, value], words))
+            return self._stages(self._called([query, key, value] if past else self._as_they_lie(inputs), words))
         if not query.shape[0]:
             raise UnsupportedError("is called for one batch entry at a time, and there is none", ("empty batches",))
         rows = [self._one_entry(entry, [query, key, value], words) for entry in range(query.shape[0])]
@@ -340,7 +340,7 @@ class FamilyFunction:
             words.pop(switch, None)
         places = {"bias": family.bias if self.has(family.bias) else family.mask, "sinks": self.named(family.sinks)}
         more = {name: words.pop(word) for name, word in places.items() if name in given}
-        laid_out = [_laid_out(each, family.layout) for each in inputs]
+        laid_out = [_laid_out(each, family.layout) for each in self._as_they_lie((query, key, value))]
         grad = _laid_out(self.arrays.to_numpy(grad_output), family.output_layout or family.layout)
         tensors = [self._tensor(each) for each in (*laid_out, *more.values())]
         others = {name: self._tensor(each) for name, each in words.items()}
@@ -353,6 +353,11 @@ class FamilyFunction:
             allowed = reach_of(given, inputs[0].shape[-2], inputs[1].shape[-2], 0).allowed(*more["bias"].shape[-2:])
             stages["grad_bias"] = _of_bias(stages["grad_bias"], allowed, given["bias"].shape)
         return {name: self.arrays.from_numpy(each) for name, each in stages.items()}
+
+    def _as_they_lie(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return inputs as arrays, or as they are where the function takes them so: on a device they keep strides."""
+        is_given = self.family.layout == "BHLD" and not self.copies
+        return [each if is_given else self.arrays.to_numpy(each) for each in inputs]
 
     def _gradients(
         self, tensors: Sequence[Any], grad_output: Any, names: Sequence[str], others: Mapping[str, Any]

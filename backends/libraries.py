@@ -48,6 +48,7 @@ _TRITON = Mode(
 )
 
 _ONE_WIDTH = {"value_width": "equal"}
+_ONLY_FLOAT32 = {"float32": "native"}
 _NO_SOFTCAP = {"softcap": ()}  # it is for JAX on TPUs alone
 _BLOCKS_OF_TPU = {"query_length_multiple": 128, "key_length_multiple": 128}
 
@@ -243,21 +244,22 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             modes=(
                 # Taken apart by ScaledDotProductAttentionDecomposition in src/common/transformations: the scale, of the
                 # dtype, times the query, and each step an operation of its own.
-                Mode(
-                    "sdpa",
-                    "attncheck.backends.openvino_sdpa",
-                    "ScaledDotProductAttention on a CPU, with the precision hint of the dtype",
-                    classes={"float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"},
-                    attribute="HINTED",
-                    folds_sequences=True,
-                ),
-                Mode(
-                    "default",
-                    "attncheck.backends.openvino_sdpa",
-                    "the same without a hint, as it comes: the processor decides what float32 is computed in",
-                    classes={"float32": "native", "bfloat16": "eager_pre"},
-                    attribute="DEFAULT",
-                    folds_sequences=True,
+                *(
+                    Library(
+                        name,
+                        description=f"ScaledDotProductAttention on a CPU, {hinted}",
+                        call="attncheck.backends.openvino_sdpa:scaled_dot_product_attention",
+                        family="sdpa",
+                        given={"hint": name == "sdpa"},
+                        module="attncheck.backends.openvino_sdpa",
+                        attribute="ARRAYS",
+                        has_gradients=False,
+                        classes={**floats, "bfloat16": "eager_pre"},
+                    )
+                    for name, hinted, floats in (
+                        ("sdpa", "with the precision hint of the dtype", {"float32": "native", "float16": "eager_pre"}),
+                        ("default", "as it comes: the processor decides what float32 is computed in", _ONLY_FLOAT32),
+                    )
                 ),
             ),
             requirement="openvino>=2025.0",

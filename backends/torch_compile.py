@@ -3,7 +3,7 @@
 Shapes are symbolic, so that a new length is no new compilation; axes of length 0 and 1, dtypes, strides and what is
 given or not are. A graph that breaks, or too many compilations, raises: eager code would otherwise run unnoticed.
 
-``OUTPUT`` is attention that returns only its output, written as models write it. TorchInductor replaces what reads as
+``fused`` is attention that returns only its output, written as models write it. TorchInductor replaces what reads as
 attention (``torch/_inductor/fx_passes/fuse_attention.py``) by a call of scaled_dot_product_attention, where nothing but
 the output is returned. So the softmax is torch's own there, which makes a query without a key NaN, and what may not be
 attended is minus infinity in a mask that is added. Keys that lie in memory as (B, L, H, D), which is what a projection
@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Unpack
+from types import SimpleNamespace
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from attncheck.backends import torch_backend
-from attncheck.backends.composed import compiled, output_alone, with_functions
-from attncheck.backends.contract import Differentiated, Stages, Window, takes
-from attncheck.backends.torch_common import differentiate, may_attend
+from attncheck.backends.composed import compiled, output_alone
+from attncheck.backends.contract import Differentiated, Stages, takes
+from attncheck.backends.library_arrays import TorchArrays
+from attncheck.backends.torch_common import differentiate
 
 _MAX_COMPILATIONS = 1 << 16
 
@@ -88,62 +90,21 @@ _compiled_plain, _compiled_permuted, _compiled_masked = (
 )
 
 
-def _attention_alone(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-) -> Stages:
-    """Attend in one compiled program; masks are made, and groups and a past spread, before it."""
-    past = 0
-    if past_key is not None and past_value is not None:
-        past = past_key.size(-2)
-        key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
+def fused(
+    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Attend in one compiled program; groups are spread before it."""
     group = query.size(1) // key.size(1)
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    shape = (*query.shape[:-1], key.size(-2))
-    limits: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "window": window, "key_lengths": key_lengths}
-    allowed = may_attend(shape, **limits, past=past, device=query.device)
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    if bias is None and allowed is None:
-        if not key.is_contiguous() and key.transpose(1, 2).is_contiguous():
-            return {"output": _compiled_permuted(query, key.transpose(1, 2), value, scale)}
-        return {"output": _compiled_plain(query, key, value, scale)}
-    if scale == 0:
-        raise NotImplementedError("code that divides by the inverse of the scale has no scale of zero")
-    attn_mask = bias
-    if allowed is not None:
-        attn_mask = torch.where(allowed, query.new_zeros(()) if bias is None else bias, float("-inf"))
-    return {"output": _compiled_masked(query, key, value, 1 / scale, attn_mask)}
-
-
-def _gradients_alone(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_output: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-) -> Stages:
-    """Differentiate the compiled program, whose backward pass is compiled too."""
-    inputs = {"query": query, "key": key, "value": value}
-    options = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "window": window}
-    options["key_lengths"] = key_lengths
-    return differentiate(_attention_alone, inputs, grad_output, options)
+    if attn_mask is not None:
+        if scale == 0:
+            raise NotImplementedError("code that divides by the inverse of the scale has no scale of zero")
+        return _compiled_masked(query, key, value, 1 / scale, attn_mask)
+    if not key.is_contiguous() and key.transpose(1, 2).is_contiguous():
+        return _compiled_permuted(query, key.transpose(1, 2), value, scale)
+    return _compiled_plain(query, key, value, scale)
 
 
 _NOT_ONE_GRAPH = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
@@ -151,9 +112,9 @@ COMPILED = compiled(
     torch_backend, _compiled, "attention_gradients", *_NOT_ONE_GRAPH, prepare=prepare, describe=describe
 )
 COMPILED.attention_gradients = attention_gradients
-OUTPUT = with_functions(
-    torch_backend,
-    {"attention": _attention_alone, "attention_gradients": _gradients_alone},
-    prepare=prepare,
-    describe=describe,
+OUTPUT = TorchArrays(
+    SimpleNamespace(
+        prepare=prepare, describe=describe, from_numpy=torch_backend.from_numpy, to_numpy=torch_backend.to_numpy
+    )
 )
+"""What ``fused`` is called on."""

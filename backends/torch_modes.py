@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attncheck.backends.entry import ABSORBED, EAGER_MODE, NATIVE, DeclaredConvention, Mode
+from attncheck.backends.entry import ABSORBED, EAGER, EAGER_MODE, NATIVE, DeclaredConvention, Library, Mode
 
 # The pull request changes "the stance of SDPA on what to do for fully masked out rows": NaN until then, zeros since.
 _ZERO_ROWS = {
@@ -22,7 +22,25 @@ _ZERO_ROWS_OF_FLEX = {
         "pytorch/pytorch#134650",
     )
 }
-TORCH_MODES = (
+
+
+def _sdpa(name: str, function: str, kernel: str) -> Library:
+    # The backward pass adds up in float32 and stores the weights' gradient in 16 bits.
+    return Library(
+        name,
+        description=f"functional.scaled_dot_product_attention with {kernel}",
+        call=f"attncheck.backends.torch_sdpa:{function}",
+        family="sdpa",
+        differs={"causal_beside_mask": True},
+        module="attncheck.backends.torch_sdpa",
+        attribute="LIBRARY",
+        classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        conventions=_ZERO_ROWS,
+        holds_scores=False,
+    )
+
+
+TORCH_MODES: tuple[Mode, ...] = (
     Mode(
         "compile",
         "attncheck.backends.torch_compile",
@@ -33,44 +51,25 @@ TORCH_MODES = (
         folds_sequences=True,
     ),
     # Eager in 16 bits, too: what is not rewritten stores its scores.
-    Mode(
+    Library(
         "compile_output",
-        "attncheck.backends.torch_compile",
-        "torch.compile of attention that returns only its output, which it may rewrite",
+        description="torch.compile of attention that returns only its output, which it may rewrite",
+        call="attncheck.backends.torch_compile:fused",
+        family="sdpa",
+        differs={"mask_kinds": frozenset({"added"})},
+        module="attncheck.backends.torch_compile",
         attribute="OUTPUT",
+        classes=EAGER,
         own_process=True,
         standard_only=True,
-        folds_sequences=True,
     ),
-    Mode(
-        "sdpa",
-        "attncheck.backends.torch_sdpa",
-        "functional.scaled_dot_product_attention with the kernel that torch picks",
-        classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-        conventions=_ZERO_ROWS,
-        attribute="DEFAULT",
-        holds_scores=False,
-        folds_sequences=True,
-    ),
-    Mode(
-        "sdpa_math",
-        "attncheck.backends.torch_sdpa",
-        "functional.scaled_dot_product_attention with its math kernel, which keeps float32 between 16-bit ends",
+    _sdpa("sdpa", "picked", "the kernel that torch picks"),
+    replace(
+        _sdpa("sdpa_math", "math", "its math kernel, which keeps float32 between 16-bit ends"),
         classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
-        conventions=_ZERO_ROWS,
-        attribute="MATH",
-        folds_sequences=True,
+        holds_scores=True,
     ),
-    Mode(
-        "sdpa_flash",
-        "attncheck.backends.torch_sdpa",
-        "functional.scaled_dot_product_attention with its flash kernel, which refuses what it cannot compute",
-        classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-        conventions=_ZERO_ROWS,
-        attribute="FLASH",
-        holds_scores=False,
-        folds_sequences=True,
-    ),
+    _sdpa("sdpa_flash", "flash", "its flash kernel, which refuses what it cannot compute"),
     Mode(
         "causal_upper_left",
         "attncheck.backends.torch_causal_bias",
@@ -144,21 +143,6 @@ TORCH_MODES = (
 )
 
 
-def _sdpa_on_cuda(name: str, attribute: str, kernel: str) -> Mode:
-    # Either has a backward pass that adds up in float32 and stores the weights' gradient in 16 bits.
-    return Mode(
-        f"{name}@cuda",
-        "attncheck.backends.torch_sdpa",
-        f"functional.scaled_dot_product_attention with {kernel}, which refuses what it cannot compute",
-        classes={"bfloat16": "fused_bwd", "float16": "fused_bwd"},
-        conventions=_ZERO_ROWS,
-        attribute=attribute,
-        holds_scores=False,
-        folds_sequences=True,
-        device="cuda",
-    )
-
-
 def _on_cuda() -> tuple[Mode, ...]:
     eager = Mode(EAGER_MODE, "attncheck.backends.torch_backend", "modular code, one operation after the other")
     as_they_are = {"compile", "compile_output", "sdpa", "sdpa_math", "causal_upper_left", "causal_lower_right"}
@@ -169,11 +153,17 @@ def _on_cuda() -> tuple[Mode, ...]:
             replace(mode, name=f"{mode.name}@cuda", description=f"{mode.description}; on a GPU", device="cuda")
             for mode in modes
         ),
-        _sdpa_on_cuda("sdpa_flash", "FLASH", "its flash kernel"),
-        _sdpa_on_cuda("sdpa_cudnn", "CUDNN", "cuDNN's kernel"),
-        replace(
-            _sdpa_on_cuda("sdpa_efficient", "EFFICIENT", "its memory-efficient kernel"),
-            classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        *(
+            replace(
+                _sdpa(f"sdpa_{function}@cuda", function, f"{kernel}, which refuses what it cannot compute"),
+                classes={**of_float32, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                device="cuda",
+            )
+            for function, kernel, of_float32 in (
+                ("flash", "its flash kernel", {}),
+                ("cudnn", "cuDNN's kernel", {}),
+                ("efficient", "its memory-efficient kernel", {"float32": "native"}),
+            )
         ),
     )
 
