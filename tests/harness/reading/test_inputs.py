@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from itertools import accumulate, repeat
+from operator import mul
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,10 +15,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import tables_beside
 
-from attncheck.dtypes import numpy_dtype
 from attncheck.reading.array_kinds import Arrangement
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import arranged_shape, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import (
     ShapeFault,
@@ -26,7 +26,7 @@ from attncheck.reading.shapes import (
     repeated_axes,
     show,
 )
-from attncheck.spec import DTYPES, OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
+from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 from attncheck.store import digest_of
 
 TABLES = tables_beside(__file__)
@@ -115,30 +115,15 @@ def test_a_mask_may_have_length_one_on_any_axis(lengths: dict[str, int], ones: l
     assert np.broadcast_shapes(shapes["mask"], tuple(bound[letter] for letter in ("B", "H", "Lq", "T"))) == scores
 
 
-@pytest.mark.parametrize(("axes", "shape", "fitted"), TABLES["fitted"])
-def test_inputs_are_fitted_to_axes(axes: tuple[str, ...], shape: tuple[int, ...], fitted: tuple[int, ...]) -> None:
-    assert fitted_shape(InputSpec(tuple(axes)), tuple(shape)) == tuple(fitted)
-
-
-@pytest.mark.parametrize(
-    ("shape", "heads", "split"),
-    [((2, 3, 8), 4, (2, 4, 3, 2)), ((3, 8), 4, (1, 4, 3, 2)), ((8,), 4, (1, 4, 1, 2)), ((2, 0, 8), 4, (2, 4, 0, 2))],
-)
-def test_heads_side_by_side_are_split(shape: tuple[int, ...], heads: int, split: tuple[int, ...]) -> None:
-    assert fitted_shape(InputSpec(("B", "H", "Lq", "D")), shape, heads) == split
-
-
-@pytest.mark.parametrize("heads", [None, 4])
-def test_a_matrix_per_head_is_taken_for_as_many_heads_as_there_are(heads: int | None) -> None:
-    assert fitted_shape(InputSpec(("E", "H*D")), (4, 16, 2), heads) == (16, 8)
-    assert fitted_shape(InputSpec(("E", "H*D")), (16, 8), heads) == (16, 8)
+def test_inputs_are_fitted_to_axes() -> None:
+    for axes, shape, heads, fitted in TABLES["fitted"]:
+        assert fitted_shape(InputSpec(tuple(axes)), tuple(shape), heads) == tuple(fitted), axes
     with pytest.raises(ValueError, match="4x16x2 is a matrix for each of 4 heads, and there are 3"):
         fitted_shape(InputSpec(("E", "H*D")), (4, 16, 2), 3)
 
 
-@pytest.mark.parametrize(
-    ("array", "axes"),
-    [
+def test_the_axes_of_equal_slices_are_found_but_for_the_last() -> None:
+    for array, axes in (
         (np.arange(6.0).reshape(2, 3), ()),
         (np.ones((2, 3)), (0,)),
         (np.ones((1, 3, 2)), (1,)),
@@ -147,15 +132,8 @@ def test_a_matrix_per_head_is_taken_for_as_many_heads_as_there_are(heads: int | 
         (np.arange(3.0).reshape(1, 1, 1, 3).repeat(2, axis=0).repeat(5, axis=2), (0, 2)),
         (np.full((2, 3), np.nan), ()),
         (np.zeros((2, 0, 3)), (0,)),
-    ],
-)
-def test_the_axes_of_equal_slices_are_found_but_for_the_last(array: NDArray[Any], axes: tuple[int, ...]) -> None:
-    assert repeated_axes(array) == axes
-
-
-@pytest.mark.parametrize(("shape", "text"), [((2, 3, 4), "2x3x4"), ((5,), "5"), ((), "scalar")])
-def test_a_shape_is_shown_as_people_write_it(shape: tuple[int, ...], text: str) -> None:
-    assert show(shape) == text
+    ):
+        assert repeated_axes(array) == axes
 
 
 Load = Callable[[str | bytes], list[Case]]
@@ -169,64 +147,9 @@ cases:
 """
 
 
-def _softmax_of(load_text: Load, *lines: str) -> Case:
+def _made(load_text: Load, *lines: str) -> NDArray[Any]:
     [case] = load_text(SOFTMAX + "".join(f"    {line}\n" for line in lines))
-    return case
-
-
-def _made(load_text: Load, *lines: str) -> Exact:
-    return make_exact_inputs(_softmax_of(load_text, *lines))["scores"]
-
-
-def test_an_input_is_made_as_the_file_says_with_its_leading_axes(load_text: Load) -> None:
-    for source, array in TABLES["made"]:
-        made = _made(load_text, "inputs:", f"  scores: {source}")
-        wanted = np.array(array, dtype=np.float64)
-        assert made.array.shape == made.radius.shape == (1,) * (4 - wanted.ndim) + wanted.shape
-        np.testing.assert_array_equal(made.array.reshape(wanted.shape), wanted)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_lowest_number_is_that_of_each_dtype(load_text: Load, dtype: str) -> None:
-    case = _softmax_of(
-        load_text,
-        "inputs: {scores: {concat: [{lowest: [1, 2]}, {values: [[1, -0.0]]}], axis: 1, transpose: true}}",
-        f"dtypes: [{', '.join(DTYPES)}]",
-    )
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-    scores = inputs.arrays["scores"][0, 0]
-    lowest = ml_dtypes.finfo(scores.dtype).min
-    assert scores.dtype == numpy_dtype(dtype)
-    assert np.isfinite(scores).all()
-    np.testing.assert_array_equal(scores, np.array([[lowest], [lowest], [1], [0]]).astype(scores.dtype))
-    assert np.signbit(scores[3, 0])
-    assert not inputs.radius["scores"].any()
-    assert not case.supports_statistics
-
-
-def test_a_printed_number_may_differ_by_half_a_unit_also_after_it_was_moved(load_text: Load) -> None:
-    made = _made(
-        load_text,
-        "arrays:",
-        '  table: {printed: "0.25 1.5\\n10 0.125\\n1 2"}',
-        "inputs: {scores: {ref: table, rows: [1, 0], transpose: true}}",
-    )
-    np.testing.assert_array_equal(made.array[0, 0], [[10, 0.25], [0.125, 1.5]])
-    np.testing.assert_allclose(made.radius[0, 0], [[0.5, 0.005], [0.0005, 0.05]], rtol=1e-15)
-
-
-def test_half_a_unit_of_a_printed_number_goes_through_what_is_made_of_it(load_text: Load) -> None:
-    arrays = ("arrays:", '  first: {printed: "2.0 -4.0"}', '  second: {printed: "10 100"}')
-    doubled = _made(load_text, *arrays, "inputs: {scores: {ref: first, times: -2, plus: 1000}}")
-    np.testing.assert_allclose(doubled.array[0, 0], [[996, 1008]])
-    np.testing.assert_allclose(doubled.radius[0, 0], [[0.1, 0.1]])
-    added = _made(load_text, *arrays, "inputs: {scores: {sum: [first, second]}}")
-    np.testing.assert_allclose(added.radius[0, 0], [[0.55, 0.55]])
-    multiplied = _made(load_text, *arrays, "inputs: {scores: {product: [first, second]}}")
-    # |2| 0.5 + 0.05 |10| + 0.05 0.5, and |4| 0.5 + 0.05 |100| + 0.05 0.5
-    np.testing.assert_allclose(multiplied.radius[0, 0], [[1.525, 7.025]])
-    joined = _made(load_text, *arrays, "inputs: {scores: {concat: [second, first], axis: 0}}")
-    np.testing.assert_allclose(joined.radius[0, 0], [[0.5, 0.5, 0.05, 0.05]])
+    return make_exact_inputs(case)["scores"].array
 
 
 def test_parts_are_drawn_in_the_order_in_which_they_are_listed(load_text: Load) -> None:
@@ -241,69 +164,34 @@ def test_parts_are_drawn_in_the_order_in_which_they_are_listed(load_text: Load) 
     )
     state = np.random.RandomState(5)
     first, second, third = state.randn(1, 3), state.rand(2, 3), state.randn(3)
-    np.testing.assert_array_equal(made.array[0, 0], np.concatenate([second, -first, third + first]))
+    np.testing.assert_array_equal(made[0, 0], np.concatenate([second, -first, third + first]))
 
 
-def test_a_geometric_series_is_one_multiplication_after_another(load_text: Load) -> None:
-    made = _made(load_text, "inputs: {scores: {geometric: [0.1, 1.1], shape: [40]}}").array[0, 0, 0]
-    wanted = [0.1]
-    for _ in range(39):
-        wanted.append(wanted[-1] * 1.1)
-    assert made.tolist() == wanted
-
-
-def test_a_draw_is_rounded_down_and_multiplied_in_its_own_dtype(load_text: Load) -> None:
+def test_numbers_are_made_one_step_after_another_in_their_own_dtype(load_text: Load) -> None:
+    series = _made(load_text, "inputs: {scores: {geometric: [0.1, 1.1], shape: [40]}}")[0, 0, 0]
+    assert series.tolist() == list(accumulate(repeat(1.1, 39), mul, initial=0.1))
     random = "random: {generator: torch, seed: 3}"
-    plain = _made(load_text, random, "inputs: {scores: {draw: rand, shape: [64]}}").array
-    scaled = _made(load_text, random, "inputs: {scores: {draw: rand, shape: [64], times: 0.1}}").array
+    plain = _made(load_text, random, "inputs: {scores: {draw: rand, shape: [64]}}")
+    scaled = _made(load_text, random, "inputs: {scores: {draw: rand, shape: [64], times: 0.1}}")
     assert plain.dtype == scaled.dtype == np.float32
     np.testing.assert_array_equal(scaled, plain * np.float32(0.1))
     whole = _made(
         load_text,
         "random: {generator: r, seed: 0}",
         "inputs: {scores: {draw: runif, low: 0, high: 3, shape: [3, 3], floor: true, times: 10}}",
-    ).array
+    )
     # set.seed(0); runif(9, 0, 3) begins 2.69 0.80 1.12 1.72 2.72
     assert whole.swapaxes(-1, -2).ravel()[:5].tolist() == [20, 0, 10, 10, 20]
 
 
-MASKED = (
-    "inputs:",
-    '  scores: {printed: "0.1 0.2\\n0.3 0.4"}',
-    "  mask: {values: [[true, false], [1, 0]]}",
-    "  bias: {values: [[0.1, -.inf], [0, 1]]}",
-)
-
-
-def _masked(load_text: Load) -> Case:
-    [case] = load_text(SOFTMAX.replace("softmax", "masking") + "".join(f"    {line}\n" for line in MASKED))
-    return case
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_inputs_are_rounded_once_to_the_working_dtype_and_masks_become_boolean(load_text: Load, dtype: str) -> None:
-    case = _masked(load_text)
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-    assert {name: str(array.dtype) for name, array in inputs.arrays.items()} == {
-        "scores": dtype,
-        "mask": "bool",
-        "bias": dtype,
-    }
-    assert all(array.flags.c_contiguous for array in inputs.arrays.values())
-    np.testing.assert_array_equal(inputs.arrays["mask"][0, 0], [[True, False], [True, False]])
-    np.testing.assert_array_equal(inputs.arrays["bias"][0, 0], np.array([[0.1, -np.inf], [0, 1]], dtype=dtype))
-
-
-def test_what_conversion_moves_is_added_to_the_radius(load_text: Load) -> None:
-    case = _masked(load_text)
-    inputs = convert_inputs(case, make_exact_inputs(case), "float32")
-    # 0.1f is 0.100000001490116119384765625
-    moved = 0.100000001490116119384765625 - 0.1
-    assert inputs.radius["bias"][0, 0].tolist() == [[moved, 0], [0, 0]]
-    assert inputs.radius["scores"][0, 0, 0, 0] == pytest.approx(0.05 + moved, rel=1e-15)
-    assert not inputs.radius["mask"].any()
-    wide = convert_inputs(case, make_exact_inputs(case), "float64")
-    assert not wide.radius["bias"].any()
+@pytest.mark.parametrize("generator", ["numpy-legacy", "r", "torch"])
+def test_an_empty_draw_draws_nothing(load_text: Load, generator: str) -> None:
+    kind = "runif, low: 0, high: 1" if generator == "r" else "randn"
+    before = f"arrays: {{before: {{draw: {kind}, shape: [0, 6]}}}}"
+    random, draw = f"random: {{generator: {generator}, seed: 5}}", f"{{draw: {kind}, shape: [4, 6]}}"
+    alone = _made(load_text, random, f"inputs: {{scores: {draw}}}")
+    behind = _made(load_text, random, before, f"inputs: {{scores: {{concat: [before, {draw}], axis: 0}}}}")
+    np.testing.assert_array_equal(alone, behind)
 
 
 @given(
@@ -337,51 +225,3 @@ def test_radii_are_worked_out_when_they_are_asked_for_and_travel_as_numbers() ->
         assert digest_of(inputs) == digest_of(sent)
     with pytest.raises(KeyError):
         inputs.radius["nothing"]
-
-
-HEAD = """\
-title: Inputs that may support statistics
-source: {kind: derivation, title: Made for this test}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 1}}
-arrays:
-  drawn: {draw: randn, shape: [4, 5]}
-  whole: {draw: randint, low: 0, high: 9, shape: [4, 5]}
-cases:
-  - name: The case at hand
-"""
-OTHERS = "key: {draw: rand, shape: [4, 5]}, value: {draw: runif, low: 1, high: 2, shape: [4, 3]}"
-
-
-def _supports_statistics(load_text: Load, query: str, fields: str = "") -> bool:
-    [case] = load_text(HEAD + f"    inputs: {{query: {query}, {OTHERS}}}\n{fields}")
-    return case.supports_statistics
-
-
-def test_only_what_is_drawn_from_a_continuous_distribution_supports_statistics(load_text: Load) -> None:
-    assert [query for query in TABLES["generic"] if not _supports_statistics(load_text, query)] == []
-    assert [query for query in TABLES["structured"] if _supports_statistics(load_text, query)] == []
-    for query, fields in (("drawn", "storage: float16"), ("drawn", "options: {scale: 0}")):
-        assert not _supports_statistics(load_text, query, f"    {fields}\n")
-    for query in ("drawn", "whole"):  # a case that says so itself is believed
-        for said in (True, False):
-            assert _supports_statistics(load_text, query, f"    supports_statistics: {str(said).lower()}\n") is said
-
-
-def test_gradients_and_a_past_support_them_if_they_are_drawn_too(load_text: Load) -> None:
-    for grad_output, wanted in TABLES["gradients"].items():
-        found = _supports_statistics(
-            load_text, f"drawn, grad_output: {grad_output}", "    operation: attention_gradients\n"
-        )
-        assert found is wanted, grad_output
-    for value, wanted in (("{draw: randn, shape: [1, 3]}", True), ("{constant: 1, shape: [1, 3]}", False)):
-        past = f"drawn, past_key: {{draw: randn, shape: [1, 5]}}, past_value: {value}"
-        assert _supports_statistics(load_text, past) is wanted, value
-
-
-def test_a_zero_in_the_place_of_a_projection_bias_is_no_mask(load_text: Load) -> None:
-    weights = ", ".join(f"{name}_weight: {{draw: randn, shape: [5, 6]}}" for name in ("query", "key", "value"))
-    inputs = f"    inputs: {{query: drawn, key: drawn, value: drawn, {weights}%s}}\n    options: {{heads: 2}}\n"
-    text = HEAD.replace("attention", "multi_head_attention") + inputs
-    assert load_text(text % "")[0].supports_statistics
-    assert not load_text(text % ", key_bias: {constant: 0, shape: [6]}")[0].supports_statistics

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
+from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import _LAID_OUT_BY, Problem, poisoned
 from attncheck.reading.selection import select_cases
@@ -30,11 +31,11 @@ def offset_of(options: dict[str, Any], queries: int, keys: int, past: int) -> in
 
 
 def definition(options: dict[str, Any], inputs: dict[str, Array], offset: int, shape: tuple[int, ...]) -> Array:
-    """Which query may attend to which key, (B, H, Lq, T), with the first query at ``offset``."""
+    """Which query may attend to which key, (B, H, Lq, T), with the first query at ``offset`` or where it is said."""
     allowed = np.ones(shape, dtype=bool)
+    left, right = options.get("window") or (None, None)
     for batch, head, query, key in product(*map(range, shape)):
-        place = query + offset
-        left, right = options.get("window") or (None, None)
+        place = query + (inputs["query_offsets"][batch] if "query_offsets" in inputs else offset)
         rules = [
             not options.get("is_causal") or key <= place,
             left is None or place - left <= key,
@@ -81,6 +82,8 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Array], tuple[i
     alignment = draw(st.sampled_from(ALIGNMENTS))
     if alignment and (options.get("is_causal") or "window" in options):
         options["alignment"] = alignment
+    elif draw(st.booleans(), label="query_offsets"):
+        inputs["query_offsets"] = random.integers(0, 6, batch)
     return options, inputs, shape, past or 0
 
 
@@ -121,7 +124,7 @@ def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_pas
     called = Problem("attention", options, inputs).called()
     assert set(called.options) <= {"is_causal", "window"}
     assert "query_mask" not in called.inputs
-    assert not (called.options.get("is_causal") and "past_key" in called.inputs and past)
+    assert not (called.options.get("is_causal") and past) or "query_offsets" in inputs
     wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)
     np.testing.assert_array_equal(definition(called.options, called.inputs, past, shape), wanted)
     kept = set(inputs) - {"query_mask", "mask"}
@@ -133,10 +136,9 @@ def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_pas
 def test_nothing_that_is_given_is_changed(problem: Drawn) -> None:
     options, inputs, _, _ = problem
     before = dict(options), {name: (array, array.copy()) for name, array in inputs.items()}
-    Problem("attention", options, inputs).called()
-    Problem("attention", options, inputs).canonical()
-    assert options == before[0]
-    assert set(inputs) == set(before[1])
+    for form in (Problem.called, Problem.canonical):
+        form(Problem("attention", options, inputs))
+    assert (options, set(inputs)) == (before[0], set(before[1]))
     for name, (array, copy) in before[1].items():
         assert inputs[name] is array
         np.testing.assert_array_equal(array, copy)
@@ -145,44 +147,33 @@ def test_nothing_that_is_given_is_changed(problem: Drawn) -> None:
 QUERY, KEY = np.ones((2, 1, 3, WIDTH)), np.ones((2, 1, 5, WIDTH))
 PLAIN = {"query": QUERY, "key": KEY, "value": KEY}
 PAST = {"past_key": KEY[:, :, :2], "past_value": KEY[:, :, :2]}
-MASK = np.ones((1, 1, 3, 5), dtype=bool)
+MASK, AT = np.ones((1, 1, 3, 5), dtype=bool), {"query_offsets": np.array([2, 0])}
 
 
-@pytest.mark.parametrize(
-    ("options", "more", "passed"),
-    [
-        ({"is_causal": True}, {}, {"is_causal": True}),
-        ({"is_causal": False}, {}, {}),
-        ({"is_causal": True, "alignment": "top_left"}, {}, {"is_causal": True}),
-        ({"is_causal": True, "window": (1, 0)}, {}, {"is_causal": True, "window": (1, 0)}),
-        ({"window": (1, None)}, PAST, {"window": (1, None)}),
-        ({"scale": 0, "empty_rows": "nan"}, {"mask": MASK}, {"scale": 0, "empty_rows": "nan"}),
-        ({"heads": 1, "kv_heads": 1}, {}, {}),
-        ({"is_causal": True, "alignment": "bottom_right"}, {"query": KEY}, {"is_causal": True}),
-        ({}, {"key_lengths": np.array([1, 2])}, {}),
-    ],
-)
-def test_calls_say_what_they_can(options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]) -> None:
-    problem = Problem("attention", options, PLAIN | more).called()
-    assert problem.options == passed
-    assert problem.inputs.keys() == (PLAIN | more).keys()
-
-
-@pytest.mark.parametrize(
-    ("options", "more", "passed"),
-    [
-        ({"is_causal": True, "alignment": "bottom_right"}, {}, {}),
-        ({"is_causal": True, "window": (2, 2)}, PAST, {"window": (2, 2)}),
-        ({"is_causal": True, "alignment": "top_left"}, PAST, {}),
-        ({"window": (0, 0), "alignment": "top_left"}, PAST, {}),
-        ({}, {"query_mask": np.ones((2, 3), dtype=bool)}, {}),
-    ],
-)
-def test_masks_say_the_rest(options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]) -> None:
-    problem = Problem("attention", options, PLAIN | more).called()
-    assert problem.options == passed
-    assert problem.inputs["mask"].ndim == 4
-    assert problem.inputs["mask"].dtype == bool
+def test_calls_say_what_they_can_and_masks_the_rest() -> None:
+    for options, more, passed, has_new_mask in (
+        ({"is_causal": True}, {}, {"is_causal": True}, False),
+        ({"is_causal": False}, {}, {}, False),
+        ({"is_causal": True, "alignment": "top_left"}, {}, {"is_causal": True}, False),
+        ({"is_causal": True, "window": (1, 0)}, {}, {"is_causal": True, "window": (1, 0)}, False),
+        ({"window": (1, None)}, PAST, {"window": (1, None)}, False),
+        ({"scale": 0, "empty_rows": "nan"}, {"mask": MASK}, {"scale": 0, "empty_rows": "nan"}, False),
+        ({"heads": 1, "kv_heads": 1}, {}, {}, False),
+        ({"is_causal": True, "alignment": "bottom_right"}, {"query": KEY}, {"is_causal": True}, False),
+        ({}, {"key_lengths": np.array([1, 2])}, {}, False),
+        ({"is_causal": True, "window": (3, None)}, AT, {"is_causal": True, "window": (3, None)}, False),
+        ({"is_causal": True, "window": (3, None)}, PAST | AT, {"is_causal": True, "window": (3, None)}, False),
+        ({"is_causal": True, "alignment": "bottom_right"}, {}, {}, True),
+        ({"is_causal": True, "window": (2, 2)}, PAST, {"window": (2, 2)}, True),
+        ({"is_causal": True, "alignment": "top_left"}, PAST, {}, True),
+        ({"window": (0, 0), "alignment": "top_left"}, PAST, {}, True),
+        ({}, {"query_mask": np.ones((2, 3), dtype=bool)}, {}, True),
+    ):
+        given: dict[str, Array] = PLAIN | more
+        called = Problem("attention", dict(options), given).called()
+        assert called.options == passed
+        assert called.inputs.keys() == given.keys() - {"query_mask"} | ({"mask"} if has_new_mask else set())
+        assert "mask" not in called.inputs or (called.inputs["mask"].ndim, called.inputs["mask"].dtype) == (4, bool)
 
 
 def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[Problem]:
@@ -208,49 +199,17 @@ def test_other_operations_keep_what_is_theirs() -> None:
         assert problem.options == heads
 
 
-# Offsets of queries.
-
-OFFSETS = np.array([2, 0, 5])
-
-
-def drawn(past: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng(3)
-    inputs = {"query": rng.normal(size=(3, 2, 4, 6)), "query_offsets": OFFSETS}
-    inputs |= {name: rng.normal(size=(3, 2, 9 - past, 6)) for name in ("key", "value")}
-    if past:
-        inputs |= {f"past_{name}": rng.normal(size=(3, 2, past, 6)) for name in ("key", "value")}
-    return inputs
-
-
 @pytest.mark.parametrize("past", [0, 3])
-@pytest.mark.parametrize("rows", [None, [1, 3]])
-def test_causality_and_windows_become_a_mask_for_each_batch_entry(past: int, rows: list[int] | None) -> None:
-    options = {"is_causal": True, "window": (3, None)}
-    problem = Problem("attention", options, drawn(past)).canonical(None if rows is None else np.array(rows))
-    assert "query_offsets" not in problem.inputs
-    assert not problem.options
-    mask = np.broadcast_to(problem.inputs["mask"], (3, 1, 4 if rows is None else 2, 9))
-    for b, _, row, j in np.ndindex(mask.shape):
-        position = OFFSETS[b] + (row if rows is None else rows[row])
-        assert mask[b, 0, row, j] == (position - 3 <= j <= position)
-
-
-@pytest.mark.parametrize("past", [0, 3])
-def test_a_function_that_knows_offsets_is_given_them_with_causality_and_window(past: int) -> None:
-    options = {"is_causal": True, "window": (3, None)}
-    problem = Problem("attention", options, drawn(past)).called()
-    assert problem.options == options
-    assert "mask" not in problem.inputs
-    np.testing.assert_array_equal(problem.inputs["query_offsets"], OFFSETS)
-
-
-@pytest.mark.parametrize("past", [0, 3])
-def test_queries_take_the_rows_of_their_batch_entry_and_keys_their_own(past: int) -> None:
-    tables = {name: np.arange(12.0)[:, np.newaxis] + np.zeros(2) for name in ("rotary_cos", "rotary_sin")}
-    problem = Problem("attention", {}, drawn(past) | tables).canonical()
+def test_queries_take_the_rotation_of_their_positions_and_keys_their_own(past: int) -> None:
+    offsets, rows = np.array([2, 0, 5]), np.arange(12.0)[:, np.newaxis] + np.zeros(2)
+    inputs = {"query": np.ones((3, 2, 4, 6)), "query_offsets": offsets, "rotary_cos": rows, "rotary_sin": rows}
+    for prefix, length in (("", 9 - past), ("past_", past)):
+        if length:
+            inputs |= {f"{prefix}{name}": np.ones((3, 2, length, 6)) for name in ("key", "value")}
+    plain = Problem("attention", {}, inputs).canonical()
     for b, i in np.ndindex(3, 4):
-        assert (problem.inputs["query_cos"][b, 0, i] == OFFSETS[b] + i).all()
-    assert problem.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
+        assert (plain.inputs["query_cos"][b, 0, i] == offsets[b] + i).all()
+    assert plain.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
 
 
 @st.composite
@@ -295,79 +254,52 @@ def options() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={"is_causal": st.just(True), "window": windows, "scale": st.just(0.5)})
 
 
-def by_loops(problem: Drawn) -> Array:
-    """Attend key by key, from the definition: (B, H, Lq, Dv)."""
+def by_definition(problem: Problem) -> Array:
+    """Attend in each sequence on its own, to the keys that are used: (B, H, Lq, Dv)."""
     inputs, query = problem.inputs, problem.inputs["query"]
-    value = inputs.get("value", inputs.get("value_pages"))
-    assert value is not None
+    value = inputs["value"] if "value" in inputs else inputs["value_pages"]
     output = np.zeros((*query.shape[:-1], value.shape[-1]))
-    for b, h, i in np.ndindex(query.shape[:3]):
-        rows = list(keys_of(problem, b, h // 2, i))
-        scores = [query[b, h, i] @ key * problem.options.get("scale", 3**-0.5) for key, _ in rows]
-        weights = np.exp(scores) / np.exp(scores).sum() if rows else []
-        output[b, h, i] = sum((weight * own for weight, (_, own) in zip(weights, rows, strict=True)), np.zeros(2))
+    for entry, used in enumerate(inputs["key_lengths"]):
+        if "block_table" in inputs:
+            pages = (inputs[name][inputs["block_table"][entry]] for name in ("key_pages", "value_pages"))
+            own_keys, own_values = (each.reshape(-1, *each.shape[2:]).swapaxes(0, 1)[:, :used] for each in pages)
+            place: Any = (entry, slice(None), slice(None))
+        else:
+            begin, end = inputs["cu_seqlens_q"][entry : entry + 2]
+            first = inputs["cu_seqlens_k"][entry]
+            own_keys, own_values = (inputs[name][0, :, first : first + used] for name in ("key", "value"))
+            place = (0, slice(None), slice(begin, end))
+        own_keys, own_values = (each.repeat(2, axis=0) for each in (own_keys, own_values))
+        shape = (1, 4, query[place].shape[1], used)
+        seen = definition(problem.options, {}, used - shape[2], shape)[0]
+        powers = np.exp(query[place] @ own_keys.swapaxes(1, 2) * problem.options.get("scale", 3**-0.5)) * seen
+        total = powers.sum(-1, keepdims=True)
+        output[place] = powers / np.where(total, total, 1) @ own_values
     return output
 
 
-def keys_of(problem: Drawn, b: int, head: int, i: int) -> Any:
-    """Yield the keys and values that a query sees."""
-    inputs = problem.inputs
-    if "block_table" in inputs:
-        page, used, queries = inputs["key_pages"].shape[1], inputs["key_lengths"][b], inputs["query"].shape[2]
-        for t in range(used):
-            if is_near(problem, used - queries + i, t):
-                slot = inputs["block_table"][b, t // page], t % page, head
-                yield inputs["key_pages"][slot], inputs["value_pages"][slot]
-        return
-    starts, limits = inputs["cu_seqlens_q"], inputs["cu_seqlens_k"]
-    sequence = max(s for s in range(len(starts) - 1) if starts[s] <= i < starts[s + 1])
-    used, queries = inputs["key_lengths"][sequence], starts[sequence + 1] - starts[sequence]
-    for t in range(used):
-        if is_near(problem, used - queries + i - starts[sequence], t):
-            at = 0, head, limits[sequence] + t
-            yield inputs["key"][at], inputs["value"][at]
-
-
-def is_near(problem: Drawn, position: int, key: int) -> bool:
-    left, right = problem.options.get("window") or (None, None)
-    is_left = left is None or key >= position - left
-    is_right = right is None or key <= position + right
-    return is_left and is_right and not (problem.options.get("is_causal") and key > position)
-
-
-@given(packed())
-@settings(max_examples=60, deadline=None)
-def test_packed_sequences_are_attention_with_one_mask(problem: Drawn) -> None:
+@given(packed() | paged())
+@settings(max_examples=120)
+def test_packed_sequences_and_paged_caches_are_attention_with_one_mask(problem: Problem) -> None:
     plain = problem.lowered()
     assert plain.operation == "attention"
-    assert plain.options.keys() <= {"scale"}
+    assert "packed" not in problem.operation or plain.options.keys() <= {"scale"}
     output = numpy_backend.attention(**plain.inputs, **plain.options)["output"]
-    assert np.allclose(output, by_loops(problem), rtol=1e-12, atol=1e-12)
+    assert np.allclose(output, by_definition(problem), rtol=1e-12, atol=1e-12)
 
 
-@given(paged())
-@settings(max_examples=60, deadline=None)
-def test_paged_caches_are_attention_to_what_they_hold(problem: Drawn) -> None:
-    plain = problem.lowered()
-    assert plain.operation == "attention"
-    output = numpy_backend.attention(**plain.inputs, **plain.options)["output"]
-    assert np.allclose(output, by_loops(problem), rtol=1e-12, atol=1e-12)
-
-
-@given(st.one_of(packed(), paged()), st.sampled_from(["nan", "large"]))
-@settings(max_examples=40, deadline=None)
-def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Drawn, poison: str) -> None:
+@given(packed() | paged(), st.sampled_from(["nan", "large"]))
+@settings(max_examples=40)
+def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Problem, poison: str) -> None:
     inputs = poisoned({"poison": poison}, problem.inputs, "float32")
-    assert np.array_equal(by_loops(problem), by_loops(replace(problem, inputs=inputs)))
+    assert np.array_equal(by_definition(problem), by_definition(replace(problem, inputs=inputs)))
     before, after = (replace(problem, options={}, inputs=each).lowered().inputs for each in (problem.inputs, inputs))
     assert all(np.array_equal(before[name], after[name]) for name in before)
-    changed = [name for name in inputs if not np.array_equal(inputs[name], problem.inputs[name])]
-    assert set(changed) <= {"key", "value", "key_pages", "value_pages"}
+    changed = {name for name in inputs if not np.array_equal(inputs[name], problem.inputs[name])}
+    assert changed <= {"key", "value", "key_pages", "value_pages"}
     for name in changed:
-        was_changed = inputs[name] != problem.inputs[name]
-        assert (
-            np.isnan(inputs[name][was_changed]).all() if poison == "nan" else (inputs[name][was_changed] == 1e30).all()
-        )
+        new = inputs[name][inputs[name] != problem.inputs[name]]
+        assert (np.isnan(new) if poison == "nan" else new == 1e30).all()
 
 
 def test_large_poison_is_a_number_that_the_dtype_has() -> None:
@@ -380,27 +312,22 @@ def test_large_poison_is_a_number_that_the_dtype_has() -> None:
 
 FILE = """\
 title: Sequences
-source: {{kind: derivation, title: Sequences, notes: [none]}}
-operation: {operation}
-defaults: {{random: {{generator: numpy-legacy, seed: 1}}}}
+source: {kind: derivation, title: Sequences}
+operation: paged_attention
+defaults: {random: {generator: numpy-legacy, seed: 1}}
 cases:
-  - name: Something that does not fit
-    inputs: {{{inputs}}}
+  - name: A table may name no page where none is used
+    inputs:
+      query: {draw: randn, shape: [2, 2, 1, 3]}
+      key_pages: {draw: randn, shape: [4, 2, 2, 3]}
+      value_pages: {draw: randn, shape: [4, 2, 2, 3]}
+      block_table: {values: [[0, 1], [2, 4]]}
+      key_lengths: {values: [4, 1]}
 """
-PAGED = {
-    "query": "{draw: randn, shape: [2, 2, 1, 3]}",
-    "key_pages": "{draw: randn, shape: [4, 2, 2, 3]}",
-    "value_pages": "{draw: randn, shape: [4, 2, 2, 3]}",
-    "block_table": "{values: [[0, 1], [2, 3]]}",
-    "key_lengths": "{values: [4, 1]}",
-}
 
 
-def test_a_table_may_name_no_page_where_none_is_used(tmp_path: Path) -> None:
-    given = {**PAGED, "block_table": "{values: [[0, 1], [2, 4]]}"}
-    inputs = ", ".join(f"{name}: {text}" for name, text in given.items())
-    (tmp_path / "cases.yaml").write_text(FILE.format(operation="paged_attention", inputs=inputs))
-    assert len(select_cases([str(tmp_path / "cases.yaml")]).cases) == 1
+def test_a_table_may_name_no_page_where_none_is_used(load_text: Callable[[str], list[Case]]) -> None:
+    assert len(load_text(FILE)) == 1
 
 
 def test_every_operation_that_lowers_to_another_is_laid_out() -> None:

@@ -84,16 +84,14 @@ def everything(few_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Sel
 
 
 def test_without_patterns_all_that_is_bundled_is_read_in_a_fixed_order(everything: Selection, few_files: Path) -> None:
-    found = ids(everything)
-    assert found == sorted(found)
-    assert files_of(found) == {
-        path.relative_to(few_files).with_suffix("").as_posix()
-        for path in few_files.rglob("*.yaml")
-        if path.name not in ("tags.yaml", "properties.yaml")
+    assert ids(everything) == sorted(ids(everything))
+    assert {few_files.parent / case.file for case in everything.cases} == {
+        path for path in few_files.rglob("*.yaml") if path.name not in ("tags.yaml", "properties.yaml")
     }
 
 
 def test_bundled_cases_are_found_under_any_of_their_names(tmp_path: Path, everything: Selection) -> None:
+    (tmp_path / "softmax").write_bytes(b"ELF")  # a program of that name hides none
     for patterns, prefix in (
         ("softmax softmax* cases/softmax.yaml cases/softmax softmax.yaml soft?ax", "softmax/"),
         ("documents documents/ cases/documents/* documents/*", "documents/"),
@@ -140,28 +138,20 @@ def test_what_holds_no_cases_is_refused(own: Path, tmp_path: Path, monkeypatch: 
             select_cases(patterns.split(), base=tmp_path)
 
 
-def test_a_folder_of_ones_own_is_read_with_its_own_tags(own: Path, tmp_path: Path) -> None:
-    selection = select_cases(["mine"], base=tmp_path)
-    assert ids(selection) == ["mine/cases/in-double-alone", "mine/cases/plain"]
-    assert "my-tag" in selection.tags
-    assert "softmax" not in files_of(ids(selection))
-    assert ids(select_cases(["mine"], tags=["my-tag"], base=tmp_path)) == ["mine/cases/plain"]
-    with pytest.raises(UsageError, match="undefined tag 'my-tag'"):
-        select_cases(["softmax"], tags=["my-tag"], base=tmp_path)
-
-
-def test_ids_do_not_depend_on_how_the_file_or_its_folder_is_named(own: Path, tmp_path: Path) -> None:
-    once = [[name] for name in ("mine", "mine/", "mine/cases.yaml", "./mine", "mine/../mine", str(own))]
-    for patterns in (*once, ["mine", "mine/cases.yaml", str(own)]):
-        assert ids(select_cases(patterns, base=tmp_path)) == ["mine/cases/in-double-alone", "mine/cases/plain"]
-    assert ids(select_cases(["mine"], dtypes=["float32"], base=tmp_path)) == ["mine/cases/plain"]
-
-
-def test_a_folder_is_read_with_what_lies_below_but_nothing_hidden(own: Path, tmp_path: Path) -> None:
+def test_a_folder_of_ones_own_is_read_with_its_tags_and_what_lies_below(own: Path, tmp_path: Path) -> None:
     for name in ("deeper/further.yml", ".git/hidden.yaml", "deeper/.cache/hidden.yaml"):
         write(own / name, OWN.format(tag="uniform"))  # a bundled tag
-    found = ids(select_cases(["mine"], base=tmp_path))
-    assert files_of(found) == {"mine/cases", "mine/deeper/further"}
+    both = ["mine/cases/in-double-alone", "mine/cases/plain"]
+    whole = select_cases(["mine"], base=tmp_path)
+    assert "my-tag" in whole.tags
+    assert ids(whole) == [*both, "mine/deeper/further/in-double-alone", "mine/deeper/further/plain"]
+    for name in ("mine/", "./mine", "mine/../mine", str(own)):
+        assert ids(select_cases([name, "mine/cases.yaml"], base=tmp_path)) == ids(whole)
+    assert ids(select_cases(["mine/cases.yaml"], base=tmp_path)) == both
+    for choice in ({"tags": ["my-tag"]}, {"dtypes": ["float32"]}):
+        assert ids(select_cases(["mine/cases.yaml"], base=tmp_path, **choice)) == both[1:]
+    with pytest.raises(UsageError, match="undefined tag 'my-tag'"):
+        select_cases(["softmax"], tags=["my-tag"], base=tmp_path)
 
 
 def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path, everything: Selection) -> None:
@@ -175,7 +165,7 @@ def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path,
 def test_a_file_with_a_fault_is_left_out_and_the_others_are_read(own: Path, tmp_path: Path) -> None:
     write(own / "bad.yaml", OWN.format(tag="no-such-tag"))
     selection = select_cases(["mine"], base=tmp_path)
-    assert files_of(case.id for case in selection.cases) == {"mine/cases"}
+    assert {case.file for case in selection.cases} == {"mine/cases.yaml"}
     (fault,) = selection.faults
     assert str(fault).startswith('mine/bad.yaml:7: case "Plain": ')
     assert "undefined tag 'no-such-tag'" in str(fault)
@@ -202,13 +192,7 @@ def test_a_star_in_a_checkout_is_the_whole_corpus(tmp_path: Path, everything: Se
     assert ids(select_cases(spread, base=checkout)) == ids(everything)
     # In a checkout the files there are meant, not those that are installed.
     (checkout / "cases" / "softmax.yaml").unlink()
-    assert "softmax" not in files_of(ids(select_cases(["cases"], base=checkout)))
-
-
-def test_a_program_that_is_called_as_bundled_cases_are_hides_none(tmp_path: Path) -> None:
-    (tmp_path / "softmax").write_bytes(b"ELF")
-    for patterns in (["softmax"], ["softmax", "scoring"]):
-        assert "softmax" in files_of(ids(select_cases(patterns, base=tmp_path)))
+    assert not any(identity.startswith("softmax/") for identity in ids(select_cases(["cases"], base=checkout)))
 
 
 ONE = f"{TEMPLATE}/no-edge-shows-in-causal-gradients-tile-48-under-by-over"
@@ -219,8 +203,8 @@ def of_tile(tile: int) -> list[Case]:
     return load_tile(bundled_root() / f"{TEMPLATE}.yaml", f"cases/{TEMPLATE}.yaml", tags, tile)
 
 
-def ids_of(cases: object) -> set[str]:
-    return {case.id for case in cases}  # type: ignore[attr-defined]
+def ids_of(cases: Iterable[Case]) -> set[str]:
+    return {case.id for case in cases}
 
 
 def test_queries_and_keys_stand_around_the_edges_of_the_tile() -> None:
@@ -237,9 +221,7 @@ def test_gradients_that_cannot_be_judged_whole_are_left_out_and_that_is_said() -
     assert len(whole) == len(of_tile(16)) > len(large)
     assert left_out([361]) == ""
     assert "--tile 362,1024: " in left_out([361, 362, 1024])
-    kept = [case for case in large if case.operation == "attention_gradients"]
-    assert kept
-    assert all(case.input_shapes["query"][-2] == 3 for case in kept)
+    assert {case.input_shapes["query"][-2] for case in large if case.operation == "attention_gradients"} == {3}
 
 
 def test_what_is_no_tile_is_refused() -> None:
@@ -248,23 +230,12 @@ def test_what_is_no_tile_is_refused() -> None:
             read_tiles([tile], "--tile")
 
 
-def test_they_come_besides_whatever_is_named_and_none_twice() -> None:
-    alone = ids_of(select_cases(["masking"]).cases)
-    assert ids_of(select_cases(["masking"], tiles=[48]).cases) == alone | ids_of(of_tile(48))
-    corpus = ids_of(select_cases().cases)
-    assert ids_of(select_cases(tiles=[16, 64, 128]).cases) == corpus
-    assert select_cases(tiles=[16, 48]).faults == ()
-
-
-def test_a_glob_that_names_a_tile_matches_its_cases_and_no_others() -> None:
-    found = ids_of(select_cases([f"{TEMPLATE}/*-tile-12*"]).cases)
-    assert found == ids_of(of_tile(12)) | ids_of(of_tile(128))
-    assert ids_of(select_cases(["*causal-gradients-tile-48*"]).cases) == {
-        case.id for case in of_tile(48) if "causal-gradients" in case.id
-    }
-
-
-def test_an_id_alone_leads_to_its_case(tmp_path: Path) -> None:
+def test_cases_of_tiles_come_besides_others_by_a_glob_or_by_their_ids(tmp_path: Path) -> None:
+    named = ids_of(select_cases(["masking"]).cases)
+    assert ids_of(select_cases(["masking"], tiles=[48]).cases) == named | ids_of(of_tile(48))
+    assert ids_of(select_cases(tiles=[16, 64, 128]).cases) == ids_of(select_cases().cases)  # those of the corpus
+    by_glob = ids_of(select_cases([f"{TEMPLATE}/*-tile-12*"]).cases)
+    assert by_glob == ids_of(of_tile(12)) | ids_of(of_tile(128))
     case, _ = select_one(ONE, base=tmp_path)
     assert (case.id, case.file, case.input_shapes["query"][-2:]) == (ONE, f"cases/{TEMPLATE}.yaml", (47, 64))
     part = f"{TEMPLATE}.yaml::causal gradients (tile 48, under by over)"
@@ -333,16 +304,15 @@ def test_what_leads_to_none_or_several_is_refused(found: Callable[..., str]) -> 
             assert isinstance(error.value, NoSuchCase) == (message == NOWHERE)
 
 
-def test_ones_own_file_comes_before_a_bundled_one_of_the_same_name(here: Path, found: Callable[..., str]) -> None:
+def test_cases_of_ones_own_come_before_bundled_ones_and_those_of_the_project_are_reached_too(
+    tmp_path: Path, here: Path, found: Callable[..., str]
+) -> None:
     write_cases(here / "attention.yaml", "Mine")
     assert found("attention/mine") == "attention/mine"
     assert found(BUNDLED) == BUNDLED
-
-
-def test_the_projects_own_cases_are_reached_by_their_ids(tmp_path: Path, found: Callable[..., str]) -> None:
     configured = [str(write_cases(tmp_path / "conformance" / "c.yaml", "Configured").parent)]
-    assert found("conformance/c/configured", configured) == "conformance/c/configured"
-    assert found("*/configured", configured) == "conformance/c/configured"
+    for wanted in ("conformance/c/configured", "*/configured"):
+        assert found(wanted, configured) == "conformance/c/configured"
     with pytest.raises(NoSuchCase):
         found("conformance/c/gone", configured)
 
@@ -359,10 +329,9 @@ def test_a_case_outside_of_the_folder_has_an_address(tmp_path: Path, here: Path,
     write_cases(here / "cases" / "attention.yaml", "A causal row sees its own key and earlier ones")
     for pattern, identity in (("../it's outside", "it's outside/o/one"), ("cases", BUNDLED)):
         case = select_cases([pattern], base=here).cases[0]
-        assert case.id == identity
         called = address(case.id, case.path)
+        assert read_called({identity: called}, here) == {case.id: case}
         assert select_one(called, base=here)[0] == case
-        assert read_called({case.id: called}, here) == {case.id: case}
     assert found(f"{outside}::two") == "it's outside/o/two"
 
 
@@ -403,15 +372,11 @@ def cases(load_text: Callable[[str], list[Case]]) -> list[Case]:
     return load_text(CASES)
 
 
-def matching(cases: list[Case], text: str) -> str:
-    """Return the first letters of the names of the cases that match."""
-    expression = read_expression(text, "-k")
-    return "".join(case.name[0] for case in cases if expression.matches(case))
-
-
 def test_what_an_expression_matches(cases: list[Case]) -> None:
-    for names, texts in TABLES["matched"].items():
-        assert [text for text in texts if sorted(matching(cases, text)) != sorted(names)] == []
+    for names, texts in TABLES["matched"].items():  # the first letters of the names of the cases
+        for text in texts:
+            expression = read_expression(text, "-k")
+            assert {case.name[0] for case in cases if expression.matches(case)} == set(names), text
 
 
 def test_a_wrong_expression_is_one_error_that_points_at_the_place() -> None:
@@ -422,14 +387,9 @@ def test_a_wrong_expression_is_one_error_that_points_at_the_place() -> None:
         first, shown, pointer = str(error.value).split("\n")
         assert first.startswith(f"-k: {message}")
         assert (shown, pointer) == (f"  {text}", f"  {' ' * column}^")
-
-
-def test_what_cannot_be_shown_on_a_line_is_pointed_at_by_its_column() -> None:
-    with pytest.raises(UsageError) as error:
-        read_expression("a and\n)", "match")
-    assert str(error.value) == "match: expected a word, an axis or '(', got ')' (column 7)"
-    with pytest.raises(UsageError, match="expected at most 1000 characters, got 1001"):
-        read_expression("a" * 1001, "-k")
+    for text, message in (("a and\n)", r", got '\)' \(column 7\)$"), ("a" * 1001, "at most 1000 characters, got 1001")):
+        with pytest.raises(UsageError, match=message):
+            read_expression(text, "-k")
 
 
 _PARTS = [*"abLkD()%=!<>'\" 019\x00\n", " and ", " or ", "not ", "Lk", "Lq>", "%8="]
@@ -441,13 +401,17 @@ def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
         assert read_expression(text, "-k").text == text
 
 
-def test_it_selects_beside_patterns_tags_and_dtypes_and_nothing_is_the_same_error() -> None:
-    whole: Selection = select_cases(["attention"])
-    causal = select_cases(["attention"], expression=read_expression("causal", "-k"))
-    rest = select_cases(["attention"], expression=read_expression("not causal", "-k"))
-    assert {case.id for case in whole.cases} == {case.id for case in causal.cases} | {case.id for case in rest.cases}
-    assert 0 < len(causal.cases) < len(whole.cases) == len(causal.cases) + len(rest.cases)
-    with pytest.raises(UsageError, match="no case matches the paths, globs, tags and dtypes that were given, and the "):
-        select_cases(["attention"], expression=read_expression("Lk>99999", "-k"))
-    with pytest.raises(UsageError, match="'causl and not mask'; did you mean causal\\?"):
-        select_cases(["attention"], expression=read_expression("causl and not mask", "-k"))
+def test_an_expression_selects_beside_patterns_and_nothing_is_the_same_error() -> None:
+    whole, causal, rest = (
+        [case.id for case in select_cases(["attention"], expression=read_expression(text, "-k")).cases]
+        for text in ("Lk>=0", "causal", "not causal")
+    )
+    assert sorted(causal + rest) == whole
+    assert causal
+    assert rest
+    for text, message in (
+        ("Lk>99999", "no case matches the paths, globs, tags and dtypes that were given, and the "),
+        ("causl and not mask", "'causl and not mask'; did you mean causal\\?"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            select_cases(["attention"], expression=read_expression(text, "-k"))
