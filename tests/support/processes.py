@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,3 +26,12 @@ def has_ended(pid: int) -> bool:
         return is_zombie and len(list(Path(f"/proc/{pid}/task").glob("*"))) <= 1
     except psutil.NoSuchProcess:
         return True
+
+
+def kill_child(pid: int) -> None:
+    """Kill a child of this process, and wait until it can hear of it: a moment later than it looks dead from outside.
+
+    Its other threads end, too. A worker that was forked is the child of another process.
+    """
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)

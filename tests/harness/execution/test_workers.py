@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -18,8 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluating import attention_task, in_worker
 from kernels import kernel as source
-from processes import has_ended, wait_until
+from processes import has_ended, kill_child, wait_until
 
 from attncheck.backends import BACKENDS, BackendEntry, Mode
 from attncheck.errors import ExitCode
@@ -49,14 +49,14 @@ from attncheck.execution.runner import (
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.xfail import ExpectedFailureRecord
-from attncheck.plan import Plan
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
 from attncheck.results.reader import read_run
 from attncheck.store import VARIABLE
 
 RunnersOf = Callable[..., list[list[GroupRunner[str]]]]
+Invoke = Callable[..., tuple[int, str, str]]
+forked = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.fixture
@@ -67,27 +67,26 @@ def worker() -> Iterator[WorkerProcess]:
 
 
 def test_one_process_answers_one_call_after_the_other(worker: WorkerProcess) -> None:
-    for function, arguments, told in (
+    for function, arguments, message in (
         (operator.truediv, (1, 0), "ZeroDivisionError: division by zero"),
         (sys.exit, (3,), "SystemExit: 3"),
         (threading.Lock, (), "what it returned cannot be sent: TypeError"),
     ):
         assert worker.call(os.getpid, seconds=30) == worker.pid != os.getpid()
-        with pytest.raises(RemoteError, match=f"^{told}$"):
+        with pytest.raises(RemoteError, match=f"^{message}$"):
             worker.call(function, *arguments, seconds=30)
     with pytest.raises(TypeError, match="cannot pickle"):
         worker.call(operator.is_, threading.Lock(), None, seconds=30)
     assert worker.call(operator.mul, b"x", 2**22, seconds=30) == b"x" * 2**22
 
 
-@pytest.mark.usefixtures("forked_workers")
+@forked
 def test_a_call_ends_when_its_time_is_up_or_somebody_ends_it(worker: WorkerProcess) -> None:
     threading.Timer(0.2, worker.end).start()
     with pytest.raises(WorkerDied):
         worker.call(time.sleep, 60, seconds=30)
     with pytest.raises(WorkerDied, match="before it was asked"):
         worker.call(os.getpid, seconds=30)
-    worker.end()
     assert has_ended(worker.pid)
     with pytest.raises(CallCancelled, match=r"^enough$"):
         WorkerProcess().call(time.sleep, 60, seconds=30, look=lambda: "enough")
@@ -121,12 +120,11 @@ def test_what_a_killed_harness_left_is_ended_by_the_next(tmp_path: Path, worker:
     end_strays()  # or a harness beside this test, which may have been quicker
     wait_until(lambda: has_ended(child))
     assert not has_ended(own)
-    assert not has_ended(worker.pid)
     worker.end()
     assert has_ended(own)
 
 
-Invoke = Callable[..., tuple[int, str, str]]
+# A process that has loaded a kernel goes on as its worker
 
 NOTING = """
 import os
@@ -140,12 +138,7 @@ note("loaded")
 print("hello from the top")
 
 """
-
 CASE = "attention/logits-of-eighty-leave-almost-all-weight-on-one-key"
-
-ONE = np.ones((1, 1, 2, 4), dtype=np.float32)
-
-TASK = Task("attention", {}, {"query": ONE, "key": ONE, "value": ONE})
 
 
 @pytest.fixture
@@ -160,27 +153,20 @@ def noted(folder: Path, what: str) -> list[list[str]]:
     return [line.split() for line in (folder / what).read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("forked_workers")
+@forked
 def test_a_check_loads_a_kernel_once_and_logs_what_it_prints(kernel: Path, invoke: Invoke, tmp_path: Path) -> None:
-    code, _, err = invoke("check", CASE, "-i", f"{kernel}:attention", "--threads", "2", "-q", "--no-report")
+    command = ("check", CASE, "-i", f"{kernel}:attention")
+    code, _, err = invoke(*command, "--threads", "2", "-q", "--no-report")
     assert (code, err) == (0, "")
     ((pid, threads),) = noted(tmp_path, "loaded")
-    assert threads == "2"
-    called = noted(tmp_path, "called")
-    assert called
-    assert {each for each, _ in called} == {pid}
+    assert (threads, {each for each, _ in noted(tmp_path, "called")}) == ("2", {pid})
     wait_until(lambda: has_ended(int(pid)))
     (log,) = (tmp_path / "results" / "latest" / "logs").iterdir()
     assert log.read_text() == "hello from the top\n"
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_a_kernel_that_ends_its_process_as_it_is_loaded_is_a_message(kernel: Path, invoke: Invoke) -> None:
     kernel.write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
-    code, out, err = invoke("check", CASE, "-i", f"{kernel}:attention")
-    assert (code, out) == (2, "")
+    code, out, err = invoke(*command)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "its process died with exit code -9 (SIGKILL)" in err
-    assert len(err.splitlines()) == 1
 
 
 def described(workers: DescribedWorkers, kernel: Path) -> UserImplementation:
@@ -189,7 +175,7 @@ def described(workers: DescribedWorkers, kernel: Path) -> UserImplementation:
     return found.entry
 
 
-@pytest.mark.usefixtures("forked_workers")
+@forked
 def test_a_process_is_handed_over_once_and_to_nobody_who_prepares_it_otherwise(kernel: Path, tmp_path: Path) -> None:
     with DescribedWorkers() as workers:
         entry = described(workers, kernel)
@@ -207,30 +193,26 @@ def test_a_process_is_handed_over_once_and_to_nobody_who_prepares_it_otherwise(k
     wait_until(lambda: all(has_ended(int(pid)) for pid, _ in noted(tmp_path, "loaded")))
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_follows_the_first_is_loaded_anew(kernel: Path, tmp_path: Path) -> None:
     with DescribedWorkers() as workers:
         (found,) = select_implementations(None, [f"{kernel}:attention"], described=workers).implementations
-        first = int(noted(tmp_path, "loaded")[0][0])
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: has_ended(first))
-        runner: GroupRunner[str] = GroupRunner(Group(found, ("float32",)), Limits(), tmp_path, described=workers)
-        assert isinstance(runner.evaluate(TASK), Computed)
+        kill_child(int(noted(tmp_path, "loaded")[0][0]))
+        runner: GroupRunner[str] = GroupRunner(Group(found, ("float64",)), Limits(), tmp_path, described=workers)
+        assert isinstance(runner.evaluate(attention_task()), Computed)
         runner.close()
     assert len({pid for pid, _ in noted(tmp_path, "loaded")}) == 2
 
 
 def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "kernel.py"
-    begun = tmp_path / "begun"
-    path.write_text(
-        f"import os, pathlib, time\npathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
-    )
+    path, begun = tmp_path / "kernel.py", tmp_path / "begun"
+    path.write_text(f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
     with DescribedWorkers() as workers:
         workers.begin(DescriptionRequest(Target.of(str(path))))
         wait_until(lambda: begun.is_file() and bool(begun.read_text()))
     wait_until(lambda: has_ended(int(begun.read_text())))
 
+
+# Modes of a framework in one process
 
 LOUD = """\
 import os, sys
@@ -239,7 +221,6 @@ def softmax(scores):
     {action}
     return numpy_backend.softmax(scores)
 """
-
 REFUSING = """\
 pass
 def prepare(dtype, threads):
@@ -257,30 +238,26 @@ def task(number: float = 1.0) -> Task:
 @pytest.fixture
 def runners_of(
     tmp_path: Path, make_backend: Callable[..., BackendEntry], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., list[list[GroupRunner[str]]]]]:
+) -> Iterator[RunnersOf]:
     """Return what makes runners of a framework whose modes do what is said of each before they are right."""
     made: list[list[GroupRunner[str]]] = []
 
     def make(*actions: str, bundled: bool = True, own_process: bool = False) -> list[list[GroupRunner[str]]]:
-        names = [f"mode{number}" for number in range(len(actions))]
-        modules = [
-            make_backend(name, LOUD.format(name=name, action=action)).module
-            for name, action in zip(names, actions, strict=True)
-        ]
-        modes = tuple(
-            Mode(name, each, "for tests", own_process=own_process) for name, each in zip(names, modules, strict=True)
-        )
+        modules = {
+            f"mode{number}": make_backend(f"mode{number}", LOUD.format(name=f"mode{number}", action=action)).module
+            for number, action in enumerate(actions)
+        }
+        modes = tuple(Mode(name, file, "for tests", own_process=own_process) for name, file in modules.items())
         entry = BackendEntry("some", "attncheck.backends.numpy_backend", ("numpy",), modes=modes)
         monkeypatch.setattr(module, "EVERYTHING", {"some": entry} if bundled else {})
-        groups = [group for name in names for group in group_by_process(Implementation(entry, name), ["float64"])]
-        limits = Limits(case_seconds=20.0)
-        made.extend(group_runners(groups, limits, tmp_path))
+        groups = [group for name in modules for group in group_by_process(Implementation(entry, name), ["float64"])]
+        made.extend(group_runners(groups, Limits(case_seconds=20.0), tmp_path))
         return made
 
     yield make
     for together in made:
-        for each in together:
-            each.close()
+        for runner in together:
+            runner.close()
 
 
 def pids(runner: GroupRunner[str], folder: Path) -> list[int]:
@@ -290,14 +267,17 @@ def pids(runner: GroupRunner[str], folder: Path) -> list[int]:
     return [int(pid) for _, pid in found]
 
 
-def answered(outcome: Outcome) -> bool:
-    return isinstance(outcome, Computed) and bool(np.all(outcome.stages["weights"] == 0.5))
+def assert_right(*runners: GroupRunner[str]) -> None:
+    for runner in runners:
+        outcome = runner.evaluate(task())
+        assert isinstance(outcome, Computed), outcome
+        assert (outcome.stages["weights"] == 0.5).all()
 
 
-@pytest.mark.usefixtures("forked_workers")
+@forked
 def test_modes_share_one_process_and_each_prints_to_its_own_log(runners_of: RunnersOf, tmp_path: Path) -> None:
     ((first, second),) = runners_of("pass", "pass")
-    assert all(answered(each.evaluate(task())) for each in (first, second, first))
+    assert_right(first, second, first)
     assert len(set(pids(first, tmp_path) + pids(second, tmp_path))) == 1
     assert (len(pids(first, tmp_path)), len(pids(second, tmp_path))) == (2, 1)
     assert first.description["version"] == np.__version__
@@ -305,59 +285,55 @@ def test_modes_share_one_process_and_each_prints_to_its_own_log(runners_of: Runn
     assert has_ended(pids(first, tmp_path)[0])
 
 
-@pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("how", [{"own_process": True}, {"bundled": False}])
-def test_what_has_a_process_of_its_own(how: dict[str, bool], runners_of: RunnersOf, tmp_path: Path) -> None:
-    (first,), (second,) = runners_of("pass", "pass", **how)
-    assert all(answered(each.evaluate(task())) for each in (first, second))
+@forked
+@pytest.mark.parametrize(
+    ("action", "how"), [("pass", {"own_process": True}), ("pass", {"bundled": False}), (REFUSING, {})]
+)
+def test_what_has_a_process_of_its_own(
+    action: str, how: dict[str, bool], runners_of: RunnersOf, tmp_path: Path
+) -> None:
+    """A mode that asks for one, an implementation of somebody's own, and a mode that cannot start beside others."""
+    first, second = [runner for together in runners_of("pass", action, **how) for runner in together]
+    assert_right(first, second)
     assert pids(first, tmp_path) != pids(second, tmp_path)
 
 
 def test_dtypes_that_need_a_process_of_their_own_share_it_among_modes() -> None:
-    entry = module.EVERYTHING["jax"]
-    dtypes = ["float64", "float32", "float16"]
-    groups = [
-        group for mode in ("jit", "eager", "dpa_jit") for group in group_by_process(Implementation(entry, mode), dtypes)
-    ]
-    shared = {group.process for group in groups}
-    assert shared == {("jax", "float64"), ("jax",)}
+    dtypes, entry = ["float64", "float32", "float16"], module.EVERYTHING["jax"]
+    modes = [Implementation(entry, mode) for mode in ("jit", "eager", "dpa_jit")]
+    assert {group.process for mode in modes for group in group_by_process(mode, dtypes)} == {
+        ("jax", "float64"),
+        ("jax",),
+    }
 
 
-@pytest.mark.usefixtures("forked_workers")
+@forked
 def test_a_mode_is_not_blamed_for_what_another_did_to_the_process(runners_of: RunnersOf, tmp_path: Path) -> None:
     dies = "os.abort() if hasattr(sys, 'harmed') or scores.max() == 2 else None"
     ((harmful, harmed),) = runners_of("sys.harmed = True", dies)
-    assert all(answered(each.evaluate(task())) for each in (harmful, harmed, harmful, harmed))
+    assert_right(harmful, harmed, harmful, harmed)
     died, alone, again = pids(harmed, tmp_path)
     assert alone == again != died == pids(harmful, tmp_path)[0]
     outcome = harmed.evaluate(task(2.0))  # what ends its process alone, too, is a crash
     assert isinstance(outcome, Failure)
     assert (outcome.verdict, "SIGABRT" in outcome.message) == ("crash", True)
-    assert all(answered(each.evaluate(task())) for each in (harmed, harmful))
+    assert_right(harmed, harmful)
     assert pids(harmed, tmp_path)[-1] not in (died, alone)
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_a_mode_that_cannot_start_beside_others_starts_alone(runners_of: RunnersOf, tmp_path: Path) -> None:
-    ((first, second),) = runners_of("pass", REFUSING)
-    assert answered(first.evaluate(task()))
-    assert answered(second.evaluate(task()))
-    assert pids(first, tmp_path) != pids(second, tmp_path)
-
-
-@pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize(("bundled", "same"), [(True, False), (False, True)])
+@forked
+@pytest.mark.parametrize(("bundled", "processes"), [(True, 2), (False, 1)])
 def test_a_bundled_framework_makes_room_earlier_than_what_may_hold_a_model(
-    bundled: bool, same: bool, runners_of: RunnersOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bundled: bool, processes: int, runners_of: RunnersOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(module, "_BUNDLED_MEMORY", 1)
     ((runner,),) = runners_of("pass", bundled=bundled)
-    assert all(answered(runner.evaluate(task())) for _ in range(2))
-    assert (len(set(pids(runner, tmp_path))) == 1) == same
+    assert_right(runner, runner)
+    assert len({*pids(runner, tmp_path)}) == processes
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for entry in BACKENDS.values():
         for name in (*entry.cache, *entry.without_cache):
             monkeypatch.delenv(name, raising=False)
@@ -366,42 +342,38 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="nothing is kept on macOS")
-def test_a_framework_gets_a_cache_folder_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    off = with_cache(BACKENDS["jax"], keep=False).environment
-    assert off["JAX_ENABLE_COMPILATION_CACHE"] == "false"
-    assert "JAX_COMPILATION_CACHE_DIR" not in off
-    assert not folder.exists()
-    own = Path(with_cache(BACKENDS["jax"], keep=True).environment["JAX_COMPILATION_CACHE_DIR"])
-    assert (own.parent, own.name[:4]) == (folder, "jax-")
-    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+def test_a_framework_gets_a_cache_folder_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = "JAX_COMPILATION_CACHE_DIR"
+
+    def environment(*, keep: bool) -> dict[str, str]:
+        return dict(with_cache(BACKENDS["jax"], keep=keep).environment)
+
+    off = environment(keep=False)
+    assert (off["JAX_ENABLE_COMPILATION_CACHE"], variable in off, cache.exists()) == ("false", False, False)
+    own = Path(environment(keep=True)[variable])
+    assert (own.parent, own.name[:4], stat.S_IMODE(own.stat().st_mode)) == (cache, "jax-", 0o700)
     assert with_cache(BACKENDS["torch"], keep=True).environment["TORCHINDUCTOR_CACHE_DIR"] != str(own)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
-    assert "JAX_COMPILATION_CACHE_DIR" not in with_cache(BACKENDS["jax"], keep=True).environment
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    shutil.rmtree(folder)
-    folder.write_text("a file")
-    assert with_cache(BACKENDS["jax"], keep=True).environment == BACKENDS["jax"].environment
+    monkeypatch.setenv(variable, "/mine")
+    assert variable not in environment(keep=True)
+    monkeypatch.delenv(variable)
+    monkeypatch.setenv(VARIABLE, __file__)
+    assert environment(keep=True) == BACKENDS["jax"].environment
 
 
 @pytest.mark.jax
-def test_what_one_worker_compiled_the_next_one_reads_and_computes_the_same(folder: Path, tmp_path: Path) -> None:
-    plan = Plan.of(select_cases(["attention/a-causal-row-sees-its-own-key-and-earlier-ones"]).cases, ["float32"])
-    results = []
+def test_what_one_worker_compiled_the_next_one_reads_and_computes_the_same(cache: Path, tmp_path: Path) -> None:
+    task, results = attention_task(), []
+    task = replace(task, inputs={name: array.astype("float32") for name, array in task.inputs.items()})
     for _ in range(2):
-        runner: GroupRunner[int] = GroupRunner(
-            Group(Implementation(BACKENDS["jax"], "eager"), ("float32",)), Limits(), tmp_path
-        )
-        outcome = runner.evaluate(plan.task(plan.units[0]))
-        runner.close()
+        (outcome,) = in_worker(Implementation(BACKENDS["jax"], "eager"), [task], tmp_path)
         assert isinstance(outcome, Computed), outcome
-        entries = {path.name: path.stat().st_mtime_ns for path in folder.rglob("*-cache")}
+        entries = {path.name: path.stat().st_mtime_ns for path in cache.rglob("*-cache")}
         results.append((entries, {stage: array.tobytes() for stage, array in outcome.stages.items()}))
     assert len(results[0][0]) > 5
     assert results[0] == results[1]
 
 
 # What ends its process in every call is not asked for ever
-
 
 CRASH, TIMEOUT = Failure("crash", "died"), Failure("timeout", "not done after 2 s")
 UNSUPPORTED, ERROR, DONE = Failure("unsupported", "takes no mask"), Failure("error", "raised"), Computed({})
@@ -424,41 +396,43 @@ cases:
 """
 
 
-def untried(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
-    counted = CrashLimit(keep_going)
+def is_given_up(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
+    limit = CrashLimit(keep_going)
     for outcome in outcomes:
-        assert counted.instead() is None
-        counted.note(outcome, outcome.message if isinstance(outcome, Failure) else "")
-    found = counted.instead()
-    if found is not None:
+        assert limit.instead() is None
+        limit.note(outcome, outcome.message if isinstance(outcome, Failure) else "")
+    if (found := limit.instead()) is not None:
         assert found.verdict == "untried"
-        told = "the 10 evaluations before ended alike (crash: died); --keep-going tries all"
-        assert told in found.message
+        assert "the 10 evaluations before ended alike (crash: died); --keep-going tries all" in found.message
     return found is not None
 
 
 def test_ten_equal_ends_in_a_row_are_enough() -> None:
     assert MAX_EQUAL_CRASHES == 10
-    assert [untried([CRASH] * count) for count in (9, 10)] == [False, True]
+    assert [is_given_up([CRASH] * count) for count in (9, 10)] == [False, True]
     for other in (DONE, ERROR, TIMEOUT):  # anything else begins the count anew
-        assert [untried([*[CRASH] * 9, other, *[CRASH] * count]) for count in (9, 10)] == [False, True]
+        assert [is_given_up([*[CRASH] * 9, other, *[CRASH] * count]) for count in (9, 10)] == [False, True]
     unsupported = [*[CRASH] * 5, UNSUPPORTED, UNSUPPORTED]  # says nothing either way
-    assert [untried([*unsupported, *[CRASH] * count]) for count in (4, 5)] == [False, True]
-    assert not untried([Failure("crash", f"died with exit code {number}") for number in range(30)])
-    assert not untried([CRASH] * 50, keep_going=True)
+    assert [is_given_up([*unsupported, *[CRASH] * count]) for count in (4, 5)] == [False, True]
+    assert not is_given_up([Failure("crash", f"died with exit code {number}") for number in range(30)])
+    assert not is_given_up([CRASH] * 50, keep_going=True)
 
 
-@pytest.fixture
-def check_picky(
-    tmp_path: Path, invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, list[str]]]:
-    """Check cases a to g, of which those have a scale that are named, on what dies without; three ends are enough."""
+@forked
+def test_the_rest_is_untried_until_a_run_goes_on_and_a_known_end_excuses_it(
+    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_EQUAL_CRASHES", 3)
     (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
+    entry = "- {implementation: picky.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it}\n"
+    (tmp_path / "known.yaml").write_text(entry, encoding="utf-8")
 
     def check(scaled: str, *words: str) -> tuple[int, str, list[str]]:
-        case = "  - name: Case {}\n    inputs: {{query: some, key: some, value: some}}\n"
-        scale = "    options: {scale: 0.3}\n"
+        """Check cases a to g, of which some have a scale, on what dies without; return its verdicts."""
+        case, scale = (
+            "  - name: Case {}\n    inputs: {{query: some, key: some, value: some}}\n",
+            "    options: {scale: 0.3}\n",
+        )
         lines = [case.format(name) + scale * (name in scaled) for name in "abcdefg"]
         (tmp_path / "own.yaml").write_text(CASES + "".join(lines), encoding="utf-8")
         command = ("check", "own.yaml", "-i", "picky.py:attention,numpy", "--output", "out", "--no-report")
@@ -469,31 +443,14 @@ def check_picky(
         assert list(rows[rows["implementation"] == "numpy.eager"]["verdict"]) == ["agree"] * 7
         return code, out, list(rows[rows["implementation"] == "picky.attention"]["verdict"])
 
-    return check
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_the_rest_is_untried_until_a_run_goes_on(check_picky: Callable[..., tuple[int, str, list[str]]]) -> None:
     stopped = ["crash"] * 3 + ["untried"] * 4
-    code, out, verdicts = check_picky("")
+    code, out, verdicts = check("")
     assert (code, verdicts) == (ExitCode.NOT_RUN, stopped)
-    wrong = [line for line in out.splitlines() if line.startswith(("crash", "untried"))]
-    beginnings = [
-        "crash: 3 cases [float64], the first own/case-a, picky.attention: the worker process died",
-        "untried: 4 cases [float64], the first own/case-d, picky.attention: not tried: the 3 eval",
-    ]
-    assert [line[: len(start)] for line, start in zip(wrong, beginnings, strict=True)] == beginnings
-    assert check_picky("", "--resume")[::2] == (ExitCode.NOT_RUN, stopped)
-    assert check_picky("", "--resume", "--keep-going")[::2] == (ExitCode.NOT_RUN, ["crash"] * 7)
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_a_known_end_excuses_untried(tmp_path: Path, check_picky: Callable[..., tuple[int, str, list[str]]]) -> None:
-    entry = "- {implementation: picky.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it}\n"
-    (tmp_path / "known.yaml").write_text(entry, encoding="utf-8")
-    code, out, verdicts = check_picky("a", "--expected-failures", "known.yaml")  # a is judged: otherwise nothing is
-    assert code == ExitCode.AGREE, out
-    assert verdicts == ["agree"] + ["crash"] * 3 + ["untried"] * 3
+    assert "untried: 4 cases [float64], the first own/case-d, picky.attention: not tried: the 3 eval" in out
+    assert check("", "--resume")[::2] == (ExitCode.NOT_RUN, stopped)
+    assert check("", "--resume", "--keep-going")[::2] == (ExitCode.NOT_RUN, ["crash"] * 7)
+    code, out, verdicts = check("a", "--expected-failures", "known.yaml")  # a is judged: otherwise nothing is
+    assert (code, verdicts) == (ExitCode.AGREE, ["agree"] + ["crash"] * 3 + ["untried"] * 3), out
 
 
 def test_an_entry_of_which_nothing_was_tried_is_not_stale(tmp_path: Path, make_row: Callable[..., Row]) -> None:
@@ -501,9 +458,7 @@ def test_an_entry_of_which_nothing_was_tried_is_not_stale(tmp_path: Path, make_r
     (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
     record = ExpectedFailureRecord(load_expected_failures([tmp_path / "known.yaml"]))
     (row,) = record.mark([make_row(verdict="untried", stage="", message="not tried")])
-    assert not row.xfail
-    assert not record.happened
-    assert record.xpass_rows() == []
+    assert (row.xfail, record.happened, record.xpass_rows()) == (False, set(), [])
 
 
 def test_a_worker_sets_its_threads_before_anything_imports_numpy() -> None:

@@ -1,0 +1,50 @@
+"""A small task of attention with its answer, and implementations asked for tasks in workers of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.execution.call import Limits
+from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.operations import Task
+from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.worker import Outcome
+
+
+def attention_task(keys: int = 4, **options: object) -> Task:
+    """Return attention in float64 of two heads: three queries of width 5, and keys with values of width 6."""
+    rng = np.random.default_rng(7)
+    shapes = {"query": (1, 2, 3, 5), "key": (1, 2, keys, 5), "value": (1, 2, keys, 6)}
+    return Task("attention", options, {name: rng.normal(size=shape) for name, shape in shapes.items()})
+
+
+def attention_output(task: Task) -> NDArray[np.float64]:
+    """Return the output of such a task, of which the options ``scale`` and ``is_causal`` are known here."""
+    query, key, value = (task.inputs[name] for name in ("query", "key", "value"))
+    scores = query @ key.swapaxes(-1, -2) * task.options.get("scale", query.shape[-1] ** -0.5)
+    if task.options.get("is_causal"):
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores)
+    output: NDArray[np.float64] = weights / weights.sum(-1, keepdims=True) @ value
+    return output
+
+
+def own(target: str) -> Implementation:
+    """Return somebody's own implementation by its name."""
+    (implementation,) = select_implementations(None, [target]).implementations
+    return implementation
+
+
+def in_worker(
+    implementation: Implementation, tasks: Sequence[Task], folder: Path, limits: Limits | None = None
+) -> list[Outcome]:
+    """Return the outcomes of tasks, one after the other in a worker, with its log in a folder."""
+    dtype = tasks[0].inputs["query"].dtype.name
+    with closing(GroupRunner[str](Group(implementation, (dtype,)), limits or Limits(), folder)) as runner:
+        return [runner.evaluate(task) for task in tasks]
