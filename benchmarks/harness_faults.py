@@ -499,7 +499,7 @@ FAULTS: tuple[Fault, ...] = (
         "faults = {stage: fault for stage, (_, fault) in cuts.items() if fault}",
         "faults = {stage: fault for stage, (_, fault) in cuts.items() if not stage and fault}",
         "numbers where zeros belong in what was padded are dropped unseen",
-        "harness/execution/test_padding.py",
+        "harness/execution/test_signatures.py",
     ),
     _fault(
         "worker_result_missing",

@@ -1,9 +1,23 @@
-"""Which function of a backend a task calls, with what, in which layout, and whether its scores would fit."""
+"""What a task calls and in which layout; what evaluations share is put back, and what may outlive a call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+import gc
+import locale
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import ml_dtypes
@@ -16,11 +30,10 @@ from tables import tables_beside
 
 from attncheck.backends import BACKENDS, Mode
 from attncheck.backends.contract import Backend
+from attncheck.execution import process_state
 from attncheck.execution.operations import Task, apply_layout, not_asked, run_operation
-from attncheck.execution.runner import scores_too_large, task_of
-from attncheck.execution.worker import Computed, evaluate_on
-from attncheck.reading.case import Case
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.execution.process_state import Misbehaved, ProcessState, no_leaked_threads
+from attncheck.execution.runner import scores_too_large
 from attncheck.spec import OPERATIONS, result_stages
 
 TABLES = tables_beside(__file__)
@@ -45,29 +58,23 @@ class Recorder:
         return call
 
 
-@pytest.mark.parametrize(("operation", "options", "function", "passed"), TABLES["functions"])
-def test_an_operation_calls_its_function_with_the_backends_own_arrays(
-    operation: str, options: dict[str, Any], function: str, passed: dict[str, Any]
-) -> None:
-    before, recorder = dict(options), Recorder()
-    stages = run_operation(cast(Backend, recorder), operation, {"first": 1, "second": 2}, options)
-    assert recorder.calls == [(function, {"first": ("own", 1), "second": ("own", 2)} | passed)]
-    assert stages == {"output": function}
-    assert options == before
-
-
-def test_every_operation_of_the_specification_can_be_run_and_no_other() -> None:
+def test_an_operation_calls_its_function_with_the_backends_own_arrays() -> None:
+    for operation, options, function, passed in TABLES["functions"]:
+        before, recorder = dict(options), Recorder()
+        stages = run_operation(cast(Backend, recorder), operation, {"first": 1, "second": 2}, options)
+        assert recorder.calls == [(function, {"first": ("own", 1), "second": ("own", 2)} | passed)]
+        assert (stages, options) == ({"output": function}, before)
     for operation in OPERATIONS:
         run_operation(cast(Backend, Recorder()), operation, {}, {})
     with pytest.raises(AssertionError, match="an operation that no backend has: dreaming"):
         run_operation(cast(Backend, Recorder()), "dreaming", {"scores": np.zeros(1)}, {})
 
 
-@pytest.mark.parametrize(("operation", "asked", "wanted"), TABLES["results"])
-def test_the_result_is_the_last_stage_asked_for(operation: str, asked: dict[str, Any], wanted: tuple[str, ...]) -> None:
-    inputs = {name for name, value in asked.items() if name in OPERATIONS[operation].inputs and value is not None}
-    options = {name: tuple(own) if name == "window" else own for name, own in asked.items() if name not in inputs}
-    assert [*result_stages(operation, options, inputs)] == wanted
+def test_the_result_is_the_last_stage_asked_for() -> None:
+    for operation, asked, wanted in TABLES["results"]:
+        inputs = {name for name, value in asked.items() if name in OPERATIONS[operation].inputs and value is not None}
+        options = {name: tuple(own) if name == "window" else own for name, own in asked.items() if name not in inputs}
+        assert [*result_stages(operation, options, inputs)] == wanted
 
 
 class Small:
@@ -109,83 +116,19 @@ def test_a_convention_is_asked_of_a_function_that_takes_it_and_left_out_of_any_o
 def test_every_eager_mode_is_asked_for_every_convention(name: str) -> None:
     backend = BACKENDS[name].load()
     operations = [each for each in OPERATIONS.values() if "empty_rows" in each.options]
-    assert len(operations) == 7
     assert [not_asked(backend, each.name, {"empty_rows": "nan"}) for each in operations] == [()] * 7
 
 
-@pytest.mark.parametrize(("operation", "inputs", "options", "reason", "lacks"), TABLES["lacking"])
-def test_what_a_backend_cannot_be_asked_is_unsupported_and_nothing_is_converted(
-    operation: str, inputs: dict[str, Any], options: dict[str, Any], reason: str, lacks: tuple[str, ...]
-) -> None:
-    backend = Small()
-    with pytest.raises(NotImplementedError) as error:
-        run_operation(cast(Backend, backend), operation, inputs, options)
-    assert (str(error.value), [*getattr(error.value, "lacks", ())]) == (reason, lacks)
-    assert backend.converted == []
+def test_what_a_backend_cannot_be_asked_is_unsupported_and_nothing_is_converted() -> None:
+    for operation, inputs, options, reason, lacks in TABLES["lacking"]:
+        backend = Small()
+        with pytest.raises(NotImplementedError) as error:
+            run_operation(cast(Backend, backend), operation, inputs, options)
+        assert (str(error.value), [*getattr(error.value, "lacks", ())]) == (reason, lacks)
+        assert backend.converted == []
 
 
 # Layouts
-
-
-HEAD = """\
-title: What workers are asked
-source: {kind: derivation, title: Made for this test}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 1}}
-cases:
-  - name: The case at hand
-"""
-SPLIT = """\
-    inputs:
-      query: {draw: randn, shape: [2, 4, 3, 6]}
-      key: {draw: randn, shape: [2, 2, 5, 6]}
-      value: {draw: randn, shape: [2, 2, 5, 7]}
-"""
-MERGED = """\
-    layout: merged
-    options: {heads: 4, kv_heads: 2}
-    inputs:
-      query: {draw: randn, shape: [2, 3, 24]}
-      key: {draw: randn, shape: [2, 5, 12]}
-      value: {draw: randn, shape: [2, 5, 14]}
-"""
-WITHIN = "    options: {is_causal: true, window: [1, 1], empty_rows: nan, softcap: 2}\n"
-BOTTOM_RIGHT = MERGED.replace("2}", "2, is_causal: true, alignment: bottom_right}")
-APART = {"query": (576, 144, 48, 8), "key": (480, 240, 48, 8), "value": (560, 280, 56, 8)}
-TOGETHER = {"query": (576, 48, 192, 8), "key": (480, 48, 96, 8), "value": (560, 56, 112, 8)}
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "strides"),
-    [
-        (SPLIT + WITHIN, {"is_causal": True, "window": (1, 1), "softcap": 2, "empty_rows": "nan"}, APART),
-        (
-            SPLIT + "    memory_layout: {query: strided, key: transposed}\n",
-            {},
-            APART | {"query": (1152, 288, 96, 16), "key": (480, 48, 96, 8)},
-        ),
-        (MERGED, {}, TOGETHER),
-        (BOTTOM_RIGHT, {}, TOGETHER | {"mask": (15, 15, 5, 1)}),
-    ],
-)
-def test_a_backend_gets_the_options_and_the_inputs_with_the_strides_that_the_case_asks_for(
-    load_text: Callable[[str | bytes], list[Case]],
-    text: str,
-    options: dict[str, Any],
-    strides: dict[str, tuple[int, ...]],
-) -> None:
-    given_arrays: dict[str, Any] = {}
-
-    def attention(**arrays: Any) -> dict[str, Any]:
-        given_arrays.update(arrays)
-        return {"output": arrays["query"]}
-
-    [case] = load_text(HEAD + text)
-    task = task_of(case, convert_inputs(case, make_exact_inputs(case), "float64"))
-    assert task.options == options
-    backend = SimpleNamespace(from_numpy=lambda array: array, to_numpy=lambda array: array, attention=attention)
-    assert isinstance(evaluate_on(backend, task), Computed)
-    assert {name: array.strides for name, array in given_arrays.items() if name not in options} == strides
 
 
 def _array(shape: tuple[int, ...], dtype: type = np.float32, *, repeated: bool = False) -> NDArray[Any]:
@@ -194,7 +137,9 @@ def _array(shape: tuple[int, ...], dtype: type = np.float32, *, repeated: bool =
 
 
 def _one(array: NDArray[Any], layout: str) -> NDArray[Any]:
-    return apply_layout({"query": array}, {"query": layout})["query"]
+    moved = apply_layout({"query": array, "key": array}, {"query": layout})
+    assert (list(moved), moved["key"] is array) == (["query", "key"], True), "only what is named is moved"
+    return moved["query"]
 
 
 @settings(max_examples=60)
@@ -231,14 +176,6 @@ def test_strides_are_those_of_the_layout(layout: str, array: NDArray[Any], strid
         assert (other.base.reshape(2, 3, 4, 10)[..., 1::2] == 7).all()
 
 
-def test_only_what_is_named_is_moved() -> None:
-    query, key = _array((1, 2, 3, 4)), _array((1, 2, 3, 4))
-    moved = apply_layout({"query": query, "key": key}, {"key": "strided"})
-    assert list(moved) == ["query", "key"]
-    assert moved["query"] is query
-    assert moved["key"] is not key
-
-
 # Scores that would not fit
 
 
@@ -257,26 +194,164 @@ def task(operation: str = "attention", dtype: str = "float32", **options: Any) -
     ("asked", "scores", "stages", "size"),
     [
         (task(), 2**30, 3, 4),
-        (task(is_causal=True, dtype="float64"), 2**30, 4, 8),
         (task(is_causal=True, softcap=2.0, dtype="float16"), 2**30, 5, 2),
         (task("attention_gradients"), 2**30, 2, 4),  # they return no scores, and hold them
         (Task("multi_head_attention", {"heads": 4}, dict.fromkeys(THREE, SMALL[:, 0])), 2 * 4 * 16 * 16, 3, 4),
         (Task("attention", {}, dict.fromkeys([*THREE, "past_key", "past_value"], SMALL)), 2 * 16 * 32, 3, 4),
     ],
-    ids=["three stages", "float64", "float16", "gradients", "heads", "the past"],
+    ids=["three stages", "float16", "gradients", "heads", "the past"],
 )
 def test_what_the_stages_alone_take_is_the_limit(asked: Task, scores: int, stages: int, size: int) -> None:
     memory = scores * stages * size
     assert scores_too_large(HOLDS, asked, memory) is None
+    assert scores_too_large(TILES, asked, 1) is None, "who takes scores in tiles is asked"
     found = scores_too_large(HOLDS, asked, memory - 1)
     assert found is not None
     assert found.verdict == "unsupported"
-    assert f"would hold {scores:,} scores in {stages} stages" in found.message
-    if scores == 2**30:
-        assert f"stages, {memory / 2**30:.1f} GiB" in found.message
+    large = f", {memory / 2**30:.1f} GiB" if scores == 2**30 else ""
+    assert f"would hold {scores:,} scores in {stages} stages{large}" in found.message
 
 
-def test_what_takes_scores_in_tiles_is_asked_and_scores_that_are_given_are_there_already() -> None:
-    assert scores_too_large(TILES, task(), 1) is None
+def test_scores_that_are_given_are_there_already() -> None:
     scores = np.broadcast_to(np.float32(0), (1, 1, LENGTH, LENGTH))
     assert scores_too_large(HOLDS, Task("softmax", {}, {"scores": scores}), 1) is None
+
+
+# What evaluations share
+
+
+@pytest.fixture
+def snapshot() -> Iterator[ProcessState]:
+    """Take what is now, of this test alone."""
+    process_state._restorers.cache_clear()
+    found = ProcessState.snapshot()
+    yield found
+    found.restore()
+    process_state._restorers.cache_clear()
+
+
+def state() -> dict[str, Any]:
+    return {
+        "folder": Path.cwd(),
+        "streams": (sys.stdin, sys.stdout, sys.stderr),
+        "warnings": (list(warnings.filters), warnings.showwarning),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "random": random.getstate(),
+        "NumPy's random": str(np.random.get_state()),
+        "recursion": sys.getrecursionlimit(),
+        "garbage": gc.isenabled(),
+        "functions": (np.asarray, np.exp),
+    }
+
+
+def test_what_python_and_numpy_keep_is_put_back(snapshot: ProcessState, tmp_path: Path) -> None:
+    before = state()
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    sys.stdin = sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    warnings.simplefilter("error")
+    warnings.showwarning = print
+    locale.setlocale(locale.LC_ALL, "C" if locale.setlocale(locale.LC_ALL) != "C" else "C.UTF-8")
+    random.seed(3)
+    np.random.seed(3)
+    sys.setrecursionlimit(sys.getrecursionlimit() + 7)
+    gc.disable()
+    np.asarray = np.exp = None  # type: ignore[assignment]
+    changed = {name: value != before[name] for name, value in state().items()}
+    (tmp_path / "gone").rmdir()
+    assert snapshot.restore()
+    assert all(changed.values()), changed
+    assert state() == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_signals_are_handled_as_before_and_timers_are_off(snapshot: ProcessState) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 50.0, 50.0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    assert snapshot.restore()
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_output_that_goes_elsewhere_cannot_be_put_back(snapshot: ProcessState, tmp_path: Path) -> None:
+    kept = os.dup(2)
+    try:
+        with (tmp_path / "elsewhere").open("w") as file:
+            os.dup2(file.fileno(), 2)
+        assert not snapshot.restore()
+        os.close(2)
+        assert not snapshot.restore()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+    assert snapshot.restore()
+
+
+# Threads
+
+STARTS = "import threading\ndef begin(target):\n    threading.Thread(target=target, name='mine', daemon=True).start()\n"
+WAITS = "def wait(event):\n    event.wait()\n"
+
+
+@pytest.fixture
+def event() -> Iterator[threading.Event]:
+    """What threads wait for; they end with the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def module(name: str, source: str) -> ModuleType:
+    made = ModuleType(name)
+    exec(source, vars(made))
+    return made
+
+
+def test_a_thread_that_a_framework_starts_is_its_own_affair_and_any_other_a_fault(
+    event: threading.Event, snapshot: ProcessState
+) -> None:
+    assert not snapshot.has_more_threads()
+    for name in ("torch._inductor.async_compile", "triton.runtime", "jax", "keras.src.utils"):
+        with no_leaked_threads():
+            module(name, STARTS).begin(event.wait)
+    assert snapshot.has_more_threads()
+    # Who starts it decides, not what it runs, nor who calls back.
+    compute = module("torch.nn.functional", WAITS).wait
+    called_back = module("torch.library", "def call(function, given):\n    function(given)\n").call
+    leaks: list[Callable[[], None]] = [
+        lambda: module("my_kernel", STARTS).begin(lambda: compute(event)),
+        lambda: called_back(module("my_kernel", STARTS).begin, event.wait),
+        *(partial(module(name, STARTS).begin, event.wait) for name in ("torch_helpers", "__main__", "torchish")),
+    ]
+    for leak in leaks:
+        with pytest.raises(Misbehaved, match=r"left 1 thread.*: mine"), no_leaked_threads():
+            leak()
+
+
+@pytest.mark.parametrize("kind", [ProcessPoolExecutor, multiprocessing.Pool, ThreadPoolExecutor, ThreadPool])
+def test_a_pool_is_a_fault_while_it_works(kind: Any, event: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_state, "_WAIT", 0.3)  # for children that are still there
+    pools: list[Any] = []
+
+    def call(function: Callable[..., Any], *given: Any, waits: bool) -> None:
+        with no_leaked_threads():
+            pools.append(pool := kind(1))
+            futures = hasattr(pool, "submit")
+            job = pool.submit(function, *given) if futures else pool.apply_async(function, given)
+            if waits:
+                (job.result if futures else job.get)()
+
+    try:
+        call(abs, -1.0, waits=True)
+        works_on = (event.wait,) if kind in (ThreadPoolExecutor, ThreadPool) else (time.sleep, 60.0)
+        with pytest.raises(Misbehaved, match=r"left \d+ thread"):
+            call(*works_on, waits=False)
+    finally:
+        event.set()
+        for pool in pools:
+            for process in {**(getattr(pool, "_processes", None) or {})}.values() if hasattr(pool, "submit") else ():
+                process.kill()
+            (pool.shutdown if hasattr(pool, "submit") else pool.terminate)()

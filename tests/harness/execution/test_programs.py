@@ -7,22 +7,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from evaluating import in_worker, own
+from here import command_here
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from tables import tables_beside
 
-from attncheck import cli
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
-from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.operations import Task
 from attncheck.execution.programs import (
     MAX_HEADER,
@@ -35,7 +34,6 @@ from attncheck.execution.programs import (
     read_answer,
     read_description,
 )
-from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.user_code import Target, file_of_program, is_own, words_of_program
 from attncheck.execution.worker import Computed, Failure
 from attncheck.protocol_rules import try_rules
@@ -43,8 +41,6 @@ from attncheck.protocol_rules import try_rules
 TABLES = tables_beside(__file__)
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
-
-cli.app.load()  # all commands, whichever another test has loaded
 
 ROOT = Path(__file__).parents[3]
 
@@ -73,21 +69,18 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def check(command: str, output: Path, *words: str) -> int:
-    """Check the cases of attention on a program; return the exit code."""
-    given = ["check", *CASES, "-i", command, "--no-report", "-o", str(output), "--no-cache", *words]
-    with pytest.raises(SystemExit) as ended:
-        cli.app(given, standalone_mode=True)
-    return int(ended.value.code or 0)
+def check(command: str, output: Path, *words: str) -> tuple[int, str]:
+    """Check cases of attention on a program; return the exit code and what is printed."""
+    given = ["check", *(words or CASES), "-i", command, "--no-report", "-o", output, "--no-cache"]
+    return command_here(given)[:2]
 
 
 def test_a_program_is_named_by_its_path_or_by_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "attention"
     program.write_text("#!/bin/sh\n", encoding="utf-8")
-    with pytest.raises(
-        UsageError, match=r"\./attention cannot be executed; if it is a program, chmod \+x \./attention"
-    ):
+    unfit = r"\./attention cannot be executed; if it is a program, chmod \+x \./attention"
+    with pytest.raises(UsageError, match=unfit):
         words_of_program("./attention")
     program.chmod(0o755)
     assert words_of_program("./attention --fast") == (str(program), "--fast")
@@ -101,26 +94,18 @@ def test_a_program_is_named_by_its_path_or_by_a_command(tmp_path: Path, monkeypa
     assert Target.of(f"{python} kernel.R").name == "kernel"
     with pytest.raises(UsageError, match=r"\./nothing: no file \./nothing; expected a program"):
         is_own("./nothing")
-    for name in (
-        "torch.sdpa",
-        "torch.*",
-        "all",
-        "kernel.py:attention",
-        "./kernel.py:attention",
-        "a.module:f",
-        "two words",
-    ):
+    for name in ("torch.sdpa", "torch.*", "all", "kernel.py:attention", "./kernel.py:attention", "a:f", "two words"):
         assert words_of_program(name) == ()
 
 
-def test_a_program_is_judged_as_a_function_is(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(write(), tmp_path / "run") == 0
-    out = capsys.readouterr().out
+def test_a_program_is_judged_as_a_function_is(write: Write, tmp_path: Path) -> None:
+    code, out = check(write(), tmp_path / "run")
+    assert code == 0
     assert "mine" not in out.partition("kernel.program 7.1")[0], "its version is its own"
     assert "kernel.program 7.1" in out
     assert "unsupported: bias 1, mask 1" in out
-    assert check(write("output = output * query.dtype.type(1.001)"), tmp_path / "run", "-d", "float32") == 1
-    assert "numeric" in capsys.readouterr().out
+    code, out = check(write("output = output * query.dtype.type(1.001)"), tmp_path / "run", CASES[0])
+    assert (code, "numeric" in out) == (1, True)
 
 
 def call(heads: int) -> Task:
@@ -128,43 +113,32 @@ def call(heads: int) -> Task:
     return Task("attention", {}, dict(zip(("query", "key", "value"), arrays, strict=True)))
 
 
-def runner_of(command: str, folder: Path, seconds: float) -> GroupRunner[str]:
-    (group,) = group_by_process(*select_implementations(None, [command]).implementations, ["float32"])
-    return GroupRunner(group, Limits(case_seconds=seconds), folder)
-
-
 def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp_path: Path) -> None:
-    does = "\n    ".join(f"if query.shape[1] == {n}: {line}" for n, line in enumerate(TABLES["calls"], 11))
-    command = write(f"{does}\n    if query.shape[1] == 9: time.sleep(60)")
-    with closing(runner_of(command, tmp_path, 3.0)) as runner:
-        right = runner.evaluate(call(2))
-        assert isinstance(right, Computed), right
-        for heads, says in (
-            (9, "timeout: not done after 3 s; the worker was stopped"),
-            *enumerate(TABLES["calls"].values(), 11),
-        ):
-            outcome = runner.evaluate(call(heads))
-            assert isinstance(outcome, Failure)
-            assert says in f"{outcome.verdict}: {outcome.message}"
-            again = runner.evaluate(call(2))
-            assert isinstance(again, Computed), again
-            np.testing.assert_array_equal(again.stages["output"], right.stages["output"])
+    does = {"time.sleep(60)": "timeout: not done after 3 s; the worker was stopped", **TABLES["calls"]}
+    lines = "\n    ".join(f"if query.shape[1] == {heads}: {line}" for heads, line in enumerate(does, 11))
+    tasks = [call(heads) for number in range(len(does)) for heads in (2, 11 + number)] + [call(2)]
+    outcomes = in_worker(own(write(lines)), tasks, tmp_path, Limits(case_seconds=3.0))
+    for outcome in outcomes[::2]:
+        assert isinstance(outcome, Computed), outcome
+        np.testing.assert_array_equal(outcome.stages["output"], outcomes[0].stages["output"])  # type: ignore[union-attr]
+    for outcome, says in zip(outcomes[1::2], does.values(), strict=True):
+        assert isinstance(outcome, Failure)
+        assert says in f"{outcome.verdict}: {outcome.message}"
 
 
 @pytest.mark.skipif(not Path("/bin/cat").is_file(), reason="there is no /bin/cat")
 def test_what_speaks_no_protocol_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"does not speak the protocol \(docs/protocol.md\)"):
-        cli.app(["check", "attention", "-i", "/bin/cat", "-o", str(tmp_path / "run")], standalone_mode=False)
+    code, _, err = command_here(["check", "attention", "-i", "/bin/cat", "-o", tmp_path / "run"])
+    assert (code, "does not speak the protocol (docs/protocol.md)" in err) == (2, True)
 
 
-def test_an_honest_program_keeps_every_rule(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_honest_program_keeps_every_rule(write: Write) -> None:
     rules = list(try_rules(words_of_program(write())))
     assert [rule for rule in rules if rule.wrong] == []
     assert len(rules) > 8
-    cli.app(["protocol", write()], standalone_mode=False)
-    assert "It speaks the protocol. Judge its numbers: attncheck check -i" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="no program; expected a path to one"):
-        cli.app(["protocol", "nothing"], standalone_mode=False)
+    code, out, _ = command_here(["protocol", write()])
+    assert (code, "It speaks the protocol. Judge its numbers: attncheck check -i" in out) == (0, True)
+    assert "no program; expected a path to one" in command_here(["protocol", "nothing"])[2]
 
 
 @pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
@@ -174,17 +148,8 @@ def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str
     assert any(each.says.startswith(rule) and says in each.wrong for each in found), found
 
 
-def test_a_program_that_prints_at_every_call_is_told_where_to(write: Write) -> None:
-    command = write("calls += 1; print('called', flush=True)", "calls += 1")
-    broken = {rule.says: rule.wrong for rule in try_rules(words_of_program(command)) if rule.wrong}
-    assert "an unknown function is refused, and the program goes on" in broken
-    assert "it ends when its input ends" not in broken, "it is started for that"
-    assert all("write debugging output to standard error" in wrong for wrong in broken.values())
-
-
 @pytest.mark.parametrize("language", ["C", "C, blocked", "R"])
-def test_the_examples_are_right(language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "CASES", ["attention"])
+def test_the_examples_are_right(language: str, tmp_path: Path) -> None:
     tool, flags = {"C": ("cc", []), "C, blocked": ("cc", ["-DBLOCK=16"]), "R": ("Rscript", [])}[language]
     if (found := shutil.which(tool)) is None:
         pytest.skip(f"there is no {tool}")
@@ -193,8 +158,11 @@ def test_the_examples_are_right(language: str, tmp_path: Path, monkeypatch: pyte
         command = str(tmp_path / "attention")
         subprocess.run([found, "-O2", *flags, "-o", command, PROGRAMS / "attention.c", "-lm"], check=True)
     assert [rule for rule in try_rules(words_of_program(command)) if rule.wrong] == []
-    assert check(command, tmp_path / "run", "--min-judged", "5" if tool == "Rscript" else "10") == 0
+    least = "5" if tool == "Rscript" else "10"
+    assert check(command, tmp_path / "run", "attention", "--min-judged", least)[0] == 0
 
+
+# Messages
 
 DESCRIBED = {"attncheck": 1, "functions": {"attention": ["mask", "scale"]}}
 
@@ -235,21 +203,14 @@ def test_what_is_sent_as_an_array_is_read_as_a_stage(data: Any, dtype: str, shap
     assert found["output"].tobytes() == array.tobytes()
 
 
-def test_several_stages_and_the_next_answer_lie_one_behind_the_other() -> None:
-    one = line({"stages": [stage("weights", "float64", [1]), stage()]}) + np.array([0.5]).tobytes() + b"\0" * 8
+def test_the_next_answer_lies_behind_the_stages_of_one() -> None:
+    one = line({"stages": [stage("weights", "float64", [1]), stage()]}) + b"\0" * 16
     stream = BytesIO(one + line({"unsupported": "no softcap"}) + line({"error": "no memory"}))
-    found = read_answer(stream)
-    assert isinstance(found, dict)
-    assert list(found) == ["weights", "output"]
+    assert list(read_answer(stream)) == ["weights", "output"]  # type: ignore[call-overload]
     assert read_answer(stream) == Refused("unsupported", "no softcap")
     assert read_answer(stream) == Refused("error", "no memory")
     with pytest.raises(EOFError):
         read_answer(stream)
-
-
-def test_what_json_cannot_say_is_not_asked() -> None:
-    with pytest.raises(NotImplementedError, match="cannot be written as JSON"):
-        list(call_request("attention", {}, {"scale": float("inf")}))
 
 
 @pytest.mark.parametrize(
@@ -279,16 +240,10 @@ def test_an_answer_that_is_none_says_what_was_expected(answer: bytes, says: str)
 
 def test_a_description_is_read_with_what_is_not_said_left_as_it_is() -> None:
     assert read_description(BytesIO(line(DESCRIBED))) == Description({"attention": ("mask", "scale")})
-    said = {
-        "name": "mine",
-        "version": "2",
-        "dtypes": ["float16"],
-        "grouped_heads": False,
-        "classes": {"float16": "fused"},
-    }
-    found = read_description(BytesIO(line({**DESCRIBED, **said})))
-    assert (found.name, found.version, found.dtypes, found.grouped_heads) == ("mine", "2", ("float16",), False)
-    assert found.classes == {"float16": "fused"}
+    said = {"name": "mine", "version": "2", "grouped_heads": False, "classes": {"float16": "fused"}}
+    found = read_description(BytesIO(line({**DESCRIBED, **said, "dtypes": ["float16"]})))
+    assert {name: getattr(found, name) for name in said} == said
+    assert found.dtypes == ("float16",)
 
 
 def test_a_description_that_is_none_says_what_was_expected() -> None:

@@ -1,33 +1,39 @@
-"""Functions that cannot be called as the contract says, what they lack for a case, and what they require of shapes."""
+"""Functions that cannot be called as the contract says, what they lack, and calls padded to what they require."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from evaluating import attention_output, attention_task, in_worker, own
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tables import tables_beside
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
+from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.errors import UsageError
-from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
-from attncheck.execution.operations import Task
-from attncheck.execution.padding import lack_known_beforehand
+from attncheck.execution.operations import Parameters, Task, parameters_of
+from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
 from attncheck.execution.requirements import Requirements
-from attncheck.execution.runner import Group, GroupRunner, task_of
+from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import FunctionName, adapter, hints, misfits, required_keywords
 from attncheck.execution.user_call import declarations, own_backend
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+from attncheck.judging.judge_implementation import judge_and_diagnose, with_padding_faults
+from attncheck.judging.truth import find_truth
 from attncheck.plan import Plan
+from attncheck.reading.lowering import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS
 
@@ -57,20 +63,6 @@ def function(parameters: str, name: str = "my_attn") -> Callable[..., Any]:
     return found
 
 
-def inputs() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(3)
-    shapes = {"query": (1, 2, 4, 5), "key": (1, 2, 4, 5), "value": (1, 2, 4, 6)}
-    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
-
-
-def expected(scale: float, *, is_causal: bool) -> np.ndarray:
-    query, key, value = inputs().values()
-    scores = query @ np.swapaxes(key, -1, -2) * scale
-    weights = np.exp(np.where(np.tri(4, dtype=bool), scores, -np.inf) if is_causal else scores)
-    result: np.ndarray = weights / weights.sum(-1, keepdims=True) @ value
-    return result
-
-
 @pytest.mark.parametrize("parameters", TABLES["signatures"])
 def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(parameters: str) -> None:
     kernel = function(parameters)
@@ -79,18 +71,21 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
     exec("\n".join(adapter(kernel, FunctionName("my_attn"), None)), names)
     assert not misfits("attention", names["attention"])
     assert not hints("attention", names["attention"])
-    given = inputs()
-    for options, scale, is_causal in (({}, 5**-0.5, False), ({"is_causal": True, "scale": 0.3}, 0.3, True)):
-        np.testing.assert_allclose(
-            names["attention"](*given.values(), **options), expected(scale, is_causal=is_causal), rtol=1e-12
-        )
+    for options in ({}, {"is_causal": True, "scale": 0.3}):
+        task = attention_task(**options)
+        output = names["attention"](*task.inputs.values(), **options)
+        np.testing.assert_allclose(output, attention_output(task), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("parameters", "told"), TABLES["misfits"])
-def test_what_does_not_fit_is_named(parameters: str, told: list[str]) -> None:
-    found = misfits("attention", function(parameters))
-    assert len(found) == len(told)
-    assert all(each in said for each, said in zip(told, found, strict=True))
+def test_what_does_not_fit_and_optional_parameters_that_nobody_gives_are_named() -> None:
+    for parameters, expected in TABLES["misfits"]:
+        found = misfits("attention", function(parameters))
+        assert len(found) == len(expected)
+        assert all(words in line for words, line in zip(expected, found, strict=True))
+    for parameters, expected in TABLES["hints"]:
+        found = hints("attention", function(parameters))
+        assert len(found) == len(expected)
+        assert all(line.startswith(words) for words, line in zip(expected, found, strict=True))
 
 
 def test_what_cannot_be_guessed_is_marked() -> None:
@@ -100,35 +95,17 @@ def test_what_cannot_be_guessed_is_marked() -> None:
     assert lines[-1] == 'attention.framework = "torch"'
 
 
-@pytest.mark.parametrize(("parameters", "told"), TABLES["hints"])
-def test_optional_parameters_that_nobody_gives_are_mentioned(parameters: str, told: list[str]) -> None:
-    found = hints("attention", function(parameters))
-    assert len(found) == len(told)
-    assert all(said.startswith(each) for each, said in zip(told, found, strict=True))
-
-
-def test_keywords_of_the_contract_without_a_default_are_given_what_the_contract_says() -> None:
+def test_keywords_of_the_contract_without_a_default_are_given_what_the_contract_says(tmp_path: Path) -> None:
     found = required_keywords("attention", function("q, k, v, mask, is_causal, *, scale, softcap=2.0"))
     assert found == {"mask": None, "is_causal": False, "scale": None}
     assert required_keywords("multi_head_attention", lambda q, k, v, heads, query_weight, scale: q) == {"scale": None}
-
-
-def outcome_of(target: str, folder: Path, **options: object) -> Outcome:
-    (found,) = select_implementations(None, [target]).implementations
-    runner: GroupRunner[str] = GroupRunner(Group(found, ("float64",)), Limits(), folder)
-    try:
-        return runner.evaluate(Task("attention", options, inputs()))
-    finally:
-        runner.close()
-
-
-def test_a_function_whose_keywords_are_all_required_runs(tmp_path: Path) -> None:
     text = SOURCE.format(name="attention", parameters="q, k, v, is_causal, scale")
     text = text.replace("if causal", "if is_causal").replace("sm_scale", "scale or q.shape[-1] ** -0.5")
     (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
-    outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path, is_causal=True)
+    task = attention_task(is_causal=True)
+    (outcome,) = in_worker(own(f"{tmp_path / 'kernel.py'}:attention"), [task], tmp_path)
     assert isinstance(outcome, Computed), outcome
-    np.testing.assert_allclose(outcome.stages["output"], expected(5**-0.5, is_causal=True), rtol=1e-12)
+    np.testing.assert_allclose(outcome.stages["output"], attention_output(task), rtol=1e-12)
 
 
 def test_the_pasted_adapter_runs_under_the_name_that_is_told(tmp_path: Path, invoke: Invoke) -> None:
@@ -147,17 +124,6 @@ def test_the_pasted_adapter_runs_under_the_name_that_is_told(tmp_path: Path, inv
     assert re.search(r"my_kernel\.attention\S* +\d+ +- ", out), out
 
 
-def test_the_adapter_of_a_package_imports_what_it_calls(tmp_path: Path, invoke: Invoke) -> None:
-    (tmp_path / "flashy").mkdir()
-    text = SOURCE.format(name="attention", parameters=TABLES["signatures"][1])
-    (tmp_path / "flashy" / "__init__.py").write_text(text, encoding="utf-8")
-    _, _, said = invoke("check", "attention/e*", "--implementation", "flashy:attention")
-    assert "Put this adapter into a file, adapter.py say, and name adapter.py:attention instead:" in said
-    (tmp_path / "adapter.py").write_text(said.partition("instead:\n\n")[2], encoding="utf-8")
-    code, out, said = invoke("check", "attention/e*", "--implementation", "adapter.py:attention")
-    assert code == 0, out + said
-
-
 def test_of_what_is_handed_over_an_adapter_is_shown_and_of_another_function_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"Hand over an adapter instead, attention:\n\ndef attention\(query"):
         select_callable(function(TABLES["signatures"][0]), None, None)
@@ -168,13 +134,6 @@ def test_of_what_is_handed_over_an_adapter_is_shown_and_of_another_function_what
     assert "What does not fit: axis, which it requires. Name the function that is meant" in str(error.value)
     assert "def " not in str(error.value)
     assert select_implementations(None, [f"{tmp_path / 'kernel.py'}:attention"]).implementations
-
-
-def test_what_nobody_gives_is_said_before_the_run_unless_it_is_quiet(tmp_path: Path, invoke: Invoke) -> None:
-    (tmp_path / "kernel.py").write_text("def attention(query, key, value, causal=False):\n    return value\n")
-    arguments = ("check", "attention/e*", "--dtype", "float64", "--implementation", "kernel.py:attention")
-    assert "attncheck: kernel.attention: its causal is never given; if it is the contr" in invoke(*arguments)[2]
-    assert "never given" not in invoke(*arguments, "--quiet")[2]
 
 
 FAKE = """
@@ -194,13 +153,17 @@ def test_one_that_cannot_use_numpy_s_arrays_is_told_to_declare_its_framework_and
         (tmp_path / f"{name}.py").write_text(FAKE, encoding="utf-8")
         text = f"import {name}, numpy\ndef attention(query, key, value):\n    {body}\n"
         (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
-        outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path)
-        if not begins:
-            assert outcome == Failure("error", "ValueError: heads do not divide")
-            continue
+        (outcome,) = in_worker(own(f"{tmp_path / 'kernel.py'}:attention"), [attention_task()], tmp_path)
         assert isinstance(outcome, Failure)
-        assert (outcome.verdict, outcome.message.startswith(begins)) == ("error", True), outcome
-        assert f'attention.framework = "{name}" below it, or --framework {name}' in outcome.message
+        assert outcome.verdict == "error"
+        if begins:
+            assert outcome.message.startswith(begins)
+            assert f'attention.framework = "{name}" below it, or --framework {name}' in outcome.message
+        else:
+            assert outcome.message == "ValueError: heads do not divide"
+
+
+# What an implementation lacks for a case, known before anything is drawn, and what it requires of shapes
 
 
 class Called(Exception):
@@ -263,26 +226,7 @@ def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     assert known
 
 
-def test_no_numbers_are_drawn_and_who_pads_is_always_asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attncheck.reading.inputs.make_exact_inputs", pytest.fail)
-
-    restricted = taking("query, key, value")
-    restricted.requires = {"width_multiple": 8}  # type: ignore[attr-defined]
-    asked = [unit for unit in plan if plan.case(unit).operation == "attention"][:200]
-    for implementation, is_known in (
-        (implementation_of(plain), True),
-        (implementation_of(usual), True),
-        (implementation_of(restricted), False),
-        (Implementation(BACKENDS["numpy"]), False),
-    ):
-        found = [lack_known_beforehand(implementation, plan.case(unit), unit.dtype) for unit in asked]
-        assert any(found) is is_known
-
-
-counts = st.integers(1, 40)
-
-
-def test_the_smallest_width_that_is_taken() -> None:
+def test_the_smallest_widths_and_lengths_that_are_taken() -> None:
     cases: tuple[tuple[dict[str, Any], dict[int, int | None]], ...] = (
         ({}, {1: 1, 7: 7}),
         ({"widths": [64, 16, 128]}, {3: 16, 16: 16, 17: 64, 128: 128, 129: None}),
@@ -292,10 +236,7 @@ def test_the_smallest_width_that_is_taken() -> None:
     for declared, widths in cases:
         found = Requirements.of(declared)
         assert {width: found.width(width) for width in widths} == widths
-
-
-def test_the_smallest_lengths_that_are_taken() -> None:
-    cases: tuple[tuple[dict[str, Any], tuple[int, int], tuple[int, int]], ...] = (
+    of_lengths: tuple[tuple[dict[str, Any], tuple[int, int], tuple[int, int]], ...] = (
         ({}, (3, 5), (3, 5)),
         ({"query_length_multiple": 4}, (3, 5), (4, 5)),
         ({"key_length_multiple": 4}, (3, 5), (3, 8)),
@@ -303,19 +244,310 @@ def test_the_smallest_lengths_that_are_taken() -> None:
         ({"lengths": "equal", "query_length_multiple": 4, "key_length_multiple": 6}, (13, 5), (24, 24)),
         ({"query_length_multiple": 16, "key_length_multiple": 16}, (0, 0), (0, 0)),  # nothing is a whole tile
     )
-    for declared, lengths, taken in cases:
+    for declared, lengths, taken in of_lengths:
         assert Requirements.of(declared).query_and_key_length(*lengths) == taken
+    for declared, message in TABLES["requirements"]:
+        with pytest.raises(ValueError, match=f"requires: {message}"):
+            Requirements.of(declared)
 
 
-@pytest.mark.parametrize(("declared", "message"), TABLES["requirements"])
-def test_what_cannot_be_meant_is_refused_with_what_was_expected(declared: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"requires: {message}"):
-        Requirements.of(declared)
+# Calls padded to what a function requires: the same numbers, and no fault that is hidden
+
+Array = NDArray[Any]
+EIGHT = {"width_multiple": 8, "value_width": "equal"}
+TILES = {**EIGHT, "query_length_multiple": 4, "key_length_multiple": 4}
+RNG = np.random.default_rng(14)
+FUNCTIONS = {"attention": attention, "attention_gradients": attention_gradients}
 
 
-@given(counts, counts, counts, st.booleans())
-def test_a_width_is_the_smallest_that_meets_it(multiple: int, least: int, width: int, has_limit: bool) -> None:
-    limit = {"max_width": least + 3 * multiple} if has_limit else {}
-    found = Requirements.of({"width_multiple": multiple, "min_width": least, **limit})
-    taken = [each for each in range(1, 200) if each % multiple == 0 and least <= each <= limit.get("max_width", 200)]
-    assert found.width(width) == next((each for each in taken if each >= width), None)
+def draw(**shapes: tuple[int, ...]) -> dict[str, Array]:
+    return {name: RNG.normal(size=shape) for name, shape in shapes.items()}
+
+
+def inputs(*, gradients: bool = False, **more: Array) -> dict[str, Array]:
+    shapes = {"query": (2, 2, 3, 5), "key": (2, 2, 6, 5), "value": (2, 2, 6, 3)}
+    return draw(**shapes, **({"grad_output": (2, 2, 3, 3)} if gradients else {})) | more
+
+
+def padding_of(
+    task: Task, requires: Mapping[str, Any], accepts: frozenset[str] = PADDED_BY, function: str = ""
+) -> Padding | Failure | None:
+    """Return how a task is padded for an implementation that has one function with these requirements."""
+    name = function or ("dot_scores" if task.operation == "scoring" else task.operation)
+    taken = {name: Parameters(frozenset(accepts))}
+    entry = UserImplementation("toy", "toy", ("numpy",), requirements={name: requires}, parameters=taken)
+    return padded_call(Implementation(entry, "toy"), task)
+
+
+def padded(task: Task, requires: Mapping[str, Any], **named: Any) -> Padding:
+    found = padding_of(task, requires, **named)
+    assert isinstance(found, Padding), found
+    return found
+
+
+def restricted(function: Callable[..., Any], requires: Mapping[str, Any]) -> Callable[..., Any]:
+    """Let a function assert what it requires."""
+
+    def asserting(query: Array, key: Array, value: Array, *more: Array, **options: Any) -> Any:
+        widths, lengths = {query.shape[-1], value.shape[-1]}, (query.shape[-2], key.shape[-2])
+        if (past := options.get("past_key")) is not None:
+            lengths = (lengths[0], lengths[1] + past.shape[-2])
+        assert all(width % requires.get("width_multiple", 1) == 0 for width in widths)
+        assert widths <= set(requires.get("widths", widths))
+        assert len(widths) == 1 or "value_width" not in requires
+        assert lengths[0] % requires.get("query_length_multiple", 1) == 0
+        assert lengths[1] % requires.get("key_length_multiple", 1) == 0
+        assert lengths[0] == lengths[1] or "lengths" not in requires
+        return function(query, key, value, *more, **options)
+
+    return asserting
+
+
+def outcome_of(
+    function: Callable[..., Any], task: Task, requires: Mapping[str, Any], called: Callable[..., Any] | None = None
+) -> Outcome:
+    """Evaluate a task on a function that asserts what it requires."""
+    padding = padding_of(task, requires, parameters_of(function).accepted(PADDED_BY))
+    if isinstance(padding, Failure):
+        return padding
+    backend: Any = own_backend(restricted(called or function, requires), task.operation, BACKENDS["numpy"])
+    return evaluate_on(backend, task) if padding is None else padding.cut(evaluate_on(backend, padding.task))
+
+
+def assert_same(padded: Outcome, plain: Outcome) -> None:
+    assert isinstance(padded, Computed), padded
+    assert isinstance(plain, Computed), plain
+    assert not padded.padding_faults
+    for stage, array in plain.stages.items():
+        np.testing.assert_allclose(padded.stages[stage], array, rtol=1e-12, atol=1e-13, err_msg=stage)
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> Task:
+    """Small whole numbers, and any way to say who may attend to whom."""
+    queries, keys, past = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 2]))
+    width, value_width, batch = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+
+    def array(*shape: int) -> Array:
+        count = int(np.prod(shape))
+        numbers = draw(st.lists(st.integers(-2, 2), min_size=count, max_size=count))
+        return np.array(numbers, dtype=float).reshape(shape)
+
+    total = keys + past
+    arrays = {
+        "query": array(batch, 1, queries, width),
+        "key": array(batch, 1, keys, width),
+        "value": array(batch, 1, keys, value_width),
+    }
+    has_gradients = not past and draw(st.booleans())
+    if past:
+        arrays |= {"past_key": array(batch, 1, past, width), "past_value": array(batch, 1, past, value_width)}
+    if has_gradients:
+        arrays["grad_output"] = array(batch, 1, queries, value_width)
+    rows, columns = draw(st.sampled_from([1, queries])), draw(st.sampled_from([1, total]))
+    if draw(st.booleans()):
+        arrays["mask"] = array(1, 1, rows, columns) > -2
+    if draw(st.booleans()):
+        arrays["bias"] = array(1, 1, rows, columns)
+    if draw(st.booleans()):
+        arrays["key_lengths"] = np.array(draw(st.lists(st.integers(0, total), min_size=batch, max_size=batch)))
+    options = draw(st.fixed_dictionaries({}, optional={"scale": st.just(0.3), "softcap": st.just(2.0)}))
+    if not past and draw(st.booleans()):
+        options["is_causal"] = True
+    edges = st.one_of(st.none(), st.integers(0, 3))
+    if (window := (draw(edges), draw(edges))) != (None, None):
+        options["window"] = window
+    return Task("attention_gradients" if has_gradients else "attention", options, arrays)
+
+
+requirements = st.fixed_dictionaries(
+    {},
+    optional={
+        "width_multiple": st.sampled_from([1, 2, 4]),
+        "widths": st.just([4, 16]),
+        "value_width": st.just("equal"),
+        "query_length_multiple": st.integers(1, 4),
+        "key_length_multiple": st.integers(1, 4),
+        "lengths": st.just("equal"),
+    },
+)
+NO_KEY, NO_KEY_ADDED = "a query may attend to no key", "one that is added would have no key"
+
+
+@settings(max_examples=100)
+@given(tasks(), requirements)
+def test_a_padded_call_is_the_same_call(task: Task, requires: dict[str, Any]) -> None:
+    function = FUNCTIONS[task.operation]
+    outcome, plain = outcome_of(function, task, requires), outcome_of(function, task, {})
+    if not isinstance(outcome, Failure):
+        assert_same(outcome, plain)
+    elif NO_KEY in outcome.message:
+        forward = {name: array for name, array in task.inputs.items() if name != "grad_output"}
+        assert (attention(**forward, **task.options)["weights"].sum(-1) == 0).any()
+    else:
+        assert NO_KEY_ADDED in outcome.message
+        assert task.operation == "attention_gradients"
+
+
+def test_what_was_added_is_said_in_words_and_nothing_is_where_all_is_met() -> None:
+    task = Task("attention", {}, inputs())
+    assert padding_of(task, {}) is padding_of(task, {"width_multiple": 1, "max_width": 5}) is None
+    past = draw(past_key=(2, 2, 3, 5), past_value=(2, 2, 3, 3))
+    found = padded(Task("attention", {}, inputs(**past)), TILES)
+    assert found.description == "zero columns (D 5 to 8, Dv 3 to 8), queries (Lq 3 to 4), masked keys (T 9 to 12)"
+    assert found.task.inputs["past_key"].shape == (2, 2, 3, 8)
+    np.testing.assert_array_equal(found.task.inputs["key_lengths"], [9, 9])
+    assert found.task.options == {"scale": 1 / np.sqrt(5)}
+
+
+def test_how_keys_are_masked() -> None:
+    for options, accepts, added in (
+        ({}, {"mask"}, {"mask"}),
+        ({}, {"mask", "key_lengths"}, {"key_lengths"}),
+        ({"is_causal": True}, {"scale"}, set()),  # no query reaches the keys that are added
+    ):
+        task = Task("attention", options, inputs())
+        found = padded(task, {"key_length_multiple": 4}, accepts=frozenset(accepts))
+        assert found.task.inputs.keys() - task.inputs.keys() == added
+
+
+NAN, INF = np.full((2, 2, 6, 5), np.nan), np.full((2, 2, 6, 5), np.inf)
+
+
+@pytest.mark.parametrize(
+    ("operation", "more", "requires", "accepts", "message"),
+    [
+        ("attention", {}, EIGHT, set(), "takes no scale, which has to be given where the width is padded"),
+        ("attention", {}, {"max_width": 4}, PADDED_BY, "requires widths of at most 4; D is 5"),
+        ("attention", {}, {"widths": [2, 4]}, PADDED_BY, "requires widths of 2, 4; D is 5"),
+        ("attention", {}, {"key_length_multiple": 4}, {"scale"}, "takes neither mask nor key_lengths"),
+        ("attention", {"bias": np.full((1, 1, 3, 6), -np.inf)}, TILES, PADDED_BY, "a query may attend to no key"),
+        ("attention", {"bias": np.full((1, 1, 1, 6), -1e9)}, TILES, PADDED_BY, "may be as low as a mask's"),
+        ("attention", {"key": np.full((2, 2, 6, 5), 1e5)}, TILES, PADDED_BY, "may be as low as a mask's"),
+        ("attention", {"query": NAN[:, :, :3]}, TILES, PADDED_BY, "query holds NaN or infinity"),
+        ("attention_gradients", {"key": NAN}, TILES, PADDED_BY, "key holds NaN or infinity"),
+        ("attention_gradients", {"value": INF[..., :3]}, TILES, PADDED_BY, "value holds NaN or infinity"),
+        ("attention_gradients", {"grad_output": INF[:, :, :3, :3]}, TILES, PADDED_BY, "grad_output holds NaN"),
+        ("attention_gradients", {"bias": np.full((1, 1, 1, 6), np.nan)}, {"lengths": "equal"}, PADDED_BY, "bias holds"),
+    ],
+)  # fmt: skip
+def test_what_padding_would_change_is_unsupported_with_the_reason(
+    operation: str, more: dict[str, Array], requires: dict[str, Any], accepts: set[str], message: str
+) -> None:
+    task = Task(operation, {}, inputs(gradients=operation != "attention", **more))
+    found = padding_of(task, requires, frozenset(accepts))
+    assert isinstance(found, Failure), found
+    assert (found.verdict, message in found.message) == ("unsupported", True), found
+
+
+def test_columns_of_zeros_meet_no_other_number() -> None:
+    for operation, function in FUNCTIONS.items():
+        for name in inputs(gradients=operation != "attention"):
+            for number in (np.nan, np.inf, -np.inf):
+                arrays = inputs(gradients=operation != "attention")
+                arrays[name][0, 0, 1, 2] = number
+                task = Task(operation, {"scale": 0.5}, arrays)
+                with np.errstate(all="ignore"):
+                    assert_same(outcome_of(function, task, EIGHT), outcome_of(function, task, {}))
+
+
+def test_numbers_keep_their_dtype() -> None:
+    kind = ml_dtypes.bfloat16
+    found = padded(Task("attention", {}, {name: array.astype(kind) for name, array in inputs().items()}), TILES)
+    assert {array.dtype for name, array in found.task.inputs.items() if name != "key_lengths"} == {np.dtype(kind)}
+    cut = found.cut(Computed({"output": np.zeros((2, 2, 4, 8), dtype=kind)}))
+    assert isinstance(cut, Computed)
+    assert (cut.stages["output"].shape, cut.stages["output"].dtype) == ((2, 2, 3, 3), kind)
+
+
+# Scores, projections, sequences and rotary tables
+
+
+def test_scores_are_padded_and_cut_whatever_their_inputs_hold() -> None:
+    arrays = {"query": np.full((1, 1, 3, 5), np.nan), "key": np.ones((1, 1, 6, 5))}
+    found = padded(Task("scoring", {}, arrays), TILES)
+    assert found.task.options == {"scale": 1 / np.sqrt(5)}
+    cut = found.cut(Computed({"scores": np.arange(32.0).reshape(1, 1, 4, 8)}))
+    assert isinstance(cut, Computed)
+    np.testing.assert_array_equal(cut.stages["scores"][0, 0], np.arange(32.0).reshape(4, 8)[:3, :6])
+
+
+def test_heads_side_by_side_are_padded_one_by_one() -> None:
+    arrays = draw(query=(1, 3, 7), key=(1, 6, 7), value=(1, 6, 7), query_bias=(10,))
+    arrays |= draw(query_weight=(7, 10), key_weight=(7, 10), value_weight=(7, 6))
+    task = Task("multi_head_attention", {"heads": 2}, arrays)
+    found = padded(task, TILES)
+    weight = found.task.inputs["query_weight"].reshape(7, 2, 8)
+    np.testing.assert_array_equal(weight[..., :5], arrays["query_weight"].reshape(7, 2, 5))
+    assert not weight[..., 5:].any()
+    assert_same(found.cut(evaluate_on(numpy_backend, found.task)), evaluate_on(numpy_backend, task))
+
+
+def test_sequences_become_a_mask_where_there_is_no_function_for_them() -> None:
+    arrays = draw(query=(1, 2, 7, 5), key=(1, 2, 9, 5), value=(1, 2, 9, 5))
+    limits = {"cu_seqlens_q": np.array([0, 4, 7]), "cu_seqlens_k": np.array([0, 4, 9])}
+    task = Task("packed_attention", {"is_causal": True}, {**arrays, **limits})
+    assert padding_of(task, {}) is None
+    folded = padded(task, {}, function="attention")
+    assert (folded.task.operation, folded.description) == ("attention", "a block mask (2 sequences)")
+    assert folded.task.inputs["mask"].sum() == 4 * 5 // 2 + (3 + 4 + 5)
+    output = numpy_backend.attention(**folded.task.inputs)["output"]
+    assert np.allclose(output, numpy_backend.packed_attention(**task.inputs, is_causal=True)["output"])
+    folded = padded(task, {"width_multiple": 8}, function="attention")
+    assert folded.description.startswith("a block mask (2 sequences), zero columns (D 5 to 8")
+    found = padded(task, {"width_multiple": 8})
+    assert (found.task.operation, found.task.inputs["key"].shape) == ("packed_attention", (1, 2, 9, 8))
+    latents = draw(query=(1, 2, 3, 4), latent=(1, 5, 4), key_projection=(2, 4, 4), value_projection=(2, 4, 4))
+    for fixed in (task, Task("latent_attention", {}, latents)):
+        refused = padding_of(fixed, {"key_length_multiple": 8})
+        assert isinstance(refused, Failure)
+        assert "keep their lengths" in refused.message
+
+
+def test_added_queries_have_rows_of_rotary_tables_behind_an_offset_too() -> None:
+    arrays = draw(query=(2, 1, 3, 4), key=(2, 1, 9, 4), value=(2, 1, 9, 4), rotary_cos=(9, 2), rotary_sin=(9, 2))
+    task = Task("attention", {"is_causal": True}, {**arrays, "query_offsets": np.array([0, 6])})
+    assert padded(task, {"query_length_multiple": 4}).task.inputs["rotary_cos"].shape == (6 + 4, 2)
+
+
+# Faults that padding must not hide
+
+
+def verdicts_of(outcome: Computed, task: Task) -> dict[str, str]:
+    """Judge what came back by the exact answer of the task as the case has it."""
+    truth = find_truth(Problem(task.operation, task.options, task.inputs), "float64", supports_statistics=True)
+    shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
+    judged = judge_and_diagnose(truth, outcome.stages, shapes, "native")
+    judgements = with_padding_faults(judged, outcome.padding_faults).judgements
+    return {judgement.stage: judgement.verdict.value for judgement in judgements}
+
+
+def test_what_padding_must_leave_is_looked_at() -> None:
+    """A gradient of a key that was added, and a stage in the shape that it has without padding."""
+
+    def leaking(query: Array, key: Array, value: Array, grad_output: Array, **options: Any) -> Any:
+        found = attention_gradients(query, key, value, grad_output, **options)
+        found["grad_key"][..., -1, :] = 1e-3
+        return found
+
+    def unpadded(*_: Any, **__: Any) -> Any:
+        return np.zeros((2, 2, 3, 3))
+
+    for called, requires, stage, verdict, message in (
+        (leaking, TILES, "grad_key", "numeric", "gives 0.001 at [0, 0, 7, 0] of 2x2x8x8, which padding makes 0"),
+        (unpadded, EIGHT, "output", "shape", "has shape 2x2x3x3; the call was padded, expected 2x2x3x8"),
+    ):
+        operation = "attention" if called is unpadded else "attention_gradients"
+        task = Task(operation, {}, inputs(gradients=called is leaking))
+        outcome = outcome_of(FUNCTIONS[operation], task, requires, called)
+        assert isinstance(outcome, Computed)
+        assert verdicts_of(outcome, task)[stage] == verdict
+        assert outcome.padding_faults[stage] == message
+
+
+def test_a_failure_says_what_the_call_was_padded_with() -> None:
+    def raising(query: Array, key: Array, value: Array, *, scale: Any = None) -> Any:
+        raise ValueError("not today")
+
+    outcome = outcome_of(raising, Task("attention", {}, inputs()), EIGHT)
+    assert outcome == Failure("error", "ValueError: not today", padded="zero columns (D 5 to 8, Dv 3 to 8)")

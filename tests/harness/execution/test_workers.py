@@ -6,7 +6,6 @@ import operator
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -17,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluating import attention_task, in_worker
+from evaluating import attention_task
 from kernels import kernel as source
 from processes import has_ended, kill_child, wait_until
 
-from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.backends import BackendEntry, Mode
 from attncheck.errors import ExitCode
 from attncheck.execution import runner as module
 from attncheck.execution.call import (
@@ -33,8 +32,7 @@ from attncheck.execution.call import (
     WorkerProcess,
     end_strays,
 )
-from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
-from attncheck.execution.environment import with_cache
+from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
@@ -46,13 +44,11 @@ from attncheck.execution.runner import (
     group_by_process,
     group_runners,
 )
-from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.results.format import Row
 from attncheck.results.reader import read_run
-from attncheck.store import VARIABLE
 
 RunnersOf = Callable[..., list[list[GroupRunner[str]]]]
 Invoke = Callable[..., tuple[int, str, str]]
@@ -203,15 +199,6 @@ def test_a_worker_that_follows_the_first_is_loaded_anew(kernel: Path, tmp_path: 
     assert len({pid for pid, _ in noted(tmp_path, "loaded")}) == 2
 
 
-def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp_path: Path) -> None:
-    path, begun = tmp_path / "kernel.py", tmp_path / "begun"
-    path.write_text(f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
-    with DescribedWorkers() as workers:
-        workers.begin(DescriptionRequest(Target.of(str(path))))
-        wait_until(lambda: begun.is_file() and bool(begun.read_text()))
-    wait_until(lambda: has_ended(int(begun.read_text())))
-
-
 # Modes of a framework in one process
 
 LOUD = """\
@@ -298,15 +285,6 @@ def test_what_has_a_process_of_its_own(
     assert pids(first, tmp_path) != pids(second, tmp_path)
 
 
-def test_dtypes_that_need_a_process_of_their_own_share_it_among_modes() -> None:
-    dtypes, entry = ["float64", "float32", "float16"], module.EVERYTHING["jax"]
-    modes = [Implementation(entry, mode) for mode in ("jit", "eager", "dpa_jit")]
-    assert {group.process for mode in modes for group in group_by_process(mode, dtypes)} == {
-        ("jax", "float64"),
-        ("jax",),
-    }
-
-
 @forked
 def test_a_mode_is_not_blamed_for_what_another_did_to_the_process(runners_of: RunnersOf, tmp_path: Path) -> None:
     dies = "os.abort() if hasattr(sys, 'harmed') or scores.max() == 2 else None"
@@ -319,58 +297,6 @@ def test_a_mode_is_not_blamed_for_what_another_did_to_the_process(runners_of: Ru
     assert (outcome.verdict, "SIGABRT" in outcome.message) == ("crash", True)
     assert_right(harmed, harmful)
     assert pids(harmed, tmp_path)[-1] not in (died, alone)
-
-
-@forked
-@pytest.mark.parametrize(("bundled", "processes"), [(True, 2), (False, 1)])
-def test_a_bundled_framework_makes_room_earlier_than_what_may_hold_a_model(
-    bundled: bool, processes: int, runners_of: RunnersOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(module, "_BUNDLED_MEMORY", 1)
-    ((runner,),) = runners_of("pass", bundled=bundled)
-    assert_right(runner, runner)
-    assert len({*pids(runner, tmp_path)}) == processes
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for entry in BACKENDS.values():
-        for name in (*entry.cache, *entry.without_cache):
-            monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="nothing is kept on macOS")
-def test_a_framework_gets_a_cache_folder_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    variable = "JAX_COMPILATION_CACHE_DIR"
-
-    def environment(*, keep: bool) -> dict[str, str]:
-        return dict(with_cache(BACKENDS["jax"], keep=keep).environment)
-
-    off = environment(keep=False)
-    assert (off["JAX_ENABLE_COMPILATION_CACHE"], variable in off, cache.exists()) == ("false", False, False)
-    own = Path(environment(keep=True)[variable])
-    assert (own.parent, own.name[:4], stat.S_IMODE(own.stat().st_mode)) == (cache, "jax-", 0o700)
-    assert with_cache(BACKENDS["torch"], keep=True).environment["TORCHINDUCTOR_CACHE_DIR"] != str(own)
-    monkeypatch.setenv(variable, "/mine")
-    assert variable not in environment(keep=True)
-    monkeypatch.delenv(variable)
-    monkeypatch.setenv(VARIABLE, __file__)
-    assert environment(keep=True) == BACKENDS["jax"].environment
-
-
-@pytest.mark.jax
-def test_what_one_worker_compiled_the_next_one_reads_and_computes_the_same(cache: Path, tmp_path: Path) -> None:
-    task, results = attention_task(), []
-    task = replace(task, inputs={name: array.astype("float32") for name, array in task.inputs.items()})
-    for _ in range(2):
-        (outcome,) = in_worker(Implementation(BACKENDS["jax"], "eager"), [task], tmp_path)
-        assert isinstance(outcome, Computed), outcome
-        entries = {path.name: path.stat().st_mtime_ns for path in cache.rglob("*-cache")}
-        results.append((entries, {stage: array.tobytes() for stage, array in outcome.stages.items()}))
-    assert len(results[0][0]) > 5
-    assert results[0] == results[1]
 
 
 # What ends its process in every call is not asked for ever
