@@ -8,9 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,57 +112,56 @@ class Processes:
             )
 
 
+class Runs:
+    """Runs of the small cases, here and on the cluster, in one folder: the path of a list of failures is in reports."""
+
+    def __init__(self, folder: Path, right: BackendEntry, wrong: BackendEntry, killer: BackendEntry) -> None:
+        self.folder, self.both, self.wrong, self.killer = folder, (right, wrong), wrong, killer
+        self.right = right
+        self.processes = Processes(folder)
+        (folder / "known.yaml").write_text(KNOWN)
+        self.here = self.run("here", *self.both)
+
+    def run(
+        self,
+        name: str,
+        *entries: BackendEntry,
+        cluster: str | None = None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        **settings: Any,
+    ) -> tuple[RunSummary, Run]:
+        """Run the small cases on some backends, and read back what was written."""
+        expected_failures = load_expected_failures([self.folder / "known.yaml"])
+        given = {"expected_failures": expected_failures, "complete": True, "command": ["attncheck", "check"]} | settings
+        chosen = ImplementationSelection(tuple(map(Implementation, entries)))
+        cases = select_cases(["small"], base=self.folder).cases
+        asked = Settings(self.folder / name, cluster=cluster, **given)
+        return run_cases(cases, chosen, asked, on_progress=on_progress), read_run(self.folder / name)
+
+    def on_cluster(self, name: str, *entries: BackendEntry, workers: int, **more: Any) -> tuple[RunSummary, Run]:
+        self.processes.have(workers)
+        return self.run(name, *entries, cluster=self.processes.address, **more)
+
+    def assert_same_report(self, name: str) -> None:
+        expected, found = report(self.folder / "here"), report(self.folder / name)
+        assert {"report.md", "report.html", "junit.xml", "results.csv"} <= expected.keys() == found.keys()
+        assert [name for name in expected if found[name] != expected[name]] == []
+
+
 @pytest.fixture(scope="module")
-def modules(
+def runs(
     tmp_path_factory: pytest.TempPathFactory,
     write_backend: Callable[..., BackendEntry],
     write_small: Callable[[Path], Path],
-) -> dict[str, Any]:
-    """Write the cases, and the backends where the workers, and the local runs, find them."""
+    honest: tuple[BackendEntry, BackendEntry],
+) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("cluster")
     write_small(folder)
-    texts = {"wrong": WRONG, "killer": KILLER}
-    return {"folder": folder, **{name: write_backend(folder, name, text) for name, text in texts.items()}}
-
-
-@pytest.fixture(scope="module")
-def processes(modules: dict[str, Any]) -> Iterator[Processes]:
-    started = Processes(modules["folder"])
-    yield started
-    started.end()
-
-
-def compute(
-    folder: Path,
-    name: str,
-    entries: Sequence[BackendEntry],
-    cluster: str | None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-    **settings: Any,
-) -> tuple[RunSummary, Run]:
-    """Run the small cases of a folder on some backends, here or on a cluster, and read back what was written."""
-    (folder / "known.yaml").write_text(KNOWN)
-    expected_failures = load_expected_failures([folder / "known.yaml"])
-    given = {"expected_failures": expected_failures, "complete": True, "command": ["attncheck", "check"]} | settings
-    chosen = ImplementationSelection(tuple(map(Implementation, entries)))
-    cases = select_cases(["small"], base=folder).cases
-    summary = run_cases(cases, chosen, Settings(folder / name, cluster=cluster, **given), on_progress=on_progress)
-    return summary, read_run(folder / name)
-
-
-@pytest.fixture
-def run(modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run in the folder of all runs here: the path of a list of expected failures is part of what is told."""
-    monkeypatch.syspath_prepend(modules["folder"])
-    return partial(compute, modules["folder"])
-
-
-@pytest.fixture(scope="module")
-def here(modules: dict[str, Any], honest: Any) -> tuple[RunSummary, Run]:
-    """Run those that are right and wrong here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(modules["folder"])
-        return compute(modules["folder"], "here", [honest[0], modules["wrong"]], None)
+        patch.syspath_prepend(folder)
+        made = Runs(folder, honest[0], write_backend(folder, "wrong", WRONG), write_backend(folder, "killer", KILLER))
+        yield made
+        made.processes.end()
 
 
 _TIMES = re.compile(rb' time(stamp)?="[^"]*"')
@@ -177,64 +176,66 @@ def report(directory: Path) -> dict[str, bytes]:
     return {path.name: _TIMES.sub(b"", path.read_bytes()) for path in files}
 
 
-def assert_same_report(here: Run, other: Path) -> None:
-    expected, found = report(here.directory), report(other)
-    assert {"report.md", "report.html", "junit.xml", "results.csv"} <= expected.keys() == found.keys()
-    assert [name for name in expected if found[name] != expected[name]] == []
-
-
 def units_of(found: Run) -> list[tuple[str, str, str]]:
     stages = found.rows[found.rows["comparison"] == "stage"].drop_duplicates(["case", "dtype", "implementation"])
     return sorted(zip(stages["case"], stages["dtype"], stages["implementation"], strict=True))
 
 
-def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, here: Any
-) -> None:
-    processes.have(2)
+def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(runs: Runs) -> None:
     heard: list[tuple[int, int]] = []
-    entries = [honest[0], modules["wrong"]]
-    there, remote = run("there", entries, processes.address, lambda *each: heard.append(each))
-    summary, local = here
+    there, remote = runs.on_cluster("there", *runs.both, workers=2, on_progress=lambda *each: heard.append(each))
+    summary, local = runs.here
     assert summary.exit_code == ExitCode.DISAGREE
     assert {row.verdict for row in summary.failures} >= {"numeric", "xpass"}
     assert there == summary
     assert (heard[0], heard[-1]) == ((0, 16), (16, 16))
-    assert_same_report(local, modules["folder"] / "there")
+    runs.assert_same_report("there")
     assert remote.arrays().keys() == local.arrays().keys()
-    assert remote.environment["backends"] == local.environment["backends"]
     cluster = {"workers": 2, "threads": 2, "machines": 1, "resources": {RESOURCES: 2}}
     assert remote.environment == {**local.environment, "cluster": cluster, "started": remote.environment["started"]}
 
 
 def test_the_command_computes_on_a_cluster_and_prints_what_it_prints_here(
-    invoke: Callable[..., tuple[int, str, str]], processes: Processes, case_folder: Path, tmp_path: Path
+    invoke: Callable[..., tuple[int, str, str]], runs: Runs, case_folder: Path, tmp_path: Path
 ) -> None:
-    processes.have(2)
+    runs.processes.have(2)
     check = ("check", "small", "--backend", "numpy", "--dtype", "float64", "--no-report", "--output", "out")
     local = invoke(*check)
     assert (local[0], local[2]) == (ExitCode.AGREE, "")
-    assert invoke(*check, "--cluster", processes.address) == local
+    assert invoke(*check, "--cluster", runs.processes.address) == local
     assert read_run(tmp_path / "out").environment["cluster"]["workers"] == 2
 
 
 def test_one_of_two_workers_is_killed_midway_and_nothing_is_lost_or_told_twice(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, here: Any, capfd: Any
+    runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    processes.have(2)
+    runs.processes.have(2)
     capfd.readouterr()
 
     def kill(done: int, total: int) -> None:
-        if done and len(processes.workers) == 2:
+        if done and len(runs.processes.workers) == 2:
             assert done < total
-            processes.kill(processes.workers.pop())
+            runs.processes.kill(runs.processes.workers.pop())
 
-    there, _ = run("killed", [honest[0], modules["wrong"]], processes.address, kill)
+    there, _ = runs.on_cluster("killed", *runs.both, workers=2, on_progress=kill)
     assert capfd.readouterr() == ("", "")
-    assert [process.poll() for process in processes.workers] == [None]
-    processes.have(1)  # a worker that its nanny has just replaced takes a while to be known
-    assert there == here[0]
-    assert_same_report(here[1], modules["folder"] / "killed")
+    assert [process.poll() for process in runs.processes.workers] == [None]
+    runs.processes.have(1)  # a worker that its nanny has just replaced takes a while to be known
+    assert there == runs.here[0]
+    runs.assert_same_report("killed")
+
+
+def test_a_case_that_kills_workers_is_one_crash(runs: Runs) -> None:
+    settings = {"dtypes": ("float64",), "expected_failures": ()}
+    summary, found = runs.on_cluster("crash", runs.right, runs.killer, workers=2, **settings)
+    crashes = found.rows[found.rows["verdict"] == "crash"]
+    assert list(zip(crashes["case"], crashes["implementation"], strict=True)) == [
+        ("small/small/b-weights", "killer.eager")
+    ]
+    # Dask gives it up after two deaths here, and then it is tried alone.
+    assert "worker died 3 times with this evaluation" in crashes["message"].item()
+    assert (summary.exit_code, summary.evaluations, len(units_of(found))) == (ExitCode.NOT_RUN, 8, 8)
+    assert set(found.rows[found.rows["verdict"] != "crash"]["verdict"]) == {"agree"}
 
 
 def test_what_is_tried_alone_goes_to_a_worker_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,97 +254,62 @@ def test_what_is_tried_alone_goes_to_a_worker_that_answers(monkeypatch: pytest.M
     assert driver._somebody(cluster, {}, lambda: None) == "tcp://living"
 
 
-def test_a_case_that_kills_workers_is_one_crash(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any
-) -> None:
-    processes.have(2)
-    entries = [honest[0], modules["killer"]]
-    summary, found = run("crash", entries, processes.address, dtypes=("float64",), expected_failures=())
-    crashes = found.rows[found.rows["verdict"] == "crash"]
-    assert list(zip(crashes["case"], crashes["implementation"], strict=True)) == [
-        ("small/small/b-weights", "killer.eager")
-    ]
-    # Dask gives it up after two deaths here, and then it is tried alone.
-    assert "worker died 3 times with this evaluation" in crashes["message"].item()
-    assert summary.exit_code == ExitCode.NOT_RUN
-    assert summary.evaluations == 8
-    names = [f"small/small/{name}" for name in ("a-scores", "b-weights", "c-scores", "d-weights")]
-    assert units_of(found) == [(name, "float64", who) for name in names for who in ("first.eager", "killer.eager")]
-    assert set(found.rows[found.rows["verdict"] != "crash"]["verdict"]) == {"agree"}
-
-
-def test_what_was_interrupted_on_a_cluster_goes_on_here(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, here: Any
-) -> None:
-    processes.have(1)
-
+def test_what_was_interrupted_on_a_cluster_goes_on_here(runs: Runs) -> None:
     def interrupt(done: int, total: int) -> None:
         if done >= 6:
             raise KeyboardInterrupt
 
-    entries = [honest[0], modules["wrong"]]
     with pytest.raises(KeyboardInterrupt):
-        run("cut", entries, processes.address, interrupt)
-    assert 0 < len(units_of(read_run(modules["folder"] / "cut"))) < 16
-    run("cut", entries, None, resume=True)
-    assert_same_report(here[1], modules["folder"] / "cut")
+        runs.on_cluster("cut", *runs.both, workers=1, on_progress=interrupt)
+    assert 0 < len(units_of(read_run(runs.folder / "cut"))) < 16
+    runs.run("cut", *runs.both, resume=True)
+    runs.assert_same_report("cut")
 
 
 def test_what_no_worker_offers_or_has_in_another_version_is_named_before_anything_runs(
-    run: Callable[..., Any],
-    processes: Processes,
-    modules: dict[str, Any],
-    honest: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attncheck.executors.dask import tasks
 
-    processes.have(1)
-    entry = BackendEntry("first", "attncheck.backends.numpy_backend", ("numpy",), resources={"GPU": 1})
-    with pytest.raises(UsageError) as told:
-        run("offers", [entry], processes.address)
-    message = str(told.value)
+    entry = replace(runs.right, resources={"GPU": 1})
+    with pytest.raises(UsageError) as error:
+        runs.on_cluster("offers", entry, workers=1)
+    message = str(error.value)
     assert "offers first=1 GPU=1, which first.eager needs; workers and their resources: tcp://127.0.0.1" in message
-    assert f": {RESOURCES}; start one with: dask worker {processes.address} --nthreads 1 " in message
+    start = f"start one with: dask worker {runs.processes.address} --nthreads 1 "
+    assert f": {RESOURCES}; {start}" in message
     assert message.endswith("--resources 'first=1 GPU=1'")
-    assert not (modules["folder"] / "offers").exists()
+    assert not (runs.folder / "offers").exists()
     there = tasks._version("numpy")
     monkeypatch.setattr(tasks, "_version", lambda name, found=tasks._version: "0.1" if name == "numpy" else found(name))
     with pytest.raises(UsageError, match=f"has other versions than this machine: numpy: {there} there, 0.1 here; ins"):
-        run("other", honest, processes.address)
+        runs.on_cluster("other", runs.right, workers=1)
 
 
-def test_without_workers_a_run_waits_for_a_while_and_gives_up(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_workers_a_run_waits_for_a_while_and_gives_up(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     from attncheck.executors.dask import driver
 
     monkeypatch.setattr(driver, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(driver, "LOOK_SECONDS", 0.1)
-    processes.have(1)
 
     def kill(done: int, total: int) -> None:
-        if done and processes.workers:
-            processes.kill(processes.workers.pop())
+        if done and runs.processes.workers:
+            runs.processes.kill(runs.processes.workers.pop())
 
     with pytest.raises(ClusterError, match=r"no worker is left for 0\.5 s; start one with: dask worker tcp://"):
-        run("none", [modules["wrong"]], processes.address, kill)
+        runs.on_cluster("none", runs.wrong, workers=1, on_progress=kill)
 
 
-def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any
-) -> None:
+def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(runs: Runs) -> None:
     # The last one that needs the cluster.
-    processes.have(1)
-
     def kill(done: int, total: int) -> None:
-        if done and processes.scheduler.poll() is None:
-            processes.kill(processes.scheduler)
+        if done and runs.processes.scheduler.poll() is None:
+            runs.processes.kill(runs.processes.scheduler)
 
     with pytest.raises(ClusterError, match=r"is lost: .* what was judged is on disk, and the same command with --res"):
-        run("lost", [honest[0], modules["wrong"]], processes.address, kill)
+        runs.on_cluster("lost", *runs.both, workers=1, on_progress=kill)
     assert ClusterError.exit_code == ExitCode.NOT_RUN
-    assert 0 < len(units_of(read_run(modules["folder"] / "lost"))) < 16
+    assert 0 < len(units_of(read_run(runs.folder / "lost"))) < 16
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
@@ -367,19 +333,20 @@ def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: P
 
 
 def test_without_a_scheduler_or_dask_a_run_is_refused_in_one_line(
-    run: Callable[..., Any], honest: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from attncheck.executors.dask import connection
 
+    capfd.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(connection, "CONNECT_SECONDS", 0.5)
         for address in ("tcp://127.0.0.1:1", "nonsense", ""):
             with pytest.raises(UsageError, match=r"no Dask scheduler answers at .*expected the address that"):
-                run("out", honest, address)
+                runs.run("out", *runs.both, cluster=address)
     assert capfd.readouterr().err == ""
     gc.collect()  # what earlier tests left of Dask imports from it when it goes
     for name in [name for name in sys.modules if name.startswith("attncheck.executors.dask")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UsageError, match=r"--cluster needs the extra dask: pip install 'attncheck\[dask\]'"):
-        run("out", honest, "tcp://127.0.0.1:1")
+        runs.run("out", *runs.both, cluster="tcp://127.0.0.1:1")

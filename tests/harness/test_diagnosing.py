@@ -1,8 +1,12 @@
-"""What a run says of an implementation's fault is what all of its failing cases say together."""
+"""What is said of failures: what their cases say together, and those that a fresh process does not show."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,76 +14,222 @@ from typing import Any
 import numpy as np
 import pytest
 from here import own_code_here
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from typer.testing import CliRunner, Result
 
 from attncheck.api import check
-from attncheck.diagnosing import SETTLED, ReturnedStages, _by_itself, follow
+from attncheck.cli import app
+from attncheck.diagnosing import SETTLED, ReturnedStages, follow
+from attncheck.execution.call import Limits
+from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed
-from attncheck.judging.diagnosis import Evidence, Fit
+from attncheck.explain import Call, MetFailure, calls_before, explain_again, fewest, find_implementation
 from attncheck.judging.units import Judge
 from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
+from attncheck.reports.explanation import explanation_text
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.last_failed import RunWatch
 from attncheck.results.writer import ResultsWriter
 from attncheck.store import VARIABLE
 from attncheck.verdicts import Verdict
 
-CASES = """\
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+app.load()  # all commands, whichever another test has loaded
+
+Kernel = Callable[[str], Implementation]
+
+
+@pytest.fixture
+def calls(calls_in_a_row: Path) -> list[Call]:
+    """Nine calls, with one to nine queries."""
+    return [(case, "float32") for case in select_cases(["row.yaml"], base=calls_in_a_row).cases]
+
+
+@pytest.fixture
+def kernel(remembering: Callable[[str], Path]) -> Callable[[str], Implementation]:
+    return lambda needed: find_implementation(f"{remembering(needed)}:attention")
+
+
+def failure(before: Sequence[Call]) -> MetFailure:
+    return MetFailure("numeric at output: twice as large", lambda: before)
+
+
+CASE = "row/9-queries"
+FRESH = "In a fresh process nothing is wrong with this case.\nThe check found numeric at output: "
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
+def test_the_fewest_calls_are_exactly_those_that_it_takes(given: tuple[int, set[int]]) -> None:
+    length, needed = given
+    failing: list[Sequence[int]] = [range(length)]
+
+    def fails_after(calls: Sequence[int]) -> bool:
+        if fails := needed <= set(calls):
+            failing.append(calls)
+        return fails
+
+    assert fewest(range(length), fails_after)
+    assert list(failing[-1]) == sorted(needed)
+
+
+@pytest.mark.parametrize(("most", "are_found"), [(0, False), (6, False), (9, False), (30, True)])
+def test_a_call_long_before_is_found_in_few_tries_and_without_them_the_fewest_so_far_are_not_called_so(
+    most: int, are_found: bool
+) -> None:
+    tried: list[Sequence[int]] = []
+
+    def fails_after(calls: Sequence[int]) -> bool | None:
+        if len(tried) >= most:
+            return None
+        tried.append(calls)
+        return 17 in calls
+
+    assert fewest(range(1000), fails_after) is are_found
+    assert not are_found or [17] in map(list, tried)
+
+
+def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_process_alone() -> None:
+    asked = dict.fromkeys(
+        [("a", "float64"), ("a", "float32"), ("b", "float32"), ("c", "float16"), ("d", "float32")], ""
+    )
+    place, dtypes = ("d", "float32"), ("float64", "float32")
+    assert calls_before(asked, place, dtypes) == [("a", "float64"), ("a", "float32"), ("b", "float32")]
+    asked["a", "float64"] = "crash: the worker process was ended by SIGKILL"
+    assert calls_before(asked, place, dtypes) == [("a", "float32"), ("b", "float32")]
+    asked["b", "float32"] = "timeout: not done after 1 s"
+    assert calls_before(asked, place, dtypes) == []
+    assert calls_before(asked, ("gone", "float32"), dtypes) == []
+
+
+@pytest.mark.parametrize(("needed", "said"), [({3}, "1 of the 8 calls"), ({2, 5}, "2 of the 8 calls")])
+def test_a_failure_is_repeated_with_its_calls(needed: set[int], said: str, calls: list[Call], kernel: Kernel) -> None:
+    heard: list[str] = []
+    told = explain_again(calls[-1][0], kernel(str(needed)), "float32", Limits(), failure(calls[:-1]), heard.append)
+    assert told.explanation.begins_at == "output"
+    assert [case.input_shapes["query"][2] for case, _ in told.before] == sorted(needed)
+    assert told.repeated is not None
+    assert told.repeated.are_fewest
+    text = explanation_text(told, {})
+    assert text.startswith(f"{FRESH}twice")
+    assert f"That happens again after {said} that the check's process had been asked before" in text
+    assert all(f"  after row/{number}-queries in float32" in text for number in needed)
+    assert "It goes wrong at output" in text
+    assert heard[0] == "in a fresh process it agrees; repeating the 8 calls that the check made before it"
+
+
+def test_a_failure_that_does_not_happen_again_is_said(calls: list[Call], kernel: Kernel) -> None:
+    case = calls[-1][0]
+    for before, says in (
+        (calls[:-1], "That does not happen again, neither in a fresh process nor after the 8 calls"),
+        ([], "It was the first call there, too"),
+    ):
+        told = explain_again(case, kernel("{99}"), "float32", Limits(), failure(before))
+        assert (told.before, told.explanation.fails) == ((), False)
+        assert says in explanation_text(told, {})
+
+
+@pytest.fixture
+def folder(calls_in_a_row: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(calls_in_a_row)
+    return calls_in_a_row
+
+
+def ask(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_command_repeats_what_its_check_met(folder: Path, remembering: Callable[[str], Path]) -> None:
+    remembering("{2, 5}")
+    checked = ask("check", "row.yaml", "-i", "kernel.py:attention", "--output", "elsewhere", "--no-report")
+    assert checked.exit_code == 1
+    about = (CASE, "kernel.py:attention", "--dtype", "float32")
+    alone = ask("explain", *about)  # nobody says that it failed anywhere
+    assert alone.exit_code == 0
+    assert "Every stage is within its error bound" in alone.stdout
+    told = ask("explain", *about, "--results", "elsewhere")
+    assert told.exit_code == 1
+    assert told.stdout.startswith(FRESH)
+    assert "That happens again after 2 of the 8 calls that the check's process had been asked before" in told.stdout
+    assert "  after row/2-queries in float32\n  after row/5-queries in float32\n" in told.stdout
+    assert ask("repro", *about, "--results", "elsewhere", "--output", "script.py").exit_code == 0
+    text = (folder / "script.py").read_text(encoding="utf-8")
+    assert "It makes 2 other calls, and then one" in text
+    assert FRESH in text
+    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "output is WRONG" in done.stdout
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_kernel_or_a_case_changed_since_is_said_or_another_one(
+    folder: Path, remembering: Callable[[str], Path]
+) -> None:
+    remembering("{2}")
+    assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--no-report").exit_code == 1
+    later = time.time() + 10
+    os.utime(remembering("{99}"), (later, later))
+    told = ask("explain", CASE, "kernel.py:attention")
+    assert (told.exit_code, told.stdout.startswith(FRESH)) == (0, True)
+    assert "That does not happen again, neither in a fresh process nor after the 8 calls" in told.stdout
+    assert "kernel.py has changed since." in told.stdout
+    path = folder / "row.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace("[9, 4]", "[10, 4]"), encoding="utf-8")
+    told = ask("explain", CASE, "kernel.py:attention")
+    assert (told.exit_code, "fresh process" in told.stdout) == (0, False)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_test_suite_tells_it_in_its_failure_and_has_a_command_for_what_a_fresh_process_shows_too(
+    remembering: Callable[[str], Path], run_pytest: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    words = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "row.yaml", "-p", "no:cacheprovider"]
+    remembering("{3}")
+    done = run_pytest(*words)
+    assert "1 failed, 8 passed" in done.stdout
+    assert "In a fresh process nothing is wrong with this case." in done.stdout
+    assert "That happens again after 1 of the 8 calls" in done.stdout
+    assert "attncheck explain" not in done.stdout  # it would start a fresh process, and find nothing
+    remembering("set()")
+    done = run_pytest(*words)
+    assert "fresh process" not in done.stdout
+    assert f"attncheck explain {CASE} kernel.py:attention --dtype float32\n" in done.stdout
+
+
+Array = NDArray[Any]
+CAUSAL = """\
 title: Causal attention
 source: {kind: derivation, title: Made for the tests}
 operation: attention
+defaults: {dtypes: [float64], random: {generator: numpy-legacy, seed: 3}}
 cases:
-  - name: One query
-    dtypes: [float64]
+"""
+OF_QUERIES = """
+  - name: NAME
     options: {is_causal: true}
-    random: {generator: numpy-legacy, seed: 3}
-    inputs:
-      query: {draw: randn, shape: [1, 4]}
-      key: {draw: randn, shape: [3, 4]}
-      value: {draw: randn, shape: [3, 2]}
-  - name: Many queries
-    dtypes: [float64]
-    options: {is_causal: true}
-    random: {generator: numpy-legacy, seed: 4}
-    inputs:
-      query: {draw: randn, shape: [3, 4]}
-      key: {draw: randn, shape: [5, 4]}
-      value: {draw: randn, shape: [5, 2]}
+    inputs: {query: {draw: randn, shape: [LENGTH, 4]}, key: &keys {draw: randn, shape: [14, 4]}, value: *keys}
 """
 
 
-def ignoring_causality(
-    query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], *, is_causal: bool = False
-) -> NDArray[Any]:
+def ignoring_causality(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
     scores = query @ np.swapaxes(key, -1, -2) / query.shape[-1] ** 0.5
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.asarray(weights / weights.sum(-1, keepdims=True) @ value)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def causal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Write eleven cases, with two to twelve queries, into a folder."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    cases = [OF_QUERIES.replace("NAME", f"Queries {n}").replace("LENGTH", str(n)) for n in range(2, 13)]
     (tmp_path / "cases").mkdir()
-    (tmp_path / "cases" / "causal.yaml").write_text(CASES, encoding="utf-8")
+    (tmp_path / "cases" / "causal.yaml").write_text(CAUSAL + "".join(cases), encoding="utf-8")
     with own_code_here():
-        yield tmp_path / "cases"
-
-
-def test_one_query_alone_fits_a_convention_and_says_what_else_it_may_be(folder: Path) -> None:
-    (folder / "causal.yaml").write_text(CASES[: CASES.index("  - name: Many queries")], encoding="utf-8")
-    (row,) = check(ignoring_causality, cases=[str(folder)]).frames.results.to_dict("records")
-    assert row["verdict"] == "semantic"
-    assert row["message"].startswith("causality is aligned bottom-right")
-    assert row["message"].endswith("this case does not tell them apart)")
-
-
-def many_cases(folder: Path) -> None:
-    """Write nine more cases, each of other lengths."""
-    case = CASES[CASES.index("  - name: Many queries") :]
-    more = [
-        case.replace("Many queries", f"Queries {number}").replace("[3, 4]", f"[{number}, 4]") for number in range(4, 13)
-    ]
-    (folder / "causal.yaml").write_text(CASES + "".join(more), encoding="utf-8")
+        yield str(tmp_path / "cases")
 
 
 @pytest.fixture
@@ -96,54 +246,18 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_the_simplest_cases_are_examined_and_what_they_name_is_handed_on(folder: Path, examined: list[str]) -> None:
-    many_cases(folder)
-    result = check(ignoring_causality, cases=[str(folder)])
-    assert len(result.failures) == 11
-    assert {(row.verdict, row.diagnosis) for row in result.failures} == {("numeric", "causality-ignored")}
-    rows = result.frames.results
-    assert (set(rows["verdict"]), set(rows["diagnosis"])) == ({"numeric"}, {"causality-ignored"})
-    assert all(message.startswith("causality is ignored; ") for message in rows["message"])
-    assert len(examined) == SETTLED
+def test_one_query_alone_fits_a_convention_and_says_what_else_it_may_be(causal: str) -> None:
+    case = OF_QUERIES.replace("NAME", "One query").replace("LENGTH", "1").replace("14", "3")
+    (Path(causal) / "causal.yaml").write_text(CAUSAL + case, encoding="utf-8")
+    (row,) = check(ignoring_causality, cases=[causal]).frames.results.to_dict("records")
+    assert row["verdict"] == "semantic"
+    assert row["message"].startswith("causality is aligned bottom-right")
+    assert row["message"].endswith("this case does not tell them apart)")
 
 
-def test_a_case_that_a_name_does_not_explain_is_examined_and_has_no_name(folder: Path, examined: list[str]) -> None:
-    def attention(
-        query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], *, is_causal: bool = False
-    ) -> NDArray[Any]:
-        found = ignoring_causality(query, key, value)
-        return found + 1 if query.shape[-2] == 12 else found
-
-    many_cases(folder)
-    failures = check(attention, cases=[str(folder)]).failures
-    names = {row.case.partition("causal/")[2]: row.diagnosis for row in failures}
-    assert names.pop("queries-12") is None
-    assert set(names.values()) == {"causality-ignored"}
-    assert examined[-1].endswith("causal/queries-12")
-    assert len(examined) == SETTLED + 1
-
-
-def test_what_two_runs_have_in_common_is_diagnosed_once(folder: Path, examined: list[str]) -> None:
-    many_cases(folder)
-    first, second = (check(ignoring_causality, cases=[str(folder)]) for _ in range(2))
-    assert len(examined) == SETTLED
-    assert first.failures == second.failures
-
-
-def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(folder: Path, examined: list[str]) -> None:
-    def attention(
-        query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], *, is_causal: bool = False
-    ) -> NDArray[Any]:
-        return np.random.default_rng(1).standard_normal((*query.shape[:-1], 2))
-
-    many_cases(folder)
-    failures = check(attention, cases=[str(folder)]).failures
-    assert {row.diagnosis for row in failures} == {None}
-    assert len(failures) == 11
-    assert len(examined) < 11
-
-
-def test_verdicts_come_before_diagnoses(folder: Path, examined: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simplest_cases_are_examined_once_after_all_verdicts_and_what_they_name_is_handed_on(
+    causal: str, examined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     see = RunWatch.see
 
@@ -152,10 +266,34 @@ def test_verdicts_come_before_diagnoses(folder: Path, examined: list[str], monke
         return see(self, rows)
 
     monkeypatch.setattr(RunWatch, "see", noted)
-    many_cases(folder)
-    check(ignoring_causality, cases=[str(folder)])
+    result = check(ignoring_causality, cases=[causal])
     assert seen == [0] * 11
-    assert examined
+    assert {(row.verdict, row.diagnosis) for row in result.failures} == {("numeric", "causality-ignored")}
+    rows = result.frames.results
+    assert (set(rows["verdict"]), set(rows["diagnosis"])) == ({"numeric"}, {"causality-ignored"})
+    assert all(message.startswith("causality is ignored; ") for message in rows["message"])
+    assert len(examined) == SETTLED
+    assert check(ignoring_causality, cases=[causal]).failures == result.failures
+    assert len(examined) == SETTLED, "what two runs have in common is diagnosed once"
+
+
+def test_a_case_that_a_name_does_not_explain_is_examined_and_has_no_name(causal: str, examined: list[str]) -> None:
+    def attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
+        return ignoring_causality(query, key, value) + (query.shape[-2] == 12)
+
+    failures = check(attention, cases=[causal]).failures
+    names = {row.case.partition("causal/")[2]: row.diagnosis for row in failures}
+    assert names.pop("queries-12") is None
+    assert set(names.values()) == {"causality-ignored"}
+    assert (examined[-1].partition("causal/")[2], len(examined)) == ("queries-12", SETTLED + 1)
+
+
+def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(causal: str, examined: list[str]) -> None:
+    def attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
+        return np.random.default_rng(1).standard_normal(query.shape)
+
+    failures = check(attention, cases=[causal]).failures
+    assert ({row.diagnosis for row in failures}, len(failures), len(examined) < 11) == ({None}, 11, True)
 
 
 def test_what_an_earlier_part_of_a_run_has_kept_is_read_from_its_folder(tmp_path: Path) -> None:
@@ -181,10 +319,3 @@ def test_a_number_that_misses_by_a_convention_says_so() -> None:
     )
     wrong = replace(stage, verdict=Verdict.NUMERIC)
     assert follow([stage, wrong, number])[2] == number
-
-
-def test_a_case_without_a_name_says_what_it_names_by_itself_unless_several_answers_fit() -> None:
-    one = Fit("softcap-ignored", "the softcap is ignored", "capped", "numeric", "softcap-ignored")
-    other = Fit("window-ignored", "the window is ignored", "masked", "numeric", "window-ignored")
-    assert _by_itself(Evidence((one,))) == "the softcap is ignored"
-    assert _by_itself(Evidence((one, other))) == _by_itself(Evidence()) == ""

@@ -15,7 +15,7 @@ from attncheck.merge import Merged, merge_runs
 from attncheck.results.format import INPUTS, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs
 
-MakeRun = Callable[..., Path]
+MakeRun = WriteRun = Callable[..., Path]
 
 SHAPE = (1, 1, 1, 4)
 BOUND = 2.0**-50
@@ -29,7 +29,7 @@ def stored(name: str, number: float, *, case: str = "file/one", stage: str = "we
 
 
 @pytest.fixture
-def make_run(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> MakeRun:
+def make_run(make_row: Callable[..., Row], write_run: WriteRun) -> MakeRun:
     """Write a run in which every implementation returned weights that are all the same number."""
 
     def make(
@@ -37,15 +37,12 @@ def make_run(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> Ma
         weights: Mapping[str, float],
         *,
         keep: bool = True,
-        case: str = "file/one",
         bound: float | None = BOUND,
-        classes: Mapping[str, Mapping[str, str]] | None = None,
     ) -> Path:
-        rows = [make_row(case=case, implementation=name, message=f"said by {label}") for name in weights]
-        arrays = [stored(name, number, case=case) for name, number in weights.items()]
-        arrays += [stored(bound_name("native"), bound, case=case)] if bound is not None else []
-        outside: dict[str, Any] = {} if classes is None else {"classes": classes}
-        return write_run(rows, label=label, arrays=arrays if keep else (), **outside)
+        rows = [make_row(implementation=name, message=f"said by {label}") for name in weights]
+        arrays = [stored(name, number) for name, number in weights.items()]
+        arrays += [stored(bound_name("native"), bound)] if bound is not None else []
+        return write_run(rows, label=label, arrays=arrays if keep else ())
 
     return make
 
@@ -95,7 +92,7 @@ def test_the_sum_of_both_bounds_is_allowed_and_no_more(number: float, verdict: s
     assert pair["ratio"] == (number - RIGHT) / (2 * BOUND)
 
 
-def test_each_has_its_bound(make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun) -> None:
+def test_each_has_its_bound(make_row: Callable[..., Row], write_run: WriteRun, make_run: MakeRun) -> None:
     arrays = [stored("torch.sdpa", NEARLY + BOUND), stored(bound_name("fused"), 2 * BOUND)]
     classes = {"torch.sdpa": {"float64": "fused", "float32": "native"}}
     fused = write_run([make_row(implementation="torch.sdpa")], label="b", arrays=arrays, classes=classes)
@@ -104,103 +101,65 @@ def test_each_has_its_bound(make_row: Callable[..., Row], write_run: Callable[..
     assert (pair["allowed"], pair["difference"], pair["verdict"]) == (3 * BOUND, 3 * BOUND, "agree")
 
 
-def test_own_pairs_are_kept(make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun) -> None:
+def test_what_a_run_said_is_kept(make_row: Callable[..., Row], write_run: WriteRun, make_run: MakeRun) -> None:
+    """Its own pairs, failures with their reasons, and what it says where arrays are missing or runs are kept apart."""
     names = ("numpy.eager", "torch.eager")
     rows = [make_row(implementation=name) for name in names]
     rows.append(make_row(comparison="pair", implementation=names[0], other=names[1]))
-    found = merged(write_run(rows, label="a"), make_run("b", {"numpy.eager": RIGHT})).rows
-    assert said(found, "pair") == [("a", "numpy.eager", "a", "torch.eager", "agree")]
-    assert [verdict for *_, verdict in said(found)] == ["agree"] * 3
-
-
-def test_runs_without_all_their_arrays_or_that_are_kept_apart_keep_what_they_said(make_run: MakeRun) -> None:
+    found = merged(write_run(rows, label="own"), make_run("b", {"numpy.eager": RIGHT})).rows
+    assert said(found, "pair") == [("own", "numpy.eager", "own", "torch.eager", "agree")]
+    failed = write_run([make_row(stage="", verdict="error", message="why")], label="failed")
+    rows = merged(failed, make_run("c", {"numpy.eager": RIGHT})).rows
+    assert said(rows) == [("c", "numpy.eager", "agree"), ("failed", "numpy.eager", "error")]
+    assert list(rows[rows["verdict"] == "error"]["message"]) == ["why"]
     for number, keep in enumerate(((False, False), (True, False), (False, True), (True, True))):
-        weights = {"a": RIGHT, "b": WRONG}
+        weights = {f"d{number}": RIGHT, f"e{number}": WRONG}
         runs = [
-            make_run(f"{label}{number}", {"numpy.eager": weight}, keep=is_kept)
+            make_run(label, {"numpy.eager": weight}, keep=is_kept)
             for (label, weight), is_kept in zip(weights.items(), keep, strict=True)
         ]
         rows = merge_runs(read_runs(runs), across=not all(keep)).rows
-        assert said(rows) == [(f"{label}{number}", "numpy.eager", "agree") for label in weights]
+        assert said(rows) == [(label, "numpy.eager", "agree") for label in weights]
         assert said(rows, "pair") == []
 
 
 @pytest.mark.parametrize(("number", "verdict"), [(RIGHT, "agree"), (WRONG, "unverified"), (np.nan, "nonfinite")])
 def test_without_bounds_only_form_nan_and_equality_are_compared(number: float, verdict: str, make_run: MakeRun) -> None:
     # A case that has no exact answer has no bounds either.
-    rows = merged(
-        make_run("a", {"numpy.eager": RIGHT}, bound=None), make_run("b", {"numpy.eager": number}, bound=None)
-    ).rows
-    assert said(rows, "pair") == [("a", "numpy.eager", "b", "numpy.eager", verdict)]
-    (pair,) = rows[rows["comparison"] == "pair"].to_dict("records")
-    assert np.isnan(pair["allowed"] or np.nan)
-
-
-def test_failures_keep_reasons(make_row: Callable[..., Row], write_run: Callable[..., Path], make_run: MakeRun) -> None:
-    failed = write_run([make_row(stage="", verdict="error", message="why")], label="a")
-    rows = merged(failed, make_run("b", {"numpy.eager": RIGHT, "torch.eager": RIGHT})).rows
-    assert said(rows) == [("a", "numpy.eager", "error"), ("b", "numpy.eager", "agree"), ("b", "torch.eager", "agree")]
-    assert list(rows[rows["verdict"] == "error"]["message"]) == ["why"]
-    alone = merged(failed).rows
-    assert said(alone) == [("a", "numpy.eager", "error")]
-    assert alone["other_environment"].isna().all()
+    runs = [make_run(label, {"numpy.eager": each}, bound=None) for label, each in (("a", RIGHT), ("b", number))]
+    assert said(merged(*runs).rows, "pair") == [("a", "numpy.eager", "b", "numpy.eager", verdict)]
 
 
 @pytest.mark.parametrize(
-    ("changed", "note"),
+    ("changed", "inputs", "note"),
     [
-        ({"options": {"is_causal": True}}, "options nothing became {'is_causal': True}"),
-        ({"title": "Another", "line": 99, "tags": ["new"], "notes": ["Said since."], "dtypes": ["float64"]}, ""),
+        ({"options": {"is_causal": True}}, 1.0, "options nothing became {'is_causal': True}"),
+        ({}, 2.0, "the input scores differs"),
+        ({"title": "Another", "line": 99, "tags": ["new"], "notes": ["Said since."], "dtypes": ["float64"]}, 1.0, ""),
     ],
 )
 def test_a_case_that_is_not_the_same_in_both_runs_is_told_and_not_compared(
     changed: dict[str, Any],
+    inputs: float,
     note: str,
-    make_run: MakeRun,
     make_row: Callable[..., Row],
-    write_run: Callable[..., Path],
+    write_run: WriteRun,
     make_case_record: Callable[..., Any],
 ) -> None:
     arrays = [stored("numpy.eager", RIGHT), stored(bound_name("native"), BOUND)]
-    other = write_run([make_row()], label="b", arrays=arrays, cases=[make_case_record(**changed)])
-    both = merged(make_run("a", {"numpy.eager": RIGHT}), other)
-    assert len(said(both.rows, "pair")) == (not note)
-    assert said(both.rows) == [("a", "numpy.eager", "agree"), ("b", "numpy.eager", "agree")]
-    assert both.notes == ((f"file/one is not the same case everywhere: {note} (a and b)",) if note else ())
-
-
-@pytest.mark.parametrize(("number", "pairs"), [(1.0, 1), (2.0, 0)])
-def test_a_case_whose_inputs_changed_under_the_same_record_is_told(
-    number: float, pairs: int, make_row: Callable[..., Row], write_run: Callable[..., Path]
-) -> None:
     runs = [
         write_run(
             [make_row()],
             label=label,
-            arrays=[
-                stored("numpy.eager", RIGHT),
-                stored(bound_name("native"), BOUND),
-                stored(INPUTS, each, stage="scores"),
-            ],
+            arrays=[*arrays, stored(INPUTS, number, stage="scores")],
+            cases=[make_case_record(**fields)],
         )
-        for label, each in (("a", 1.0), ("b", number))
+        for label, number, fields in (("a", 1.0, {}), ("b", inputs, changed))
     ]
     both = merged(*runs)
-    assert len(said(both.rows, "pair")) == pairs
-    told = ("file/one is not the same case everywhere: the input scores differs (a and b)",)
-    assert both.notes == (() if pairs else told)
-
-
-def test_runs_of_one_label_have_their_folders(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> None:
-    directories = [
-        write_run([make_row()], name=name, arrays=[stored("numpy.eager", number), stored(bound_name("native"), BOUND)])
-        for name, number in (("monday", RIGHT), ("friday", WRONG))
-    ]
-    both = merged(*directories)
-    assert said(both.rows, "pair") == [("local (friday)", "numpy.eager", "local (monday)", "numpy.eager", "numeric")]
-    assert both.notes == tuple(
-        f"{path} is called local ({path.name}) here: another run is labelled local too" for path in directories[::-1]
-    )
+    assert len(said(both.rows, "pair")) == (not note)
+    assert said(both.rows) == [("a", "numpy.eager", "agree"), ("b", "numpy.eager", "agree")]
+    assert both.notes == ((f"file/one is not the same case everywhere: {note} (a and b)",) if note else ())
 
 
 def test_arrays_that_cannot_be_read_are_told_and_the_rest_is_compared(make_run: MakeRun) -> None:
@@ -213,24 +172,3 @@ def test_arrays_that_cannot_be_read_are_told_and_the_rest_is_compared(make_run: 
     assert said(both.rows, "pair") == []
     (note,) = both.notes
     assert note.startswith(f"{path}: the array file/one float64 numpy.eager weights cannot be read")
-
-
-def test_parts_in_another_order_are_compared(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> None:
-    cases = [f"file/{number}" for number in range(7)]
-    runs = []
-    for label, order in (("a", cases), ("b", cases[::-1])):
-        arrays = [
-            stored(name, number, case=case)
-            for case in order
-            for name, number in (("numpy.eager", RIGHT), (bound_name("native"), BOUND))
-        ]
-        directory = write_run([make_row(case=case) for case in order], label=label, arrays=arrays)
-        path = directory / "arrays" / "part-00000.parquet"
-        table = pq.read_table(path)
-        for number in range(len(cases)):  # a part per case, in opposite orders
-            pq.write_table(table.slice(2 * number, 2), path.with_name(f"part-{number:05d}.parquet"))
-        runs.append(directory)
-    rows = merged(*runs).rows
-    pairs = rows[rows["comparison"] == "pair"]
-    assert sorted(pairs["case"]) == cases
-    assert set(pairs["verdict"]) == {"agree"}

@@ -1,4 +1,4 @@
-"""Interrupted runs that go on to the same report, and disks that are full: one line says where, why and what to do."""
+"""The loop of somebody who changes a kernel: runs that stop, go on to the same, or run what failed; full disks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from here import own_code_here
+from kernels import kernel
 
 from attncheck.backends import BackendEntry
-from attncheck.errors import OutputError, UsageError
+from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reading.selection import Selection, select_cases
+from attncheck.reading.selection import select_cases
 from attncheck.reports.build_frames import make_frames
 from attncheck.results import resume
-from attncheck.results.format import Row
-from attncheck.results.parts import read_rows
+from attncheck.results.coverage import Stop
+from attncheck.results.last_failed import FailedEvaluation
 from attncheck.results.reader import read_run, read_runs
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import RunSummary, Settings, run_cases
@@ -36,6 +38,10 @@ KNOWN = """\
 - {implementation: wrong.*, cases: ["*/a-scores"], verdict: numeric, decided: numeric, reason: it never happened here}
 """
 UNITS = 8  # four cases in two dtypes
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+Invoke = Callable[..., tuple[int, str, str]]
 
 Run = Callable[..., RunSummary]
 
@@ -55,20 +61,25 @@ def run(
     (tmp_path / "known.yaml").write_text(KNOWN)
     expected_failures = load_expected_failures([tmp_path / "known.yaml"])
 
-    def start(name: str, *, resume: bool = False, cut_after: int | None = None) -> RunSummary:
+    def start(
+        name: str, *, cut_after: int | None = None, heard: list[FailedEvaluation] | None = None, **more: Any
+    ) -> RunSummary:
         def on_progress(done: int, total: int) -> None:
             if done == cut_after:
                 raise KeyboardInterrupt
 
-        selection: Selection = select_cases(["small"], base=tmp_path)
-        settings = Settings(tmp_path / name, expected_failures=expected_failures, complete=True, resume=resume)
-        return run_cases(selection.cases, chosen, settings, on_progress=on_progress)
+        settings = Settings(tmp_path / name, expected_failures=expected_failures, complete=True, **more)
+        on_failure = [].append if heard is None else heard.append
+        cases = select_cases(["small"], base=tmp_path).cases
+        return run_cases(cases, chosen, settings, on_progress=on_progress, on_failure=on_failure)
 
     return start
 
 
-def said(row: Row) -> tuple[str, ...]:
-    return (row.case, row.dtype, row.implementation, row.comparison, row.stage, str(row.verdict), row.message)
+def said(summary: RunSummary) -> tuple[object, ...]:
+    columns = ("case", "dtype", "implementation", "comparison", "stage", "verdict", "message")
+    failures = sorted(tuple(str(getattr(row, column)) for column in columns) for row in summary.failures)
+    return summary.exit_code, summary.evaluations, summary.verdicts, failures
 
 
 def tables(directory: Path) -> dict[str, pd.DataFrame]:
@@ -84,13 +95,7 @@ def test_a_run_that_was_cut_off_anywhere_comes_to_the_same(run: Run, tmp_path: P
         with pytest.raises(KeyboardInterrupt):
             run(name, cut_after=cut_after)
         assert read_run(tmp_path / name).summary is None
-        resumed = run(name, resume=True)
-        assert (resumed.exit_code, resumed.evaluations, resumed.verdicts) == (
-            whole.exit_code,
-            whole.evaluations,
-            whole.verdicts,
-        )
-        assert sorted(map(said, resumed.failures)) == sorted(map(said, whole.failures))
+        assert said(run(name, resume=True)) == said(whole)
         found = tables(tmp_path / name)
         for each, table in expected.items():
             pd.testing.assert_frame_equal(found[each], table, obj=f"{each} of {name}")
@@ -100,18 +105,20 @@ def test_a_run_that_was_cut_off_anywhere_comes_to_the_same(run: Run, tmp_path: P
 def test_what_is_done_is_not_done_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run("out", resume=True)  # where nothing is yet a run is started
     assert whole.evaluations == 2 * UNITS
-    rows = tables(tmp_path / "out")["results"]
+    rows, path = tables(tmp_path / "out")["results"], tmp_path / "out" / "cases.json"
     (tmp_path / "modules" / "wrong_backend.py").write_text("raise RuntimeError('nobody needs it')")
     with monkeypatch.context() as patch:
         patch.setattr(resume, "read_cases", pytest.fail)
-        again = run("out", resume=True)
-    assert (again.exit_code, again.evaluations, again.verdicts) == (whole.exit_code, whole.evaluations, whole.verdicts)
+        assert said(run("out", resume=True)) == said(whole)
+    content = json.loads(path.read_text())  # the same in another order and spelling is the same
+    path.write_text(json.dumps({**content, "cases": content["cases"][::-1]}, indent=1))
+    assert said(run("out", resume=True)) == said(whole)
     pd.testing.assert_frame_equal(tables(tmp_path / "out")["results"], rows)
 
 
 def test_half_a_part_is_computed_again(run: Run, tmp_path: Path) -> None:
-    run("whole")
     run("out")
+    expected = tables(tmp_path / "out")["results"]
     parts = sorted((tmp_path / "out" / "rows").glob("part-*.parquet"))
     parts[1].write_bytes(parts[1].read_bytes()[:100])
     (tmp_path / "out" / "rows" / ".part-00099.parquet.partial").write_bytes(b"PAR1")
@@ -119,8 +126,8 @@ def test_half_a_part_is_computed_again(run: Run, tmp_path: Path) -> None:
     run("out", resume=True)
     assert not list((tmp_path / "out").rglob("*.partial"))
     assert read_run(tmp_path / "out").notes == ()
-    expected = tables(tmp_path / "whole")["results"]
-    pd.testing.assert_frame_equal(tables(tmp_path / "out")["results"], expected)
+    columns = [column for column in expected if column != "seconds"]
+    pd.testing.assert_frame_equal(tables(tmp_path / "out")["results"][columns], expected[columns])
 
 
 @pytest.mark.parametrize("change", ["another name", "one more"])
@@ -135,23 +142,6 @@ def test_another_plan_is_refused_by_name(run: Run, tmp_path: Path, case_folder: 
     with pytest.raises(UsageError, match=r"resumed: the case small/small/(b-)?other-.* is another; run"):
         run("out", resume=True)
     assert {path: path.read_bytes() for path in before} == before
-
-
-def test_cases_that_are_the_same_in_another_order_and_spelling_are_the_same(run: Run, tmp_path: Path) -> None:
-    whole, path = run("out"), tmp_path / "out" / "cases.json"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "cases": content["cases"][::-1]}, indent=1))
-    assert run("out", resume=True).verdicts == whole.verdicts
-
-
-def test_earlier_rows_come_some_at_a_time(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_ROWS_AT_ONCE", 3)
-    run("out")
-    table, _ = read_rows(tmp_path / "out")
-    batches = list(resume.ResumeState(table).rows())
-    assert max(map(len, batches)) == 3
-    assert [row for batch in batches for row in batch] == [Row(**record) for record in table.to_pylist()]
-    assert len(resume.ResumeState(table).finished) == UNITS
 
 
 KILLED_EVERYWHERE = """
@@ -245,9 +235,6 @@ def test_a_run_killed_at_any_change_comes_to_the_same(tmp_path: Path, case_folde
 # A disk that is full, a folder that is read-only
 
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
-
-Invoke = Callable[..., tuple[int, str, str]]
 WRONG_FILE = """\
 from attncheck.backends import numpy_backend
 from attncheck.backends.numpy_backend import dot_scores
@@ -261,33 +248,21 @@ READ_ONLY = "Read-only file system; allow writing there, or name another place"
 
 
 @pytest.fixture
-def wrong_file(tmp_path: Path) -> str:
-    """Write an implementation that is wrong, so that there are arrays and scripts to be written; return its name."""
-    (tmp_path / "wrong.py").write_text(WRONG_FILE)
-    return "wrong.py"
-
-
-def _as_ever(real: Callable[..., Any], path: Any, *given: Any, **options: Any) -> Any:
-    return real(*given, **options)
-
-
-@pytest.fixture
 def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Let every write to a file with this in its path fail with this number; "" heals it."""
     write_text, open_, write_table = Path.write_text, Path.open, pq.write_table
 
     def break_(part: str, number: int) -> None:
-        def failing(real: Callable[..., Any], path: Any, *given: Any, **options: Any) -> Any:
-            if part and part in str(path):
+        def check(path: Any, mode: str = "w") -> None:
+            if part and part in str(path) and "w" in mode:
                 raise OSError(number, os.strerror(number))
-            return real(*given, **options)
 
         def opened(path: Path, mode: str = "r", *given: Any, **options: Any) -> Any:
-            return (failing if "w" in mode else _as_ever)(open_, path, path, mode, *given, **options)
+            return check(path, mode) or open_(path, mode, *given, **options)
 
-        monkeypatch.setattr(Path, "write_text", lambda path, *a, **o: failing(write_text, path, path, *a, **o))
+        monkeypatch.setattr(Path, "write_text", lambda path, *a, **o: check(path) or write_text(path, *a, **o))
         monkeypatch.setattr(Path, "open", opened)
-        monkeypatch.setattr(pq, "write_table", lambda table, path, **o: failing(write_table, path, table, path, **o))
+        monkeypatch.setattr(pq, "write_table", lambda table, path, **o: check(path) or write_table(table, path, **o))
 
     return break_
 
@@ -308,9 +283,10 @@ WRITTEN = {
 
 
 def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
-    case_folder: Path, wrong_file: str, invoke: Invoke, break_disk: Callable[[str, int], None]
+    case_folder: Path, tmp_path: Path, invoke: Invoke, break_disk: Callable[[str, int], None]
 ) -> None:
-    arguments = ("check", "small", "--implementation", wrong_file, "--dtype", "float64", "--output", "out", "--quiet")
+    (tmp_path / "wrong.py").write_text(WRONG_FILE)  # so that there are arrays and scripts to be written
+    arguments = ("check", "small", "--implementation", "wrong.py", "--dtype", "float64", "--output", "out", "--quiet")
     for place, (part, named) in enumerate(WRITTEN.items()):
         number, told = ((errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY))[place % 2]
         break_disk(part, number)
@@ -320,13 +296,111 @@ def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
     code, _, err = invoke(*arguments, "--resume")
     assert (code, err) == (1, "")
     assert Path("out/report/report.md").is_file()
-
-
-def test_the_reason_is_the_system_s_and_the_advice_fits() -> None:
     for error, message in (
         (PermissionError(errno.EACCES, ""), "here cannot be written: Permission denied; allow writing there, or name"),
         (OSError("no number"), "here cannot be written: no number"),
         (OSError(errno.EFBIG, ""), "here cannot be written: File too large; raise the limit"),
-        (NotADirectoryError(errno.ENOTDIR, ""), "here cannot be written: Not a directory"),
     ):
         assert str(OutputError.of("here", error)).startswith(message)
+
+
+# Runs that stop, and run what failed
+
+KERNEL = kernel("output * query.dtype.type(1.5) if query.shape[-2] in WRONG else output")
+"""Wrong for so many queries as WRONG says."""
+
+
+@pytest.fixture
+def invoke(invoke: Invoke) -> Invoke:
+    """Run the command, and the kernel as it is written now, in this process."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        with own_code_here():
+            return invoke(*arguments)
+
+    return run
+
+
+@pytest.fixture
+def write(calls_in_a_row: Path) -> Callable[..., None]:
+    """Write kernel.py, which is wrong for some of nine cases."""
+
+    def written(*wrong: int) -> None:
+        (calls_in_a_row / "kernel.py").write_text(f"WRONG = {wrong}\n{KERNEL}", encoding="utf-8")
+
+    return written
+
+
+def ran(folder: Path) -> list[int]:
+    """Return the numbers of queries that were judged."""
+    return sorted({int(case[len("row/")]) for case in read_run(folder).rows["case"]})
+
+
+CHECK = ("check", "row.yaml", "-i", "kernel.py:attention")
+QUICK = (*CHECK, "--no-report")
+
+
+def test_a_run_stops_at_the_first_failure_and_goes_on(
+    write: Callable[..., None], invoke: Invoke, tmp_path: Path
+) -> None:
+    write(3, 5)
+    out, wrong = tmp_path / "results" / "latest", "kernel.attention is wrong in"
+    stopped = "the run was stopped after 1 failing case"
+    code, text, err = invoke(*CHECK, "-x")
+    assert (code, err) == (1, "")
+    assert text.splitlines()[:2] == [
+        f"{wrong} 1 of the 3 cases that it was judged in; {stopped}. Judged 3 of 9 cases; 6 not run.",
+        f"Too little was judged: {stopped}: 6 of 9 cases were not run.",
+    ]
+    assert ran(out) == [1, 2, 3]
+    assert stopped in (out / "report" / "junit.xml").read_text()
+    code, text, _ = invoke(*CHECK, "--no-report", "--annotations", "--ci-summary", "summary.md", "-x", "--resume")
+    assert (code, ran(out)) == (1, [1, 2, 3, 4, 5])
+    assert f"2 of the 5 cases that it was judged in; {stopped}." in text
+    assert not (out / "report").exists()  # that of the run before is none of this one
+    assert "Results: results/latest\nReport: not written; attncheck report results/latest writes it\n" in text
+    assert "The results, without a report: `results/latest`" in (tmp_path / "summary.md").read_text()
+    code, text, _ = invoke(*QUICK, "--resume")
+    assert code == 1
+    assert text.startswith(f"{wrong} 2 of the 9 cases that it was judged in. Judged 9 of 9 cases.\n")
+    assert "stopped" not in json.loads((out / "summary.json").read_text())
+    assert invoke("report", str(out))[0] == 1
+    assert (out / "report" / "report.html").is_file()
+
+
+def test_failing_cases_run_until_none_fails(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "results" / "latest"
+    write(2, 3, 5)
+    _, _, err = invoke(*QUICK, "--failed")
+    assert err == "attncheck: there are no earlier results in results/latest: every selected case runs\n"
+    assert ran(out) == [*range(1, 10)]
+    write(3, 5, 7)
+    code, text, err = invoke(*QUICK, "--failed")
+    assert (code, ran(out)) == (1, [2, 3, 5])
+    assert err == "attncheck: 3 of 9 cases failed last time in results/latest and run alone\n"
+    assert "Partial run: only the cases row.yaml; what failed last time in results/latest." in text
+    write(5)
+    invoke(*QUICK, "--failed", "-x")
+    assert ran(out) == [3, 5]
+    invoke(*QUICK, "-k", "Lq=1")  # has nothing to do with it
+    assert (ran(out), read_run(out).environment["asked"]["match"]) == ([1], ["Lq=1"])
+    write()
+    assert invoke(*QUICK, "--failed")[0] == 0
+    nothing = "attncheck: nothing failed last time in results/latest: nothing runs\n"
+    assert invoke(*QUICK, "--failed") == (0, "", nothing)
+    assert ran(out) == [5], "the results are those of the last run"
+    refused = "attncheck: -k: expected a whole number or an axis, got '>'\n  Lk>>6\n     ^\n"
+    assert invoke(*QUICK, "-k", "Lk>>6")[2] == refused
+
+
+def test_a_stopped_run_looks_for_no_outdated_records_and_tells_failures_as_they_happen(run: Run) -> None:
+    heard: list[FailedEvaluation] = []
+    summary = run("out", dtypes=("float32",), max_failures=1, heard=heard)
+    assert (summary.exit_code, summary.stopped) == (ExitCode.DISAGREE, Stop(1, not_run=2))
+    assert {row.verdict for row in summary.failures} == {"numeric"}  # and no xpass
+    assert [str(each) for each in heard] == ["wrong.eager: small/small/b-weights [float32]: numeric at weights"]
+
+
+def test_what_is_no_tile_is_told_in_a_line(invoke: Invoke) -> None:
+    line = "expected a whole number from 2 to 4096, got '1'; every length is a whole number of tiles of one"
+    assert invoke("check", "--tile", "1")[::2] == (2, f"attncheck: --tile: {line}\n")

@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,27 +18,22 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import AXES, Backend
+from attncheck.backends.contract import Backend
 from attncheck.execution.operations import call_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
-from attncheck.judging.readings import readings_of
 from attncheck.quantities import QUANTITIES
-from attncheck.reading.lowering import Problem
 from attncheck.spec import (
     ASKED_BY,
     GRADIENTS,
     HEADS,
-    IGNORABLE,
     OPERATIONS,
     OPTIONS,
     SCORE_SPECS,
     STAGE_SPECS,
     STAGES,
-    InputSpec,
     Options,
     computed_stages,
     inputs_of,
-    query_axis,
 )
 
 KINDS = [(name, score) for name in OPERATIONS for score in (SCORE_SPECS if name == "scoring" else [None])]
@@ -69,28 +64,11 @@ def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_oth
     assert set(FUNCTIONS) == public - others
 
 
-def test_axes_are_named_by_letters_that_are_declared() -> None:
-    inputs = [axes for name, score in KINDS for axes in (spec.axes for spec in inputs_of(name, score).values())]
-    others = [axes for own in OPERATIONS.values() for choices in own.stage_axes.values() for axes in choices]
-    used = [*inputs, *others, *(spec.axes for spec in STAGE_SPECS.values())]
-    assert {letter for axes in used for axis in axes for letter in axis.split("*")} == set(AXES)
-
-
-def test_stages_come_in_the_order_of_computation() -> None:
-    for own in OPERATIONS.values():
-        assert list(own.stages) == sorted(own.stages, key=STAGES.index)
-        assert own.stages == computed_stages(own.name, EVERYTHING, own.inputs) or own.name == "scoring"
-
-
 def test_a_gradient_has_the_axes_of_its_input() -> None:
     inputs = OPERATIONS["attention_gradients"].inputs
-    assert tuple(f"grad_{name}" for name, spec in inputs.items() if spec.differentiable) == GRADIENTS
-    assert all(STAGE_SPECS[f"grad_{name}"].axes == spec.axes for name, spec in inputs.items() if spec.differentiable)
-
-
-def test_the_axis_of_queries_is_counted_from_the_end() -> None:
-    axes = {"query": -2, "key": None, "value": None, "masked": -2, "log_sum_exp": -1, "output": -2, "mine": -2}
-    assert {stage: query_axis(stage) for stage in axes} == axes
+    axes = {f"grad_{name}": spec.axes for name, spec in inputs.items() if spec.differentiable}
+    assert tuple(axes) == GRADIENTS
+    assert {name: STAGE_SPECS[name].axes for name in axes} == axes
 
 
 def test_a_stage_is_computed_only_where_something_asks_for_it() -> None:
@@ -103,52 +81,17 @@ def test_a_stage_is_computed_only_where_something_asks_for_it() -> None:
             assert stage in computed_stages(own.name, options, [*required, name])
 
 
-# Options.
-def test_options_hold_what_is_given_alone_and_are_frozen() -> None:
+def test_options_hold_what_is_given_alone_and_belong_to_an_operation() -> None:
     options = Options(scale=0.5, is_causal=False, window=(None, 2))
     assert dict(options) == {"scale": 0.5, "is_causal": False, "window": (None, 2)} == options
     assert (options.scale, options.softcap, options.get("softcap"), len(options)) == (0.5, None, None, 3)
-    assert "softcap" not in options
-    assert {**options, "scale": 1.0} == {"scale": 1.0, "is_causal": False, "window": (None, 2)}
     for name in ("softcap", "scael", "__class__"):
         with pytest.raises(KeyError):
             options[name]
     with pytest.raises(TypeError):
         Options(scael=2.0)  # type: ignore[call-arg]
-    with pytest.raises(FrozenInstanceError):
-        options.scale = 1.0  # type: ignore[misc]
-
-
-def test_every_option_is_described_and_belongs_to_an_operation() -> None:
-    assert [each.name for each in fields(Options)] == list(OPTIONS)
+    assert [field.name for field in fields(Options)] == list(OPTIONS)
     assert {name for own in OPERATIONS.values() for name in own.options} == set(OPTIONS)
-    assert all(spec.description.endswith(".") or "`" in spec.description for spec in OPTIONS.values())
-
-
-# What follows.
-def problem_with(name: str) -> Problem:
-    """Return attention of two heads in which one input or option is given."""
-    shapes = {"B": 1, "H": 2, "Hkv": 2, "Lq": 3, "Lk": 3, "T": 3, "D": 4, "Dv": 4}
-    specs = OPERATIONS["attention"].inputs
-    arrays: dict[str, Any] = {}
-    for each, spec in specs.items():
-        if spec.required or each == name:
-            shape = tuple(shapes[letter] for letter in spec.axes)
-            dtype = np.bool_ if spec.boolean else np.int64 if spec.whole else np.float64
-            arrays[each] = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    return Problem("attention", {name: EVERYTHING[name]} if name in EVERYTHING else {}, arrays)
-
-
-@pytest.mark.parametrize("name", IGNORABLE)
-def test_whatever_may_be_ignored_is_offered_as_ignored(name: str) -> None:
-    problem = problem_with(name)
-    (found,) = [each for each in readings_of(problem) if each.name.endswith("-ignored")]
-    spec = IGNORABLE[name]
-    assert found.stage == (spec.asks_for or "weights")
-    assert str(spec.called) in found.description
-    own = found.problem.inputs if isinstance(spec, InputSpec) else found.problem.options
-    given = problem.inputs if isinstance(spec, InputSpec) else problem.options
-    assert not np.array_equal(own.get(name), given[name])
 
 
 ROOT = Path(__file__).parents[2]
@@ -197,12 +140,11 @@ def test_lists_of_stages_follow_from_the_specification() -> None:
     assert {name: counts[name] for name, most in LEFT.items() if counts[name] > most} == {}, "it only becomes less"
 
 
+# Quantities that documents print
+
 Array = NDArray[np.float64]
-
 ROWS = (1, 2, 3, 4)
-
 SINGLE_QUERY = (2, 2, 1, 3)
-
 VALUE = (2, 2, 3, 2)
 
 
@@ -215,14 +157,7 @@ def _whole(shape: tuple[int, ...], low: int, high: int) -> st.SearchStrategy[Arr
 def test_row_maxima_move_no_further_than_their_radius(stage: Array, moved: Array, slack: Array) -> None:
     quantity = QUANTITIES["row_maxima"]
     radius = quantity.radius(np.abs(moved) + slack, stage, {}, {})
-    change = np.abs(quantity.compute(stage + moved, {}) - quantity.compute(stage, {}))
-    assert (change <= radius).all()
-
-
-@given(weights=_whole(SINGLE_QUERY, -9, 9), value=_whole(VALUE, -9, 9))
-def test_the_applied_values_add_up_to_the_output(weights: Array, value: Array) -> None:
-    applied = QUANTITIES["applied_values"].compute(weights, {"value": value})
-    np.testing.assert_array_equal(applied.sum(axis=-2, keepdims=True), weights @ value)
+    assert (np.abs(quantity.compute(stage + moved, {}) - quantity.compute(stage, {})) <= radius).all()
 
 
 @given(
@@ -231,11 +166,15 @@ def test_the_applied_values_add_up_to_the_output(weights: Array, value: Array) -
     weights_moved=_whole(SINGLE_QUERY, -3, 3),
     value_moved=_whole(VALUE, -3, 3),
 )
-def test_applied_values_move_so_far(weights: Array, value: Array, weights_moved: Array, value_moved: Array) -> None:
+def test_applied_values_add_up_to_the_output_and_move_so_far(
+    weights: Array, value: Array, weights_moved: Array, value_moved: Array
+) -> None:
     quantity = QUANTITIES["applied_values"]
+    applied = quantity.compute(weights, {"value": value})
+    np.testing.assert_array_equal(applied.sum(axis=-2, keepdims=True), weights @ value)
     radius = quantity.radius(np.abs(weights_moved), weights, {"value": value}, {"value": np.abs(value_moved)})
     moved = quantity.compute(weights + weights_moved, {"value": value + value_moved})
-    assert (np.abs(moved - quantity.compute(weights, {"value": value})) <= radius).all()
+    assert (np.abs(moved - applied) <= radius).all()
 
 
 @given(
@@ -243,15 +182,11 @@ def test_applied_values_move_so_far(weights: Array, value: Array, weights_moved:
     moved=arrays(np.float64, ROWS, elements=st.floats(-0.5, 0.5)),
 )
 def test_log_weights_move_no_further_than_their_radius(weights: Array, moved: Array) -> None:
-    quantity = QUANTITIES["log_weights"]
-    other = np.maximum(weights + moved, 0)
+    quantity, other = QUANTITIES["log_weights"], np.maximum(weights + moved, 0)
     radius = quantity.radius(np.abs(other - weights), weights, {}, {})
-    finite = np.isfinite(radius)
-    before, after = quantity.compute(weights, {})[finite], quantity.compute(other, {})[finite]
-    same = before == after
-    assert (
-        same | (np.abs(np.where(same, 0, after) - np.where(same, 0, before)) <= radius[finite] * (1 + 1e-12) + 1e-13)
-    ).all()
+    before, after = quantity.compute(weights, {}), quantity.compute(other, {})
+    moves = np.isfinite(radius) & (before != after)
+    assert (np.abs(after[moves] - before[moves]) <= radius[moves] * (1 + 1e-12) + 1e-13).all()
 
 
 def test_a_mask_is_read_from_what_is_minus_infinity() -> None:
@@ -269,6 +204,5 @@ def test_the_declared_shape_is_the_computed_one() -> None:
         declared = quantity.shape(shape, {"value": VALUE})
         assert quantity.compute(np.ones(shape), inputs).shape == declared
         assert quantity.radius(np.zeros(shape), np.ones(shape), inputs, radii).shape == declared
-        assert (quantity.name, bool(quantity.meaning), quantity.needs in (None, "value")) == (name, True, True)
     with pytest.raises(ValueError, match="needs a single query, got 2"):
         QUANTITIES["applied_values"].shape((1, 1, 2, 3), {"value": (1, 1, 3, 4)})

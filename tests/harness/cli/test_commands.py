@@ -1,24 +1,32 @@
-"""Commands: what ``properties`` asks, the JSON of every command, and what a shell offers."""
+"""Commands: what properties asks, the JSON of every command, what a shell offers, and a check that watches files."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
+import psutil
 import pytest
 from kernels import kernel
+from processes import wait_until
 from tables import tables_beside
 
 from attncheck.cli import completion
+from attncheck.cli.watching import RunChanges, WatchedFiles, changed_files
 from attncheck.errors import ExitCode
 from attncheck.execution.implementations import every_implementation
 from attncheck.reading.selection import select_cases
-from attncheck.reports.machine.other_documents import DOCUMENTS, results_schema
+from attncheck.reports.comparison import MAX_LISTED, NO_RESULT, WRONG, Evaluation, Outcome
+from attncheck.reports.machine.other_documents import results_schema
 from attncheck.spec import DTYPES
 
 TABLES = tables_beside(__file__)
@@ -54,7 +62,7 @@ ENTRY = """
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def files(tmp_path: Path) -> None:
     (tmp_path / "calls.yaml").write_text(HEAD + USUAL + ASKED, encoding="utf-8")
     (tmp_path / "kernel.py").write_text(KERNEL.replace("FACTOR", "1"), encoding="utf-8")
@@ -62,6 +70,7 @@ def files(tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(faulty, encoding="utf-8")
 
 
+@pytest.mark.usefixtures("files")
 def test_a_kernel_that_holds_ends_with_0_and_unfit_questions_are_refused(invoke: Invoke, tmp_path: Path) -> None:
     asked = ("properties", "kernel.py:attention", "--cases")
     code, out, _ = invoke(*asked, "calls.yaml")
@@ -79,52 +88,40 @@ def test_a_kernel_that_holds_ends_with_0_and_unfit_questions_are_refused(invoke:
         assert message in error
 
 
+@pytest.mark.usefixtures("files")
 def test_a_broken_one_ends_with_1_is_explained_and_may_be_expected(invoke: Invoke, tmp_path: Path) -> None:
     code, out, _ = invoke("properties", "faulty.py:attention", "--cases", "calls.yaml", "--explain")
     assert code == ExitCode.DISAGREE
     assert "faulty.attention  batch_invariant  calls/a-batch  float32: output[" in out
     assert "attncheck properties faulty.py:attention --cases calls/a-batch --property batch_invariant" in out
     assert "each batch entry alone" in out
-    assert "the exact answer" in out
+    words = ("--cases", "calls.yaml", "--json", "--output", "found", "--junit-xml", "found/junit.xml")
+    rows = json.loads(invoke("properties", "faulty.py:attention", *words)[1])["properties"]
+    assert {row["property_name"] for row in rows if row["fails"]} == {"batch_invariant"}
+    assert (tmp_path / "found" / "properties.csv").read_text(encoding="utf-8").count("\n") == len(rows) + 1
+    assert 'type="broken"' in (tmp_path / "found" / "junit.xml").read_text(encoding="utf-8")
     (tmp_path / "expected.yaml").write_text(ENTRY.replace("kernel.*", "faulty.*"), encoding="utf-8")
     words = ("--cases", "calls.yaml", "--expected-failures", "expected.yaml")
     code, out, _ = invoke("properties", "faulty.py:attention", *words)
     assert (code, "broken, expected" in out) == (ExitCode.AGREE, True)
 
 
-def test_rows_are_written_and_printed_as_json(invoke: Invoke, tmp_path: Path) -> None:
-    code, out, _ = invoke(
-        *("properties", "faulty.py:attention", "--cases", "calls.yaml", "--json"),
-        *("--output", "found", "--junit-xml", "found/junit.xml"),
-    )
-    assert code == ExitCode.DISAGREE
-    rows = json.loads(out)["properties"]
-    assert {row["property_name"] for row in rows if row["fails"]} == {"batch_invariant"}
-    assert (tmp_path / "found" / "properties.csv").read_text(encoding="utf-8").count("\n") == len(rows) + 1
-    assert 'type="broken"' in (tmp_path / "found" / "junit.xml").read_text(encoding="utf-8")
-
-
-def test_a_plain_check_leaves_cases_with_properties_out(invoke: Invoke) -> None:
-    code, out, _ = invoke("check", "calls.yaml", "--implementation", "faulty.py:attention", "--json", "--no-report")
-    assert list(json.loads(out)["verdicts"]) == ["calls/a-usual-case"]
-    assert code == ExitCode.DISAGREE
-
-
+@pytest.mark.usefixtures("files")
 def test_a_check_with_properties_counts_them_in_its_exit_code(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\ncases = ["calls.yaml"]\n', encoding="utf-8")
     once = KERNEL.replace("FACTOR", "1 + (len(query) == 1) / 8")  # which no usual case shows
     (tmp_path / "once.py").write_text(once, encoding="utf-8")
     words = ("check", "calls.yaml", "--implementation", "once.py:attention", "--dtype", "float32")
-    assert invoke(*words)[0] == ExitCode.AGREE
-    assert not (tmp_path / "results" / "latest" / "properties.csv").exists()
-    code, out, _ = invoke(*words, "--properties")
-    assert code == ExitCode.DISAGREE
-    assert "once.attention  batch_invariant  calls/a-batch  float32" in out
     results = tmp_path / "results" / "latest"
-    assert json.loads((results / "summary.json").read_text(encoding="utf-8"))["exit_code"] == 1
-    assert "## Properties" in (results / "report" / "report.md").read_text(encoding="utf-8")
-    assert invoke(*words)[0] == ExitCode.AGREE
-    assert not (results / "properties.csv").exists()
+    for _ in range(2):
+        code, out, _ = invoke(*words, "--properties")
+        assert code == ExitCode.DISAGREE
+        assert "once.attention  batch_invariant  calls/a-batch  float32" in out
+        assert json.loads((results / "summary.json").read_text(encoding="utf-8"))["exit_code"] == 1
+        assert "## Properties" in (results / "report" / "report.md").read_text(encoding="utf-8")
+        code, out, _ = invoke(*words, "--json")  # a plain check leaves cases with properties out
+        assert (code, list(json.loads(out)["verdicts"])) == (ExitCode.AGREE, ["calls/a-usual-case"])
+        assert not (results / "properties.csv").exists()
 
 
 # JSON: every command prints one document that the schema allows, also where it fails
@@ -132,7 +129,7 @@ def test_a_check_with_properties_counts_them_in_its_exit_code(invoke: Invoke, tm
 
 Read = Callable[..., Any]
 
-WRONG = """
+IGNORING = """
 import numpy as np
 
 
@@ -156,7 +153,7 @@ def schema() -> Any:
 @pytest.fixture
 def read(invoke: Invoke, schema: Any) -> Read:
     """Run a command with --json; return what it printed, compared with the schema and its exit code."""
-    Path("kernel.py").write_text(WRONG, encoding="utf-8")
+    Path("kernel.py").write_text(IGNORING, encoding="utf-8")
 
     def run(*arguments: str) -> Any:
         code, out, _ = invoke(*arguments, "--json")
@@ -219,63 +216,21 @@ def test_an_error_is_a_document_too(arguments: tuple[str, ...], kind: str, messa
     assert found["answer"] in found["error"]["message"]
 
 
-def test_an_interrupted_command_says_that_it_has_no_outcome(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("attncheck.cli.listing.list_backends", interrupted)
-    assert read("list", "backends")["error"]["kind"] == "Interrupted"
-
-
-def test_documents_say_which_command_they_are_of() -> None:
-    schema = json.loads(results_schema())
-    assert [each.get("title") for each in schema["oneOf"]] == [*DOCUMENTS, None]
-
-
 # What a shell offers: every name there is, and nothing heavy behind it
 
 
-@pytest.fixture(autouse=True)
-def called_attncheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the program's name be its own where pytest runs as a module."""
-    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_are_offered_names(shell: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_ATTNCHECK_COMPLETE", f"complete_{shell}")
-    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
-    for words, offered in TABLES["offered"].items():
-        # As a shell asks; nothing is typed behind the last word.
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", words)
-        assert offered in invoke()[1]
-
-
-def test_the_script_for_a_shell_asks_by_that_protocol(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_ATTNCHECK_COMPLETE", "source_bash")
-    script = invoke()[1]
-    assert "_ATTNCHECK_COMPLETE=complete_bash" in script
-    subprocess.run(["bash", "-n", "-c", script], check=True)
-
-
-def test_every_bundled_case_is_offered_and_everything_offered_is_a_case() -> None:
+def test_all_there_is_is_offered_and_nothing_else() -> None:
     files = completion.complete_cases("")
     offered = {name for file in files for name in completion.complete_cases(f"{file}/")}
-    ids = [case.id for case in select_cases([]).cases]
-    plain, globs = {each for each in offered if "*" not in each}, [each for each in offered if "*" in each]
-    assert [each for each in ids if each not in plain and not any(fnmatchcase(each, glob) for glob in globs)] == []
-    asked_otherwise = "properties/"
-    unknown = [each for each in plain - set(ids) if not each.startswith(asked_otherwise)]
-    unknown += [glob for glob in globs if not any(fnmatchcase(each, glob) for each in ids)]
-    assert unknown == []
-
-
-def test_implementations_dtypes_and_tags_are_those_that_there_are() -> None:
+    selection = select_cases([])
+    ids = {case.id for case in selection.cases}
+    plain, globs = {name for name in offered if "*" not in name}, [name for name in offered if "*" in name]
+    assert [name for name in ids - plain if not any(fnmatchcase(name, glob) for glob in globs)] == []
+    assert [name for name in plain - ids if not name.startswith("properties/")] == []  # those are asked otherwise
+    assert [glob for glob in globs if not any(fnmatchcase(name, glob) for name in ids)] == []
     assert {item.name for item in every_implementation()} <= set(completion.complete_implementation(""))
     assert completion.complete_dtypes("float64,") == [f"float64,{dtype}" for dtype in DTYPES]
-    assert completion.complete_tags("") == list(select_cases([]).tags)
+    assert completion.complete_tags("") == list(selection.tags)
     assert completion.complete_implementations("numpy,torch.sdpa_f") == ["numpy,torch.sdpa_flash"]
 
 
@@ -289,3 +244,279 @@ def test_nothing_heavy_is_imported_to_offer_names() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Path:
+    """A kernel that imports files of its own folder, in every way in which that can be written."""
+    files = {
+        "kernel.py": "import os, numpy\nimport beside\nfrom parts import first\nimport parts.deep.inner as inner\n"
+        "def attention(q, k, v):\n    from lazily import late\n",
+        "beside.py": "import kernel\n",
+        "parts/__init__.py": "from . import second\nfrom .third import something\n",
+        "parts/first.py": "from ..beside import it\nfrom .deep import other\n",
+        "parts/second.py": "",
+        "parts/third.py": "",
+        "parts/deep/__init__.py": "",
+        "parts/deep/inner.py": "",
+        "parts/deep/other.py": "",
+        "lazily.py": "",
+        "unused.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path / "kernel.py"
+
+
+def names(files: WatchedFiles, folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in files.states()}
+
+
+def test_a_kernel_is_watched_with_what_it_imports_from_its_own_folder_and_imported_while_it_could_be_read(
+    watched: Path, tmp_path: Path
+) -> None:
+    files = WatchedFiles([watched])
+    everything = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.py")} - {"unused.py"}
+    assert names(files, tmp_path) == everything
+    watched.write_text("import unused\ndef broken(:\n", encoding="utf-8")
+    assert names(files, tmp_path) == everything
+    watched.write_text("import unused\n", encoding="utf-8")
+    assert names(files, tmp_path) == {"kernel.py", "unused.py"}
+
+
+def test_a_folder_of_cases_is_watched_with_what_comes_later(tmp_path: Path) -> None:
+    (tmp_path / "cases" / "deep").mkdir(parents=True)
+    (tmp_path / "cases" / "deep" / "a.yaml").touch()
+    files = WatchedFiles([], [tmp_path / "cases", tmp_path / "tags.yaml"])
+    before = files.states()
+    assert names(files, tmp_path) == {"cases/deep/a.yaml", "tags.yaml"}
+    (tmp_path / "cases" / "b.yml").touch()
+    assert changed_files(before, files.states()) == [tmp_path / "cases" / "b.yml"]
+
+
+def steps(*done: Callable[[], object]) -> Callable[[float], None]:
+    """Do one thing after the other between the looks at the files; then nothing, but not for ever."""
+    left = [*done, *[lambda: None] * 20]
+
+    def pause(seconds: float) -> None:
+        assert left, "the change was never noticed"
+        left.pop(0)()
+
+    return pause
+
+
+def test_a_save_in_several_steps_is_one_change(watched: Path) -> None:
+    """Written in parts, renamed away and written anew, and replaced by another file of the same size and time."""
+    files, text, status = WatchedFiles([watched]), watched.read_text(), watched.stat()
+    away, new = watched.with_suffix(".old"), watched.with_suffix(".new")
+    nothing: Callable[[], object] = lambda: None  # noqa: E731
+    in_parts = [lambda part=part: watched.write_text(part) for part in ("", text[:20], text + "#")]  # type: ignore[misc]
+    found, now = files.wait(files.states(), steps(nothing, *in_parts))
+    assert (found, now) == ([watched], files.states())
+    new.write_text("import unused\n")
+    found, now = files.wait(
+        files.states(), steps(lambda: watched.rename(away), *[nothing] * 5, lambda: new.rename(watched))
+    )
+    assert watched in found
+    assert now[watched] is not None
+    before, status = files.states(), watched.stat()
+    with pytest.raises(AssertionError, match="never noticed"):
+        files.wait(before, steps(lambda: watched.rename(away), lambda: away.rename(watched)))
+    new.write_bytes(watched.read_bytes())
+    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert files.wait(before, steps(lambda: new.replace(watched)))[0] == [watched]
+
+
+BIG = Outcome(WRONG, "numeric", "scores", ", 3.1e+05 times its bound")
+SMALL = Outcome(WRONG, "numeric", "weights", ", 3 times its bound")
+
+
+def key(case: str, dtype: str = "float32", name: str = "mine.attention") -> Evaluation:
+    return Evaluation("", name, f"file/{case}", dtype)
+
+
+def test_each_kind_of_change_is_counted_and_listed_with_its_dtypes_together() -> None:
+    before = {key("a"): BIG, key("b"): BIG, key("c"): BIG, key("c", "float64"): BIG, key("d"): SMALL, key("e"): SMALL}
+    now = {key("b"): SMALL, key("d"): SMALL, key("f", "float64"): BIG, key("f"): BIG}
+    found = RunChanges.between(before, now, {*now, key("e")})
+    assert found.headline == "2 verdicts got worse, 3 got better, 1 changed otherwise; 5 fail"
+    assert [" ".join(line.split()) for line in found.lines()] == [
+        "worse mine.attention file/f float64, float32 passes -> numeric at scores, 3.1e+05 times its bound",
+        "better mine.attention file/a float32 numeric at scores, 3.1e+05 times its bound -> passes",
+        "better mine.attention file/c float64, float32 numeric at scores, 3.1e+05 times its bound -> passes",
+        "other mine.attention file/b float32 numeric at scores, 3.1e+05 times its bound -> "
+        "numeric at weights, 3 times its bound",
+    ]
+    assert found.failing == {**now, key("e"): SMALL}
+    failing, crash = {key("a"): BIG}, {key("a"): Outcome(NO_RESULT, "crash")}
+    situations: tuple[tuple[dict[Evaluation, Outcome], dict[Evaluation, Outcome], str], ...] = (
+        ({}, {}, "nothing changed; nothing fails"),
+        (failing, failing, "nothing changed; 1 fails"),
+        (failing, {}, "0 verdicts got worse, 1 got better, 0 changed otherwise; nothing fails"),
+        (failing, crash, "1 verdict got worse, 0 got better, 0 changed otherwise; 1 fails"),
+    )
+    for before, now, headline in situations:
+        assert RunChanges.between(before, now, now).headline == headline
+    many = {key(f"{number:03}"): BIG for number in range(MAX_LISTED + 5)}
+    assert [*RunChanges.between({}, many, ()).lines()][MAX_LISTED:] == ["and 5 more"]
+
+
+SECONDS = 180
+
+LENGTHS = """\
+title: Five lengths
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float64]}
+for_each: {keys: [1, 2, 3, 4, 5]}
+cases:
+  - name: Some keys
+    inputs:
+      query: {draw: randn, shape: [2, 4]}
+      key: {draw: randn, shape: [{each: keys}, 4]}
+      value: {draw: randn, shape: [{each: keys}, 4]}
+"""
+
+WATCHED = kernel("output * query.dtype.type(WRONG.get(key.shape[-2], 1))", before="from wrong import WRONG\n")
+
+
+@dataclass
+class Watching:
+    """The process, and what it has written."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def text(self, stream: str) -> str:
+        return (self.folder / stream).read_text(encoding="utf-8")
+
+    def until(self, text: str, stream: str = "out", after: int = 0) -> str:
+        """Wait for a text behind so many letters, and for the end of its line; return what stands there."""
+        deadline = monotonic() + SECONDS
+        while text not in (found := self.text(stream)[after:]) or not found.endswith("\n"):
+            assert self.process.poll() is None, f"it ended: {self.text('out')}{self.text('err')}"
+            assert monotonic() < deadline, f"no {text!r} in {found!r}; errors: {self.text('err')}"
+            sleep(0.05)
+        return found
+
+    def save(self, name: str, content: str) -> int:
+        """Save a file as editors do that write beside it and rename; return how much was printed before."""
+        printed = len(self.text("out"))
+        beside = self.folder / f".{name}.new"
+        beside.write_text(content, encoding="utf-8")
+        beside.replace(self.folder / name)
+        return printed
+
+    def end(self) -> int:
+        """Press Ctrl-C; return the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(SECONDS)
+
+
+Start = Callable[..., Watching]
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[Callable[..., Watching]]:
+    """Start a watched check of a kernel that is wrong for as many keys as wrong.py says, by what it says."""
+    (tmp_path / "keys.yaml").write_text(LENGTHS, encoding="utf-8")
+    (tmp_path / "kernel.py").write_text(WATCHED, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text("WRONG = {}\n", encoding="utf-8")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*options: str) -> Watching:
+        command = [sys.executable, "-m", "attncheck", "check", "keys.yaml", "-i", "kernel.py:attention", "--watch"]
+        with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+            # A shell ignores Ctrl-C for what it runs in the background, and what is ignored is inherited.
+            before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+            try:
+                started.append(subprocess.Popen([*command, *options], cwd=tmp_path, stdout=out, stderr=err))
+            finally:
+                signal.signal(signal.SIGINT, before)
+        return Watching(started[0], tmp_path)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(SECONDS)
+
+
+def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> None:
+    seen = watching("--no-report")
+    first = seen.until("Report: not written; attncheck report results/latest writes it")
+    assert first.startswith("kernel.attention agrees with the exact answer. Judged 5 of 5 cases.")
+    seen.until("watching kernel.py, keys.yaml, wrong.py", "err")
+
+    printed = seen.save("wrong.py", "WRONG = {3: 2, 5: 2}\n")
+    lines = seen.until("some-keys-keys-5 ", after=printed).splitlines()
+    assert lines[0].endswith("wrong.py: 2 verdicts got worse, 0 got better, 0 changed otherwise; 2 fail (exit code 1)")
+    assert len(lines) == 3
+    worse = "  worse  kernel.attention  keys/some-keys-keys-3  float64  passes -> numeric at output,"
+    assert lines[1].startswith(worse)
+
+    printed = seen.save("wrong.py", "WRONG = {5: 2, 4: 9}\n")
+    text = seen.until("2 fail (", after=printed)
+    assert "wrong.py: 1 verdict got worse, 1 got better, 0 changed otherwise; 2 fail (exit code 1)" in text
+
+    printed = seen.save("kernel.py", WATCHED.replace("def attention", "def attention(:"))
+    seen.until("kernel.py cannot be loaded: SyntaxError", "err")
+    assert seen.text("out")[printed:] == ""
+
+    printed = seen.save("kernel.py", WATCHED.replace("WRONG.get(key.shape[-2], 1)", "WRONG.get(key.shape[-2], 1) ** 9"))
+    assert "2 changed otherwise; 2 fail (exit code 1)" in seen.until("changed otherwise", after=printed)
+
+    printed = seen.save("keys.yaml", LENGTHS.replace("[1, 2, 3, 4, 5]", "[1, 2, 3]"))
+    assert "keys.yaml: nothing changed; 2 fail" in seen.until("keys.yaml", after=printed)
+
+    printed = seen.save("wrong.py", "WRONG = {}\n")
+    printed = seen.save("keys.yaml", LENGTHS)
+    assert "2 got better, 0 changed otherwise; nothing fails" in seen.until("nothing fails", after=printed)
+    workers = psutil.Process(seen.process.pid).children(recursive=True)
+    assert seen.end() == 0
+    assert seen.text("err").splitlines()[-1] == "attncheck: watching ended"
+    assert "Traceback" not in seen.text("err")
+    _, alive = psutil.wait_procs(workers, SECONDS)
+    assert not alive
+    assert not (seen.folder / "results" / "latest" / "report").exists()
+
+
+def test_what_failed_runs_first_and_ctrl_c_ends_a_run(watching: Start) -> None:
+    seen = watching()
+    report = seen.folder / "results" / "latest" / "report" / "report.md"
+    seen.until("watching", "err")
+    assert "agrees with the exact answer" in report.read_text()
+    printed = seen.save("wrong.py", "WRONG = {4: 3}\n")
+    seen.until("some-keys-keys-4 ", after=printed)
+    note = "    with open('order', 'a') as file:\n        file.write(f'{key.shape[-2]}')\n"
+    printed = seen.save("kernel.py", WATCHED.replace("    scores", f"{note}    scores", 1))
+    seen.until("nothing changed; 1 fails", after=printed)
+    assert (seen.folder / "order").read_text() == "41235"
+    wait_until(lambda: report.is_file() and "is wrong in 1 of the 5 cases" in report.read_text(), SECONDS)
+    hanging = "    open('hangs', 'w').close()\n    import time\n    time.sleep(600)\n    scores"
+    seen.save("kernel.py", WATCHED.replace("    scores", hanging, 1))
+    wait_until((seen.folder / "hangs").exists, SECONDS)
+    workers = psutil.Process(seen.process.pid).children(recursive=True)
+    assert workers
+    assert seen.end() == 1
+    assert "attncheck: interrupted; what was judged is in results/latest" in seen.text("err")
+    _, alive = psutil.wait_procs(workers, SECONDS)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-b", "numpy"), "there is no file to watch"),
+        (("-i", "kernel.py:attention", "--json"), "does not go with --json"),
+        (("-i", "kernel.py:attention", "--resume", "--annotations"), "does not go with --resume or --annotations"),
+        (("-i", "absent.py:attention"), "no file absent.py"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(options: tuple[str, ...], message: str, invoke: Invoke) -> None:
+    Path("kernel.py").write_text(WATCHED)
+    code, out, err = invoke("check", *options, "--watch")
+    assert code == 2
+    assert (message in json.loads(out)["error"]["message"]) if "--json" in options else (out == "")
+    assert message in err
+    assert [path.name for path in Path().iterdir()] == ["kernel.py"]

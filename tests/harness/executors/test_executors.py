@@ -7,11 +7,10 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,7 +27,7 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.executors import local
-from attncheck.executors.local import CHUNK, MIN_UNITS, JudgingProcesses, PrioritySemaphore, SharedWork, WaitingOutcomes
+from attncheck.executors.local import MIN_UNITS, JudgingProcesses, PrioritySemaphore, WaitingOutcomes
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Unit
 from attncheck.reading.case import Case
@@ -136,13 +135,6 @@ def test_a_fault_of_ours_shows_as_it_would_here(questions: list[Asked]) -> None:
         assert raised.traceback[-1].name == "judge"
 
 
-def test_what_the_store_did_is_counted(questions: list[Asked], tmp_path: Path) -> None:
-    with judging(Judge((NUMPY,), store=Store(tmp_path)), questions[:1]) as processes:
-        counts = [processes.submit(0, *questions[0][1:]).result()[1] for _ in range(2)]
-    assert counts[0]["kept"] == counts[0]["missing"] > 0
-    assert counts[1] == {"found": 1}
-
-
 def test_processes_that_are_closed_while_they_start_are_ended(questions: list[Asked]) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with judging(Judge((NUMPY,)), questions) as processes:
@@ -152,64 +144,33 @@ def test_processes_that_are_closed_while_they_start_are_ended(questions: list[As
     assert not [child for child in left if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Gets an entry whenever judging processes are begun."""
-    begun: list[None] = []
-
-    def begin(*given: Any, **named: Any) -> JudgingProcesses:
-        begun.append(None)
-        return JudgingProcesses(*given, **named)
-
-    monkeypatch.setattr(local, "JudgingProcesses", begin)
-    return begun
-
-
 def contents(folder: Path) -> tuple[Any, ...]:
     rows = read_run(folder).rows.drop(columns="seconds")
     arrays = {key: (array.dtype, array.shape, array.tobytes()) for key, array in read_arrays(folder).items()}
     return sorted(map(str, rows.to_dict("records"))), arrays
 
 
-def test_documents_judged_before_have_their_arrays_put_together(started: list[None], tmp_path: Path) -> None:
-    cases = select_cases(["documents/*", "scoring"]).cases
-    chosen = bundled_implementations(["numpy"])
+def test_documents_judged_before_have_their_arrays_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases, begun = select_cases(["documents/*", "scoring"]).cases, list[str]()
 
-    def run(name: str, store: Store) -> int:
-        before = len(started)
-        run_cases(cases, chosen, Settings(tmp_path / name, dtypes=("float64",), store=store))
-        return len(started) - before
+    def run(name: str, store: Store) -> tuple[Any, ...]:
+        def begin(*given: Any, **named: Any) -> JudgingProcesses:
+            begun.append(name)
+            return JudgingProcesses(*given, **named)
+
+        monkeypatch.setattr(local, "JudgingProcesses", begin)
+        settings = Settings(tmp_path / name, dtypes=("float64",), store=store)
+        run_cases(cases, bundled_implementations(["numpy"]), settings)
+        return contents(tmp_path / name)
 
     assert len(cases) >= MIN_UNITS
-    assert run("plain", NO_STORE) == 1
-    assert run("first", Store(tmp_path / "store")) == 1
-    assert run("again", Store(tmp_path / "store")) == 0
-    assert contents(tmp_path / "plain") == contents(tmp_path / "first") == contents(tmp_path / "again")
-    assert contents(tmp_path / "plain")[1]
-
-
-class _Counted(JudgingProcesses):
-    """Remembers how many units ever waited for judging processes at once, each with those before it."""
-
-    most = 0
-
-    def submit(self, *question: Any) -> Future[Any]:
-        waiting = self._threads._work_queue.qsize() + 1
-        _Counted.most = max(_Counted.most, waiting)
-        return super().submit(*question)
-
-
-def test_computing_waits_for_judging_and_comes_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = select_cases(["softmax", "masking", "scoring"]).cases
-    chosen = bundled_implementations(["numpy"])
-    settings = Settings(tmp_path / "freely", store=NO_STORE)
-    run_cases(cases, chosen, settings)
-    monkeypatch.setattr(local, "JudgingProcesses", _Counted)
-    monkeypatch.setattr(local, "MAX_ANSWERS", 1)
-    monkeypatch.setattr(local, "MAX_TO_JUDGE", 3)
-    run_cases(cases, chosen, replace(settings, output=tmp_path / "in step"))
-    assert 0 < _Counted.most <= 3
-    assert contents(tmp_path / "freely") == contents(tmp_path / "in step")
+    plain = run("plain", NO_STORE)
+    first, again = (run(name, Store(tmp_path / "store")) for name in ("first", "again"))
+    assert begun == ["plain", "first"]
+    assert plain == first == again
+    assert plain[1]
 
 
 def test_a_stopped_run_leaves_no_worker_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,135 +206,33 @@ def test_ones_own_kernel_has_one_worker(tmp_path: Path, monkeypatch: pytest.Monk
     kernel.write_text("def attention(query, key, value):\n    return query\n", encoding="utf-8")
     chosen = select_implementations(None, [f"{kernel}:attention"])
     monkeypatch.setattr(local, "MIN_SECONDS_LEFT", 0.0)
-    run_cases(
-        select_cases(["attention"]).cases, chosen, Settings(tmp_path / "run", limits=Limits(workers=3), store=NO_STORE)
-    )
+    settings = Settings(tmp_path / "run", limits=Limits(workers=3), store=NO_STORE)
+    run_cases(select_cases(["attention"]).cases, chosen, settings)
     assert len(list((tmp_path / "run" / "logs").iterdir())) == 1
 
 
-@pytest.mark.parametrize("places", [1, 3])
-def test_no_more_than_the_places_are_taken_and_all_come_through(places: int) -> None:
-    turns, inside, most = PrioritySemaphore(places), list[int](), list[int]()
-
-    def work(steps: int) -> None:
-        for step in range(steps):
-            with turns.acquire(step):
-                inside.append(step)
-                most.append(len(inside))
-                inside.pop()
-
-    with ThreadPoolExecutor(8) as threads:
-        for future in [threads.submit(work, 50) for _ in range(8)]:
-            future.result(timeout=30)
-    assert len(most) == 8 * 50
-    assert max(most) <= places
+# Who may compute next, and what is computed
 
 
-def test_whoever_is_furthest_behind_is_next() -> None:
-    turns, order, held, everyone = PrioritySemaphore(1), [], Event(), Event()
-
-    def hold() -> None:
-        with turns.acquire(0):
-            held.set()
-            everyone.wait(10)
+def test_whoever_is_furthest_behind_is_next_and_before_whoever_takes_what_is_spare() -> None:
+    turns, order = PrioritySemaphore(1), list[int | str]()
 
     def queue(done: int) -> None:
         with turns.acquire(done):
             order.append(done)
 
-    with ThreadPoolExecutor(5) as threads:
-        threads.submit(hold)
-        held.wait(10)
-        futures = [threads.submit(queue, done) for done in (7, 3, 9, 1)]
-        try:
-            wait_until(lambda: len(turns._waiting) == 4)
-        finally:
-            everyone.set()
-        for future in futures:
-            future.result(timeout=10)
-    assert order == [1, 3, 7, 9]
-
-
-def test_a_spare_place_is_one_that_nobody_waits_for() -> None:
-    places = PrioritySemaphore(1)
-    with pytest.raises(ValueError, match="oops"), places.acquire(0):
-        raise ValueError("oops")
-    with places.spare(lambda: True) as has_place:
-        assert has_place, "it is free again after an exception"
-        with places.spare(lambda: False) as has_another:
-            assert not has_another
-    with places.acquire(0):
-        answers = iter([True, True, False])
-        with places.spare(lambda: next(answers)) as has_place:  # it is wanted twice, and there is none
-            assert not has_place
-    with places.spare(lambda: True) as has_place:
-        assert has_place
-
-
-def test_no_place_is_spare_while_as_many_are_taken_as_there_are_processors() -> None:
-    places = PrioritySemaphore(3, busy=2)
-    with places.spare(lambda: True) as has_place:
-        assert has_place
-    with places.acquire(0), places.acquire(0):
-        answers = iter([True, False])
-        with places.spare(lambda: next(answers)) as has_place:
-            assert not has_place
-        with places.acquire(0):
-            pass
-
-
-def test_whoever_waits_comes_before_whoever_takes_what_is_spare() -> None:
-    places, order = PrioritySemaphore(1), []
-    begun = Event()
-
-    def wait() -> None:
-        begun.set()
-        with places.acquire(5):
-            order.append("waited")
-
     def help_out() -> None:
-        with places.spare(lambda: True):
+        with turns.spare(lambda: True):
             order.append("spare")
 
-    with places.acquire(0):
-        waiting, helping = Thread(target=wait), Thread(target=help_out)
-        waiting.start()
-        begun.wait(10)
-        wait_until(lambda: places.is_awaited)
-        helping.start()
-    waiting.join(10)
-    helping.join(10)
-    assert order == ["waited", "spare"]
-
-
-def units(number: int) -> list[Unit]:
-    return [Unit(position, position, "float64") for position in range(number)]
-
-
-def test_every_unit_is_taken_once_in_order() -> None:
-    assert SharedWork([]).is_done
-    work, taken = SharedWork(units(10)), []
-    assert not work.is_done
-    while not work.is_done:
-        taken += work.take(3)
-    assert [unit.position for unit in taken] == list(range(10))
-    assert not work.take(3)
-
-
-def test_the_rest_is_long_where_it_would_take_long_at_the_speed_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [5.0]
-    monkeypatch.setattr(local, "perf_counter", lambda: now[0])
-    for taken, seconds, is_long in (
-        (1, 100.0, False),  # the first chunk is still computed: nothing is known of the speed
-        (2, 0.1, False),
-        (2, 100.0, True),
-        (9, 100.0, False),  # one chunk is left, which another worker would not get done any sooner
-    ):
-        work = SharedWork(units(10 * CHUNK))
-        for _ in range(taken):
-            work.take(CHUNK)
-        now[0] += seconds
-        assert work.is_long is is_long
+    with ThreadPoolExecutor(5) as threads:
+        with turns.acquire(0):
+            futures = [threads.submit(queue, done) for done in (7, 3, 9, 1)]
+            wait_until(lambda: len(turns._waiting) == 4)
+            futures.append(threads.submit(help_out))
+        for future in futures:
+            future.result(timeout=10)
+    assert order == [1, 3, 7, 9, "spare"]
 
 
 SERVING = {"float64": 1, "bfloat16": 3}
