@@ -77,11 +77,3 @@ def test_the_version_is_one_everywhere() -> None:
     headings = re.findall(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert (citation["version"], str(citation["date-released"])) == headings[0]
     assert project["version"] == headings[0][0]
-
-
-def test_every_python_of_tox_is_named_to_the_index() -> None:
-    """Who looks for a release for a Python finds it by the classifiers."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = set(re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"])))
-    ran = {f"3.{minor}" for minor in re.findall(r"py3(\d+)-\{", (ROOT / "tox.ini").read_text(encoding="utf-8"))}
-    assert named == ran > set()

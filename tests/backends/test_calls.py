@@ -181,20 +181,6 @@ def test_additive_scores_of_a_layer_agree_with_the_exact_answer(judge_mode: Judg
         assert judge_mode(name, dtype, "scoring", {**inputs, **more}, {"score": "additive"}) == {"scores": "agree"}
 
 
-EMPTY = {
-    "jax.dpa": "uniform",
-    "torch.sdpa": "zero",
-    "tensorflow.keras_dpa": "uniform",
-    "tensorflow.keras_attention": "uniform",
-}
-
-
-@pytest.mark.parametrize("name", EMPTY)
-def test_rows_without_a_key_are_known(name: str, given_without_a_key: Callable[[str, str], dict[str, str]]) -> None:
-    """The calls above that have such a row are judged by it."""
-    assert given_without_a_key(name, "float32") == {"empty_rows": EMPTY[name]}
-
-
 FLEX = "transformers.flex"
 
 

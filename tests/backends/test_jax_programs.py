@@ -59,44 +59,6 @@ def anew(programs: Any) -> tuple[Callable[..., Arrays], list[str]]:
     return module.kept(function, {"power"}), traced
 
 
-def test_what_one_process_compiled_the_next_one_reads_and_computes_the_same(programs: Any) -> None:
-    first, traced = anew(programs)
-    expected = first(scores(3, 4), power=2)["weights"]
-    assert len(traced) == 1
-    second, traced = anew(programs)
-    assert np.asarray(second(scores(3, 4), power=2)["weights"]).tobytes() == np.asarray(expected).tobytes()
-    assert traced == []
-
-
-def test_another_shape_type_option_or_wrapper_is_another_program(programs: Any) -> None:
-    first, _ = anew(programs)
-    first(scores(3, 4), power=2)
-    for count, (shape, dtype, options) in enumerate(
-        [
-            ((4, 3), "float32", {"power": 2}),
-            ((3, 4), "float32", {"power": 3}),
-            ((3, 4), "float32", {}),
-            ((3, 4), "float32", {"power": 2, "bias": scores(3, 4)}),
-            ((3, 4), "float16", {"power": 2}),
-        ]
-    ):
-        another, traced = anew(programs)
-        found = another(scores(*shape, dtype=dtype), **options)["weights"]
-        assert len(traced) == 1, options
-        assert (found.shape, found.dtype) == (shape, dtype)
-        assert len(list(programs[1].iterdir())) == count + 2
-    module, folder = programs
-    function, _ = counting()
-
-    @wraps(function)
-    def doubled(*inputs: Any, **options: Any) -> Arrays:
-        return {"doubled": 2 * function(*inputs, **options)["weights"]}
-
-    before = len(list(folder.iterdir()))
-    assert {*module.kept(doubled, {"power"})(scores(3, 4))} == {"doubled"}
-    assert len(list(folder.iterdir())) == before + 1
-
-
 def test_a_damaged_entry_or_one_for_other_arrays_is_compiled_anew_and_replaced(programs: Any) -> None:
     first, _ = anew(programs)
     expected = np.asarray(first(scores(3, 4))["weights"])
@@ -175,3 +137,37 @@ def test_no_program_follows_from_a_file_that_is_not_looked_at(programs: Any) -> 
                 assert node.module is not None
                 names = (f"{node.module}.{each.name}" for each in node.names)
                 assert all(name in looked_at or node.module in looked_at for name in names), path.name
+
+
+def test_what_one_process_compiled_the_next_one_reads_and_another_call_or_wrapper_is_another_program(
+    programs: Any,
+) -> None:
+    module, folder = programs
+    first, traced = anew(programs)
+    expected = first(scores(3, 4), power=2)["weights"]
+    assert len(traced) == 1
+    second, traced = anew(programs)
+    assert np.asarray(second(scores(3, 4), power=2)["weights"]).tobytes() == np.asarray(expected).tobytes()
+    assert traced == []
+    calls: list[tuple[tuple[int, int], str, dict[str, Any]]] = [
+        ((4, 3), "float32", {"power": 2}),
+        ((3, 4), "float32", {"power": 3}),
+        ((3, 4), "float32", {}),
+        ((3, 4), "float32", {"power": 2, "bias": scores(3, 4)}),
+        ((3, 4), "float16", {"power": 2}),
+    ]
+    for count, (shape, dtype, options) in enumerate(calls):
+        another, traced = anew(programs)
+        found = another(scores(*shape, dtype=dtype), **options)["weights"]
+        assert len(traced) == 1, options
+        assert (found.shape, found.dtype) == (shape, dtype)
+        assert len(list(folder.iterdir())) == count + 2
+    function, _ = counting()
+
+    @wraps(function)
+    def doubled(*inputs: Any, **options: Any) -> Arrays:
+        return {"doubled": 2 * function(*inputs, **options)["weights"]}
+
+    before = len(list(folder.iterdir()))
+    assert {*module.kept(doubled, {"power"})(scores(3, 4))} == {"doubled"}
+    assert len(list(folder.iterdir())) == before + 1

@@ -114,6 +114,3 @@ def test_the_torch_documents_draw_the_embedding_first_and_again_for_each_part() 
     one, four = make_exact_inputs(CASES[ONE_HEAD]), make_exact_inputs(CASES[FOUR_HEADS])
     np.testing.assert_array_equal(one["key"].array, four["key"].array)
     np.testing.assert_array_equal(one["query"].array[0, 0], four["query"].array[0, 0])
-
-
-# All of it holds.

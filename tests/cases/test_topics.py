@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import combinations, pairwise
 from typing import Any
@@ -118,17 +118,6 @@ def test_every_two_options_meet_beyond_a_tile(operation: Operation) -> None:
     assert not lines, "\n".join([*lines, "write cases for them in cases/pairs*.yaml"])
 
 
-@pytest.mark.parametrize("operation", ["attention", "attention_gradients"])
-def test_the_levels_are_those_that_kernels_know(operation: str) -> None:
-    texts = {level.text for levels in levels_of(OPERATIONS[operation]).values() for level in levels}
-    assert texts >= {
-        *("is_causal", "alignment top_left", "alignment bottom_right", "window", "scale", "softcap"),
-        *("mask along H", "mask along B", "bias spread over B", "bias spread over T", "query_mask along Lq"),
-        *("key_lengths", "key_lengths with 0", "some heads share", "all heads share", "values of another width"),
-        *("empty_rows zero", "empty_rows uniform", "empty_rows nan"),
-    }
-
-
 def test_a_pair_that_cannot_be_says_why_and_is_in_no_case() -> None:
     levels = levels_of(OPERATIONS["scoring"])
     never = {
@@ -168,81 +157,12 @@ def keys(case: Case) -> int:
     return sum(axis(case, name, -2) for name in ("key", "past_key") if name in case.input_shapes)
 
 
-def heads(case: Case) -> tuple[int, int, int]:
-    """Return batch entries, query heads, and heads of keys and values."""
-    return axis(case, "query", -4), axis(case, "query", -3), axis(case, "key", -3)
-
-
 def edges(tile: int) -> tuple[int, int, int, int]:
     return tile - 1, tile, tile + 1, 2 * tile + 1
 
 
 def is_causal(case: Case) -> bool:
     return bool(case.options.get("is_causal"))
-
-
-@pytest.mark.parametrize("operation", SIZED_OPERATIONS)
-def test_every_width_is_that_of_keys_and_of_values_twice_and_has_every_dtype(operation: str) -> None:
-    for width in WIDTHS:
-        of_keys = [case for case in of(operation) if axis(case, "query", -1) == width]
-        of_values = [case for case in of(operation) if axis(case, "value", -1) == width]
-        assert len([case for case in of_keys if case in of_values]) >= TWICE
-        assert any(case not in of_values for case in of_keys), "beside values of another width"
-        assert any(case not in of_keys for case in of_values), "beside keys of another width"
-        assert {is_causal(case) for case in of_keys} == {True, False}
-        dtypes = Counter(dtype for case in of_keys for dtype in case.dtypes)
-        assert all(dtypes[dtype] >= (1 if dtype == "float64" else TWICE) for dtype in DTYPES), dtypes
-        # The model is as wide as its heads together, as PyTorch's and Keras' layers need it.
-        sizes = {
-            (axis(case, "query_weight", -2), axis(case, "query_weight", -1))
-            for case in of("multi_head_attention")
-            if axis(case, "query_weight", -1) == width * case.options["heads"]
-        }
-        assert sizes, width
-        assert all(model == together for model, together in sizes), width
-
-
-@pytest.mark.parametrize("operation", SIZED_OPERATIONS)
-@pytest.mark.parametrize("tile", TILES)
-def test_masks_windows_and_corners_meet_every_edge(tile: int, operation: str) -> None:
-    """Causal and not, and twice."""
-    of_tile = [
-        case for case in of(operation) if case.id.startswith(f"{TEMPLATE}/") and f"-tile-{tile}-" in f"{case.id}-"
-    ]
-    for length_of in (keys, lambda case: axis(case, "query", -2)):
-        lengths = Counter(map(length_of, of(operation)))
-        found = {(length_of(case), is_causal(case)) for case in of_tile}
-        assert found >= {(length, causal) for length in edges(tile) for causal in (False, True)}
-        assert all(lengths[length] >= TWICE for length in edges(tile))
-    named = [case for case in of(operation) if f"-tile-{tile}-" in f"{case.id}-"]
-    masked = [axis(case, "mask", -2) > 1 for case in named if "mask" in case.inputs]
-    assert {True, False} == set(masked)
-    assert any("key_lengths" in case.inputs for case in named)
-    assert any("window" in case.options for case in named)
-    corners = {case.options.get("alignment") for case in named if is_causal(case)}
-    assert corners == {None, "bottom_right"}
-
-
-@pytest.mark.parametrize("tile", TILES)
-def test_one_query_and_a_few_meet_every_edge_of_keys_in_several_heads_and_entries(tile: int) -> None:
-    several = [case for case in of("attention") if min(heads(case)[:2]) > 1]
-    assert {keys(case) for case in several if axis(case, "query", -2) == 1} >= set(edges(tile))
-    assert any(keys(case) > tile and 1 < axis(case, "query", -2) < 8 for case in several)
-    assert any("past_key" in case.inputs and axis(case, "past_key", -2) == tile for case in several)
-
-
-@pytest.mark.parametrize("operation", SIZED_OPERATIONS)
-def test_heads_and_entries_are_many_and_grouped_and_hundreds_of_keys_have_no_edge_near(operation: str) -> None:
-    assert any(axis(case, "query", -2) > 2 * keys(case) for case in of(operation))
-    hundreds = [keys(case) for case in of(operation) if keys(case) > 200]
-    assert any(all(min(length % tile, -length % tile) > 4 for tile in TILES) for length in hundreds)
-    grids = [heads(case) for case in of(operation)]
-    many = [grid for grid in grids if grid[0] * grid[1] > 64]
-    assert max(batch for batch, _, _ in many) == 17
-    assert max(heads for _, heads, _ in many) == 40
-    groups = Counter(heads // shared for _, heads, shared in many)
-    assert all(groups[size] >= TWICE for size in (1, 4, 8)), groups
-    assert any(is_causal(case) for case in of(operation) if math.prod(heads(case)[:2]) > 64)
 
 
 def test_the_file_has_the_rows_that_are_made_for_its_tiles() -> None:
@@ -270,13 +190,12 @@ def test_no_query_is_left_without_a_key_but_at_the_other_corner() -> None:
 
 def test_there_are_few_shapes() -> None:
     """JAX compiles every operation for every shape. A softmax takes the scores of a query that attends elsewhere."""
-    assert len(set(_shapes(case for case in SIZED if case.operation != "softmax"))) <= MAX_SHAPES
-
-
-def _shapes(cases: Iterable[Case]) -> Iterable[tuple[tuple[int, ...], ...]]:
-    for case in cases:
-        named = (name for name in ("query", "key", "value") if name in case.inputs)
-        yield tuple(tuple(case.input_shapes[name]) for name in named)
+    shapes = {
+        tuple(case.input_shapes[name] for name in ("query", "key", "value") if name in case.inputs)
+        for case in SIZED
+        if case.operation != "softmax"
+    }
+    assert len(shapes) <= MAX_SHAPES
 
 
 Stages = dict[str, NDArray[Any]]
@@ -368,27 +287,51 @@ PROPERTIES: list[tuple[str, tuple[str, ...], Property]] = [
 ]
 
 
-@pytest.mark.parametrize(("tag", "operations", "holds"), PROPERTIES, ids=[tag for tag, *_ in PROPERTIES])
-def test_a_probe_is_what_its_tag_says(tag: str, operations: tuple[str, ...], holds: Property, compute: Compute) -> None:
-    assert tagged(tag, *operations)
-    assert [case.id for case in tagged(tag, *operations) if not holds(*compute(case, "float32"))] == []
+@pytest.mark.parametrize("operation", SIZED_OPERATIONS)
+def test_every_width_and_every_edge_of_a_tile_is_there_twice_and_causal_too(
+    operation: str,
+) -> None:
+    cases = of(operation)
+    for width in WIDTHS:
+        of_keys, of_values = ([case for case in cases if axis(case, name, -1) == width] for name in ("query", "value"))
+        assert len([case for case in of_keys if case in of_values]) >= TWICE, width
+        assert any(case not in of_values for case in of_keys), "beside values of another width"
+        assert {is_causal(case) for case in of_keys} == {True, False}
+        dtypes = Counter(dtype for case in of_keys for dtype in case.dtypes)
+        assert all(dtypes[dtype] >= (1 if dtype == "float64" else TWICE) for dtype in DTYPES), dtypes
+    for tile in TILES:
+        of_tile = [case for case in cases if f"-tile-{tile}-" in f"{case.id}-"]
+        for length_of in (keys, lambda case: axis(case, "query", -2)):
+            lengths = Counter(map(length_of, cases))
+            found = {(length_of(case), is_causal(case)) for case in of_tile}
+            assert found >= {(length, causal) for length in edges(tile) for causal in (False, True)}
+            assert all(lengths[length] >= TWICE for length in edges(tile))
+        assert {True, False} == {axis(case, "mask", -2) > 1 for case in of_tile if "mask" in case.inputs}
+        assert {"key_lengths", "window"} <= {name for case in of_tile for name in (*case.inputs, *case.options)}
+        assert {case.options.get("alignment") for case in of_tile if is_causal(case)} == {None, "bottom_right"}
+    grids = [(axis(case, "query", -4), axis(case, "query", -3), axis(case, "key", -3)) for case in cases]
+    groups = Counter(heads // shared for batch, heads, shared in grids if batch * heads > 64)
+    assert all(groups[size] >= TWICE for size in (1, 4, 8)), groups
 
 
-def test_a_probe_says_what_it_is_for_and_is_small() -> None:
+def test_one_query_meets_every_edge_of_keys_in_several_heads_and_entries() -> None:
+    several = [case for case in of("attention") if min(axis(case, "query", -4), axis(case, "query", -3)) > 1]
+    single = {keys(case) for case in several if axis(case, "query", -2) == 1}
+    assert single >= {length for tile in TILES for length in edges(tile)}
+
+
+def test_a_probe_is_what_its_tag_says_and_is_small(compute: Compute) -> None:
+    for tag, operations, holds in PROPERTIES:
+        assert tagged(tag, *operations), tag
+        others = [case.id for case in tagged(tag, *operations) if not holds(*compute(case, "float32"))]
+        assert others == [], tag
     for case in PROBES:
-        shapes = [*case.input_shapes.values(), *case.stage_shapes.values()]
         assert case.tags, case.id
-        assert max(map(math.prod, shapes)) <= 13_000, case.id
-
-
-def test_a_width_whose_default_scale_is_a_binary_number_has_a_reason() -> None:
-    for case in PROBES:
+        assert max(map(math.prod, (*case.input_shapes.values(), *case.stage_shapes.values()))) <= 13_000, case.id
         if "query" in case.input_shapes and case.options.get("score") != "dot":
+            # A width whose default scale is a binary number has a reason.
             width = case.input_shapes["query"][-1] // int(case.options.get("heads", 1))
             reasons = {"exact-scores", "broadcast-coincidence"} & set(case.tags)
             assert width not in (4, 16, 64, 256) or reasons, case.id
-
-
-def test_about_half_of_the_probes_are_generic() -> None:
-    supports_statistics = sum(case.supports_statistics for case in PROBES)
-    assert len(PROBES) / 3 < supports_statistics < 2 * len(PROBES) / 3
+    # About half are generic.
+    assert len(PROBES) / 3 < sum(case.supports_statistics for case in PROBES) < 2 * len(PROBES) / 3

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
 from pydantic import BaseModel
 
 from attncheck.backends import numpy_backend
@@ -28,7 +27,6 @@ from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, STAGES, InputSpec
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "cases.md"
-README = REFERENCE.parents[1] / "README.md"
 MARKED = re.compile(r"<!-- (\w+): (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 MODULES = (model, array_kinds)
@@ -212,43 +210,10 @@ def _item(value: dict[str, Any]) -> str:
     return f"{_value(value)}{' or null' if null else ''}" if value else "anything"
 
 
-# The tests
-
-
-def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
-    text = REFERENCE.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "python tests/docs/test_cases.py writes them again"
-
-
-def test_every_table_that_can_be_made_is_there() -> None:
-    found = {(kind, name) for kind, name, _ in MARKED.findall(REFERENCE.read_text(encoding="utf-8"))}
-    models = {each.__name__ for module in MODULES for each in _models(module)}
-    told_by_kind = {each.__name__ for each in array_kinds.KINDS.values()}
-    wanted = {("fields", name) for name in models - told_by_kind - {"Strict", "TagFile"}}
-    assert found == wanted | {
-        ("kinds", "numbers"),
-        ("kinds", "positions"),
-        ("operations", "all"),
-        ("quantities", "all"),
-        ("axes", "all"),
-        ("inputs", "all"),
-    }
-
-
-def test_every_field_says_what_it_means() -> None:
-    for each in (each for module in MODULES for each in _models(module)):
-        each.model_rebuild()  # fields of models that name each other are complete from then on
-        assert [field for field, value in each.model_fields.items() if not value.description] == [], each.__name__
-
-
 def _models(module: ModuleType) -> list[type[BaseModel]]:
     """The models that a module defines."""
     classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, BaseModel)]
     return [each for each in classes if each.__module__ == module.__name__]
-
-
-def test_the_readme_names_the_reference() -> None:
-    assert "(docs/cases.md)" in README.read_text(encoding="utf-8")
 
 
 def _examples() -> list[str]:
@@ -278,28 +243,17 @@ def test_every_option_input_and_field_has_an_example(tmp_path: Path) -> None:
     }
     assert {case.operation for case in cases} == set(OPERATIONS)
     text = "\n".join(_examples())
-    fields = {
-        field
-        for each in (model.CaseFile, model.CaseEntry, model.Expectation, model.Defaults, model.TagEntry)
-        for field in each.model_fields
-    }
-    fields |= {
-        field for each in (*array_kinds.KINDS.values(), model.Source, model.Random) for field in each.model_fields
-    }
+    models = (model.CaseFile, model.CaseEntry, model.Expectation, model.Defaults, model.TagEntry, model.Source)
+    fields = {field for each in (*models, model.Random, *array_kinds.KINDS.values()) for field in each.model_fields}
+    fields |= {name for operation in OPERATIONS.values() for name in operation.inputs} | {"score_vector", "weight"}
     assert [field for field in sorted(fields) if not re.search(rf"\b{field}:", text)] == []
-    inputs = {name for operation in OPERATIONS.values() for name in operation.inputs} | {"score_vector", "weight"}
-    assert [name for name in sorted(inputs) if not re.search(rf"\b{name}:", text)] == []
-
-
-def test_the_tags_of_the_reference_are_read(tmp_path: Path) -> None:
-    [text] = [text for text in _examples() if text.startswith("tags:")]
-    (tmp_path / "tags.yaml").write_text(text, encoding="utf-8")
+    [tags] = [text for text in _examples() if text.startswith("tags:")]
+    (tmp_path / "tags.yaml").write_text(tags, encoding="utf-8")
     assert list(load_tags(tmp_path, "tags.yaml")) == ["uniform"]
 
 
-@pytest.mark.parametrize("text", [text for text in _examples() if not text.startswith("tags:")])
-def test_every_example_runs_and_the_numbers_that_it_knows_hold(text: str, tmp_path: Path) -> None:
-    for case in _loaded(text, tmp_path):
+def test_every_example_runs_and_the_numbers_that_it_knows_hold(tmp_path: Path) -> None:
+    for case in _cases(tmp_path):
         dtype = "float64" if "float64" in case.dtypes else "float32"
         outcome = evaluate_on(numpy_backend, task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)))
         assert isinstance(outcome, Computed), outcome
@@ -312,6 +266,21 @@ def test_every_example_runs_and_the_numbers_that_it_knows_hold(text: str, tmp_pa
             off = absolute_difference(computed, known.value)[given]
             assert not differing_nonfinite(computed, known.value)[given].any()
             assert (off <= known.open_towards(computed)[given] + rounding).all(), (case.name, expected.name, computed)
+
+
+def test_every_table_that_can_be_made_is_there_is_that_of_the_code_and_every_field_says_what_it_means() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    assert with_tables(text) == text, "python tests/docs/test_cases.py writes them again"
+    models = [each for module in MODULES for each in _models(module)]
+    told_by_kind = {each.__name__ for each in array_kinds.KINDS.values()}
+    wanted = {("fields", each.__name__) for each in models} - {("fields", name) for name in told_by_kind}
+    wanted |= {("kinds", "numbers"), ("kinds", "positions")}
+    wanted |= {(name, "all") for name in ("operations", "quantities", "axes", "inputs")}
+    found = {(kind, name) for kind, name, _ in MARKED.findall(text)}
+    assert found == wanted - {("fields", "Strict"), ("fields", "TagFile")}
+    for each in models:
+        each.model_rebuild()  # fields of models that name each other are complete from then on
+        assert [field for field, value in each.model_fields.items() if not value.description] == [], each.__name__
 
 
 if __name__ == "__main__":

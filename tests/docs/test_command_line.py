@@ -69,55 +69,9 @@ def _help(parameter: Any) -> str:
     return f"{text} Default: `{default}`." if is_shown and "Default:" not in text else text
 
 
-def test_the_reference_is_made_of_the_help_texts() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert MARKED.search(text)
-    assert with_reference(text) == text, "python tests/docs/test_command_line.py writes it again"
-
-
-def test_every_command_and_every_option_of_check_stands_in_one_panel() -> None:
-    grouped = [name for names in COMMANDS.values() for name in names]
-    assert sorted(grouped) == sorted(GROUP.commands)
-    listed = [name for names in OPTIONS.values() for name in names]
-    assert len(listed) == len(set(listed))
-    assert {each.name for each in GROUP.commands["check"].params} - {*listed, "cases"} == set()
-
-
-def test_help_shows_no_types_and_says_ranges_in_words() -> None:
-    texts = {
-        name: command.get_help(command.make_context(name, [], resilient_parsing=True))
-        for name, command in GROUP.commands.items()
-    }
-    assert [name for name, text in texts.items() if re.search(r"<(str|int|Path|list|float)|[<>]=|None", text)] == []
-    assert "[default: 60.0; at least 0.1]" in " ".join(texts["check"].split())
-
-
 def with_reference(text: str) -> str:
     """Return the page with its commands made anew."""
     return MARKED.sub(lambda _: f"<!-- commands -->\n{reference()}<!-- end -->\n", text)
-
-
-def test_no_page_and_no_help_has_words_that_users_stumble_over() -> None:
-    stumbling = re.compile(r"\b(held against|but for|mend(ed|s|ing)?|anew)\b")
-    ours = [page for page in pages() if "architecture" not in page.parts and page.name != "findings.md"]
-    texts = {str(page): page.read_text(encoding="utf-8") for page in ours}
-    texts |= {
-        name: f"{command.help} {[each.help for each in command.params]}" for name, command in GROUP.commands.items()
-    }
-    assert [(name, found[0]) for name, text in texts.items() for found in stumbling.finditer(text)] == []
-
-
-@pytest.mark.parametrize("name", ["", *GROUP.commands])
-def test_help_fits_and_ends_with_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    code, text = attncheck(f"attncheck {name} --help", tmp_path)
-    assert code == 0
-    assert max(map(len, text.splitlines())) <= 80
-    assert not re.search(r"\.\.\.$|\u2026", text.partition("\n\n")[2], re.MULTILINE), "a text is cut off"
-    examples = examples_of(text)
-    assert examples
-    assert all(each.startswith(f"attncheck {name}".strip()) for each in examples)
-    assert examples == examples_of(without_versions((GROUP.commands[name] if name else GROUP).epilog))
 
 
 def _installed(release: releases.Release) -> bool:
@@ -177,6 +131,33 @@ def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, m
                 code = ExitCode.BAD_INPUT
             ended, printed = attncheck(command, tmp_path)
             assert ended == code, f"`{command}` ended with {ended}:\n{printed}"
+
+
+def test_the_reference_is_made_of_the_help_texts_and_every_option_stands_in_one_panel() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert MARKED.search(text)
+    assert with_reference(text) == text, "python tests/docs/test_command_line.py writes it again"
+    grouped = [name for names in COMMANDS.values() for name in names]
+    assert sorted(grouped) == sorted(GROUP.commands)
+    listed = [name for names in OPTIONS.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert {each.name for each in GROUP.commands["check"].params} - {*listed, "cases"} == set()
+
+
+def test_help_fits_ends_with_examples_and_says_types_and_ranges_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("", *GROUP.commands):
+        code, text = attncheck(f"attncheck {name} --help", tmp_path)
+        assert code == 0
+        assert max(map(len, text.splitlines())) <= 80, name
+        assert not re.search(r"\.\.\.$|\u2026", text.partition("\n\n")[2], re.MULTILINE), f"{name}: a text is cut off"
+        assert not re.search(r"<(str|int|Path|list|float)|[<>]=|None", text), name
+        examples = examples_of(text)
+        assert examples, name
+        assert all(each.startswith(f"attncheck {name}".strip()) for each in examples)
+        assert examples == examples_of(without_versions((GROUP.commands[name] if name else GROUP).epilog))
 
 
 if __name__ == "__main__":

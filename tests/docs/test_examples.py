@@ -1,4 +1,4 @@
-"""The README and the examples: kernels agree, cases run, and the workflow and its action do what they say."""
+"""The README, examples and notebooks: kernels agree, cases run, and the workflow and its action do what they say."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
 sys.path.insert(0, str(Path(__file__).parent))
 from here import own_code_here
-from pages import DOCS, ROOT, Block, attncheck, blocks_of, commands_of, small_corpus
+from pages import DOCS, ROOT, Block, Reader, attncheck, blocks_of, commands_of, small_corpus
 
 from attncheck import check
+from attncheck.results.reader import read_run
 
 EXAMPLES = ROOT / "examples"
 
@@ -30,13 +32,6 @@ def test_the_torch_kernel_agrees_at_every_stage() -> None:
     agreeing = result.frames.results.query("verdict == 'agree'")
     assert {"scores", "capped", "biased", "masked", "weights", "output"} <= set(agreeing["stage"])
     assert set(agreeing["dtype"]) == {"float64", "float32", "bfloat16"}
-
-
-def test_the_cases_agree() -> None:
-    with own_code_here():
-        result = check(f"{EXAMPLES}/numpy_kernel.py:attention", cases=[str(EXAMPLES / "my_cases")])
-    assert result.agrees, result.explain()
-    assert result.judged == result.asked == 2
 
 
 def _yaml(path: str) -> dict[str, Any]:
@@ -117,42 +112,14 @@ def test_what_the_action_is_given_is_never_run(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_no_expression_stands_in_a_script() -> None:
-    steps = [*_steps(), *_yaml(ACTION)["runs"]["steps"]]
-    scripts = [step["run"] for step in steps if "run" in step]
-    assert len(scripts) == 2
-    assert not [script for script in scripts if "${{" in script]
-
-
-def test_the_workflow_checks_out_what_it_uses_and_may_upload_what_it_keeps() -> None:
-    steps = _steps()
-    [checked_out] = [step["with"]["path"] for step in steps if "repository" in step.get("with", {})]
-    [used] = [step["uses"] for step in steps if _is_in_the_action(step)]
-    assert used == f"./{checked_out}/examples/action"
-    action = _yaml(ACTION)
-    assert action["inputs"]["source"]["default"] == checked_out
-    [given] = [step["with"] for step in steps if _is_in_the_action(step)]
-    assert set(given) <= set(action["inputs"])
-    assert {name for name, each in action["inputs"].items() if each.get("required")} <= set(given)
-    assert _yaml("attention.yml")["permissions"]["security-events"] == "write"
-
-
-SKILL = EXAMPLES / "skills" / "attncheck" / "SKILL.md"
-
-
-def test_the_skill_has_the_front_matter_that_agents_read() -> None:
-    _, head, text = SKILL.read_text(encoding="utf-8").split("---\n", 2)
-    fields = dict(YAML(typ="safe").load(head))
-    assert fields.keys() == {"name", "description"}
-    assert fields["name"] == SKILL.parent.name
-    assert 0 < len(fields["description"]) <= 1024
-    assert text.startswith("\n# ")
-
-
 def test_every_command_of_the_skill_prints_a_document_with_the_fields_that_it_names(tmp_path: Path) -> None:
-    text = SKILL.read_text(encoding="utf-8")
-    kernel = (EXAMPLES / "numpy_kernel.py").read_text(encoding="utf-8")
-    (tmp_path / "my_kernel.py").write_text(kernel, encoding="utf-8")
+    skill = EXAMPLES / "skills" / "attncheck" / "SKILL.md"
+    text = skill.read_text(encoding="utf-8")
+    fields = dict(YAML(typ="safe").load(text.split("---\n", 2)[1]))  # which agents read
+    assert fields.keys() == {"name", "description"}
+    assert fields["name"] == skill.parent.name
+    assert 0 < len(fields["description"]) <= 1024
+    (tmp_path / "my_kernel.py").write_text(KERNEL, encoding="utf-8")
     commands = [command for block in blocks_of(text) for command, _ in commands_of(block)]
     assert len(commands) == 5
     found = {}
@@ -166,55 +133,88 @@ def test_every_command_of_the_skill_prints_a_document_with_the_fields_that_it_na
     assert named <= set(re.findall(r"`([a-z_]+)`", text))
 
 
-def test_the_page_on_ci_shows_the_same_workflow() -> None:
+def test_the_readme_has_the_kernel_of_the_examples_which_agrees_and_what_is_published(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    (kernel,) = re.findall(r"```python\n# my_kernel\.py\n(.*?)```", text, re.DOTALL)
+    assert KERNEL.endswith(f"\n\n{kernel}")
+    published = (ROOT / "reports" / "published" / "README.md").read_text(encoding="utf-8")
+    (documents,) = re.findall(r"^- (The documents print .*)$", published.partition("\n## ")[0], re.MULTILINE)
+    assert documents in text.splitlines()  # what is published is of all cases on JAX too
+    versions = re.findall(r"^\| (\w+\.\w+) \| (\S+) \|$", published, re.MULTILINE)
+    assert len(versions) == 4
+    assert all(f"`{name} {version}`" in text for name, version in versions)
+    (tmp_path / "my_kernel.py").write_text(kernel, encoding="utf-8")
+    with own_code_here():
+        result = check(f"{tmp_path}/my_kernel.py:attention", cases=["attention", "grouped_heads", "coincidences"])
+        own = check(f"{EXAMPLES}/numpy_kernel.py:attention", cases=[str(EXAMPLES / "my_cases")])
+    assert result.agrees, result.explain()
+    assert {"agree", "unsupported"} == set(result.frames.results["verdict"])
+    assert own.agrees, own.explain()
+    assert own.judged == own.asked == 2
+
+
+def test_the_workflow_checks_out_what_it_uses_may_upload_what_it_keeps_and_has_no_expression_in_a_script() -> None:
+    steps, action = _steps(), _yaml(ACTION)
+    [checked_out] = [step["with"]["path"] for step in steps if "repository" in step.get("with", {})]
+    [(used, given)] = [(step["uses"], step["with"]) for step in steps if _is_in_the_action(step)]
+    assert used == f"./{checked_out}/examples/action"
+    assert action["inputs"]["source"]["default"] == checked_out
+    assert set(given) <= set(action["inputs"])
+    assert {name for name, each in action["inputs"].items() if each.get("required")} <= set(given)
+    assert _yaml("attention.yml")["permissions"]["security-events"] == "write"
+    scripts = [step["run"] for step in (*steps, *action["runs"]["steps"]) if "run" in step]
+    assert len(scripts) == 2
+    assert not [script for script in scripts if "${{" in script]
+    # The page on CI shows the same.
     blocks: list[Block] = blocks_of((DOCS / "how-to" / "ci.md").read_text(encoding="utf-8"))
     [shown] = [block.text for block in blocks if block.file == ".github/workflows/attention.yml"]
     text = (EXAMPLES / "attention.yml").read_text(encoding="utf-8")
     assert shown.partition("\n")[2] == text[text.index("name: ") :]
 
 
-README = ROOT / "README.md"
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+KERNEL = (ROOT / "examples" / "numpy_kernel.py").read_text(encoding="utf-8")
+IN_SIXTEEN_BITS = '\n\nattention.classes = {"float16": "eager"}\n'
+CAUSAL = "np.tri(*scores.shape[-2:], dtype=bool)"
 
 
-def kernel_of_the_readme() -> str:
-    (text,) = re.findall(r"```python\n# my_kernel\.py\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    return str(text)
+def cells(path: Path, kind: str) -> list[str]:
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
 
 
-def test_the_readme_is_short_with_the_kernel_of_the_examples_and_what_is_published() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 130
-    assert (EXAMPLES / "numpy_kernel.py").read_text(encoding="utf-8").endswith(f"\n\n{kernel_of_the_readme()}")
-    (shown,) = re.findall(r"ends like this:\n\n```\w*\n(.*?)```", text, re.DOTALL)
-    assert len(shown.splitlines()) == 5
-    published = (ROOT / "reports" / "published" / "README.md").read_text(encoding="utf-8")
-    (documents,) = re.findall(r"^- (The documents print .*)$", published.partition("\n## ")[0], re.MULTILINE)
-    assert documents in shown.splitlines()  # what is published is of all cases on JAX too
-    versions = re.findall(r"^\| (\w+\.\w+) \| (\S+) \|$", published, re.MULTILINE)
-    assert len(versions) == 4
-    assert all(f"`{name} {version}`" in text for name, version in versions)
+def commands(path: Path) -> list[str]:
+    text = "\n".join(cells(path, "markdown")).replace("\\\n", " ")
+    return re.findall(r"^    (attncheck check .*)$", text, re.MULTILINE)
 
 
-TRI = "np.tri(*scores.shape[-2:], dtype=bool)"
-MISTAKES = {
-    TRI: (TRI.replace(", dtype", ", scores.shape[-1] - scores.shape[-2], dtype"), "semantic", "aligned bottom-right"),
-    "query.shape[-1] ** -0.5 if": ("1 / query.shape[-1] if", "numeric", "1/D"),
-}
-
-
-def test_the_readmes_kernel_agrees_and_a_usual_mistake_in_it_is_told_by_name(tmp_path: Path) -> None:
-    kernel = kernel_of_the_readme()
-    (tmp_path / "my_kernel.py").write_text(kernel, encoding="utf-8")
-    with own_code_here():
-        result = check(f"{tmp_path}/my_kernel.py:attention", cases=["attention", "grouped_heads", "coincidences"])
-    assert result.agrees, result.explain()
-    assert {"agree", "unsupported"} == set(result.frames.results["verdict"])
-    for right, (wrong, verdict, told) in MISTAKES.items():
-        assert right in kernel
-        (tmp_path / "my_kernel.py").write_text(kernel.replace(right, wrong), encoding="utf-8")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_answers_its_question_from_the_results_of_its_commands(path: Path, tmp_path: Path) -> None:
+    """A kernel in NumPy, which an edit makes wrong before the last of several commands, stands for the libraries."""
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(KERNEL + IN_SIXTEEN_BITS, encoding="utf-8")
+    lines = commands(path)
+    for line in lines:
+        if line is lines[-1] and len(lines) > 1:
+            wrong = CAUSAL.replace(", dtype", ", scores.shape[-1] - scores.shape[-2], dtype")
+            kernel.write_text(KERNEL.replace(CAUSAL, wrong) + IN_SIXTEEN_BITS, encoding="utf-8")
+        chosen = re.sub(r"--implementation \S+", "--implementation kernel.py:attention", line)
         with own_code_here():
-            result = check(f"{tmp_path}/my_kernel.py:attention", cases=["attention"], dtypes=["float32"])
-        failing = [row for row in result.failures if row.comparison == "stage"]
-        assert {row.verdict for row in failing} == {verdict}
-        assert all(told in row.message for row in failing)
-        assert verdict != "numeric" or {row.begins_at for row in failing} == {"scores"}
+            assert attncheck(f"{chosen} --no-report --quiet", tmp_path)[0] in (0, 1)
+    reader = Reader(tmp_path, lambda command: {})
+    code = cells(path, "code")
+    assert "attncheck" not in "".join(code)
+    for number, cell in enumerate(code, 1):
+        reader.execute(cell, f"{path.name}:{number}")
+    assert len(reader.namespace["answer"])
+
+
+def test_the_folder_of_rows_is_the_frame_and_every_column_is_documented_once(tmp_path: Path) -> None:
+    assert attncheck("attncheck check 'softmax/*' --backend numpy --no-report --quiet", tmp_path)[0] == 0
+    results = tmp_path / "results" / "latest"
+    rows = pd.read_parquet(results / "rows")
+    pd.testing.assert_frame_equal(rows, read_run(results).rows[list(rows)], check_dtype=False)
+    page = (DOCS / "reference" / "results.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| `(\w+)` \| rows\b", page, re.MULTILINE)
+    assert sorted(documented) == sorted(rows)

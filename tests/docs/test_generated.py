@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jsonschema_rs
-import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pages import DOCS, ROOT, all_pages
@@ -27,7 +26,6 @@ from attncheck.conventions import QUESTIONS
 from attncheck.execution.signatures import expected_signature
 from attncheck.judging.alternatives import Reading
 from attncheck.judging.readings import CATALOGUE
-from attncheck.properties.calls import VARIANTS_OF
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
@@ -124,40 +122,6 @@ def _pages() -> Iterator[tuple[Path, str, str]]:
     yield SCHEMA, SCHEMA.read_text(encoding="utf-8"), results_schema()
 
 
-def test_every_table_is_that_of_the_code() -> None:
-    stale = [path.name for path, text, made in _pages() if text != made]
-    assert stale == [], "python tests/docs/test_generated.py writes them again"
-
-
-def test_every_table_that_the_site_makes_is_included_once() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in all_pages())
-    made = tables()
-    assert sorted(re.findall(r"^```{include} (?:\.\./)+build/tables/(\S+)$", text, re.MULTILINE)) == sorted(made)
-    assert [name for name, each in made.items() if each.count("\n| ") < 2] == []
-
-
-def test_every_property_has_a_function() -> None:
-    assert list(VARIANTS_OF) == list(PROPERTIES)
-
-
-def test_help_texts_name_every_family() -> None:
-    names = f"{', '.join(list(FAMILIES)[:-1])} or {list(FAMILIES)[-1]}"
-    assert names in options.options_of(options.RunOptions)["signature"].flag.help
-    assert names in " ".join((ROOT / "harness" / "api.py").read_text(encoding="utf-8").split())
-
-
-def test_the_schema_is_one() -> None:
-    jsonschema_rs.meta.validate(json.loads(results_schema()))
-
-
-def test_every_command_with_an_outcome_has_a_document_and_the_option() -> None:
-    of_texts = {"schema"}
-    """A schema is JSON anyway."""
-    assert {name.split()[0] for name in DOCUMENTS} == set(GROUP.commands) - of_texts
-    for name, command in GROUP.commands.items():
-        assert ("--json" in {option for each in command.params for option in each.opts}) == (name not in of_texts), name
-
-
 def test_a_signature_that_a_document_shows_is_the_contracts() -> None:
     signature = re.compile(r"attention\(query, key, value, \*, mask=None, bias=None[^)]*\)")
     for path in (ROOT / "README.md", *DOCS.rglob("*.md")):
@@ -167,21 +131,33 @@ def test_a_signature_that_a_document_shows_is_the_contracts() -> None:
         assert shown <= {expected_signature("attention")}, path
 
 
-@pytest.fixture(scope="module")
-def expected_failures() -> str:
-    return (DOCS / "expected_failures.md").read_text(encoding="utf-8")
+def test_every_table_is_that_of_the_code_and_those_that_the_site_makes_are_included_once() -> None:
+    stale = [path.name for path, text, made in _pages() if text != made]
+    assert stale == [], "python tests/docs/test_generated.py writes them again"
+    jsonschema_rs.meta.validate(json.loads(results_schema()))
+    text = "".join(page.read_text(encoding="utf-8") for page in all_pages())
+    made = tables()
+    assert sorted(re.findall(r"^```{include} (?:\.\./)+build/tables/(\S+)$", text, re.MULTILINE)) == sorted(made)
+    assert [name for name, each in made.items() if each.count("\n| ") < 2] == []
 
 
-def test_the_page_on_expected_failures_has_every_field_as_the_code_explains_it(expected_failures: str) -> None:
-    found = {line.split("`")[1]: line for line in expected_failures.splitlines() if line.startswith("| `")}
-    assert found.keys() == ExpectedFailureEntry.model_fields.keys()
+def test_help_names_every_family_and_every_command_with_an_outcome_has_a_document_and_the_option() -> None:
+    names = f"{', '.join(list(FAMILIES)[:-1])} or {list(FAMILIES)[-1]}"
+    assert names in options.options_of(options.RunOptions)["signature"].flag.help
+    of_texts = {"schema"}  # which is JSON anyway
+    assert {name.split()[0] for name in DOCUMENTS} == set(GROUP.commands) - of_texts
+    for name, command in GROUP.commands.items():
+        assert ("--json" in {option for each in command.params for option in each.opts}) == (name not in of_texts), name
+
+
+def test_the_page_on_expected_failures_has_every_field_as_the_code_explains_it_and_a_good_list(tmp_path: Path) -> None:
+    page = (DOCS / "expected_failures.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert rows.keys() == ExpectedFailureEntry.model_fields.keys()
     for name, field in ExpectedFailureEntry.model_fields.items():
-        assert str(field.description) in found[name]
-        assert ("(needed)" in found[name]) == field.is_required()
-
-
-def test_its_example_is_a_good_list_with_every_field(expected_failures: str, tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", expected_failures, re.DOTALL)
+        assert str(field.description) in rows[name]
+        assert ("(needed)" in rows[name]) == field.is_required()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
     found = load_expected_failures([tmp_path / "known.yaml"])
     assert set().union(*(each.entry.model_fields_set for each in found)) == ExpectedFailureEntry.model_fields.keys()

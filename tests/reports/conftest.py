@@ -14,7 +14,6 @@ import pytest
 from here import evaluation_here
 
 from attncheck.backends import BackendEntry
-from attncheck.cli import app
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
@@ -25,12 +24,6 @@ from attncheck.reports.write import write_report
 from attncheck.results.format import EXACT, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
-
-
-@pytest.fixture(scope="session", autouse=True)
-def every_command() -> None:
-    """Load the modules of all commands: a process loads that of its first one alone, and tests run several in one."""
-    app.load()
 
 
 def read_frames(*directories: Path) -> Frames:
@@ -65,12 +58,6 @@ def hand(
     make_row: Callable[..., Row], make_case_record: Callable[..., dict[str, Any]], write_run: Callable[..., Path]
 ) -> Hand:
     return Hand(make_row, make_case_record, write_run)
-
-
-@pytest.fixture(scope="session")
-def frames_of() -> Callable[..., Frames]:
-    """Read results directories into frames."""
-    return read_frames
 
 
 @pytest.fixture(scope="session")

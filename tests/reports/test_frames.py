@@ -10,7 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from attncheck.errors import OutputError
@@ -27,7 +26,7 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.html.evidence import error_ratio
 from attncheck.reports.write import harmless, write_junit, write_report
-from attncheck.results.format import EXACT, INPUTS, StoredArray, bound_name
+from attncheck.results.format import EXACT, INPUTS, StoredArray
 from attncheck.results.reader import read_run
 from attncheck.results.records import CaseRecords
 from attncheck.verdicts import Verdict
@@ -60,12 +59,6 @@ def test_rows_are_parted_by_kind_in_one_order_with_the_versions_of_both_sides(ha
     wanted = [(dtype, stage) for dtype in dtypes for stage in stages]
     found = hand.frames({"dtype": dtype, "stage": stage} for dtype, stage in reversed(wanted)).results
     assert list(zip(found["dtype"], found["stage"], strict=True)) == wanted
-
-
-def test_every_column_is_documented(document_frames: Frames) -> None:
-    for name in ("results", "pairs", "numbers"):
-        columns = {column.removeprefix("other_") for column in document_frames.tables()[name].columns}
-        assert not columns - COLUMNS.keys(), name
 
 
 def test_notes_say_what_did_not_run_and_what_another_environment_filled(hand: Any) -> None:
@@ -158,33 +151,39 @@ def test_arrays_come_back_by_environment_implementation_and_stage(hand: Any) -> 
     assert narrow.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(narrow.astype(np.float32), half.astype(np.float32))
     assert arrays.units() == (("file/one", "bfloat16"), ("file/one", "float64"), ("file/two", "float64"))
-    for empty in (KeptArrays(), KeptArrays({"local": hand.run()})):
-        assert (empty.of("file/one", "float64"), empty.units()) == ({}, ())
+    # What cannot be read is as if it were not kept.
+    for damage in (damage_footer, damage_data):
+        damage(first / "arrays" / "part-00000.parquet")
+        damaged = KeptArrays({"old": first, "new": second}).of("file/one", "float64")
+        assert {environment for environment, _, _ in damaged} == {"new"}
 
 
-def test_only_the_row_groups_that_are_asked_for_are_read_and_few_stay_in_memory(
-    monkeypatch: pytest.MonkeyPatch, hand: Any
+def test_every_frame_is_written_as_csv_and_parquet_the_same_each_time_and_every_column_is_documented(
+    document_frames: Frames, document_run: Path, document_report: Path, tmp_path: Path
 ) -> None:
-    directory = hand.run(arrays=[stored(np.full(3, n), case=f"file/{n}") for n in range(8)])
-    (part,) = (directory / "arrays").glob("*.parquet")
-    pq.write_table(pq.read_table(part), part, row_group_size=2)
-    read: list[int] = []
-    whole = pq.ParquetFile.read_row_groups
-
-    def counted(self: Any, groups: list[int], columns: list[str]) -> Any:
-        if "data" in columns:
-            read.extend(groups)
-        return whole(self, groups, columns=columns)
-
-    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
-    arrays = KeptArrays({"local": directory})
-    assert arrays.units()[-1] == ("file/7", "float64")
-    assert read == []
-    for case in (5, 4, 5, 0, 7):
-        assert arrays.of(f"file/{case}", "float64")["local", "numpy.eager", "output"].tolist() == [case] * 3
-    assert read == [2, 0, 3]
-    arrays.of("file/4", "float64")  # no longer in memory
-    assert read == [2, 0, 3, 2]
+    """As if workers had answered, and files been written, in another order."""
+    tables = document_frames.tables()
+    written = contents(document_report)
+    assert set(written) == {"report.md", "report.html", "junit.xml"} | {
+        f"{name}.{suffix}" for name in tables for suffix in ("csv", "parquet")
+    }
+    for name, frame in tables.items():
+        rows = read_csv(document_report / f"{name}.csv")
+        assert (len(rows), list(rows[0])) == (len(frame), list(frame.columns))
+        pd.testing.assert_frame_equal(pd.read_parquet(document_report / f"{name}.parquet"), frame, check_dtype=False)
+        columns = {column.removeprefix("other_") for column in frame.columns}
+        assert name == "environments" or not columns - COLUMNS.keys(), name
+    # Numbers in CSV are exact, and lines end alike on every platform.
+    values = [float(row["value"]) for row in read_csv(document_report / "numbers.csv")]
+    assert values == document_frames.numbers["value"].tolist()
+    assert not [name for name, content in written.items() if b"\r" in content and "parquet" not in name]
+    run = read_run(document_run)
+    environment = dict(reversed(run.environment.items()))
+    environment["versions"] = dict(reversed(run.environment["versions"].items()))
+    cases = CaseRecords(reversed(list(run.cases.values())))
+    shuffled = replace(run, rows=run.rows.sample(frac=1, random_state=7), cases=cases, environment=environment)
+    write_report(make_frames(merge_runs([shuffled])), tmp_path)
+    assert contents(tmp_path) == written
 
 
 def damage_footer(part: Path) -> None:
@@ -196,32 +195,6 @@ def damage_data(part: Path) -> None:
     part.write_bytes(content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :])
 
 
-def test_what_cannot_be_read_is_as_if_it_were_not_kept(hand: Any) -> None:
-    for damage in (damage_footer, damage_data):
-        first, second = (hand.run(arrays=[stored(np.arange(99.0))]) for _ in range(2))
-        damage(first / "arrays" / "part-00000.parquet")
-        found = KeptArrays({"a": first, "b": second}).of("file/one", "float64")
-        assert list(found) == [("b", "numpy.eager", "output")]
-
-
-def test_the_error_ratio_is_that_of_the_rows_nan_where_nothing_is_judged_and_infinite_where_nan_stands_alone(
-    document_frames: Frames,
-) -> None:
-    nan, inf = np.nan, np.inf
-    computed = np.array([1.5, 1.0, 7.0, 7.0, nan, nan, inf, 2.0])
-    exact = np.array([1.0, 1.0, nan, 1.0, nan, 1.0, inf, 1.0])
-    allowed = np.array([0.25, 0.0, inf, nan, 0.0, 0.5, 0.0, 0.0])
-    np.testing.assert_array_equal(error_ratio(computed, exact, allowed), [2.0, 0.0, nan, nan, 0.0, inf, 0.0, inf])
-    rows = document_frames.results
-    rows = rows[(rows["dtype"] == "float32") & (rows["ratio"] > 0) & rows["case"].str.contains("base_r")]
-    assert len(rows) > 4
-    for row in rows.itertuples():
-        kept = document_frames.arrays.of(row.case, "float32")
-        names = (row.implementation, EXACT, bound_name("native"))
-        found = error_ratio(*(kept[row.environment, name, row.stage] for name in names))
-        assert np.nanmax(found) == pytest.approx(row.ratio, rel=1e-6)
-
-
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
@@ -229,32 +202,6 @@ def contents(directory: Path) -> dict[str, bytes]:
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def test_every_frame_is_written_as_csv_and_parquet(document_frames: Frames, document_report: Path) -> None:
-    written = contents(document_report)
-    assert set(written) == {"report.md", "report.html", "junit.xml"} | {
-        f"{name}.{suffix}" for name in document_frames.tables() for suffix in ("csv", "parquet")
-    }
-    for name, frame in document_frames.tables().items():
-        rows = read_csv(document_report / f"{name}.csv")
-        assert (len(rows), list(rows[0])) == (len(frame), list(frame.columns))
-        pd.testing.assert_frame_equal(pd.read_parquet(document_report / f"{name}.parquet"), frame, check_dtype=False)
-    # Numbers in CSV are exact, and lines end alike on every platform.
-    values = [float(row["value"]) for row in read_csv(document_report / "numbers.csv")]
-    assert values == document_frames.numbers["value"].tolist()
-    assert not [name for name, content in written.items() if b"\r" in content and "parquet" not in name]
-
-
-def test_the_same_results_give_the_same_bytes(document_run: Path, document_report: Path, tmp_path: Path) -> None:
-    """As if workers had answered, and files been written, in another order."""
-    run = read_run(document_run)
-    environment = dict(reversed(run.environment.items()))
-    environment["versions"] = dict(reversed(run.environment["versions"].items()))
-    cases = CaseRecords(reversed(list(run.cases.values())))
-    shuffled = replace(run, rows=run.rows.sample(frac=1, random_state=7), cases=cases, environment=environment)
-    write_report(make_frames(merge_runs([shuffled])), tmp_path)
-    assert contents(tmp_path) == contents(document_report)
 
 
 FORMULAS = {
@@ -316,3 +263,11 @@ def test_what_cannot_be_written_is_told_in_one_line_and_nothing_is_a_report_too(
     write_report(hand.frames([{}, {"stage": "output"}]), tmp_path / "report")
     assert not (tmp_path / "report" / "results.csv").exists()
     assert len(pd.read_parquet(tmp_path / "report" / "results.parquet")) == 2
+
+
+def test_the_error_ratio_is_nan_where_nothing_is_judged_and_infinite_where_nan_stands_alone() -> None:
+    nan, inf = np.nan, np.inf
+    computed = np.array([1.5, 1.0, 7.0, 7.0, nan, nan, inf, 2.0])
+    exact = np.array([1.0, 1.0, nan, 1.0, nan, 1.0, inf, 1.0])
+    allowed = np.array([0.25, 0.0, inf, nan, 0.0, 0.5, 0.0, 0.0])
+    np.testing.assert_array_equal(error_ratio(computed, exact, allowed), [2.0, 0.0, nan, nan, 0.0, inf, 0.0, inf])
