@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from problems import Arrays, Problem
 
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge import judge
-from attncheck.judging.truth import find_truth
+from attncheck.judging.judge import CaseJudgement, judge
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import Problem
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
-Stages = dict[str, Array]
-Compute = Callable[[Case, str], tuple[Inputs, Stages]]
+Compute = Callable[[Case, str], tuple[Inputs, Arrays]]
 LoadText = Callable[[str | bytes], list[Case]]
+Hold = Callable[..., list[Row]]
+DTYPES = ("float32", "float64")
 
 EQUAL = "[[0, 0], [0, 0]]"
 """Scores whose weights are halves."""
@@ -31,32 +31,19 @@ APART = "[[0, 1], [2, -1]]"
 """Scores whose weights are those of the logistic function at 1 and 3."""
 RIGHT = [[1 - 0.7310585786300049, 0.7310585786300049], [0.9525741268224334, 1 - 0.9525741268224334]]
 OFF = [RIGHT[0], [0.9525741268224334, 0.06]]
-
-
-def numbers(judged_rows: tuple[Row, ...]) -> list[Row]:
-    return [row for row in judged_rows if row.comparison in ("printed", "known", "exact")]
-
-
-def of_numpy(case: Case, dtype: str, compute: Compute) -> list[Row]:
-    """Judge NumPy against the numbers of a case."""
-    inputs, stages = compute(case, dtype)
-    return numbers(judge(case, dtype, inputs, {"numpy": Computed(stages)}, {"numpy": "native"}).rows)
-
-
-def native(outcomes: dict[str, Computed]) -> dict[str, str]:
-    return dict.fromkeys(outcomes, "native")
-
-
-def bound_on_weights(scores: list[list[float]], dtype: str) -> Array:
-    """What the class allows the weights' errors to be; the bounds have tests of their own."""
-    inputs = {"scores": np.array([[scores]], dtype)}
-    return (
-        find_truth(Problem("softmax", {}, inputs), dtype, supports_statistics=False)
-        .bounds("native")["weights"]
-        .max_error
-    )
-
-
+HALVES = [[0.5, 0.5], [0.5, 0.5]]
+CASE = """
+title: Numbers to be judged
+source: {kind: document, title: none}
+operation: softmax
+cases:
+  - name: Two rows of two scores
+    SAYS
+    inputs:
+      scores: {values: SCORES}
+    expect:
+      - EXPECTED
+"""
 COSINES = """
 title: Cosines of which one has no meaning
 source: {kind: document, title: none}
@@ -70,63 +57,59 @@ cases:
 """
 
 
-def softmax_case(expectation: str, scores: str = EQUAL) -> str:
-    """A case of two rows, for numbers that the tests give by hand."""
-    return f"""
-title: Numbers to be judged
-source: {{kind: document, title: none}}
-operation: softmax
-cases:
-  - name: Two rows of two scores
-    inputs:
-      scores: {{values: {scores}}}
-    expect:
-      - {expectation}
-"""
+def judged(case: Case, dtype: str, inputs: Inputs, **stages: Arrays) -> CaseJudgement:
+    outcomes = {name: Computed(own) for name, own in stages.items()}
+    return judge(case, dtype, inputs, outcomes, dict.fromkeys(outcomes, "native"))
 
 
-@pytest.fixture(scope="module")
-def hold(load_text: LoadText, compute: Compute) -> Callable[..., list[Row]]:
-    """Judge stages given by hand against one expectation on the weights of a softmax of two rows."""
-
-    def call(expectation: str, *weights: Any, dtype: str = "float64", scores: str = EQUAL, says: str = "") -> list[Row]:
-        text = softmax_case(expectation, scores)
-        (case,) = load_text(text.replace("    inputs:", f"    {says}\n    inputs:") if says else text)
-        inputs, _ = compute(case, dtype)
-        outcomes = {
-            f"i{number}": Computed({"weights": np.array(own, dtype).reshape(1, 1, 2, 2)})
-            for number, own in enumerate(weights)
-        }
-        return numbers(judge(case, dtype, inputs, outcomes, native(outcomes)).rows)
-
-    return call
+def numbers(found: CaseJudgement) -> list[Row]:
+    return [row for row in found.rows if row.comparison in ("printed", "known", "exact")]
 
 
 def verdicts(rows: list[Row]) -> list[str]:
     return [str(row.verdict) for row in rows]
 
 
+def bound_on_weights(scores: list[list[float]], dtype: str) -> Array:
+    """What the class allows the weights' errors to be; the bounds have tests of their own."""
+    problem = Problem("softmax", {}, {"scores": np.array([[scores]], dtype)})
+    return problem.truth(dtype, supports_statistics=False).bounds("native")["weights"].max_error
+
+
+@pytest.fixture(scope="module")
+def hold(load_text: LoadText, compute: Compute) -> Hold:
+    """Judge stages given by hand against one expectation on the weights of a softmax of two rows."""
+
+    def call(expected: str, *weights: Any, dtype: str = "float64", scores: str = EQUAL, says: str = "") -> list[Row]:
+        text = (
+            CASE.replace("EXPECTED", f"{{{expected}}}").replace("SCORES", scores).replace("    SAYS\n", f"    {says}\n")
+        )
+        (case,) = load_text(text)
+        inputs, own = compute(case, dtype)
+        given = [np.array(each, dtype).reshape(1, 1, 2, 2) for each in weights] or [own["weights"]]
+        return numbers(judged(case, dtype, inputs, **{f"i{n}": {"weights": each} for n, each in enumerate(given)}))
+
+    return call
+
+
 # Half a unit of the last printed digit.
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_number_holds_to_half_a_unit_and_the_error_bound_and_no_further(
-    hold: Callable[..., list[Row]], dtype: str, sign: int
-) -> None:
-    # Half a unit of 0.5 is 0.05, and weights of a half are known to within a few roundings.
-    allowed = 0.05 + bound_on_weights([[0, 0], [0, 0]], dtype)[0, 0, 0, 0]
-    inside = np.array(0.5 + sign * allowed, dtype)
-    if abs(float(inside) - 0.5) > allowed:
-        inside = np.nextafter(inside, np.array(0.5, dtype))
-    outside = np.nextafter(inside, np.array(sign * np.inf, dtype))
-    for value, verdict in ((0.5 + sign * 0.05, "agree"), (inside, "agree"), (outside, "numeric")):
-        rows = hold('{stage: weights, printed: "0.5 0.5\\n 0.5 0.5"}', [[value, 0.5], [0.5, 0.5]], dtype=dtype)
-        assert verdicts(rows) == [verdict, "agree", "agree", "agree"], value
-        assert (rows[0].half_unit, rows[0].propagated, rows[0].allowed) == (0.05, 0.0, allowed)
+def test_a_number_holds_to_half_a_unit_and_the_error_bound_and_no_further(hold: Hold) -> None:
+    for dtype in DTYPES:
+        # Half a unit of 0.5 is 0.05, and weights of a half are known to within a few roundings.
+        allowed = 0.05 + bound_on_weights([[0, 0], [0, 0]], dtype)[0, 0, 0, 0]
+        for sign in (1, -1):
+            inside = np.array(0.5 + sign * allowed, dtype)
+            if abs(float(inside) - 0.5) > allowed:
+                inside = np.nextafter(inside, np.array(0.5, dtype))
+            outside = np.nextafter(inside, np.array(sign * np.inf, dtype))
+            for value, verdict in ((0.5 + sign * 0.05, "agree"), (inside, "agree"), (outside, "numeric")):
+                rows = hold('stage: weights, printed: "0.5 0.5\\n 0.5 0.5"', [[value, 0.5], [0.5, 0.5]], dtype=dtype)
+                assert verdicts(rows) == [verdict, "agree", "agree", "agree"], value
+                assert (rows[0].half_unit, rows[0].propagated, rows[0].allowed) == (0.05, 0.0, allowed)
 
 
-HALVES = [[0.5, 0.5], [0.5, 0.5]]
 NAN, INF = np.nan, np.inf
 PRINTED = 'printed: "0.27 0.73\\n 0.95 0.05"'
 MISPRINTED = PRINTED.replace("0.05", "0.06")
@@ -134,47 +117,28 @@ ERRATUM = f"erratum: the last one is another call's, {MISPRINTED}"
 SIGNS = {"a": "agree", "n": "numeric", "x": "nonfinite", "m": "misprint", "k": "misprint", "p": "xpass"}
 SITUATIONS: dict[str, tuple[str, str, list[Any], str, str]] = {
     "decimals that are declared count": (
-        'decimals: 4, printed: "0.5 0.5\\n 0.5 0.5"',
-        EQUAL,
-        [[[0.5, 0.50004], [0.50006, 0.49996]]],
-        "aana",
-        "",
+        *('decimals: 4, printed: "0.5 0.5\\n 0.5 0.5"', EQUAL, [[[0.5, 0.50004], [0.50006, 0.49996]]]),
+        *("aana", ""),
     ),
     "what is printed is said with what was computed": (
-        'called: attention, printed: "0.5 0.500\\n 0.5 50e-2"',
-        EQUAL,
-        [[[0.5, 0.5], [0.5, 0.75]]],
-        "aaan",
+        *('called: attention, printed: "0.5 0.500\\n 0.5 50e-2"', EQUAL, [[[0.5, 0.5], [0.5, 0.75]]], "aaan"),
         r"attention\[1, 1\] is printed as 50e-2, computed 0.75; off by 0.25, allowed 0.005$",
     ),
     "known numbers are never a misprint": (
-        'exact: true, because: by hand, known: "0.5 0.5\\n 0.5 0"',
-        EQUAL,
-        [HALVES, HALVES],
-        "aaanaaan",
+        *('exact: true, because: by hand, known: "0.5 0.5\\n 0.5 0"', EQUAL, [HALVES, HALVES], "aaanaaan"),
         r"weights\[1, 1\] is known to be 0, computed 0.5; off by 0.5, allowed ",
     ),
     "a point is no number": ('printed: ". 0.5\\n . 0.5"', EQUAL, [[[NAN, 0.5], [77, 0.5]]], "aa", ""),
     "nan and infinity hold as themselves": (
-        'because: by hand, known: "nan inf\\n -inf 1"',
-        EQUAL,
-        [[[NAN, INF], [-INF, 1]], [[1, -INF], [-1e308, NAN]]],
-        "aaaaxxxx",
-        "",
+        *('because: by hand, known: "nan inf\\n -inf 1"', EQUAL),
+        *([[[NAN, INF], [-INF, 1]], [[1, -INF], [-1e308, NAN]]], "aaaaxxxx", ""),
     ),
     "nan where nothing is printed": (
-        "unprinted: true",
-        EQUAL,
-        [[[0.5, 0.5], [NAN, 0.5]], [[0.5, 0.5], [INF, 0.5]]],
-        "aaxaaaxa",
-        "",
+        *("unprinted: true", EQUAL, [[[0.5, 0.5], [NAN, 0.5]], [[0.5, 0.5], [INF, 0.5]]], "aaxaaaxa", ""),
     ),
     "numbers in columns": ('transpose: true, printed: "1 3\\n 2 4"', EQUAL, [[[1, 2], [3, 4]]], "aaaa", ""),
     "a number that the exact answer misses": (
-        MISPRINTED,
-        APART,
-        [RIGHT, RIGHT],
-        "aaamaaam",
+        *(MISPRINTED, APART, [RIGHT, RIGHT], "aaamaaam"),
         r"weights\[1, 1\] is printed as 0.06, computed 0.0474258\d+; off by 0.0126, allowed 0.005; "
         r"the exact answer is 0.04742587317756\d+$",
     ),
@@ -184,139 +148,98 @@ SITUATIONS: dict[str, tuple[str, str, list[Any], str, str]] = {
     "a recorded erratum": (ERRATUM, APART, [RIGHT], "aaak", "the last one is another call's$"),
     "which excuses no implementation": (ERRATUM, APART, [[[0.5, 0.5], RIGHT[1]]], "nnak", ""),
     "and happens no longer": (
-        ERRATUM.replace("0.06", "0.05"),
-        APART,
-        [RIGHT],
-        "pppp",
+        *(ERRATUM.replace("0.06", "0.05"), APART, [RIGHT], "pppp"),
         "the recorded erratum no longer happens, every printed number holds: the last one is another call's$",
     ),
     "digits that were cut off": (
-        'printed: "0.26 0.73\\n 0.95 0.04"',
-        APART,
-        [RIGHT],
-        "maam",
+        *('printed: "0.26 0.73\\n 0.95 0.04"', APART, [RIGHT], "maam"),
         ".*; all of these numbers hold if digits were cut off and not rounded: `digits: truncated` says so$",
     ),
     "digits of which some were cut off": (
-        'printed: "0.26 0.73\\n 0.95 0.05"',
-        APART,
-        [RIGHT],
-        "maaa",
-        r"(?!.*cut off)",
+        *('printed: "0.26 0.73\\n 0.95 0.05"', APART, [RIGHT], "maaa", r"(?!.*cut off)"),
     ),
 }
 """An expectation on the weights, scores, what is returned, a letter for each number, and the first message."""
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_numbers_hold_or_not(hold: Callable[..., list[Row]], situation: str) -> None:
+def test_numbers_hold_or_not(hold: Hold, situation: str) -> None:
     expectation, scores, weights, signs, message = SITUATIONS[situation]
-    rows = hold(f"{{stage: weights, {expectation}}}", *weights, scores=scores)
+    rows = hold(f"stage: weights, {expectation}", *weights, scores=scores)
     assert verdicts(rows) == [SIGNS[sign] for sign in signs]
     assert [row.xfail for row in rows] == [sign == "k" for sign in signs]
     said = [row.message for row in rows if row.verdict != Verdict.AGREE and row.message]
     assert re.match(message, (said or [""])[0]), said
 
 
-def test_each_number_has_its_place_and_the_half_unit_of_its_own_digits(hold: Callable[..., list[Row]]) -> None:
-    rows = hold('{stage: weights, printed: "0.25 0.750\\n 1. 2e-3"}', [[0.25, 0.75], [1, 0.002]])
-    assert [row.half_unit for row in rows] == [0.005, 0.0005, 0.5, 0.0005]
-    assert [row.reference_text for row in rows] == ["0.25", "0.750", "1.", "2e-3"]
-    rows = hold('{stage: weights, transpose: true, printed: "1 3\\n 2 4"}', [[1, 2], [3, 4]])
-    assert [(row.reference_text, row.index) for row in rows] == [
-        *(("1", "0,0,0,0"), ("3", "0,0,1,0"), ("2", "0,0,0,1"), ("4", "0,0,1,1"))
+def test_each_number_has_its_place_and_the_half_unit_of_its_own_digits(hold: Hold) -> None:
+    rows = hold('stage: weights, transpose: true, printed: "0.25 1.\\n 0.750 2e-3"', [[0.25, 0.75], [1, 0.002]])
+    assert [(row.reference_text, row.index, row.half_unit) for row in rows] == [
+        *(("0.25", "0,0,0,0", 0.005), ("1.", "0,0,1,0", 0.5)),
+        *(("0.750", "0,0,0,1", 0.0005), ("2e-3", "0,0,1,1", 0.0005)),
     ]
 
 
 # What is computed and not printed.
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_is_computed_and_not_printed_is_held_against_the_exact_answer(
-    hold: Callable[..., list[Row]], dtype: str
-) -> None:
-    rows = hold("{stage: weights, called: w, unprinted: true}", RIGHT, OFF, scores=APART, dtype=dtype)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_computed_and_not_printed_is_held_against_the_exact_answer(hold: Hold, dtype: str) -> None:
+    rows = hold("stage: weights, called: w, unprinted: true", RIGHT, OFF, scores=APART, dtype=dtype)
     assert verdicts(rows) == ["agree"] * 7 + ["numeric"]
     assert {(row.called, row.comparison, row.reference_text) for row in rows} == {("w", "exact", None)}
     assert [row.reference for row in rows] == [pytest.approx(number, rel=1e-14) for number in RIGHT[0] + RIGHT[1]] * 2
-    bad = rows[7]
-    assert bad.allowed == bound_on_weights([[0, 1], [2, -1]], dtype)[0, 0, 1, 1]
-    assert bad.ratio == pytest.approx((0.06 - RIGHT[1][1]) / bad.allowed)
-    assert bad.message.startswith("w[1, 1] is exactly 0.0474258731775")
-    assert ", computed 0.0" in bad.message
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_quantity_that_is_not_printed_is_held_with_the_bound_of_its_stage(
-    hold: Callable[..., list[Row]], dtype: str
-) -> None:
-    expectation = "{quantity: row_maxima, of: weights, unprinted: true}"
+    bound, bad = bound_on_weights([[0, 1], [2, -1]], dtype)[0, 0, 1], rows[7]
+    assert (bad.allowed, bad.ratio) == (bound[1], pytest.approx((0.06 - RIGHT[1][1]) / bound[1]))
+    assert re.match(r"w\[1, 1\] is exactly 0\.0474258731775\d*, computed 0\.0", bad.message)
+    expectation = "quantity: row_maxima, of: weights, unprinted: true"
     right, wrong = hold(expectation, RIGHT, [RIGHT[0], [0.9526, 0]], scores=APART, dtype=dtype)[1::2]
     assert (right.verdict, wrong.verdict) == (Verdict.AGREE, Verdict.NUMERIC)
-    assert right.reference == pytest.approx(0.9525741268224334, rel=1e-14)
     # The maximum inherits the largest error of its row, and may round once more.
-    max_error = bound_on_weights([[0, 1], [2, -1]], dtype)[0, 0, 1].max()
-    assert right.allowed == pytest.approx(max_error + np.spacing(np.array(0.9525741268224334, dtype)), rel=1e-6)
+    assert right.allowed == pytest.approx(bound.max() + np.spacing(np.array(0.9525741268224334, dtype)), rel=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((1, 2)), np.zeros((1, 1, 2, 2), np.int64)])
-def test_a_stage_of_the_wrong_form_is_not_held_against_numbers(
-    load_text: LoadText, compute: Compute, wrong: Array
-) -> None:
-    (case,) = load_text(softmax_case('{stage: weights, printed: "0 0\\n 0 0"}'))
+def test_a_stage_of_the_wrong_form_is_not_held_against_numbers(load_text: LoadText, compute: Compute) -> None:
+    text = CASE.replace("EXPECTED", '{stage: weights, printed: "0 0\\n 0 0"}').replace("SCORES", EQUAL)
+    (case,) = load_text(text.replace("    SAYS\n", ""))
     inputs, stages = compute(case, "float64")
-    outcomes = {"bad": Computed({"weights": wrong}), "good": Computed(stages)}
-    judged = judge(case, "float64", inputs, outcomes, native(outcomes))
-    assert {row.implementation for row in numbers(judged.rows)} == {"good"}
-    assert [row.verdict for row in judged.rows if row.implementation == "bad" and row.comparison == "stage"] == [
-        Verdict.SHAPE if wrong.ndim == 2 else Verdict.DTYPE
-    ]
+    for wrong, verdict in ((np.zeros((1, 2)), Verdict.SHAPE), (np.zeros((1, 1, 2, 2), np.int64), Verdict.DTYPE)):
+        found = judged(case, "float64", inputs, bad={"weights": wrong}, good=stages)
+        assert {row.implementation for row in numbers(found)} == {"good"}
+        of_bad = [row for row in found.rows if row.implementation == "bad" and row.comparison == "stage"]
+        assert [row.verdict for row in of_bad] == [verdict]
 
 
-# Without an exact answer.
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("computed", [np.nan, 0.0, 1.0, 55.0])
 def test_a_number_without_an_exact_answer_is_unverified_and_its_neighbours_are_judged(
-    load_text: LoadText, compute: Compute, dtype: str, computed: float
+    load_text: LoadText, compute: Compute
 ) -> None:
     (case,) = load_text(COSINES)
-    inputs, stages = compute(case, dtype)
-    scores = stages["scores"].copy()
-    scores[..., 1] = computed
-    outcomes = {"one": Computed({"scores": scores})}
-    judged = judge(case, dtype, inputs, outcomes, native(outcomes))
-    (stage,) = (row for row in judged.rows if row.comparison == "stage")
-    assert (stage.verdict, stage.unjudged, stage.shape) == (Verdict.AGREE, 2, "1x1x2x3")
-    rows = numbers(judged.rows)
-    same = "agree" if computed == 0 else "unverified"
-    assert verdicts(rows) == [
-        "agree",
-        same,
-        "misprint",
-        "agree",
-        "agree" if np.isnan(computed) else "unverified",
-        "agree",
-    ]
-    assert rows[2].message.endswith("; the exact answer is -1")
-    for row in rows:
-        if row.verdict == Verdict.UNVERIFIED:
-            assert row.allowed is None
-            assert row.message.endswith(
-                "not compared: there is no exact answer: key has a vector of length 0, which has no direction"
-            )
-    assert not any(row.verdict == Verdict.AGREE and row.allowed is None and row.difference for row in rows)
+    inputs, stages = compute(case, "float64")
+    for number in (np.nan, 0.0, 1.0, 55.0):
+        scores = stages["scores"].copy()
+        scores[..., 1] = number
+        found = judged(case, "float64", inputs, one={"scores": scores})
+        (stage,) = (row for row in found.rows if row.comparison == "stage")
+        assert (stage.verdict, stage.unjudged, stage.shape) == (Verdict.AGREE, 2, "1x1x2x3")
+        rows = numbers(found)
+        zero, nan = ("agree" if same else "unverified" for same in (number == 0, np.isnan(number)))
+        assert verdicts(rows) == ["agree", zero, "misprint", "agree", nan, "agree"]
+        assert rows[2].message.endswith("; the exact answer is -1")
+        for row in rows:
+            if row.verdict == Verdict.UNVERIFIED:
+                why = "there is no exact answer: key has a vector of length 0, which has no direction"
+                assert (row.allowed, row.message.endswith(f"not compared: {why}")) == (None, True)
+        assert not any(row.verdict == Verdict.AGREE and row.allowed is None and row.difference for row in rows)
 
 
-# The precision that a document was computed in.
+# The precision that a document was computed in, and digits that are less than rounded.
 
 
-def held_in(hold: Callable[..., list[Row]], printed: str, says: str, dtype: str = "float64") -> Row:
-    return hold(f'{{stage: weights, printed: ". {printed}\\n . ."}}', RIGHT, scores=APART, dtype=dtype, says=says)[0]
+def held_in(hold: Hold, printed: str, says: str, dtype: str = "float64") -> Row:
+    return hold(f'stage: weights, printed: ". {printed}\\n . ."', RIGHT, scores=APART, dtype=dtype, says=says)[0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("precision", "printed", "wrong"),
     [
@@ -327,64 +250,50 @@ def held_in(hold: Callable[..., list[Row]], printed: str, says: str, dtype: str 
     ],
 )
 def test_numbers_are_allowed_the_bound_of_the_precision_they_were_computed_in_and_no_more(
-    hold: Callable[..., list[Row]], dtype: str, precision: str, printed: str, wrong: str
+    hold: Hold, dtype: str, precision: str, printed: str, wrong: str
 ) -> None:
-    if (dtype, precision) == ("float32", "float64"):
-        assert held_in(hold, printed, "", dtype).verdict == Verdict.AGREE  # its own bound is wider
-        return
     bare = held_in(hold, printed, "", dtype)
-    assert bare.document_bound is None
-    row = held_in(hold, printed, f"computed_in: {precision}", dtype)
-    assert (row.verdict, row.propagated) == (Verdict.AGREE, 0.0)
-    assert row.document_bound is not None
-    assert row.document_bound > 0
+    if (dtype, precision) == ("float32", "float64"):
+        assert bare.verdict == Verdict.AGREE  # its own bound is wider
+        return
+    row, bad = (held_in(hold, each, f"computed_in: {precision}", dtype) for each in (printed, wrong))
+    assert (row.verdict, row.propagated, bare.document_bound) == (Verdict.AGREE, 0.0, None)
+    assert row.document_bound
     assert row.allowed == pytest.approx((bare.allowed or 0) + row.document_bound)
     if bare.verdict == Verdict.MISPRINT:
         assert row.message.endswith(f"{row.document_bound:.3g} of it for rounding in {precision}, as the document says")
-    bad = held_in(hold, wrong, f"computed_in: {precision}", dtype)
     assert bad.verdict == Verdict.MISPRINT
     assert f"of it for rounding in {precision}" in bad.message
-    assert "would explain" not in bad.message
+    if (dtype, precision) == ("float64", "float32"):
+        assert row.document_bound == bound_on_weights([[0, 1], [2, -1]], "float32")[0, 0, 0, 1]
+        assert bare.message.endswith(
+            "; rounding in float32 would explain it: if the document was computed in float32, say "
+            "`computed_in: float32` in its `source` or in the case"
+        )
+        assert "would explain" not in bad.message + held_in(hold, wrong, "").message
 
 
-def test_a_misprint_that_float32_would_explain_says_so_and_how_to_declare_it(hold: Callable[..., list[Row]]) -> None:
-    row = held_in(hold, "0.731058598", "computed_in: float32")
-    assert row.document_bound == bound_on_weights([[0, 1], [2, -1]], "float32")[0, 0, 0, 1]
-    row = held_in(hold, "0.731058598", "")
-    assert row.verdict == Verdict.MISPRINT
-    assert row.message.endswith(
-        "; rounding in float32 would explain it: if the document was computed in float32, say `computed_in: float32` "
-        "in its `source` or in the case"
-    )
-    assert "would explain" not in held_in(hold, "0.731068598", "").message
-
-
-# Digits that are less than rounded.
+UNITS = "digits: {units: 1, because: they were typed from a figure}"
 
 
 @pytest.mark.parametrize(
-    ("printed", "dtype", "rounded", "truncated"),
+    ("says", "holding", "missing"),
     [
-        ("0.73105857", "float64", "misprint", "agree"),  # 0.731058578...
-        ("0.73105858", "float64", "agree", "misprint"),
-        ("0.73105856", "float64", "misprint", "misprint"),
-        ("0.7310", "float64", "misprint", "agree"),
-        ("0.7310", "float32", "misprint", "agree"),
-        ("0.7311", "float32", "agree", "misprint"),
+        ("digits: rounded", ["0.73105858", "0.7311"], ["0.73105857", "0.73105856", "0.7310"]),  # 0.731058578...
+        ("digits: truncated", ["0.73105857", "0.7310"], ["0.73105858", "0.73105856", "0.7311"]),
+        (UNITS, ["0.72", "0.73", "0.74"], ["0.71", "0.75"]),
     ],
 )
-def test_digits_that_were_cut_off_lie_above_what_is_printed_and_not_below(
-    hold: Callable[..., list[Row]], dtype: str, printed: str, rounded: str, truncated: str
+def test_digits_that_were_cut_off_lie_above_what_is_printed_and_units_hold_to_half_a_unit_more(
+    hold: Hold, says: str, holding: list[str], missing: list[str]
 ) -> None:
-    assert held_in(hold, printed, "digits: rounded", dtype).verdict == rounded
-    assert held_in(hold, printed, "digits: truncated", dtype).verdict == truncated
-
-
-def test_a_number_off_by_declared_units_holds_to_half_a_unit_more(hold: Callable[..., list[Row]]) -> None:
-    says = "digits: {units: 1, because: they were typed from a figure}"
-    found = {printed: str(held_in(hold, printed, says).verdict) for printed in ("0.72", "0.73", "0.74", "0.71", "0.75")}
-    assert found == {"0.72": "agree", "0.73": "agree", "0.74": "agree", "0.71": "misprint", "0.75": "misprint"}
-    assert held_in(hold, "0.74", says).half_unit == pytest.approx(0.015)
+    for dtype in DTYPES:
+        found = {each: str(held_in(hold, each, says, dtype).verdict) for each in holding + missing if len(each) < 8}
+        assert found == {each: "agree" if each in holding else "misprint" for each in found}
+    found = {each: str(held_in(hold, each, says).verdict) for each in holding + missing}
+    assert found == {each: "agree" if each in holding else "misprint" for each in found}
+    if says == UNITS:
+        assert held_in(hold, "0.74", says).half_unit == pytest.approx(0.015)
 
 
 # The documents.
@@ -402,29 +311,28 @@ def test_every_printed_number_is_judged_so_that_one_unit_in_its_last_digit_fails
     load_text: LoadText, compute: Compute, name: str, count: int, propagated: bool
 ) -> None:
     text = files("attncheck.cases").joinpath("documents", f"{name}.yaml").read_text(encoding="utf-8")
-    (*cases,) = load_text(text.replace("tags: [", "tags: [] # ["))
-    rows = [row for case in cases[: 1 if propagated else None] for row in of_numpy(case, "float64", compute)]
+    rows: list[Row] = []
+    for case in load_text(text.replace("tags: [", "tags: [] # ["))[: 1 if propagated else None]:
+        inputs, stages = compute(case, "float64")
+        rows += numbers(judged(case, "float64", inputs, numpy=stages))
+    assert {row.verdict for row in rows} == {Verdict.AGREE}
     printed = [row for row in rows if row.comparison == "printed"]
     assert len(printed) == count
-    assert {row.verdict for row in rows} == {Verdict.AGREE}
     short = set()
     for row in printed:
-        assert row.propagated is not None
-        assert row.half_unit is not None
-        assert row.allowed is not None
-        assert row.difference is not None
-        if row.half_unit and not propagated:
-            assert row.difference + row.allowed < 2 * row.half_unit, row
+        moved, half, allowed, difference = row.propagated, row.half_unit, row.allowed, row.difference
+        assert None not in (moved, half, allowed, difference)
+        if half and not propagated:
+            assert (difference or 0) + (allowed or 0) < 2 * half, row
         is_moved = propagated and row.reference_text not in ("-inf", "0.", "1.")
-        assert (0 < row.propagated < 1e-6) if is_moved else (row.propagated == 0), row
-        short |= {row.stage} if row.difference > row.allowed - row.propagated else set()
+        assert (0 < (moved or 0) < 1e-6) if is_moved else (moved == 0), row
+        short |= {row.stage} if (difference or 0) > (allowed or 0) - (moved or 0) else set()
     assert short >= ({"raw_scores", "scores", "output"} if propagated else set()), "what inputs can move is needed"
 
 
-def test_inputs_that_float32_cannot_hold_are_allowed_for(load_text: LoadText, compute: Compute) -> None:
-    text = softmax_case("{stage: weights, decimals: 3, printed: 0.5 0.5 . .}", "[[0.1, 0.1], [0, 0]]")
-    (case,) = load_text(text.replace("printed: 0.5 0.5 . .", 'printed: "0.5 0.5\\n . ."'))
+def test_inputs_that_float32_cannot_hold_are_allowed_for(hold: Hold) -> None:
     for dtype, distance in (("float32", abs(float(np.float32(0.1)) - 0.1)), ("float64", 0.0)):
-        rows = of_numpy(case, dtype, compute)
+        expected = 'stage: weights, decimals: 3, printed: "0.5 0.5\\n . ."'
+        rows = hold(expected, dtype=dtype, scores="[[0.1, 0.1], [0, 0]]")
         # Two equal scores that part by d each: the weights part by tanh(d) / 2, which is d / 2.
         assert [row.propagated for row in rows] == [pytest.approx(distance / 2, rel=1e-6)] * 2

@@ -6,20 +6,19 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 
 from attncheck.attention.enclosure import Enclosure
-from attncheck.backends import numpy_backend
+from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+from attncheck.judging.judge import judge
 from attncheck.judging.remembered import (
     JUDGING_CODE,
     arrays_to_bytes,
@@ -41,47 +40,34 @@ PATTERNS = ["documents/*", "masking/*", "softmax/*", "sinks/*", "gradients/*"]
 ODD = np.array([[0.0, -0.0, np.inf], [-np.inf, np.nan, 5e-324]])
 
 
-def test_rows_come_back_as_they_were() -> None:
+def test_rows_and_enclosures_come_back_bit_by_bit_and_in_order() -> None:
     row = Row("a/b", "attention", "float32", "one", "stage", "output", Verdict.NUMERIC)
     rows = (row, replace(row, value=float("inf"), ratio=-0.0, elements=3, xfail=True, message="é\n", lacks=""))
-    found = rows_from_bytes(rows_to_bytes(rows))
-    assert found == rows
-    assert repr(found) == repr(rows)
-    assert found[0].verdict is Verdict.NUMERIC
-
-
-def test_enclosures_come_back_bit_by_bit_and_in_order() -> None:
+    assert repr(rows_from_bytes(rows_to_bytes(rows))) == repr(rows)
     exact = {"weights": Enclosure(ODD, ODD.copy(), abs(ODD)), "output": Enclosure(*np.zeros((3, 0, 2)))}
     found, inner = enclosures_from_bytes(enclosures_to_bytes(exact, {"scores": ODD[:1]}))
     assert list(found) == list(exact)
     for stage, each in exact.items():
         for part in fields(Enclosure):
-            array = getattr(each, part.name)
-            assert getattr(found[stage], part.name).tobytes() == array.tobytes()
-            assert getattr(found[stage], part.name).shape == array.shape
-    assert_array_equal(inner["scores"], ODD[:1])
+            one, other = getattr(each, part.name), getattr(found[stage], part.name)
+            assert (one.tobytes(), one.shape) == (other.tobytes(), other.shape)
+    assert inner["scores"].tobytes() == ODD[:1].tobytes()
     found["weights"].high[0, 0] = 1  # as what was worked out can be written into
-    assert_array_equal(found["weights"].low, ODD)
+    np.testing.assert_array_equal(found["weights"].low, ODD)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"7\n",
-        b"\xff",
+def test_what_is_no_entry_is_said_to_be_none() -> None:
+    whole = arrays_to_bytes({"high a": ODD, "low a": ODD, "radius a": ODD})
+    for data in (
+        *(b"", b"7\n", b"\xff", whole[:-1], whole.replace(b"[2, 3]", b"[9, 9]")),
         b'[[["high a", "<f8", [2], 0]], [["<f8", 2]]]\n12345678',
         b'[[["high a", "<f8", [2], 0]], [["<f8", 1e99]]]\n12345678',
         arrays_to_bytes({"middle a": ODD}),
         arrays_to_bytes({"high a": ODD, "low a": ODD}),
-        arrays_to_bytes({"high a": ODD, "low a": ODD, "radius a": ODD})[:-1],
-        arrays_to_bytes({"high a": ODD, "low a": ODD, "radius a": ODD}).replace(b"[2, 3]", b"[9, 9]"),
-    ],
-)
-def test_what_is_no_entry_is_said_to_be_none(data: bytes) -> None:
-    for read in (rows_from_bytes, enclosures_from_bytes):
-        with pytest.raises(UnreadableEntry):
-            read(data)
+    ):
+        for read in (rows_from_bytes, enclosures_from_bytes):
+            with pytest.raises(UnreadableEntry):
+                read(data)
 
 
 def test_the_digest_of_the_code_counts_everything_that_a_verdict_follows_from() -> None:
@@ -97,8 +83,10 @@ def test_the_digest_of_the_code_counts_everything_that_a_verdict_follows_from() 
     idle = {"attncheck.execution.user_code", "attncheck.wording"} | folders | tables
     counted = [each for each in json.loads(output) if each not in idle]
     assert counted
-    left_out = [each for each in counted if not any(f"{each}.".startswith(f"{part}.") for part in JUDGING_CODE)]
-    assert left_out == []
+    assert [each for each in counted if not f"{each}.".startswith(tuple(f"{part}." for part in JUDGING_CODE))] == []
+
+
+NUMPY = Implementation(BACKENDS["numpy"])
 
 
 class Unit:
@@ -108,16 +96,22 @@ class Unit:
         self.case, self.dtype = case, dtype
         self.inputs: Inputs = convert_inputs(case, make_exact_inputs(case), dtype)
         self.outcome: Outcome = evaluate_on(numpy_backend, task_of(case, self.inputs))
+        self.collected = {"numpy.eager": replace(self.outcome, seconds=1.5)}
 
-    def judged(self, judge: Judge, found: Remembered | None = None) -> UnitResult:
-        return judge.judge(self.case, self.dtype, self.inputs, self._collected, found)
+    def judged(self, store: Store) -> list[Any]:
+        return as_written(self.by(Judge((NUMPY,), keep_all_arrays=True, store=store)))
+
+    def by(self, judge: Judge, found: Remembered | None = None) -> UnitResult:
+        return judge.judge(self.case, self.dtype, self.inputs, self.collected, found)
 
     def remembered(self, judge: Judge) -> Remembered | None:
-        return judge.remembered(self.case, self.dtype, self.inputs, self._collected)
+        return judge.remembered(self.case, self.dtype, self.inputs, self.collected)
 
-    @property
-    def _collected(self) -> dict[str, Outcome]:
-        return {"numpy.eager": replace(self.outcome, seconds=1.5)}
+
+def as_written(found: UnitResult | None) -> list[Any]:
+    assert found is not None
+    rows = [[str(value) for value in vars(row).values()] for row in found.rows]
+    return [*rows, *((each.case, each.implementation, each.stage, each.array.tobytes()) for each in found.arrays)]
 
 
 @pytest.fixture(scope="module")
@@ -129,38 +123,20 @@ def units() -> list[Unit]:
     ]
 
 
-@pytest.fixture
-def judge(numpy_eager: Implementation) -> Callable[[Store], Judge]:
-    return lambda store: Judge((numpy_eager,), keep_all_arrays=True, store=store)
+@pytest.fixture(scope="module")
+def document(units: list[Unit]) -> Unit:
+    return next(unit for unit in units if unit.case.expected)
 
 
-@pytest.fixture(scope="session")
-def numpy_eager() -> Implementation:
-    from attncheck.backends import BACKENDS
-
-    return Implementation(BACKENDS["numpy"])
-
-
-def as_written(found: UnitResult | None) -> Iterator[Any]:
-    assert found is not None
-    yield from ([str(value) for value in vars(row).values()] for row in found.rows)
-    yield from ((each.case, each.implementation, each.stage, each.array.tobytes()) for each in found.arrays)
-
-
-def test_with_a_store_everything_is_as_without(
-    units: list[Unit], judge: Callable[[Store], Judge], tmp_path: Path
+def test_with_a_store_everything_is_as_without_and_damaged_entries_change_nothing(
+    units: list[Unit], tmp_path: Path
 ) -> None:
-    store = Store(tmp_path)
+    store, chance = Store(tmp_path), random.Random(0)
+    expected = [unit.judged(NO_STORE) for unit in units]
     for _ in range(2):
-        for unit in units:
-            assert list(as_written(unit.judged(judge(store)))) == list(as_written(unit.judged(judge(NO_STORE))))
+        assert [unit.judged(store) for unit in units] == expected
     assert store.counts["missing"] == store.counts["kept"] > len(units)
     assert store.counts["found"] > len(units)
-
-
-def test_damaged_entries_change_nothing(units: list[Unit], judge: Callable[[Store], Judge], tmp_path: Path) -> None:
-    store, chance = Store(tmp_path), random.Random(0)
-    expected = [list(as_written(unit.judged(judge(store)))) for unit in units]
     paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     for path in paths:
         entry = bytearray(path.read_bytes())
@@ -168,94 +144,80 @@ def test_damaged_entries_change_nothing(units: list[Unit], judge: Callable[[Stor
             entry[chance.randrange(len(entry))] ^= chance.randrange(1, 256)
         path.write_bytes(entry[: chance.randrange(1, len(entry) + 1)])
     store.counts.clear()
-    assert [list(as_written(unit.judged(judge(store)))) for unit in units] == expected
+    assert [unit.judged(store) for unit in units] == expected
     assert store.counts["damaged"] == len(paths)
 
 
-def test_what_needs_no_work_is_remembered_without_any(
-    units: list[Unit], numpy_eager: Implementation, tmp_path: Path
-) -> None:
-    judge = Judge((numpy_eager,), store=Store(tmp_path))
-    seen = set()
+def test_what_needs_no_work_is_remembered_without_any(units: list[Unit], tmp_path: Path) -> None:
+    judge, seen = Judge((NUMPY,), store=Store(tmp_path)), set()
     for unit in units:
         assert unit.remembered(judge) == Remembered(None, None)
-        found = unit.judged(judge)
+        found = unit.by(judge)
         again = unit.remembered(judge)
         assert again is not None
         if found.arrays:
             assert again.result is None, "arrays are to be kept, which follow from the exact answer"
-            assert list(as_written(unit.judged(judge, again))) == list(as_written(found))
-        else:
-            assert list(as_written(again.result)) == list(as_written(found))
+        assert as_written(again.result or unit.by(judge, again)) == as_written(found)
         seen.add((unit.case.is_document, bool(found.arrays)))
     assert seen >= {(True, True), (False, False)}
-    assert not any(unit.remembered(Judge((numpy_eager,))) for unit in units)
+    assert not any(unit.remembered(Judge((NUMPY,))) for unit in units)
     assert unit.remembered(replace(judge, keep_all_arrays=True)) is None
 
 
 @pytest.mark.parametrize("verdict", ["unsupported", "error", "timeout"])
-def test_of_failures_alone_nothing_is_worked_out_unless_arrays_are_kept(
-    verdict: str, units: list[Unit], numpy_eager: Implementation
-) -> None:
-    failure = Failure(verdict, "has no softcap", ("softcap",), "8 columns", seconds=2.5)
-    judge = Judge((numpy_eager,))
+def test_of_failures_alone_nothing_is_worked_out_unless_arrays_are_kept(verdict: str, units: list[Unit]) -> None:
+    failure, judge = Failure(verdict, "has no softcap", ("softcap",), "8 columns", seconds=2.5), Judge((NUMPY,))
     for unit in units:
         for collected in ({"numpy.eager": failure}, {}):
             found = judge.of_failures(unit.case, unit.dtype, collected)
             whole = judge.judge(unit.case, unit.dtype, unit.inputs, collected)
+            assert found == (None if whole.arrays else whole)
             if whole.arrays:
-                assert found is None
                 assert verdict != "unsupported" or unit.case.is_document
-            else:
-                assert found == whole
-                assert [row.seconds for row in found.rows] == [row.seconds for row in whole.rows]
         assert judge.of_failures(unit.case, unit.dtype, {"numpy.eager": unit.outcome}) is None
 
 
-def test_a_key_has_all_that_a_verdict_follows_from(units: list[Unit]) -> None:
-    unit = next(unit for unit in units if unit.case.expected)
-    assert isinstance(unit.outcome, Computed)
+# Keys.
+
+
+def test_a_key_has_all_that_a_verdict_follows_from(document: Unit) -> None:
+    assert isinstance(document.outcome, Computed)
     asked: dict[str, Any] = {
-        "case": unit.case,
-        "dtype": unit.dtype,
-        "inputs": unit.inputs,
-        "outcomes": {"one": unit.outcome},
+        "case": document.case,
+        "dtype": document.dtype,
+        "inputs": document.inputs,
+        "outcomes": {"one": document.outcome},
         "judged_by": [{"one": "native"}],
     }
     key = key_of_rows(**asked)
-    assert key == key_of_rows(**{**asked, "outcomes": {"one": replace(unit.outcome, seconds=7.0)}})
-    stage, array = next(iter(unit.outcome.stages.items()))
-    moved = {**unit.outcome.stages, stage: np.nextafter(array, 2, dtype=array.dtype)}
-    name, given = next(iter(unit.inputs.arrays.items()))
+    assert key == key_of_rows(**{**asked, "outcomes": {"one": replace(document.outcome, seconds=7.0)}})
+    stage, array = next(iter(document.outcome.stages.items()))
+    moved = {**document.outcome.stages, stage: np.nextafter(array, 2, dtype=array.dtype)}
+    name, given = next(iter(document.inputs.arrays.items()))
     others = [
         {"dtype": "float16"},
-        {"inputs": Inputs({**unit.inputs.arrays, name: given.astype(np.float16)}, unit.inputs.radius)},
-        {"outcomes": {"other": unit.outcome}},
-        {"outcomes": {"one": replace(unit.outcome, stages=moved)}},
-        {"outcomes": {"one": replace(unit.outcome, padded="by 3")}},
+        {"inputs": Inputs({**document.inputs.arrays, name: given.astype(np.float16)}, document.inputs.radius)},
+        {"outcomes": {"other": document.outcome}},
+        {"outcomes": {"one": replace(document.outcome, stages=moved)}},
+        {"outcomes": {"one": replace(document.outcome, padded="by 3")}},
         {"outcomes": {"one": Failure("error", "no")}},
         {"judged_by": [{"one": "float32_accumulation"}]},
     ]
     assert len({key, *(key_of_rows(**{**asked, **other}) for other in others)}) == len(others) + 1
 
 
-def test_of_a_case_counts_everything_but_where_it_stands_and_what_it_is_called(units: list[Unit]) -> None:
-    unit = next(unit for unit in units if unit.case.expected)
-
+def test_of_a_case_counts_everything_but_where_it_stands_and_what_it_is_called(document: Unit) -> None:
     def key(case: Case) -> str:
-        return key_of_rows(case, unit.dtype, unit.inputs, {"one": unit.outcome}, []).digest
+        return key_of_rows(case, document.dtype, document.inputs, {"one": document.outcome}, []).digest
 
-    def other(name: str) -> Case:
-        value = getattr(unit.case, name)
-        changed: Any = ("other",) if isinstance(value, tuple) else {} if name != "merged" else frozenset({"query"})
-        changed = changed if isinstance(value, tuple | dict | frozenset) else "another"
-        return replace(unit.case, **{name: changed})
-
-    same = {each.name for each in fields(Case) if key(other(each.name)) == key(unit.case)}
-    unchanged = {
-        each.name for each in fields(Case) if getattr(other(each.name), each.name) == getattr(unit.case, each.name)
-    }
-    assert same - unchanged == NOT_JUDGED
+    same = set()
+    for name in (each.name for each in fields(Case)):
+        value = getattr(document.case, name)
+        kinds: dict[type, Any] = {tuple: ("other",), dict: {}, frozenset: frozenset({"query"})}
+        other = replace(document.case, **{name: kinds.get(type(value), "another")})
+        if getattr(other, name) != value and key(other) == key(document.case):
+            same.add(name)
+    assert same == NOT_JUDGED
 
 
 def test_judging_reads_nothing_of_a_case_that_no_key_has() -> None:
@@ -266,12 +228,9 @@ def test_judging_reads_nothing_of_a_case_that_no_key_has() -> None:
             read.add(name)
             return super().__getattribute__(name)
 
-    from attncheck.judging.judge import judge
-
     for case in select_cases(["documents/*", "masking/*"]).cases[::4]:
         watched = Watched(**{each.name: getattr(case, each.name) for each in fields(Case)})
-        inputs = convert_inputs(case, make_exact_inputs(case), case.dtypes[0])
-        outcome = evaluate_on(numpy_backend, task_of(case, inputs))
-        judge(watched, case.dtypes[0], inputs, {"one": outcome}, {"one": "native"})
+        unit = Unit(case, case.dtypes[0])
+        judge(watched, unit.dtype, unit.inputs, {"one": unit.outcome}, {"one": "native"})
     assert {"id", "operation", "expected"} <= read
     assert not read & NOT_JUDGED
