@@ -1,17 +1,18 @@
 """Small problems of every operation, with every input and option that a step of its own belongs to.
 
-Shapes follow from the axes that the specification gives each input; a row of the table names operation, options and the
-inputs beside those that are required, with axes of their own where they are broadcast.
+Shapes follow from the axes that the specification gives each input; ``problems.yaml`` says which there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Computation
@@ -98,82 +99,21 @@ _GIVEN: Mapping[str, Array] = {
     "key_lengths": np.array([6, 3]),
     "query_offsets": np.array([1, 3]),
 }
-_ROTARY, _PAST = "rotary_cos rotary_sin", "past_key past_value"
-_LAYER = "output_weight output_bias"
-_GROUPED: Options = {"heads": H, "kv_heads": 2}
-_ROWS: Mapping[str, tuple[str, Options, str]] = {
-    "dot": ("scoring", {"score": "dot", "softcap": 2.0}, ""),
-    "scaled dot": ("scoring", {"scale": -0.7}, ""),
-    "default scale": ("scoring", {}, ""),
-    "general": ("scoring", {"score": "general"}, ""),
-    "general, bias": ("scoring", {"score": "general"}, "score_bias"),
-    "additive": ("scoring", {"score": "additive"}, ""),
-    "additive, bias": ("scoring", {"score": "additive"}, "score_bias"),
-    "cosine": ("scoring", {"score": "cosine", "scale": -3.0}, ""),
-    "softmax": ("softmax", {}, ""),
-    "softmax, empty row": ("softmax", {}, ""),
-    "masking": ("masking", {}, "mask scores[B,1,Lq,T]"),
-    "masking, bias": ("masking", {}, "bias"),
-    "masking, all": ("masking", {"is_causal": True}, "bias mask"),
-    "masking, window": ("masking", {"window": (1, 2)}, "key_lengths"),
-    "attention": ("attention", {}, ""),
-    "attention, all": ("attention", {"softcap": 1.5, "is_causal": True, "scale": -0.4}, "mask bias"),
-    "attention, query mask": ("attention", {"window": (2, 0)}, "query_mask key_lengths"),
-    "attention, past": ("attention", {"softcap": 1.5, "window": (2, None)}, _PAST),
-    "attention, offsets": ("attention", {"is_causal": True}, f"{_ROTARY} query_offsets"),
-    "sinks": ("attention", {"softcap": 1.5}, "sinks mask bias[H,Lq,1]"),
-    "rotary": ("attention", {}, _ROTARY),
-    "rotary, neighbours": (
-        "attention",
-        {"rotary_interleaved": True, "is_causal": True},
-        f"rotary_cos[Lr,1] rotary_sin[Lr,1] {_PAST} bias[1,1,Lq,T]",
-    ),
-    "fill": ("attention", {"mask_fill": -2.5, "softcap": 1.5}, "mask"),
-    "general attention": ("general_attention", {"is_causal": True}, "score_bias"),
-    "additive attention": ("additive_attention", {}, "bias[Lq,T]"),
-    "cosine attention": ("cosine_attention", {"scale": -2.0, "mask_fill": -1.0}, "mask"),
-    "layer": ("multi_head_attention", _GROUPED, _LAYER),
-    "layer, all": (
-        "multi_head_attention",
-        {**_GROUPED, "is_causal": True, "scale": 0.8},
-        f"{_LAYER} query_bias key_bias value_bias bias[1,1,Lq,T] mask sinks",
-    ),
-    "layer, cache": ("multi_head_attention", _GROUPED, _PAST),
-    "layer, rotated cache": ("multi_head_attention", _GROUPED, f"{_LAYER} {_PAST} {_ROTARY} sinks"),
-    "codes": ("quantized_attention", {}, "value_scale[B,Hkv,1]"),
-    "codes of float8": ("quantized_attention", {"is_causal": True}, "value_scale[B,Hkv,1]"),
-    "norms": ("normalized_attention", {"epsilon": 0.01}, "query_norm_weight"),
-    "norms, full": (
-        "normalized_attention",
-        {"norm": "l2", "norm_over": "full", "epsilon": 0.5, "rotary_interleaved": True},
-        f"{_ROTARY} query_norm_weight key_norm_weight",
-    ),
-    "norms, late": (
-        "normalized_attention",
-        {"norm": "rms", "epsilon": 0.3, "norm_after_rotation": True, "rotary_interleaved": False},
-        f"{_ROTARY} key_norm_weight",
-    ),
-    "latents": ("latent_attention", {"is_causal": True}, ""),
-    "latents, rotary": ("latent_attention", {"scale": 0.3}, "query_rotary key_rotary"),
-    "parts": ("merge_states", {}, ""),
-    "parts, empty": ("merge_states", {"lse_base": "2"}, ""),
-    "gradients": ("attention_gradients", {}, ""),
-    "gradients, all": ("attention_gradients", {"softcap": 1.5, "is_causal": True}, "bias[B,1,Lq,T] mask"),
-    "gradients, sinks": ("attention_gradients", {"scale": 0.7}, "bias[1,H,Lq,1] sinks"),
-    "gradients, rotary": ("attention_gradients", {"rotary_interleaved": True, "mask_fill": -1.0}, f"{_ROTARY} mask"),
-}
+_ROWS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_name("problems.yaml").read_text("utf-8"))
 NAMES = tuple(_ROWS)
-FORWARD = tuple(name for name, (operation, *_) in _ROWS.items() if operation != "attention_gradients")
+FORWARD = tuple(name for name, row in _ROWS.items() if row["operation"] != "attention_gradients")
 
 
 def draw(name: str, seed: int = 0, size: float = 1.0) -> Problem:
     """Draw the numbers of a problem."""
-    operation, options, more = _ROWS[name]
+    operation, more = _ROWS[name]["operation"], _ROWS[name].get("inputs", "")
+    given = _ROWS[name].get("options", {})
+    options = {each: tuple(value) if isinstance(value, list) else value for each, value in given.items()}
     random = np.random.default_rng([seed, NAMES.index(name)])
     specs = inputs_of(operation, options.get("score"))
     axes = {each: axes_of(spec, options) for each, spec in specs.items() if spec.required}
-    for given in more.split():
-        each, _, own = given.rstrip("]").partition("[")
+    for word in more.split():
+        each, _, own = word.rstrip("]").partition("[")
         axes[each] = tuple(own.split(",")) if own else axes_of(specs[each], options)
     is_broadcast = "bias[" in more
     arrays = {each: _drawn(each, specs[each], _shape(letters, axes), size, random) for each, letters in axes.items()}
@@ -186,7 +126,7 @@ def draw(name: str, seed: int = 0, size: float = 1.0) -> Problem:
     if name == "parts, empty":
         arrays["log_sum_exps"][1, 0], arrays["outputs"][1, 0] = -INF, 7.0
         arrays["log_sum_exps"][:, 1, 1, 2] = -INF
-    return Problem(operation, dict(options), arrays)
+    return Problem(operation, options, arrays)
 
 
 def _shape(letters: tuple[str, ...], given: Mapping[str, Any]) -> tuple[int, ...]:

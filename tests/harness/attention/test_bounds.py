@@ -189,19 +189,6 @@ def test_two_equal_scores_have_the_bound_that_the_formulas_give() -> None:
     np.testing.assert_allclose(bound, MOVED + relative * (0.5 + MOVED), rtol=1e-5)
 
 
-def test_the_gradient_of_a_value_is_as_uncertain_as_its_weight() -> None:
-    shapes = {"query": (1, 0.0), "key": (2, 0.0), "value": (2, 1.0), "grad_output": (1, 3.0)}
-    inputs = {name: np.full((1, 1, length, 1), number, np.float32) for name, (length, number) in shapes.items()}
-    problem = Problem(GRADIENTS, {"scale": 1.0}, inputs)
-    truth = problem.truth("float32")
-    weight = MOVED + ((2 + 1) * U32 + 3 * U32 + U32) * (0.5 + MOVED)  # sum, division, storage
-    expected = 3 * weight + U32 * 3 * (0.5 + weight) + 2 * U32 * 3 * 0.5  # the product, storage of the result
-    values = {stage: each.high for stage, each in truth.exact.items()}
-    own = accumulated_bounds(problem, replace(SINGLE, recomputes=False), values)["grad_value"]
-    np.testing.assert_allclose(own.max_error, expected, rtol=1e-5)
-    assert (truth.bounds("native")["grad_value"].max_error > expected).all()
-
-
 def test_what_a_masked_key_holds_changes_no_bound_and_none_follows_from_what_is_not_finite() -> None:
     problem = Problem("attention", {}, draw("attention").inputs | {"mask": np.arange(6) < 5}).stored("float32")
     exact, value = {stage: each.high for stage, each in exact_stages(problem).items()}, problem.inputs["value"]
@@ -234,7 +221,6 @@ def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(nam
         if problem.operation == "multi_head_attention" and stage not in problem.inputs:
             assert introduced is None, stage  # without the projections that were returned
             continue
-        assert introduced is not None
         for part in ("max_error", "sigma"):
             own, other = getattr(introduced[stage], part), getattr(accumulated[stage], part)
             np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-30)
@@ -275,9 +261,6 @@ def test_a_step_follows_from_what_was_returned_and_from_some_rows_of_it(name: st
             exact_from(problem, given, [stage], each)
             for given, each in ((stages, None), (stages, rows), (nobody, None))
         )
-        assert found is not None
-        assert some is not None
-        assert without is not None
         np.testing.assert_array_equal(some[stage].high, rows_of_stage(stage, found[stage].high, np.array(rows)))
         np.testing.assert_array_equal(without[stage].high, whole[stage].high)
 

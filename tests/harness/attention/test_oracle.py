@@ -250,7 +250,6 @@ def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
         ("output", {"context": of_heads, "weights": weights}, weights @ PLAIN["value"]),  # context is a layer's alone
     ):
         found = follows(MASKED, stage, **returned)
-        assert found is not None
         assert found.error_of(expected).max() < 1e-14
     for stage in ("weights", "log_sum_exp"):
         for returned, logits in (
@@ -261,11 +260,9 @@ def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
         ):
             exact = exact_stages(Problem("softmax", {}, {"scores": np.where(allowed, logits, -INF)}))[stage]
             found = follows(MASKED, stage, **returned)
-            assert found is not None
             assert agree(found, exact)
     scaled = draw("scaled dot").laid_out()  # a scale may be applied before the product
     found = follows(scaled, "scores", raw_scores=np.zeros((2, 4, 5, 6)))
-    assert found is not None
     assert np.array_equal(found.high, exact_stages(scaled)["scores"].high)
 
 
@@ -282,5 +279,4 @@ def test_what_is_not_finite_where_it_is_attended_has_no_exact_value(poison: floa
     biased = normal(2, 3, 4, 5)
     biased[..., 2, 2] = -INF  # as in BIAS
     found = follows(UNCAPPED, "weights", biased=biased)
-    assert found is not None
     assert not found.high[..., 2, 2].any()

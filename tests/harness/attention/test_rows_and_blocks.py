@@ -44,12 +44,10 @@ def rows_of(*shape: int) -> list[int] | None:
 
 def test_the_ends_the_edges_of_tiles_and_rows_at_random_make_sixty_four() -> None:
     rows = rows_of(1, 1, 1000, 1000)
-    assert rows is not None
     assert {0, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 999} < set(rows)
     assert rows == rows_of(2, 3, 1000, 5000)
     for queries in (65, 66, 128, 129, 1000, 1 << 20):
         rows = rows_of(1, 1, queries, 1 << 18)
-        assert rows is not None
         assert (rows, len(rows), rows[0], rows[-1]) == (sorted(set(rows)), 64, 0, queries - 1)
 
 
@@ -81,7 +79,6 @@ class Sampled:
 
     @property
     def rows(self) -> NDArray[np.intp]:
-        assert self.part.query_rows is not None
         return self.part.query_rows
 
     @property
@@ -137,7 +134,6 @@ def test_numpy_is_right_stages_say_how_many_rows_were_judged_and_bounds_are_infi
         assert found.verdict is Verdict.AGREE, (stage, found.message)
         is_whole = stage in ("key", "value")
         assert (found.judged_rows, found.query_rows) == ((None, None) if is_whole else (64, QUERIES))
-        assert found.accumulated is not None
         kept = rows_of_stage(stage, problem.stages[stage], problem.rows)
         assert found.accumulated.elements == int(np.isfinite(kept).sum())
         bound = problem.part.bounds("native")[stage].max_error
@@ -255,7 +251,6 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     given = problem.canonical()
     given.options.update({each: problem.options[each] for each in ("empty_rows",) if each in problem.options})
     found, whole = exact_results(given, RESULTS), exact_stages(given)
-    assert found is not None
     assert found.exact.keys() == set(RESULTS)
     for stage in RESULTS if "empty_rows" not in more else ("output",):  # no convention says what the sum is there
         own, other = found.exact[stage], whole[stage]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import tables_beside
 
 from attncheck.judging.diagnosis import (
     CERTAIN,
@@ -60,44 +61,14 @@ def decision(name: str) -> Decision:
     return {"-": NAMELESS, "=": STANDS}.get(name) or Decision(FITS[name])
 
 
+SITUATIONS = tables_beside(__file__)["decisions"]
+COUNTS = {"CERTAIN": CERTAIN, "2CERTAIN": 2 * CERTAIN, "FEWER": CERTAIN - 1, "": 1}
+
+
 def times(text: str) -> list[str]:
     """Read ``3 * x; y`` as three of the one and one of the other."""
     parts = [part.rpartition(" * ") for part in text.split("; ")]
-    return [part for count, _, part in parts for _ in range(int(count or 1))]
-
-
-SITUATIONS: dict[str, tuple[str, str]] = {
-    "what alone fits is named": ("a", "a"),
-    "of two that fit one case none is": ("a b", "-"),
-    "another case refutes one of two": ("a b; a !b", "2 * a"),
-    "what one case refutes is named nowhere": ("a; !a", "2 * -"),
-    "a case of another operation refutes nothing": ("a; !a @grad_key #gradients", "a; -"),
-    "what explains more cases is named": ("a b; a", "2 * a"),
-    "another case tells names of one answer apart": ("square inverse; ninth !square", "inverse; ninth"),
-    "a convention that fits beside others stays": ("convention b", "="),
-    "a convention that another case refutes is none": ("convention; !convention", "2 * -"),
-    "what explains fewer cases than nothing does is not named": ("a; 2 * @output", "3 * -"),
-    "nor refuted by failures of another stage": ("a; 2 * @scores", "a; 2 * -"),
-    "what many cases say is named whatever else is wrong": (
-        f"{CERTAIN} * a; {2 * CERTAIN} * @output",
-        f"{CERTAIN} * a; {2 * CERTAIN} * -",
-    ),
-    "one case fewer is not enough": (f"{CERTAIN - 1} * a; {2 * CERTAIN} * @output", f"{3 * CERTAIN - 1} * -"),
-    "nor is it where one refutes it": (f"{CERTAIN} * a; {2 * CERTAIN} * @output; !a", f"{3 * CERTAIN + 1} * -"),
-    "two faults have each their name": ("a @masked; b @biased", "a; b"),
-    "a case of both refutes neither where each explains more": ("3 * a; 3 * b; 2 * !a !b", "3 * a; 3 * b; 2 * -"),
-    "as many cases of both refute both": ("3 * a; 3 * b; 3 * !a !b", "9 * -"),
-    "a case that refutes one of two faults alone refutes it": ("3 * a; 3 * b; !a !b; !a", "8 * -"),
-    "what explains most is named beside an exception": ("3 * a; !a", "3 * a; -"),
-    "and not beside two": ("3 * a; 2 * !a", "5 * -"),
-    "a fitted number is not named beside a cause of its stage": ("a; fitted", "a; -"),
-    "but beside one of another stage": ("a; elsewhere", "a; elsewhere"),
-    "an accuracy is named beside nameless cases": ("accuracy-of-float32; 3 * @output", "accuracy-of-float32; 3 * -"),
-    "unless some case refutes it, of whatever operation": (
-        "accuracy-of-float32; !accuracy-of-float32 #softmax",
-        "2 * -",
-    ),
-}
+    return [part for count, _, part in parts for _ in range(COUNTS.get(count) or int(count))]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
@@ -120,7 +91,6 @@ def test_what_all_cases_share_is_told_and_names_of_one_answer_together() -> None
     assert described(two, three) == [third] * 2  # a ratio, of cases that mean different numbers
     assert described(two) == ["it is 2"]
     (together,) = decide({"D = 4": case("square inverse")}).values()
-    assert together.fit is not None
     assert (together.fit.name, together.fit.description) == (f"inverse{OR}square", "it is 1/4, a^2 or 1/D")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from problems import Arrays, Problem
+from tables import tables_beside
 
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import CaseJudgement, judge
@@ -31,7 +33,6 @@ APART = "[[0, 1], [2, -1]]"
 """Scores whose weights are those of the logistic function at 1 and 3."""
 RIGHT = [[1 - 0.7310585786300049, 0.7310585786300049], [0.9525741268224334, 1 - 0.9525741268224334]]
 OFF = [RIGHT[0], [0.9525741268224334, 0.06]]
-HALVES = [[0.5, 0.5], [0.5, 0.5]]
 CASE = """
 title: Numbers to be judged
 source: {kind: document, title: none}
@@ -80,9 +81,13 @@ def bound_on_weights(scores: list[list[float]], dtype: str) -> Array:
 def hold(load_text: LoadText, compute: Compute) -> Hold:
     """Judge stages given by hand against one expectation on the weights of a softmax of two rows."""
 
-    def call(expected: str, *weights: Any, dtype: str = "float64", scores: str = EQUAL, says: str = "") -> list[Row]:
+    def call(
+        expected: Mapping[str, Any] | str, *weights: Any, dtype: str = "float64", scores: str = EQUAL, says: str = ""
+    ) -> list[Row]:
         text = (
-            CASE.replace("EXPECTED", f"{{{expected}}}").replace("SCORES", scores).replace("    SAYS\n", f"    {says}\n")
+            CASE.replace("EXPECTED", f"{{{expected}}}" if isinstance(expected, str) else json.dumps(expected))
+            .replace("SCORES", scores)
+            .replace("    SAYS\n", f"    {says}\n")
         )
         (case,) = load_text(text)
         inputs, own = compute(case, dtype)
@@ -110,66 +115,19 @@ def test_a_number_holds_to_half_a_unit_and_the_error_bound_and_no_further(hold: 
                 assert (rows[0].half_unit, rows[0].propagated, rows[0].allowed) == (0.05, 0.0, allowed)
 
 
-NAN, INF = np.nan, np.inf
-PRINTED = 'printed: "0.27 0.73\\n 0.95 0.05"'
-MISPRINTED = PRINTED.replace("0.05", "0.06")
-ERRATUM = f"erratum: the last one is another call's, {MISPRINTED}"
 SIGNS = {"a": "agree", "n": "numeric", "x": "nonfinite", "m": "misprint", "k": "misprint", "p": "xpass"}
-SITUATIONS: dict[str, tuple[str, str, list[Any], str, str]] = {
-    "decimals that are declared count": (
-        *('decimals: 4, printed: "0.5 0.5\\n 0.5 0.5"', EQUAL, [[[0.5, 0.50004], [0.50006, 0.49996]]]),
-        *("aana", ""),
-    ),
-    "what is printed is said with what was computed": (
-        *('called: attention, printed: "0.5 0.500\\n 0.5 50e-2"', EQUAL, [[[0.5, 0.5], [0.5, 0.75]]], "aaan"),
-        r"attention\[1, 1\] is printed as 50e-2, computed 0.75; off by 0.25, allowed 0.005$",
-    ),
-    "known numbers are never a misprint": (
-        *('exact: true, because: by hand, known: "0.5 0.5\\n 0.5 0"', EQUAL, [HALVES, HALVES], "aaanaaan"),
-        r"weights\[1, 1\] is known to be 0, computed 0.5; off by 0.5, allowed ",
-    ),
-    "a point is no number": ('printed: ". 0.5\\n . 0.5"', EQUAL, [[[NAN, 0.5], [77, 0.5]]], "aa", ""),
-    "nan and infinity hold as themselves": (
-        *('because: by hand, known: "nan inf\\n -inf 1"', EQUAL),
-        *([[[NAN, INF], [-INF, 1]], [[1, -INF], [-1e308, NAN]]], "aaaaxxxx", ""),
-    ),
-    "nan where nothing is printed": (
-        *("unprinted: true", EQUAL, [[[0.5, 0.5], [NAN, 0.5]], [[0.5, 0.5], [INF, 0.5]]], "aaxaaaxa", ""),
-    ),
-    "numbers in columns": ('transpose: true, printed: "1 3\\n 2 4"', EQUAL, [[[1, 2], [3, 4]]], "aaaa", ""),
-    "a number that the exact answer misses": (
-        *(MISPRINTED, APART, [RIGHT, RIGHT], "aaamaaam"),
-        r"weights\[1, 1\] is printed as 0.06, computed 0.0474258\d+; off by 0.0126, allowed 0.005; "
-        r"the exact answer is 0.04742587317756\d+$",
-    ),
-    "a number that the exact answer meets": (PRINTED, APART, [OFF, OFF, RIGHT], "aaanaaanaaaa", r"(?!.*exact answer)"),
-    "an infinity that nobody computes": (PRINTED.replace("0.05", "inf"), APART, [RIGHT], "aaam", ""),
-    "whoever is wrong as the document is": (MISPRINTED, APART, [OFF], "aaaa", ""),
-    "a recorded erratum": (ERRATUM, APART, [RIGHT], "aaak", "the last one is another call's$"),
-    "which excuses no implementation": (ERRATUM, APART, [[[0.5, 0.5], RIGHT[1]]], "nnak", ""),
-    "and happens no longer": (
-        *(ERRATUM.replace("0.06", "0.05"), APART, [RIGHT], "pppp"),
-        "the recorded erratum no longer happens, every printed number holds: the last one is another call's$",
-    ),
-    "digits that were cut off": (
-        *('printed: "0.26 0.73\\n 0.95 0.04"', APART, [RIGHT], "maam"),
-        ".*; all of these numbers hold if digits were cut off and not rounded: `digits: truncated` says so$",
-    ),
-    "digits of which some were cut off": (
-        *('printed: "0.26 0.73\\n 0.95 0.05"', APART, [RIGHT], "maaa", r"(?!.*cut off)"),
-    ),
-}
-"""An expectation on the weights, scores, what is returned, a letter for each number, and the first message."""
+SITUATIONS = tables_beside(__file__)["numbers"]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_numbers_hold_or_not(hold: Hold, situation: str) -> None:
-    expectation, scores, weights, signs, message = SITUATIONS[situation]
-    rows = hold(f"stage: weights, {expectation}", *weights, scores=scores)
-    assert verdicts(rows) == [SIGNS[sign] for sign in signs]
-    assert [row.xfail for row in rows] == [sign == "k" for sign in signs]
-    said = [row.message for row in rows if row.verdict != Verdict.AGREE and row.message]
-    assert re.match(message, (said or [""])[0]), said
+    row = SITUATIONS[situation]
+    weights = [{"right": RIGHT, "off": OFF}.get(str(each), each) for each in row.get("returned", ["right"])]
+    rows = hold({"stage": "weights", **row["expect"]}, *weights, scores=APART if row.get("apart") else EQUAL)
+    assert verdicts(rows) == [SIGNS[sign] for sign in row["verdicts"]]
+    assert [each.xfail for each in rows] == [sign == "k" for sign in row["verdicts"]]
+    said = [each.message for each in rows if each.verdict != Verdict.AGREE and each.message]
+    assert re.match(row.get("says", ""), (said or [""])[0]), said
 
 
 def test_each_number_has_its_place_and_the_half_unit_of_its_own_digits(hold: Hold) -> None:

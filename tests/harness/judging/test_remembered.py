@@ -109,7 +109,6 @@ class Unit:
 
 
 def as_written(found: UnitResult | None) -> list[Any]:
-    assert found is not None
     rows = [[str(value) for value in vars(row).values()] for row in found.rows]
     return [*rows, *((each.case, each.implementation, each.stage, each.array.tobytes()) for each in found.arrays)]
 
@@ -154,7 +153,6 @@ def test_what_needs_no_work_is_remembered_without_any(units: list[Unit], tmp_pat
         assert unit.remembered(judge) == Remembered(None, None)
         found = unit.by(judge)
         again = unit.remembered(judge)
-        assert again is not None
         if found.arrays:
             assert again.result is None, "arrays are to be kept, which follow from the exact answer"
         assert as_written(again.result or unit.by(judge, again)) == as_written(found)

@@ -48,7 +48,6 @@ def test_exact_stages_are_those_of_the_numbers_as_stored_and_bounds_are_worked_o
         assert_encloses(truth.exact[stage], [number * factor for number in exact])
         # The scores are compared with query and key: a scale may be applied to these before their product.
         step = truth.introduced(stage, {"raw_scores": np.zeros((1, 1, 1, 2), dtype)}, "native")
-        assert step is not None
         assert_encloses(step[0], [number * factor for number in exact])
     bounds = truth.bounds("native")
     for bound in bounds.values():
@@ -124,7 +123,6 @@ def test_the_row_behind_such_a_score_has_no_bound_where_scores_are_stored() -> N
     output = truth.exact["output"].high.astype("float16")  # nor does it have one against its own steps
     output[0, 0, 1] = np.nan
     step = truth.introduced("output", {"output": output}, "eager")
-    assert step is not None
     assert np.isfinite(step[1].max_error[0, 0]).all(axis=-1).tolist() == [True, False, True]
 
 

@@ -63,7 +63,6 @@ def test_what_is_undefined_is_filled_with_ones_and_says_why() -> None:
     inputs = {name: array.copy() for name, array in draw("cosine").inputs.items()}
     inputs["query"][0, 0, 1] = inputs["key"][0, 1, 3] = 0
     undefined = find_undefined_elements(Problem("scoring", {"score": "cosine"}, inputs))
-    assert undefined is not None
     wanted = np.zeros((2, 4, 5, 6), dtype=np.bool_)
     wanted[0, 0, 1] = wanted[0, 1, :, 3] = True
     np.testing.assert_array_equal(undefined.of("scores", wanted.shape), wanted)
@@ -73,7 +72,6 @@ def test_what_is_undefined_is_filled_with_ones_and_says_why() -> None:
     assert find_undefined_elements(dots) is None
     inputs["query"][0, 0, 0, 0] = np.nan
     undefined = find_undefined_elements(dots)
-    assert undefined is not None
     assert undefined.reason == f"query {REASON}"
     filled = undefined.filled(inputs)["query"]
     assert (filled[0, 0, 0, 0], (filled != inputs["query"]).sum()) == (1, 1)
@@ -88,7 +86,6 @@ def infinite() -> Truth:
 
 @pytest.fixture(scope="module")
 def stages(infinite: Truth) -> Arrays:
-    assert infinite.problem is not None
     return Problem("attention", {}, infinite.problem.inputs).returned()
 
 
@@ -96,7 +93,6 @@ def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_no
     infinite: Truth, stages: Arrays
 ) -> None:
     finite, judged = draw("attention").truth(), judged_of(infinite, stages)
-    assert infinite.undefined_elements is not None
     # A row of six keys, or of three columns; and the column of a value in both heads that share it, five rows each.
     counts = {"raw_scores": 6, "scores": 6, "weights": 6, "log_sum_exp": 1, "output": 3 + 10}
     assert {stage: each.unjudged for stage, each in judged.items()} == counts
@@ -106,14 +102,12 @@ def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_no
         np.testing.assert_array_equal(enclosure.high[known], finite.exact[stage].high[known])
         assert np.isnan(exact_values(infinite)[stage][~known]).all()
         step = infinite.introduced(stage, {name: each for name, each in stages.items() if name != stage}, "native")
-        assert step is not None
         np.testing.assert_array_equal(np.isinf(step[0].radius), infinite.undefined_elements.of(stage, known.shape))
     expected = f"13 of 120 elements were not judged, for want of an exact answer: query {REASON}; value {REASON}"
     assert judged["output"].message == expected
 
 
 def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(infinite: Truth, stages: Arrays) -> None:
-    assert infinite.undefined_elements is not None
     for stage in ("scores", "weights", "log_sum_exp", "output"):
         flags = infinite.undefined_elements.of(stage, stages[stage].shape)
         for is_wrong in (False, True):
@@ -179,7 +173,6 @@ def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan_and_
         truth, stages = spoilt_behind(name, each, number)
         judged = judged_of(truth, stages)
         assert {(str(found.verdict), found.unjudged) for found in judged.values()} == {("agree", 0)}
-        assert truth.undefined_elements is not None
         changed = 0
         for stage, array in stages.items():
             behind = truth.undefined_elements.behind_a_mask(stage, array.shape)
@@ -203,7 +196,6 @@ def test_a_row_or_a_sum_over_queries_that_holds_nan_beside_other_numbers_is_not_
         ("gradients", "grad_value", np.nan, np.arange(6)[:, np.newaxis] == 5),
     ):
         truth, stages = spoilt_behind(name, "key", number)
-        assert truth.undefined_elements is not None
         behind = truth.undefined_elements.behind_a_mask(stage, stages[stage].shape)
         spread = np.where(behind, np.where(places, np.nan, 0.0), stages[stage])
         assert agrees(truth, stage, spread, "native")

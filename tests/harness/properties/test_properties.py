@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.errors import ExitCode, ResultsError
+from attncheck.execution.call import Limits
+from attncheck.execution.implementation_selection import user_implementation
+from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.properties.judging import Side, Truths, _combined_side, judge_arrays, judge_merged, side_of
 from attncheck.properties.problem import PropertyVariant, SessionVariant, StoredProblem
-from attncheck.properties.run import Asking, PropertyQuestion, questions_of
+from attncheck.properties.run import Asking, PropertyQuestion, ask_implementations, questions_of
+from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.reports.properties import exit_code_of, sentence_of, worst_of
 from attncheck.results import parts
@@ -31,38 +35,41 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 
 Real = NDArray[np.float64]
 
+# Two results.
 
-ONE, TWO = np.ones(1), np.full(1, 2.0)
-NO, YES = np.zeros(1, bool), np.ones(1, bool)
-NAN = np.full(1, np.nan)
+ONE, TWO, NAN, ZERO = np.ones(1), np.full(1, 2.0), np.full(1, np.nan), np.zeros(1)
 ALLOWED = 1e-6
 
 
-def sides(first: Real, second: Real, exact: Real, is_open: tuple[Any, Any]) -> Callable[[], tuple[Side, Side]]:
-    """Return both sides, of which an error beyond the bound is wrong where there is an exact answer."""
+def side(what: str, given: Real, exact: Real, is_open: bool) -> Side:
+    """Return a side of which an error beyond the bound is wrong where there is an exact answer."""
+    own = np.full(given.shape, is_open)
+    wrong = ~(np.abs(given - exact) <= ALLOWED) & ~own
+    return Side(what, given, exact, np.full(given.shape, ALLOWED), wrong, own)
 
-    def made(what: str, given: Real, own: Any) -> Side:
-        wrong = ~(np.abs(given - exact) <= ALLOWED) & ~own
-        return Side(what, given, exact, np.full(given.shape, ALLOWED), wrong, own)
 
-    return lambda: (made("the first call", first, is_open[0]), made("the further", second, is_open[1]))
+def sides(first: Real, second: Real, exact: Sequence[Real], is_open: str) -> Callable[[], tuple[Side, Side]]:
+    opens, names = [letter == "?" for letter in is_open], ("the first call", "the further")
+    one, other = map(side, names, (first, second), exact, opens)
+    return lambda: (one, other)
 
 
 def refused() -> tuple[Side, Side]:
     raise AssertionError("where every bit is the same nothing else is asked")
 
 
-PAIRS: tuple[tuple[Real, Real, Real, tuple[Any, Any], str], ...] = (
-    (np.zeros(1), -np.zeros(1), np.zeros(1), (NO, NO), "within bounds"),  # the sign of zero is a bit
-    (ONE + 4e-7, ONE - 3e-7, ONE, (NO, NO), "within bounds"),
-    (ONE, ONE + 0.1, ONE, (NO, NO), "broken"),
-    (ONE + 0.1, ONE, ONE, (NO, NO), "broken"),
-    (ONE, NAN, ONE, (NO, NO), "broken"),
-    (ONE, ONE * np.inf, ONE, (NO, NO), "broken"),
-    (NAN, ONE, ONE, (YES, YES), "broken"),  # also without an exact answer
-    (ONE, NAN, ONE, (YES, YES), "broken"),
-    (ONE, ONE + 1e-9, ONE, (YES, NO), "not judged"),
-    (ONE, TWO, ONE, (YES, YES), "not judged"),
+PAIRS: tuple[tuple[Real, Real, tuple[Real, Real], str, str], ...] = (
+    (ZERO, -ZERO, (ZERO, ZERO), "..", "within bounds"),  # the sign of zero is a bit
+    (ONE + 4e-7, ONE - 3e-7, (ONE, ONE), "..", "within bounds"),
+    (ONE, ONE + 0.1, (ONE, ONE), "..", "broken"),
+    (ONE + 0.1, ONE, (ONE, ONE), "..", "broken"),
+    (ONE, NAN, (ONE, ONE), "..", "broken"),
+    (ONE, ONE * np.inf, (ONE, ONE), "..", "broken"),
+    (NAN, ONE, (ONE, ONE), "??", "broken"),  # also without an exact answer
+    (ONE, NAN, (ONE, ONE), "??", "broken"),
+    (ONE, ONE + 1e-9, (ONE, ONE), "?.", "not judged"),
+    (ONE, TWO, (ONE, ONE), "??", "not judged"),
+    (ONE, TWO, (ONE, TWO), "..", "not judged"),  # calls without one exact answer are not held against each other
 )
 
 
@@ -70,36 +77,27 @@ def test_what_two_results_come_to() -> None:
     for first, second, exact, is_open, outcome in PAIRS:
         found = judge_arrays("output", first, second, "again", sides(first, second, exact, is_open))
         assert found.verdict == outcome
-
-
-def test_calls_without_one_exact_answer_are_not_held_against_each_other() -> None:
-    def apart() -> tuple[Side, Side]:
-        (one, _), (_, other) = sides(ONE, TWO, ONE, (NO, NO))(), sides(ONE, TWO, TWO, (NO, NO))()
-        return one, other
-
-    assert judge_arrays("output", ONE, TWO, "again", apart).verdict is PropertyOutcome.NOT_JUDGED
-
-
-def test_equal_bits_need_no_exact_answer_and_another_form_is_broken() -> None:
     array = np.array([1.0, -0.0, np.nan])
-    found = judge_arrays("output", array, array.copy(), "again", refused)
-    assert (found.verdict, found.differing, found.elements) == (PropertyOutcome.BITWISE, 0, 3)
-    found = judge_arrays("output", array, array[::-1].copy(), "again", refused, np.array([False, True, False]))
-    assert (found.verdict, found.elements) == (PropertyOutcome.BITWISE, 1)  # nothing is said of the rest
+    some = np.array([False, True, False])  # nothing is said of the rest
+    for second, judged, elements in ((array.copy(), None, 3), (array[::-1].copy(), some, 1)):
+        found = judge_arrays("output", array, second, "again", refused, judged)
+        assert (found.verdict, found.differing, found.elements) == (PropertyOutcome.BITWISE, 0, elements)
     for second in (np.ones((3, 2)), np.ones((2, 3), np.float32)):
         assert judge_arrays("output", np.ones((2, 3)), second, "again", refused).verdict is PropertyOutcome.BROKEN
 
 
 def test_the_element_is_named_with_its_numbers_and_whoever_is_wrong() -> None:
-    exact, no = np.ones(2), np.zeros(2, bool)
+    exact = np.ones(2)
     first, second = np.array([1.0, 1 + 4e-7]), np.array([1.0, 1 - 3e-7])
-    found = judge_arrays("output", first, second, "again", sides(first, second, exact, (no, no)))
+    found = judge_arrays("output", first, second, "again", sides(first, second, (exact, exact), ".."))
     assert (found.index, found.value, found.reference, found.exact) == ("1", first[1], second[1], 1.0)
     assert (found.first_bound, found.second_bound, found.differing) == (ALLOWED, ALLOWED, 1)
     for pair, blamed in (((exact, exact + 0.1), "the further"), ((exact + 0.1, exact), "the first call")):
-        found = judge_arrays("output", *pair, "again", sides(*pair, exact, (no, no)))
+        found = judge_arrays("output", *pair, "again", sides(*pair, (exact, exact), ".."))
         assert found.message.endswith(f"beyond its bound is {blamed}")
 
+
+# Rows.
 
 ROW = Row(
     *("mine/a", "attention", "float32", "own.attention", "property", "", "bitwise"),
@@ -107,106 +105,68 @@ ROW = Row(
     variant="20 calls",
     message="all 5, elements",
 )
-
-
+BROKEN = replace(ROW, verdict="broken")
+EXPECTED, CLAIMED = replace(BROKEN, xfail=True), replace(ROW, verdict="within bounds", claim="bitwise")
 FAILS = {
-    ("bitwise", ""): False,
-    ("within bounds", ""): False,
-    ("broken", ""): True,
-    ("xpass", ""): True,
-    ("bitwise", "bitwise"): False,
-    ("within bounds", "bitwise"): True,
-    ("not judged", "bitwise"): True,
-    ("unsupported", "bitwise"): False,
-    ("failed", "bitwise"): False,
-    ("within bounds", "within bounds"): False,
-    ("broken", "within bounds"): True,
-    ("nan", ""): False,
-    ("nan", "within bounds"): True,
+    "": {"bitwise": False, "within bounds": False, "broken": True, "xpass": True, "nan": False},
+    "bitwise": {"bitwise": False, "within bounds": True, "not judged": True, "unsupported": False, "failed": False},
+    "within bounds": {"within bounds": False, "broken": True, "nan": True},
 }
-"""Outcomes and claims, and whether a row of them fails."""
+"""Claims and outcomes, and whether a row of them fails."""
 
 
 def test_what_fails_follows_from_the_outcome_and_the_claim() -> None:
-    rows = {each: replace(ROW, verdict=each[0], claim=each[1]) for each in FAILS}
-    assert {each: row.fails for each, row in rows.items()} == FAILS
-    assert not any(replace(row, xfail=True).fails_run for row in rows.values())
+    for claim, outcomes in FAILS.items():
+        rows = {outcome: replace(ROW, verdict=outcome, claim=claim) for outcome in outcomes}
+        assert {outcome: row.fails for outcome, row in rows.items()} == outcomes
+        assert not any(replace(row, xfail=True).fails_run for row in rows.values())
 
 
-def test_a_run_disagrees_where_something_fails_and_did_not_run_where_a_call_failed() -> None:
-    assert exit_code_of([ROW]) is ExitCode.AGREE
-    assert exit_code_of([ROW, replace(ROW, verdict="failed")]) is ExitCode.NOT_RUN
-    assert exit_code_of([replace(ROW, verdict="unsupported")]) is ExitCode.NOT_RUN
-    assert exit_code_of([replace(ROW, verdict="failed"), replace(ROW, verdict="broken")]) is ExitCode.DISAGREE
-    assert exit_code_of([replace(ROW, verdict="broken", xfail=True)]) is ExitCode.AGREE
-
-
-def test_the_worst_row_stands_for_several_and_an_expected_one_comes_behind() -> None:
-    expected = replace(ROW, verdict="broken", xfail=True)
-    claimed = replace(ROW, verdict="within bounds", claim="bitwise")
-    assert worst_of([ROW, expected, claimed]) is claimed
-    assert worst_of([ROW, expected]) is expected
+def test_the_worst_row_stands_for_several_and_a_run_disagrees_or_did_not_run() -> None:
+    failed, unsupported = (replace(ROW, verdict=verdict) for verdict in ("failed", "unsupported"))
+    for rows, code, worst in (
+        ([ROW], ExitCode.AGREE, ROW),
+        ([ROW, failed], ExitCode.NOT_RUN, failed),
+        ([unsupported], ExitCode.NOT_RUN, unsupported),
+        ([failed, BROKEN], ExitCode.DISAGREE, BROKEN),
+        ([ROW, EXPECTED], ExitCode.AGREE, EXPECTED),
+        ([ROW, EXPECTED, CLAIMED], ExitCode.DISAGREE, CLAIMED),  # an expected one comes behind
+    ):
+        assert (exit_code_of(rows), worst_of(rows)) == (code, worst)
     assert worst_of([]) is None
+    assert sentence_of([ROW]) == "Properties hold: 1 property, 1 comparison."
+    assert "own.attention: repeated" in sentence_of([ROW, BROKEN])
+    assert sentence_of([unsupported]) == "No property was judged."
 
 
-def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+def test_rows_are_read_back_as_they_were_written_and_a_table_that_is_none_of_ours_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: dict[str, Any] = {"value": 0.1, "reference": math.inf, "exact": -1e-310}
     rows = [
         ROW,
-        replace(
-            ROW, verdict="broken", value=0.1, reference=math.inf, exact=-1e-310, xfail=True, index="0,1", differing=3
-        ),
+        replace(EXPECTED, index="0,1", differing=3, **numbers),
         replace(ROW, value=math.nan, reference=None),
         replace(ROW, message='quotes "and", commas\nand lines', claim="bitwise"),
     ]
     write_property_rows(tmp_path, rows)
     assert repr(read_property_rows(tmp_path)) == repr(rows)  # NaN is NaN there
-
-
-@pytest.mark.parametrize("change", [{"verdict": "splendid"}, {"property_name": "unheard_of"}, {"comparison": "stage"}])
-def test_a_table_that_is_none_of_ours_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    write_property_rows(tmp_path, [replace(ROW, **change)])
-    with pytest.raises(ResultsError, match=f"{PROPERTY_PART} cannot be read"):
-        read_property_rows(tmp_path)
-
-
-def test_more_rows_than_any_run_asks_for_are_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: tuple[dict[str, Any], ...]
+    changes = ({"verdict": "splendid"}, {"property_name": "unheard_of"}, {"comparison": "stage"})
+    for change in changes:
+        write_property_rows(tmp_path, [replace(ROW, **change)])
+        with pytest.raises(ResultsError, match=f"{PROPERTY_PART} cannot be read"):
+            read_property_rows(tmp_path)
     write_property_rows(tmp_path, [ROW, ROW])
     monkeypatch.setattr(parts, "_MAX_PROPERTY_ROWS", 1)
     with pytest.raises(ResultsError, match="it has 2 rows; expected at most 1"):
         read_property_rows(tmp_path)
 
 
-def test_the_sentence_names_what_does_not_hold() -> None:
-    assert sentence_of([ROW]) == "Properties hold: 1 property, 1 comparison."
-    assert "own.attention: repeated" in sentence_of([ROW, replace(ROW, verdict="broken")])
-    assert sentence_of([replace(ROW, verdict="unsupported")]) == "No property was judged."
-
-
-def test_outcomes_are_ordered_from_harmless_to_severe() -> None:
-    assert PropertyOutcome.BITWISE.severity < PropertyOutcome.WITHIN_BOUNDS.severity < PropertyOutcome.BROKEN.severity
-
+# The questions of bundled cases, in float32, in which NumPy computes as it is.
 
 TRUTHS = Truths()
-
-
-def questions() -> list[PropertyQuestion]:
-    """Return what the bundled cases ask in float32, in which NumPy computes as it is."""
-    selection = select_cases(["properties"], properties=True)
-    assert not selection.faults
-    return questions_of(selection.cases, Asking(dtypes=["float32"]))
-
-
-QUESTIONS = questions()
-
-
-def variants() -> Iterator[tuple[str, PropertyQuestion, PropertyVariant]]:
-    for question in QUESTIONS:
-        for variant in question.variants:
-            if isinstance(variant, PropertyVariant) and variant.where == "here":
-                yield f"{question.name}: {question.case.id}: {variant.what}", question, variant
-
-
-VARIANTS = list(variants())
+QUESTIONS = questions_of(select_cases(["properties"], properties=True).cases, Asking(dtypes=["float32"]))
 
 
 def computed(problem: StoredProblem, stages: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -215,32 +175,33 @@ def computed(problem: StoredProblem, stages: tuple[str, ...]) -> dict[str, np.nd
     return dict(outcome.stages)
 
 
-@pytest.mark.parametrize("name", sorted({question.name for question in QUESTIONS}))
-def test_further_calls_have_the_first_calls_exact_answer(name: str) -> None:
-    offenders = [
-        what for what, question, variant in VARIANTS if question.name == name and not is_same(question, variant)
-    ]
-    assert offenders == []
-
-
 def is_same(question: PropertyQuestion, variant: PropertyVariant) -> bool:
     problem, stages = question.problem, variant.stages or question.problem.results
     first = computed(problem, stages)
     if variant.is_merged:
-        parts = [computed(call.problem, stages) for call in variant.calls]
-        found = judge_merged(variant, problem, first, parts, "native", TRUTHS)
+        parts_of_it = [computed(call.problem, stages) for call in variant.calls]
+        found = judge_merged(variant, problem, first, parts_of_it, "native", TRUTHS)
         return found.verdict in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS)
     for stage in stages:
         arrays = [computed(call.problem, (stage,))[stage] for call in variant.calls]
-        one = side_of("first", TRUTHS.of(problem), stage, first[stage], "native")
-        other = _combined_side(variant, stage, arrays, "native", TRUTHS)
-        if other.exact.shape != one.exact.shape or not np.allclose(other.exact, one.exact, rtol=1e-12, atol=1e-300):
+        one = side_of("first", TRUTHS.of(problem), stage, first[stage], "native").exact
+        other = _combined_side(variant, stage, arrays, "native", TRUTHS).exact
+        if other.shape != one.shape or not np.allclose(other, one, rtol=1e-12, atol=1e-300):
             return False
     return True
 
 
-def test_every_property_is_asked_by_a_bundled_case() -> None:
-    assert {question.name for question in QUESTIONS} == set(PROPERTIES)
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_further_calls_have_the_first_calls_exact_answer(name: str) -> None:
+    questions = [question for question in QUESTIONS if question.name == name]
+    assert questions, "every property is asked by a bundled case"
+    offenders = [
+        f"{question.case.id}: {variant.what}"
+        for question in questions
+        for variant in question.variants
+        if isinstance(variant, PropertyVariant) and variant.where == "here" and not is_same(question, variant)
+    ]
+    assert offenders == []
 
 
 def test_sessions_compare_results_of_one_problem() -> None:
@@ -248,43 +209,93 @@ def test_sessions_compare_results_of_one_problem() -> None:
     assert sessions
     for variant in sessions:
         for pair in variant.pairs:
-            given = variant.session.steps[pair.other].task
-            assert variant.session.steps[pair.other].returns
-            wanted = pair.problem.task()
-            assert given.operation == wanted.operation
-            assert {name: each.tobytes() for name, each in given.inputs.items()} == {
-                name: each.tobytes() for name, each in wanted.inputs.items()
-            }
+            step, wanted = variant.session.steps[pair.other], pair.problem.task()
+            assert (step.returns, step.task.operation) == (True, wanted.operation)
+            given, expected = (
+                {name: each.tobytes() for name, each in task.inputs.items()} for task in (step.task, wanted)
+            )
+            assert given == expected
 
 
+# Kernels of somebody's own, right and wrong.
+
+KERNEL = """\
+import numpy as np
+
+CALLS, ROOM = [], {}
+
+def attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, key_lengths=None,
+              past_key=None, past_value=None):
+    CALLS.append(query.shape)
+    past = 0
+    if past_key is not None:
+        past = past_key.shape[2]
+        key, value = np.concatenate([past_key, key], 2), np.concatenate([past_value, value], 2)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    (batch, heads, queries, _), keys = query.shape, key.shape[2]
+    allowed = np.ones((batch, heads, queries, keys), bool)
+    if mask is not None:
+        allowed = allowed & mask
+    if is_causal:
+        allowed = allowed & (np.arange(keys) <= past + np.arange(queries)[:, None])
+    if key_lengths is not None:
+        allowed = allowed & (np.arange(keys) < key_lengths.reshape(-1, 1, 1, 1))
+    added = np.broadcast_to(np.zeros((), query.dtype) if bias is None else bias, allowed.shape)
+    output = np.zeros((batch, heads, queries, value.shape[-1]), query.dtype)
+    log_sum_exp = np.full((batch, heads, queries), -np.inf, query.dtype)
+    for place in np.ndindex(batch, heads, queries):
+        entry, head, row = place
+        own = allowed[place]
+        if own.any():
+            scores = (key[entry, head][own] * query[place]).sum(-1) * np.asarray(scale, query.dtype) + added[place][own]
+            weights = np.exp(scores - scores.max())
+            total = weights.sum()
+            output[place] = (weights[:, None] * value[entry, head][own]).sum(0) / total
+            log_sum_exp[place] = np.log(total) + scores.max()
+    return {"output": output.astype(query.dtype), "log_sum_exp": log_sum_exp.astype(query.dtype)}
+"""
+CASES = """
+title: Small calls
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 3}, dtypes: [float32]}
+arrays:
+  query: {draw: randn, shape: [3, 2, 9, 8]}
+  key: {draw: randn, shape: [3, 2, 9, 8]}
+  value: {draw: randn, shape: [3, 2, 9, 8]}
+cases:
+  - name: A prompt
+    inputs: {query: query, key: key, value: value}
+    options: {is_causal: true}
+    properties: [NAMES]
+"""
 Ask = Callable[..., list[Row]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, load_text: Callable[[str], list[Case]]) -> Ask:
+    """Ask properties of the kernel with something replaced, and with what is written below it."""
+
+    def asked(names: Sequence[str], *changes: tuple[str, str], below: str = "") -> list[Row]:
+        text = KERNEL
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "kernel.py"
+        path.write_text(f"{text}\n{below}\n", encoding="utf-8")
+        implementation = user_implementation(Target.of(f"{path}:attention"), None)
+        asking = Asking(limits=Limits(case_seconds=60))
+        cases = load_text(CASES.replace("NAMES", ", ".join(names)))
+        return ask_implementations([implementation], questions_of(cases, asking), asking)
+
+    return asked
+
+
 OF_A_PROMPT = (
     *("repeated", "batch_invariant", "padding", "cached_prefix", "decoding", "heads_permuted", "values_scaled"),
     *("scores_shifted", "layout", "poison_large", "poison_nan", "output_buffer", "inputs_unchanged"),
     *("outputs_independent", "after_other_shapes", "packed", "fresh_process", "threads"),
 )
-RETURNED = '    return {"output": output.astype(query.dtype)'
-FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
-    "it is nondeterministic once in 20 calls": (
-        "repeated",
-        (RETURNED, f"    if len(CALLS) % 20 == 13:\n        output[0, 0, 3, 2] *= 1.001\n{RETURNED}"),
-    ),
-    "a row depends on the batch": (
-        "batch_invariant",
-        ("    (batch, heads", "    if len(query) > 2:\n        key = key.astype(np.float16)\n    (batch, heads"),
-    ),
-    "it keeps state between shapes": (
-        "after_other_shapes",
-        (
-            "            total = weights.sum()\n",
-            "            room = ROOM.setdefault('weights', np.zeros(256, query.dtype))\n"
-            "            room[:keys] = 0\n"
-            "            room[: len(weights)] = weights\n"
-            "            total = room.sum()\n",
-        ),
-    ),
-    "it writes its inputs": ("inputs_unchanged", ("    (batch, heads", "    query *= 1.5\n    (batch, heads")),
-}
 
 
 def test_a_kernel_that_computes_row_by_row_is_bitwise_the_same_in_all(ask: Ask) -> None:
@@ -292,64 +303,20 @@ def test_a_kernel_that_computes_row_by_row_is_bitwise_the_same_in_all(ask: Ask) 
     found = {row.property_name: row.verdict for row in rows if row.verdict not in ("bitwise", "unsupported")}
     assert found.keys() <= {"scores_shifted", "packed"}, found
     assert set(found.values()) <= {"within bounds"}
-    assert {row.property_name for row in rows if row.verdict == "bitwise"} >= set(OF_A_PROMPT) - found.keys() - {
-        "packed"
-    }
+    bitwise = {row.property_name for row in rows if row.verdict == "bitwise"}
+    assert bitwise >= set(OF_A_PROMPT) - found.keys() - {"packed"}
     assert exit_code_of(rows) is ExitCode.AGREE
 
 
-SOUND = {
-    "it is nondeterministic once in 20 calls": ["batch_invariant", "poison_nan", "inputs_unchanged"],
-    "a row depends on the batch": ["repeated", "poison_nan", "inputs_unchanged", "after_other_shapes"],
-    "it keeps state between shapes": ["inputs_unchanged", "poison_nan"],
-    "it writes its inputs": [],
-}
-"""What each fault leaves sound."""
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_for_what_it_is_and_for_nothing_else(fault: str, ask: Ask) -> None:
-    name, change = FAULTS[fault]
-    rows = ask([name, *SOUND[fault]], change)
-    broken = [row for row in rows if row.verdict == "broken"]
-    assert {row.property_name for row in broken} == {name}, rows
-    assert exit_code_of(rows) is ExitCode.DISAGREE
-    if name == "inputs_unchanged":  # what it wrote into is named with its element
-        (row,) = broken
-        assert (row.stage, row.index) == ("query", "0,0,0,0")
-        assert row.value is not None
-        assert row.reference == pytest.approx(row.value * 1.5)
-        assert "query[0, 0, 0, 0]" in row.message
-
-
-READS_MASKED = (
-    "            output[place] = (weights[:, None] * value[entry, head][own]).sum(0) / total\n",
-    "            full = np.zeros(keys, query.dtype)\n            full[own] = weights / total\n"
-    "            output[place] = full @ value[entry, head]\n",
-)
-
-
-@pytest.mark.parametrize(
-    ("claim", "number", "outcome", "fails"),
-    [
-        ("", "np.nan", "nan", False),
-        ("within bounds", "np.nan", "nan", True),
-        ("bitwise", "np.nan", "nan", True),
-        ("", "7", "broken", True),
-    ],
-)
-def test_a_masked_nan_may_give_nan_alone(claim: str, number: str, outcome: str, fails: bool, ask: Ask) -> None:
-    before, after = READS_MASKED
-    change = before, f"{after}            output[np.isnan(output)] = {number}\n"
-    below = f'attention.properties = {{"poison_nan": "{claim}"}}' if claim else ""
-    rows = ask(["poison_nan", "poison_large", "repeated"], change, below=below)
-    assert {row.verdict for row in rows if row.property_name == "poison_nan" and "in values" in row.variant} == {
-        outcome
-    }
-    assert {row.verdict for row in rows if "in keys" in row.variant or row.property_name != "poison_nan"} == {"bitwise"}
-    assert exit_code_of(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)
-
-
+RETURNED = '    return {"output": output.astype(query.dtype)'
+SHAPES = "    (batch, heads"
+TOTAL = "            total = weights.sum()\n"
+IN_ROOM = """\
+            room = ROOM.setdefault('weights', np.zeros(256, query.dtype))
+            room[:keys] = 0
+            room[: len(weights)] = weights
+            total = room.sum()
+"""
 OVERWRITTEN = """
 inner, KEPT = attention, {}
 
@@ -363,37 +330,84 @@ SHARED = """
 def attention(query, key, value, *, is_causal=False):
     return value[:, :, :, :]
 """
+MADE = "output = np.zeros((batch, heads, queries, value.shape[-1]), query.dtype)"
+UNCLEARED = (
+    (MADE, f"{MADE.replace('zeros', 'empty')}\n    output *= 0"),
+    ("            output[place] = (", "            output[place] += ("),
+)
+FAULTS: dict[str, tuple[str, Sequence[str], Sequence[tuple[str, str]], str, str]] = {
+    "it is nondeterministic once in 20 calls": (
+        *("repeated", ["batch_invariant", "poison_nan", "inputs_unchanged"]),
+        [(RETURNED, f"    if len(CALLS) % 20 == 13:\n        output[0, 0, 3, 2] *= 1.001\n{RETURNED}")],
+        *("", ""),
+    ),
+    "a row depends on the batch": (
+        *("batch_invariant", ["repeated", "poison_nan", "inputs_unchanged", "after_other_shapes"]),
+        [(SHAPES, f"    if len(query) > 2:\n        key = key.astype(np.float16)\n{SHAPES}")],
+        *("", ""),
+    ),
+    "it keeps state between shapes": (
+        *("after_other_shapes", ["inputs_unchanged", "poison_nan"], [(TOTAL, IN_ROOM)]),
+        *("", ""),
+    ),
+    "it writes its inputs": (
+        *("inputs_unchanged", [], [(SHAPES, f"    query *= 1.5\n{SHAPES}")]),
+        *("", "query[0, 0, 0, 0]"),
+    ),
+    "its output is overwritten by the next call": ("outputs_independent", [], [], OVERWRITTEN, "after the next call"),
+    "its output is memory of an input": ("outputs_independent", [], [], SHARED, "memory of the input value"),
+    "its output holds what was there before": ("output_buffer", [], UNCLEARED, "", ""),
+}
+"""What it breaks, what stays sound, what is replaced in the kernel or stands below it, and what is said."""
 
 
-def test_an_output_that_the_next_call_overwrites_or_that_is_memory_of_an_input_is_broken(ask: Ask) -> None:
-    for below, says in ((OVERWRITTEN, "after the next call"), (SHARED, "memory of the input value")):
-        (row,) = ask(["outputs_independent"], below=below)
-        assert (row.verdict, says in row.message) == ("broken", True)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_for_what_it_is_and_for_nothing_else(fault: str, ask: Ask) -> None:
+    name, sound, changes, below, says = FAULTS[fault]
+    rows = ask([name, *sound], *changes, below=below)
+    broken = [row for row in rows if row.verdict == "broken"]
+    assert {row.property_name for row in broken} == {name}, rows
+    assert exit_code_of(rows) is ExitCode.DISAGREE
+    assert any(says in row.message for row in broken)
+    if name == "inputs_unchanged":  # what it wrote into is named with its element
+        (row,) = broken
+        assert (row.stage, row.index, row.reference) == ("query", "0,0,0,0", pytest.approx((row.value or 0) * 1.5))
 
 
-def test_an_output_of_which_some_is_what_was_there_before_is_broken(ask: Ask) -> None:
-    change = (
-        "    output = np.zeros((batch, heads, queries, value.shape[-1]), query.dtype)",
-        "    output = np.empty((batch, heads, queries, value.shape[-1]), query.dtype)\n    output *= 0",
-    )
-    accumulated = ("            output[place] = (", "            output[place] += (")
-    rows = ask(["output_buffer"], change, accumulated)
-    assert [row for row in rows if row.verdict == "broken"], rows
+MEAN = "            output[place] = (weights[:, None] * value[entry, head][own]).sum(0) / total\n"
+READS_MASKED = """\
+            full = np.zeros(keys, query.dtype)
+            full[own] = weights / total
+            output[place] = full @ value[entry, head]
+            output[np.isnan(output)] = NUMBER
+"""
+
+
+@pytest.mark.parametrize(
+    ("claim", "number", "outcome", "fails"),
+    [
+        ("", "np.nan", "nan", False),
+        ("within bounds", "np.nan", "nan", True),
+        ("bitwise", "np.nan", "nan", True),
+        ("", "7", "broken", True),
+    ],
+)
+def test_a_masked_nan_may_give_nan_alone(claim: str, number: str, outcome: str, fails: bool, ask: Ask) -> None:
+    below = f'attention.properties = {{"poison_nan": "{claim}"}}' if claim else ""
+    rows = ask(["poison_nan", "poison_large", "repeated"], (MEAN, READS_MASKED.replace("NUMBER", number)), below=below)
+    of_values = [row for row in rows if row.property_name == "poison_nan" and "in keys" not in row.variant]
+    assert {row.verdict for row in of_values if "in values" in row.variant} == {outcome}
+    assert {row.verdict for row in rows if row not in of_values} == {"bitwise"}
+    assert exit_code_of(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)
 
 
 @pytest.mark.parametrize(("claim", "fails"), [("bitwise", True), ("within bounds", False)])
 def test_a_claim_that_does_not_hold_fails(claim: str, fails: bool, ask: Ask) -> None:
     below = f'attention.properties = {{"batch_invariant": "{claim}"}}'
-    change = (
-        "            weights = np.exp(scores - scores.max())\n",
-        "            weights = np.exp(scores - scores.max() - batch / 7)\n",
-    )
-    rows = ask(["batch_invariant", "repeated"], change, below=below)
-    by_name: dict[str, list[Any]] = {}
-    for row in rows:
-        by_name.setdefault(row.property_name, []).append(row)
-    assert {row.verdict for row in by_name["batch_invariant"]} == {"within bounds", "bitwise"}
-    assert any(row.fails for row in by_name["batch_invariant"]) is fails
-    assert {row.claim for row in by_name["batch_invariant"]} == {claim}
-    assert {(row.verdict, row.claim, row.fails) for row in by_name["repeated"]} == {("bitwise", "", False)}
+    rows = ask(["batch_invariant", "repeated"], ("scores.max())\n", "scores.max() - batch / 7)\n"), below=below)
+    of_batch = [row for row in rows if row.property_name == "batch_invariant"]
+    assert {(row.verdict, row.claim) for row in of_batch} == {("within bounds", claim), ("bitwise", claim)}
+    assert any(row.fails for row in of_batch) is fails
+    rest = {(row.verdict, row.claim, row.fails) for row in rows if row not in of_batch}
+    assert rest == {("bitwise", "", False)}
     assert exit_code_of(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)
