@@ -7,13 +7,14 @@ causality or aligns it bottom right. So each failing case only says which readin
 - a reading is out where failing cases of the same operation refute it: it would have shown there, and what was
   returned is not that. A case may have two faults, though. So what explains ``MOST`` times as many cases as refute it
   stays; and where each of two readings explains cases of its own, more than refute it, a case that refutes both
-  refutes none;
-- so is one that explains fewer cases than nothing explains, of those that fail first at the same stage, unless it
-  explains ``CERTAIN`` and nothing refutes it: what else is wrong says nothing of a softcap in cases without one;
+  refutes none. A name that as many cases refute as it explains, in all operations together, is out everywhere;
+- so is one that explains fewer cases than nothing explains, of those of its operation that fail first at the same
+  stage, unless it explains ``CERTAIN`` and nothing refutes it: what else is wrong says nothing of a softcap in cases
+  without one. What explains a single case is compared with those of all operations;
 - of the others, those that fit a case are its candidates, except what explains only a part of what another one does,
-  and for numbers that were fitted beside a cause of the same stage;
-- where candidates of several answers are left, the case is not named, and so it is where none is left. A convention
-  that fits is said even beside others;
+  in its operation or in all together, and for numbers that were fitted beside a cause of the same stage;
+- where candidates of several answers are left, the case is not named, unless they are a ``FEW`` mistakes of which each
+  explains all that fails; and so it is where none is left. A convention that fits is said even beside others;
 - an accuracy is no cause: it is asked for where nothing else fits, and a failure in a dtype of that accuracy, or by
   more than its roundings, refutes it, whatever the operation. So does a reading that explains more cases;
 - a reading is described by what all cases that it explains share, such as a default scale that is another one.
@@ -38,6 +39,8 @@ MOST = 3
 """So many times as many cases as refute a reading it has to explain, until these count as having another fault, too."""
 CERTAIN = 6
 """So many cases and dtypes name a reading that none refutes, whatever else is wrong."""
+FEW = 3
+"""So many mistakes are named together where no case tells them apart."""
 OR = " or "
 """Between names of which no case tells which it is."""
 
@@ -145,6 +148,9 @@ def decide(cases: Mapping[Unit, Evidence]) -> dict[Unit, Decision]:
             refuting.setdefault(_reading(name, evidence), set()).add(unit)
     _leave_out_refuted(explained, refuting)
     _leave_out_rare(explained, refuting, cases)
+    everywhere: dict[str, set[Unit]] = {}
+    for (_, name), units in explained.items():
+        everywhere.setdefault(name, set()).update(units)
     stages = {
         (evidence.operation, fit.stage)
         for evidence in cases.values()
@@ -152,7 +158,9 @@ def decide(cases: Mapping[Unit, Evidence]) -> dict[Unit, Decision]:
         if not fit.is_fitted and _reading(fit.name, evidence) in explained
     }
     shared = {reading: _shared(reading[1], [cases[unit] for unit in units]) for reading, units in explained.items()}
-    return {unit: _decision(evidence, explained, stages, shared) for unit, evidence in cases.items()}
+    return {
+        unit: _decision(evidence, explained, everywhere, stages, shared, len(cases)) for unit, evidence in cases.items()
+    }
 
 
 _Reading = tuple[str, str]
@@ -166,15 +174,26 @@ def _reading(name: str, evidence: Evidence) -> _Reading:
 def _leave_out_refuted(explained: dict[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]]) -> None:
     """Leave out what cases refute, except for what explains most, and where a case has two faults with a name each."""
     for reading in list(explained):
-        allowed = 0 if reading[1].startswith(ACCURACY) else len(explained[reading]) - 1
-        if len(refuting.get(reading, ())) > allowed:
+        if _is_refuted(reading, explained, refuting):
             del explained[reading]
     most = {reading for reading, units in explained.items() if MOST * len(refuting.get(reading, ())) <= len(units)}
     while out := [
-        reading for reading in explained.keys() - most if not _is_beside_others(reading, explained, refuting)
+        reading
+        for reading in explained.keys() - most
+        if reading[1].startswith(ACCURACY) or not _is_beside_others(reading, explained, refuting)
     ]:
         for reading in out:
             del explained[reading]
+
+
+def _is_refuted(
+    reading: _Reading, explained: Mapping[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]]
+) -> bool:
+    """Return whether as many cases refute a reading as it explains, of its operation or of all together."""
+    explaining, against = (
+        sum(len(units) for (_, name), units in cases.items() if name == reading[1]) for cases in (explained, refuting)
+    )
+    return against >= explaining or len(refuting.get(reading, ())) >= len(explained[reading])
 
 
 def _is_beside_others(
@@ -189,15 +208,18 @@ def _leave_out_rare(
     explained: dict[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]], cases: Mapping[Unit, Evidence]
 ) -> None:
     """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one."""
-    nameless = [each.failing for unit, each in cases.items() if not any(unit in units for units in explained.values())]
+    named = set().union(*explained.values())
+    nameless = [(each.operation, each.failing) for unit, each in cases.items() if unit not in named]
     most = max((len(units) for (_, name), units in explained.items() if not name.startswith(ACCURACY)), default=0)
     for reading, units in list(explained.items()):
         if reading[1].startswith(ACCURACY):  # which one error that is larger would have refuted
             if len(units) < most:
                 del explained[reading]
             continue
-        stages = {cases[unit].failing for unit in units}
+        stages = {(cases[unit].operation, cases[unit].failing) for unit in units}
         is_certain = len(units) >= CERTAIN and not refuting.get(reading)
+        if len(units) == 1:  # a single case is compared with all that remain, whatever their operation
+            stages |= {each for each in nameless if each[1] == cases[next(iter(units))].failing}
         if not is_certain and sum(failing in stages for failing in nameless) > len(units):
             del explained[reading]
 
@@ -216,27 +238,35 @@ def _shared(name: str, cases: Sequence[Evidence]) -> str:
 def _decision(
     evidence: Evidence,
     explained: Mapping[_Reading, set[Unit]],
+    everywhere: Mapping[str, set[Unit]],
     stages: Set[tuple[str, str]],
     shared: Mapping[_Reading, str],
+    count: int,
 ) -> Decision:
     named = {fit: explained[reading] for fit in evidence.fits if (reading := _reading(fit.name, evidence)) in explained}
     left = [fit for fit in named if not (fit.is_fitted and (evidence.operation, fit.stage) in stages)]
-    left = [fit for fit in left if not any(named[fit] < named[other] for other in left)]
+    for units_of in (named, {fit: everywhere[fit.name] for fit in named}):
+        left = [fit for fit in left if not any(units_of[fit] < units_of[other] for other in left)]
     if not left:
         return NAMELESS
-    if len({fit.answer for fit in left}) == 1:
+    if len({fit.answer for fit in left}) == 1 or _is_one_of_few(left, everywhere, count):
         found = left[0] if len(left) == 1 else _with_all_names(left)
         texts = {shared[_reading(fit.name, evidence)] for fit in left}
         return Decision(replace(found, description=texts.pop() or found.description) if len(texts) == 1 else found)
     return STANDS if any(fit.verdict == Verdict.SEMANTIC for fit in left) else NAMELESS
 
 
+def _is_one_of_few(fits: Sequence[Fit], everywhere: Mapping[str, set[Unit]], count: int) -> bool:
+    """Return whether each of a few mistakes explains all failing cases, so that none tells them apart."""
+    is_few = len({fit.answer for fit in fits}) <= FEW and not any(fit.verdict == Verdict.SEMANTIC for fit in fits)
+    return is_few and all(len(everywhere[fit.name]) == count for fit in fits)
+
+
 def _with_all_names(fits: Sequence[Fit]) -> Fit:
-    """Bring readings of one answer together, such as scales that are the same number in every case."""
-    first = fits[0]
-    return replace(
-        first, name=OR.join(sorted({fit.name for fit in fits})), description=first.unsure or first.description
-    )
+    """Bring readings together that no case tells apart, such as scales that are the same number in every case."""
+    first, by_answer = fits[0], {fit.answer: fit for fit in reversed(fits)}
+    description = OR.join(fit.unsure or fit.description for fit in reversed(by_answer.values()))
+    return replace(first, name=OR.join(sorted({fit.name for fit in fits})), description=description)
 
 
 @dataclass(frozen=True)

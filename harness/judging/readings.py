@@ -43,6 +43,7 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.diagnosis import ACCURACY
 from attncheck.judging.readings_of_entries import ENTRY_READINGS, taken
+from attncheck.judging.readings_of_gradients import GRADIENT_READINGS
 from attncheck.judging.readings_of_scores import SCORE_READINGS, is_masked
 from attncheck.judging.replaced_steps import REPLACED_STEPS
 from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
@@ -530,6 +531,7 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Other entries, heads and places": ENTRY_READINGS,
     **SCORE_READINGS,
     **REPLACED_STEPS,
+    "Gradients": GRADIENT_READINGS,
     "Fitted numbers, and accuracy": (SCALE_FITTED, BIAS_FITTED, *ACCURACIES.values()),
 }
 """All readings, by what they are about."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.judging.alternatives import (
+    Change,
     Changed,
     Form,
     Reading,
@@ -22,6 +23,7 @@ from attncheck.judging.alternatives import (
     with_input,
     with_mask,
 )
+from attncheck.judging.replaced_steps import joined
 from attncheck.reading.lowering import Array, Problem, query_offset
 from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_HEADS, OPERATIONS, PER_HEAD
 
@@ -193,10 +195,16 @@ _OF_GROUPS = tuple(
 # What comes from a cache.
 
 
-def _joined(change: Callable[[Any, int], Any], *names: str) -> Changed:
-    """Change past and new keys, values or both, one behind the other, given the length of the past."""
+def _joined(change: Callable[[Any, int], Any], *names: str) -> Change:
+    """Change past and new keys, values or both, one behind the other, given the length of the past.
 
-    def changed(problem: Problem) -> Problem | None:
+    New ones that are projected are a step, and no input.
+    """
+    replacement = joined(change, names)
+
+    def changed(problem: Problem) -> Problem | Form | None:
+        if OPERATIONS[problem.operation].has_projections:
+            return Form(problem, replacement=replacement)
         if not has_heads(problem):
             return None
         others: dict[str, Any] = {}
@@ -230,7 +238,7 @@ def _over_the_last(joined: Any, length: int) -> Any:
 
 def _one_slot_late(joined: Any, length: int) -> Any:
     left = np.zeros_like(joined[..., :1, :])
-    return np.concatenate([joined[..., :length, :], left, joined[..., length:-1, :]], axis=-2)
+    return np.concatenate([joined[..., :length, :], left, joined[..., length:, :]], axis=-2)[..., : joined.shape[-2], :]
 
 
 def _on_the_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
@@ -270,7 +278,10 @@ _CACHED = (
             ("", "keys and values", _PAST, LOGITS[0]), ("values-", "values", _PAST[1:], MEANS[0])
         )
         for slug, how, change in (
-            ("dropped", "zeros", np.zeros_like), ("in-reverse", "in reverse order", lambda past: past[..., ::-1, :])
+            ("dropped", "zeros", np.zeros_like), ("in-reverse", "in reverse order", lambda past: past[..., ::-1, :]),
+            ("viewed", "viewed with heads for positions, (H, L, D) for (L, H, D)",
+             lambda past: past.reshape(np.array(past.shape)[[0, 2, 1, 3]]).swapaxes(1, 2)),
+            ("one-position-late", "those of the position before", lambda past: np.roll(past, 1, axis=-2)),
         )
     ),
     Reading("past-swapped", "keys of the past are taken for its values, and the other way round",
@@ -295,8 +306,12 @@ def _every_key(problem: Problem, name: str) -> Any:
     return problem.inputs[name] if past is None else np.concatenate([past, problem.inputs[name]], axis=-2)
 
 
-def _one_position_late(name: str) -> Changed:
-    def change(problem: Problem) -> Problem | None:
+def _one_position_late(name: str) -> Change:
+    replacement = joined(lambda both, past: np.roll(both, 1, axis=-2), [name])
+
+    def change(problem: Problem) -> Problem | Form | None:
+        if "past_key" in problem.inputs and OPERATIONS[problem.operation].has_projections:
+            return Form(problem, replacement=replacement)
         if not has_heads(problem) or "rotary_cos" in problem.inputs or name not in problem.inputs:
             return None
         moved = np.roll(_every_key(problem, name), 1, axis=-2)

@@ -67,8 +67,7 @@ def _root_of_times(number: int) -> Callable[[float, Mapping[str, int]], float | 
 
 
 def _times_default(problem: Problem) -> float | None:
-    own, default = scale_of(problem), 1 / math.sqrt(widths_of(problem)["D"])
-    return own * default if not math.isclose(own, 1) else None
+    return scale_of(problem) / math.sqrt(widths_of(problem)["D"])
 
 
 def _if_given(change: Callable[[Problem], float | None], *, given: bool = True) -> Callable[[Problem], float | None]:
@@ -85,6 +84,8 @@ _SCALES: Sequence[Number] = (
     ("scale-default", "the default 1/sqrt(D)", _if_given(_scale(_root_of("D")))),
     ("scale-default", "1/sqrt(D)", _if_given(_scale(_root_of("D")), given=False)),
     ("scale-times-default", "the given one times 1/sqrt(D)", _if_given(_times_default)),
+    ("scale-times-default", "the right one times 1/sqrt(D)",
+     _if_given(lambda problem: None if has_default_scale(problem) else _times_default(problem), given=False)),
     ("scale-one", "", _scale(lambda own, widths: 1.0)),
     ("scale-twice", "twice the same factor", _scale(lambda own, widths: own * own)),
     ("scale-root", "the root of the right one, as if one of query and key had it",

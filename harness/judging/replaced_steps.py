@@ -38,7 +38,7 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.truth import Stages, Truth
 from attncheck.reading.lowering import Problem
-from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE
+from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE, stage_position
 
 Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]
@@ -50,7 +50,7 @@ _HALF_PLACES = 8
 """Roundings of a few operations on a finished result."""
 
 
-def _walk_from(truth: Truth, rounding: RoundingModel, states: Mapping[str, Any]) -> Walk:
+def walk_from(truth: Truth, rounding: RoundingModel, states: Mapping[str, Any]) -> Walk:
     """Follow values and errors from other states of some nodes, and from the inputs."""
     problem = for_bounds(_problem(truth))
     states = {name: _with_added(problem, name, state) for name, state in states.items()}
@@ -77,6 +77,29 @@ def _estimates(truth: Truth, walk: Walk, stages: Iterable[str], rounding: Roundi
         stage: (without_added(stage, state.value), without_added(stage, state.bound(rounding).max_error))
         for stage, state in states.items()
     }
+
+
+# What projections are joined with.
+
+
+def joined(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepReplacement:
+    """Change past and new keys or values, one behind the other, given the length of the past."""
+
+    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+        walk, states = walk_from(truth, rounding, {}), dict[str, Any]()
+        past = truth.canonical.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
+        if not past:
+            return {}
+        for name in names:
+            state: Operand = walk.node(f"joined_{name}")
+            parts: dict[str, Any] = {each.name: getattr(state, each.name) for each in fields(state)}
+            for part, array in parts.items():
+                parts[part] = None if array is None else change(array, past)
+            states[f"joined_{name}"] = Operand(**parts)
+        behind = [stage for stage in truth.exact if stage_position(stage) >= stage_position("raw_scores")]
+        return _estimates(truth, walk_from(truth, rounding, states), behind, rounding)
+
+    return replacement_by(follow)
 
 
 # What is behind a finished result.
@@ -177,7 +200,7 @@ def softmax_over(axis: int) -> Follow:
 
 def _softmax_of(truth: Truth, logits: Real, error: Real, rounding: RoundingModel) -> Estimates:
     """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
-    walk = _walk_from(truth, rounding, {"masked": exact_logits(logits, error)})
+    walk = walk_from(truth, rounding, {"masked": exact_logits(logits, error)})
     return _estimates(truth, walk, ("weights", "log_sum_exp"), rounding)
 
 
@@ -238,7 +261,7 @@ def _behind_weights(truth: Truth, weights: Real, max_error: Real, rounding: Roun
     states = {"weights": Operand(weights, max_error)}
     if "value" in truth.exact:
         states["value"] = _projected(truth, errors, "value")
-    walk = _walk_from(truth, rounding, states)
+    walk = walk_from(truth, rounding, states)
     return _estimates(truth, walk, [stage for stage in ("context", "output") if stage in walk.graph], rounding)
 
 
@@ -257,16 +280,18 @@ def squared(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     return _from_logits(truth, rounding, errors, "scores", squares, moved)
 
 
-def capped_as(change: Callable[[Real, float], Real], slope: Callable[[float], float]) -> Follow:
-    """Bound scores otherwise than c tanh(s / c): ``change(scores, c)``, which is nowhere steeper than ``slope(c)``."""
+def capped_as(change: Callable[[Real, float, float], Real], slope: Callable[[float, float], float]) -> Follow:
+    """Bound scores otherwise than c tanh(s / c): ``change(scores, c, scale)``, of at most ``slope(c, scale)``."""
 
     def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
         cap = truth.options.get("softcap")
         if cap is None or "scores" not in truth.exact or OPERATIONS[truth.operation].has_gradients:
             return {}
         scores, error = truth.exact["scores"].high, errors["scores"]
-        value = change(scores, float(cap))
-        moved = slope(float(cap)) * (error + _few_roundings(rounding) * np.abs(scores))
+        problem = truth.problem
+        numbers = float(cap), scale_of(problem) if problem is not None and has_scale(problem) else 1.0
+        value = change(scores, *numbers)
+        moved = slope(*numbers) * (error + _few_roundings(rounding) * np.abs(scores))
         moved = moved + _few_roundings(rounding) * np.abs(value) + rounding.score_underflow
         return _from_logits(truth, rounding, errors, "capped", value, moved)
 
@@ -278,7 +303,7 @@ def _from_logits(
 ) -> Estimates:
     """Follow other logits of a stage, and the largest errors that they may have, through all that follows."""
     problem = _problem(truth)
-    walk = _walk_from(truth, rounding, {stage: exact_logits(value, moved)})
+    walk = walk_from(truth, rounding, {stage: exact_logits(value, moved)})
     found = {}
     for each in LOGITS[LOGITS.index(stage) :]:
         if each in truth.exact:
@@ -352,7 +377,7 @@ def merged_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Est
         each.reshape(batch, length, heads, width).swapaxes(1, 2)
         for each in (np.ascontiguousarray(context), np.ascontiguousarray(error))
     )
-    walk = _walk_from(truth, rounding, {"context": Finished(seen, Bound(moved, moved))})
+    walk = walk_from(truth, rounding, {"context": Finished(seen, Bound(moved, moved))})
     return _estimates(truth, walk, ("output",), rounding)
 
 
@@ -364,7 +389,7 @@ def split_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Esti
         value, error = (merge_heads(each).reshape(shape) for each in (truth.exact[name].high, errors[name]))
         operands[name] = Operand(value, error, error**2)
     found: Estimates = {name: (each.value, np.asarray(each.max_error)) for name, each in operands.items()}
-    walk = _walk_from(truth, rounding, operands)
+    walk = walk_from(truth, rounding, operands)
     behind = [stage for stage in truth.exact if stage in walk.graph and stage not in operands]
     return found | _estimates(truth, walk, behind, rounding)
 
@@ -380,7 +405,13 @@ _CAPPED = ("attention", "scoring")
 _COSINE = ("scoring", "cosine_attention")
 
 
-def _replacement(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
+def replacement_by(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
+    """Follow another step with the errors of a rounding model, and with those of float64 itself as radii.
+
+    Of those that ``only_failing`` stages have, what does not fail is the case's own. Nothing is replaced unless the
+    stage fails that it ``begins_at``.
+    """
+
     def replacement(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
         if not _is_plain(truth) or (begins_at and begins_at not in failing):
             return None
@@ -428,7 +459,7 @@ def _enclosure(value: Real, radius: Real) -> Enclosure:
 
 def _step(follow: Follow, operations: tuple[str, ...], answer: str = "") -> Change:
     """Take another step in some operations."""
-    replacement = _replacement(follow)
+    replacement = replacement_by(follow)
 
     def change(problem: Problem) -> Form | None:
         is_there = problem.operation in operations and (follow is not squared or has_scale(problem))
@@ -453,12 +484,14 @@ _SOFTMAX = (
     *(
         Reading(f"softcap-{name}", f"the softcap {says}", _step(capped_as(change, slope), _CAPPED), "softcap", "capped")
         for name, says, change, slope in (
-            ("twice", "is applied twice", lambda s, c: c * np.tanh(np.tanh(s / c)), lambda c: 1.0),
-            ("not-multiplied-back", "is tanh(s / c), without the factor c", lambda s, c: np.tanh(s / c),
-             lambda c: 1 / c),
-            ("not-divided-by", "is c tanh(s)", lambda s, c: c * np.tanh(s), lambda c: c),
-            ("clips", "clips at c and -c", lambda s, c: np.clip(s, -c, c), lambda c: 1.0),
-            ("by-softsign", "is c s / (c + |s|)", lambda s, c: c * s / (c + np.abs(s)), lambda c: 1.0),
+            ("twice", "is applied twice", lambda s, c, a: c * np.tanh(np.tanh(s / c)), lambda c, a: 1.0),
+            ("not-multiplied-back", "is tanh(s / c), without the factor c", lambda s, c, a: np.tanh(s / c),
+             lambda c, a: 1 / c),
+            ("not-divided-by", "is c tanh(s)", lambda s, c, a: c * np.tanh(s), lambda c, a: c),
+            ("of-twice-scaled-scores", "is of scores that are scaled twice", lambda s, c, a: c * np.tanh(a * s / c),
+             lambda c, a: abs(a)),
+            ("clips", "clips at c and -c", lambda s, c, a: np.clip(s, -c, c), lambda c, a: 1.0),
+            ("by-softsign", "is c s / (c + |s|)", lambda s, c, a: c * s / (c + np.abs(s)), lambda c, a: 1.0),
         )
     ),
     *(
@@ -491,12 +524,14 @@ _LOG_SUM_EXP = tuple(
 )
 
 
-def _in(operations: tuple[str, ...], number: Callable[[Problem], float | None]) -> Callable[[Problem], float | None]:
+def in_operations(
+    operations: tuple[str, ...], number: Callable[[Problem], float | None]
+) -> Callable[[Problem], float | None]:
     """Return a number for problems of some operations."""
     return lambda problem: number(problem) if problem.operation in operations else None
 
 
-def _powers(prefix: str, name: str, words: str, size: Callable[[Problem], float | None]) -> Sequence[Number]:
+def powers(prefix: str, name: str, words: str, size: Callable[[Problem], float | None]) -> Sequence[Number]:
     """Return a factor that follows from the shapes, and its inverse."""
 
     def inverse(problem: Problem) -> float | None:
@@ -509,7 +544,8 @@ def _powers(prefix: str, name: str, words: str, size: Callable[[Problem], float 
     )
 
 
-def _width(power: float) -> Callable[[Problem], float]:
+def width_to(power: float) -> Callable[[Problem], float]:
+    """Return a power of the width of a head."""
     return lambda problem: float(widths_of(problem)["D"] ** power)
 
 
@@ -522,7 +558,7 @@ def _keys_in(problem: Problem) -> float:
     return float(queries_and_keys(problem)[1])
 
 
-def _multiplied(*stages: str, each: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:
+def multiplied_stages(*stages: str, each: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:
     """Multiply those of some stages that fail; ``each``, what is returned of them may begin at any one."""
 
     def change(problem: Problem, factor: float, words: str) -> Sequence[Form]:
@@ -530,7 +566,7 @@ def _multiplied(*stages: str, each: bool = False) -> Callable[[Problem, float, s
             Form(
                 problem,
                 stage=stages[first],
-                replacement=_replacement(
+                replacement=replacement_by(
                     multiplied(stages[first:], factor), only_failing=True, begins_at=stages[first] if each else ""
                 ),
             )
@@ -544,54 +580,18 @@ _OUTPUTS = numbered(
     lambda words: f"the {{stage}} {words}",
     "output times",
     (
-        ("output-doubled", "is twice as large", _in(_WITH_SOFTMAX, lambda problem: 2.0)),
-        ("output-halved", "is half as large", _in(_WITH_SOFTMAX, lambda problem: 0.5)),
-        ("output-negated", "is the negative", _in(_WITH_SOFTMAX, lambda problem: -1.0)),
-        *_powers("output", "keys", "the number of keys", _in(_WITH_SOFTMAX, _keys_in)),
-        *_powers("output", "root-of-width", "sqrt(D)", _in(_ATTENTION, _width(0.5))),
-        *_powers("output", "width", "D", _in(_ATTENTION, _width(1))),
-        *_powers("output", "heads", "the number of heads", _in(_ATTENTION, _heads_in)),
+        ("output-doubled", "is twice as large", in_operations(_WITH_SOFTMAX, lambda problem: 2.0)),
+        ("output-halved", "is half as large", in_operations(_WITH_SOFTMAX, lambda problem: 0.5)),
+        ("output-negated", "is the negative", in_operations(_WITH_SOFTMAX, lambda problem: -1.0)),
+        *powers("output", "keys", "the number of keys", in_operations(_WITH_SOFTMAX, _keys_in)),
+        *powers("output", "root-of-width", "sqrt(D)", in_operations(_ATTENTION, width_to(0.5))),
+        *powers("output", "width", "D", in_operations(_ATTENTION, width_to(1))),
+        *powers("output", "heads", "the number of heads", in_operations(_ATTENTION, _heads_in)),
     ),
-    _multiplied("weights", *MEANS, each=True),
-)
-_GRADIENTS = ("attention_gradients",)
-_GRADIENT_READINGS = (
-    *numbered(
-        lambda words: f"the {{stage}} {words}",
-        "gradients times",
-        (
-            ("gradients-unscaled", "lacks the scale", _in(_GRADIENTS, lambda each: 1 / (scale_of(each) or 1.0))),
-            ("gradients-scaled-twice", "is scaled twice", _in(_GRADIENTS, scale_of)),
-            *_powers("gradients", "root-of-width", "sqrt(D)", _in(_GRADIENTS, _width(0.5))),
-            *_powers("gradients", "width", "D", _in(_GRADIENTS, _width(1))),
-        ),
-        _multiplied("grad_query", "grad_key"),
-        stage="grad_query",
-    ),
-    *(
-        reading
-        for name, of in (("query", "query"), ("key", "key"), ("value", "value"), ("bias", "bias"), ("sinks", "sinks"))
-        for reading in numbered(
-            lambda words: f"the {{stage}} {words}",
-            f"gradient of {name} times",
-            ((f"gradient-of-{name}-zero", "is zero", _in(_GRADIENTS, lambda problem: 0.0)),),
-            _multiplied(f"grad_{name}"),
-            of=of,
-            stage=f"grad_{name}",
-        )
-    ),
-    *numbered(
-        lambda words: f"the gradient of the bias {words}",
-        "gradient of the bias times",
-        (("bias-gradient-scaled", "is scaled like that of the scores", _in(_GRADIENTS, scale_of)),),
-        _multiplied("grad_bias"),
-        of="bias",
-        stage="grad_bias",
-    ),
+    multiplied_stages("weights", *MEANS, each=True),
 )
 
 REPLACED_STEPS: Mapping[str, Sequence[Reading]] = {
     "Softmax, log_sum_exp and output": (*_SOFTMAX, *_LOG_SUM_EXP, *_OUTPUTS),
-    "Gradients": _GRADIENT_READINGS,
 }
 """Readings that are another step, by what they are about."""

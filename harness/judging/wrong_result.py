@@ -33,6 +33,7 @@ from attncheck.attention.caches import size_of_made
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.rounding import FORMATS
+from attncheck.dtypes import rounded_once
 from attncheck.judging.alternatives import (
     Alternative,
     Form,
@@ -63,7 +64,7 @@ from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_trut
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
-from attncheck.spec import stage_position
+from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
 
 _NEARLY = 16.0
 """How many times its bounds a reading may be missed by, on average, until that refutes it."""
@@ -254,6 +255,8 @@ def _bounds_of(truth: Truth, dtype: str, of_format: str) -> dict[str, Bound]:
 
 def _with_rounded_operands(truth: Truth, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:
     """Allow raw scores the rounding of query and key, which every later stage is allowed with the scale."""
+    if truth.problem is not None and OPERATIONS[truth.operation].has_projections:
+        return {name: _with_rounded_projection(truth, name, bound, unit) for name, bound in bounds.items()}
     if "raw_scores" not in bounds or not {"query", "key"} <= truth.inputs.keys() - truth.exact.keys():
         return dict(bounds)
     query, key = truth.inputs["query"].astype(np.float64), truth.inputs["key"].astype(np.float64)
@@ -263,6 +266,17 @@ def _with_rounded_operands(truth: Truth, bounds: Mapping[str, Bound], unit: floa
     size = np.abs(query) @ np.swapaxes(np.repeat(np.abs(key), group, -3) if group > 1 else np.abs(key), -1, -2)
     own, moved = bounds["raw_scores"], (2 * unit + unit * unit) * size
     return {**bounds, "raw_scores": Bound(own.max_error + moved, own.sigma + moved)}
+
+
+def _with_rounded_projection(truth: Truth, name: str, bound: Bound, unit: float) -> Bound:
+    """Allow a projection the rounding of what is projected, and of its weights."""
+    if name not in PROJECTIONS or f"{name}_weight" not in truth.inputs:
+        return bound
+    given, weight = (np.abs(truth.inputs[each].astype(np.float64)) for each in (name, f"{name}_weight"))
+    size = given @ weight  # (B, L, H D), of which the stage has (B, H, L, D)
+    heads, _, width = truth.exact[name].high.shape[-3:]
+    moved = (2 * unit + unit * unit) * size.reshape(*size.shape[:-1], heads, width).swapaxes(-2, -3)
+    return Bound(bound.max_error + moved, bound.sigma + moved)
 
 
 def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | None:
@@ -275,9 +289,18 @@ def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | Non
         z = np.abs(error) / scale[known]
         if wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_Z:
             return None
-        positive = float((error[wrong] > 0).mean())
+        if _is_stored_in_16_bits(stored):  # however it was rounded: bits that are cut off have one sign
+            return True
+        size = np.where(np.isfinite(z), z, 0.0)
+        shares = float((error[wrong] > 0).mean()), float(size[error > 0].sum() / size.sum())
         explained = _cosine(error, value) ** 2
-    return 1 - _MAX_OF_ONE_SIGN <= positive <= _MAX_OF_ONE_SIGN and not explained > _MAX_EXPLAINED
+    has_signs = all(1 - _MAX_OF_ONE_SIGN <= share <= _MAX_OF_ONE_SIGN for share in shares)
+    return has_signs and not explained > _MAX_EXPLAINED
+
+
+def _is_stored_in_16_bits(stored: Real) -> bool:
+    """Return whether every number is one of a format of 16 bits."""
+    return any(np.array_equal(rounded_once(stored, dtype), stored) for dtype in ("bfloat16", "float16"))
 
 
 def _cosine(one: Real, other: Real) -> float:

@@ -272,7 +272,7 @@ def _on_path(other: str, without: Callable[[Callable[[Masks], bool]], Steps]) ->
 _IGNORED = {
     "is_causal": ("causality-ignored",),
     "window": ("window-ignored",),
-    "mask": ("mask-ignored", "query-mask-ignored"),
+    "mask": ("mask-ignored", "query-mask-ignored", "causality-ignored"),  # of pages, causality is a mask
     "key_lengths": ("key-lengths-ignored",),
 }
 for _option, _other, _defect in (
@@ -333,7 +333,7 @@ for _other, _is_asked, _defect in (
     )(_is_asked)
 
 
-@_pair("dot_scores", at="capped", diagnosis="scale-twice")
+@_pair("dot_scores", at="capped", diagnosis="softcap-of-twice-scaled-scores")
 def scale_applied_twice_with_a_softcap(
     query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
 ) -> Stages:

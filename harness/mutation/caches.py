@@ -128,7 +128,7 @@ def past_dropped(past: Array, new: Array) -> Array:
     return _join(np.zeros_like(past), new)
 
 
-@_faulty_join(defect="the cache joined at the wrong end")
+@_faulty_join(defect="the cache joined at the wrong end", diagnosis="past-behind-new")
 def past_appended_after_the_keys(past: Array, new: Array) -> Array:
     return _join(new, past)
 
@@ -148,18 +148,21 @@ def past_key_and_past_value_swapped(
     return _join(past_key, key), _join(past_value, value)
 
 
-@_faulty_join(defect="attention over the cache as it was before this step")
+@_faulty_join(defect="attention over the cache as it was before this step", diagnosis="past-without-new")
 def new_keys_not_written_to_the_cache(past: Array, new: Array) -> Array:
     return _join(past, np.zeros_like(new))
 
 
-@_faulty_join(defect="written one slot early, over the newest key of the past: tt-metal#41215's position")
+@_faulty_join(
+    defect="written one slot early, over the newest key of the past: tt-metal#41215's position",
+    diagnosis=("past-overwritten", "last-key-dropped"),
+)
 def last_key_of_the_past_lost(past: Array, new: Array) -> Array:
     """Write over the last slot of the past, and leave the last slot as it was."""
     return np.concatenate((past[..., :-1, :], new, np.zeros_like(new[..., :1, :])), axis=-2)
 
 
-@_faulty_join(defect="one slot between past and new keys that nobody wrote")
+@_faulty_join(defect="one slot between past and new keys that nobody wrote", diagnosis="past-with-a-gap")
 def new_keys_written_one_slot_late(past: Array, new: Array) -> Array:
     return np.concatenate((past, np.zeros_like(new[..., :1, :]), new[..., :-1, :]), axis=-2)
 
@@ -263,7 +266,7 @@ _faulty_caches(_values_joined, "past_values_dropped", "the values of the cache a
 _faulty_caches(_values_joined, "past_values_reversed", "a ring buffer unrolled backwards",
     lambda past, new: _join(past[..., ::-1, :], new), at="context", diagnosis="past-values-in-reverse")
 _faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
-    lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context")
+    lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context", diagnosis="value-one-position-late")
 _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_behind_a_past",
     "positions start at 0 in every step: transformers#39408's kind",
     lambda window, past: window, diagnosis="aligned-top-left")
@@ -329,11 +332,13 @@ def _attention_with_past_rotated(*arrays: Array, **given: Any) -> Stages:
 # fmt: off
 _faulty_projected(_past_read_as, "past_heads_taken_for_positions",
     "a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind",
-    lambda name, past, given: past.reshape(past.shape[0], past.shape[2], past.shape[1], past.shape[3]).swapaxes(1, 2))
+    lambda name, past, given: past.reshape(past.shape[0], past.shape[2], past.shape[1], past.shape[3]).swapaxes(1, 2),
+    diagnosis="past-viewed")
 # Wrap the values around, and not the keys: of both together nothing would show without positions.
 _faulty_projected(_past_read_as, "past_in_the_order_of_a_ring",
     "a ring buffer returned as it lies, newer keys first: moshi#241",
-    lambda name, past, given: np.roll(past, 1, axis=-2) if name == "value" else past, at="context")
+    lambda name, past, given: np.roll(past, 1, axis=-2) if name == "value" else past, at="context",
+    diagnosis="past-values-one-position-late")
 mutant("rotary", None, "rotary_applied_to_the_past_again",
     "keys are cached behind the rotation, and all of the cache is rotated in every step",
     {"attention": _attention_with_past_rotated}, at="rotated_key", diagnosis="rotary-of-past-again")

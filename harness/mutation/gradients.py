@@ -50,7 +50,9 @@ _DELTA = "attention_gradients._row_sum"
 """What sums p dp over the keys."""
 
 
-@_faulty_gradients(_DELTA, at="grad_query", defect="the mean over the keys for their sum")
+@_faulty_gradients(
+    _DELTA, at="grad_query", defect="the mean over the keys for their sum", diagnosis="softmax-gradient-averaged"
+)
 def row_sum_of_the_gradient_averaged(terms: Array) -> Array:
     return np.asarray(_row_sum(terms) / max(1, terms.shape[-1]))
 
@@ -64,7 +66,12 @@ def _in_key_gradient(steps_of: Callable[[Call], Steps]) -> Steps:
     return only("grad_key", in_gradients(steps_of))
 
 
-@_faulty_gradients(value_weights_read_as, at="grad_value", defect="exp(s - m) for the weights in dv")
+@_faulty_gradients(
+    value_weights_read_as,
+    at="grad_value",
+    defect="exp(s - m) for the weights in dv",
+    diagnosis="value-gradient-unnormalised",
+)
 def value_gradient_from_unnormalised_weights(call: Call, weights: Array) -> Array:
     maximum = _row_maximum(call.logits)
     return np.asarray(np.exp(call.logits - np.where(np.isinf(maximum), 0, maximum)))
@@ -79,7 +86,12 @@ def value_gradient_from_dropped_out_weights(call: Call, weights: Array) -> Array
     return np.asarray(weights * kept * np.asarray(1 / 0.9, weights.dtype))
 
 
-@_faulty_gradients(gradients_read_as, at="grad_query", defect="zeros for batch > 0: pytorch#139462's kind")
+@_faulty_gradients(
+    gradients_read_as,
+    at="grad_query",
+    defect="zeros for batch > 0: pytorch#139462's kind",
+    diagnosis="gradients-of-first-batch-entry-alone",
+)
 def gradients_zero_beyond_the_first_batch_entry(gradients: Stages) -> Stages:
     kept = {name: gradient.copy() for name, gradient in gradients.items()}
     for gradient in kept.values():
@@ -87,7 +99,12 @@ def gradients_zero_beyond_the_first_batch_entry(gradients: Stages) -> Stages:
     return kept
 
 
-@_faulty_gradients(in_gradients, at="grad_query", defect="1 - x^2 from the saved input where the saved output is due")
+@_faulty_gradients(
+    in_gradients,
+    at="grad_query",
+    defect="1 - x^2 from the saved input where the saved output is due",
+    diagnosis="softcap-slope-of-uncapped-scores",
+)
 def softcap_slope_of_uncapped_scores(call: Call) -> Steps:
     def slope(capped: Array, softcap: float) -> Array:
         argument = call.stages["scores"] / softcap
@@ -125,7 +142,12 @@ def _over_groups(total: Callable[[Array], Array]) -> Steps:
     return {"_sum_heads": lambda gradient, kv_heads: total(in_groups(gradient, kv_heads))}
 
 
-@_faulty_gradients("_sum_heads", at="grad_key", defect="repeat forwards, tile backwards: onnx#7274's kind")
+@_faulty_gradients(
+    "_sum_heads",
+    at="grad_key",
+    defect="repeat forwards, tile backwards: onnx#7274's kind",
+    diagnosis="group-gradient-as-if-tiled",
+)
 def group_gradient_summed_as_if_tiled(gradient: Array, kv_heads: int) -> Array:
     batch, heads, *rest = gradient.shape
     return np.asarray(gradient.reshape(batch, heads // kv_heads, kv_heads, *rest).sum(axis=1))
@@ -134,21 +156,23 @@ def group_gradient_summed_as_if_tiled(gradient: Array, kv_heads: int) -> Array:
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 _faulty_gradients(_DELTA, "row_sum_missing_in_the_gradient", "the softmax's Jacobian taken for diag(p): Odyssey#2134",
-    lambda terms: np.zeros_like(terms[..., :1]))
+    lambda terms: np.zeros_like(terms[..., :1]), diagnosis="softmax-gradient-without-mean")
 _faulty_gradients(_DELTA, "row_sum_of_the_gradient_over_queries",
     "delta over the wrong axis: annotated_deep_learning#146's kind",
-    lambda terms: np.asarray(terms.sum(axis=-2, keepdims=True)))
+    lambda terms: np.asarray(terms.sum(axis=-2, keepdims=True)), diagnosis="softmax-gradient-over-queries")
 _faulty_gradients(_DELTA, "row_sum_of_the_gradient_in_the_first_16_keys",
     "delta of the first block alone: FlagGems#898's kind",
     lambda terms: _row_sum(terms[..., :16]))
 _faulty_gradients("_softmax_gradient", "row_sum_of_the_gradient_unweighted", "sum dp for sum p dp",
     lambda weights, grad_weights, mean:
-        np.asarray(weights * (grad_weights - row_sum_of_the_gradient_averaged(grad_weights))))
+        np.asarray(weights * (grad_weights - row_sum_of_the_gradient_averaged(grad_weights))),
+    diagnosis="softmax-gradient-unweighted")
 _faulty_gradients("_softmax_gradient", "gradient_stops_at_the_softmax",
     "a softmax without a backward pass, gradients silently absent: candle#3724",
-    lambda weights, grad_weights, mean: np.zeros_like(weights))
+    lambda weights, grad_weights, mean: np.zeros_like(weights), diagnosis="gradients-of-query-and-key-zero")
 _faulty_gradients("_softmax_gradient", "gradient_of_the_logits_without_weights", "dp - delta, not multiplied with p",
-    lambda weights, grad_weights, mean: np.where(weights == 0, 0, grad_weights - mean))
+    lambda weights, grad_weights, mean: np.where(weights == 0, 0, grad_weights - mean),
+    diagnosis="softmax-gradient-without-weights")
 _faulty_gradients(_unscaled, "query_gradient_without_scale",
     "the chain rule without its factor, for dq: cntkx#10's kind",
     "grad_query", diagnosis="gradients-unscaled")
@@ -166,40 +190,42 @@ _faulty_gradients(gradients_read_as, "key_and_value_gradients_with_heads_and_len
     "transposed twice, silent where L == H: diffusers#14341",
     lambda gradients: gradients | {name: np.swapaxes(gradients[name], 1, 2) for name in [name for name in ("grad_key",
         "grad_value") if gradients[name].shape[1] == gradients[name].shape[2]]},
-    at="grad_key")
+    at="grad_key", diagnosis="gradients-with-heads-and-keys-swapped")
 _faulty_gradients("_cap_slope", "softcap_slope_missing", "the backward pass forgets the softcap: vllm#7425's kind",
-    lambda capped, softcap: np.ones_like(capped))
+    lambda capped, softcap: np.ones_like(capped), diagnosis="softcap-slope-missing")
 _faulty_gradients("_cap_slope", "softcap_slope_not_squared", "1 - tanh for 1 - tanh^2",
-    lambda capped, softcap: np.asarray(1 - capped / softcap))
+    lambda capped, softcap: np.asarray(1 - capped / softcap), diagnosis="softcap-slope-not-squared")
 _faulty_gradients(of_keys, "key_gradient_of_the_first_64_queries",
     "the loop over tiles of queries runs once: pytorch#158212's kind",
     lambda weights, rows: _sum_over_queries(weights[..., :64, :], rows[..., :64, :]), at="grad_key")
 _faulty_gradients(_over_groups, "group_gradient_of_its_first_head",
     "one query head of a group contributes, the others are lost: FlagGems#898",
-    lambda grouped: grouped[:, :, 0], at="grad_key")
+    lambda grouped: grouped[:, :, 0], at="grad_key", diagnosis="group-gradient-of-first-head")
 _faulty_gradients(_over_groups, "group_gradient_without_its_last_head",
     "the loop over a group's query heads ends one early",
-    lambda grouped: np.asarray((grouped[:, :, :-1] if grouped.shape[2] > 1 else grouped).sum(axis=2)), at="grad_key")
+    lambda grouped: np.asarray((grouped[:, :, :-1] if grouped.shape[2] > 1 else grouped).sum(axis=2)), at="grad_key",
+    diagnosis="group-gradient-without-last-head")
 _faulty_gradients(_over_groups, "group_gradient_averaged", "the mean over a group's query heads for their sum",
-    lambda grouped: np.asarray(grouped.mean(axis=2)), at="grad_key")
+    lambda grouped: np.asarray(grouped.mean(axis=2)), at="grad_key", diagnosis="group-gradient-averaged")
 _faulty_gradients(None, "value_gradient_of_groups_summed_as_if_tiled", "dk right, dv by another head map",
-    only("grad_value", {"_sum_heads": group_gradient_summed_as_if_tiled}), at="grad_value")
+    only("grad_value", {"_sum_heads": group_gradient_summed_as_if_tiled}), at="grad_value",
+    diagnosis="value-gradient-as-if-tiled")
 _faulty_gradients("_sum_broadcast", "bias_gradient_not_summed",
     "a broadcast bias gets a gradient of the scores' shape: jax#30593, TransformerEngine#2537",
     lambda gradient, bias: gradient, at="grad_bias")
 _faulty_gradients("_sum_broadcast", "bias_gradient_of_the_first_of_a_broadcast_axis",
     "the gradient of a broadcast bias is not added up: jax#30593",
     lambda gradient, bias: gradient[tuple(slice(1) if length == 1 else slice(None) for length in bias.shape)],
-    at="grad_bias")
+    at="grad_bias", diagnosis="bias-gradient-of-first")
 _faulty_gradients("_sum_broadcast", "bias_gradient_summed_over_heads_for_batch",
     "the wrong axis is added up, silent where B == H: TransformerEngine#2537's kind",
     lambda gradient, bias: _sum_broadcast(np.swapaxes(gradient, 0, 1) if gradient.shape[0] == gradient.shape[1]
         else gradient, bias),
-    at="grad_bias")
+    at="grad_bias", diagnosis="bias-gradient-of-batch-for-heads")
 _faulty_gradients("_sum_broadcast", "bias_gradient_averaged", "the mean along broadcast axes for the sum",
     lambda gradient, bias: np.asarray(_sum_broadcast(gradient,
         bias) * (bias.size / gradient.size)).astype(gradient.dtype),
-    at="grad_bias")
+    at="grad_bias", diagnosis="bias-gradient-averaged")
 _faulty_gradients("_sum_broadcast", "bias_gradient_zero", "no gradient for the bias: jax#27184, pytorch#148476",
     lambda gradient, bias: np.zeros_like(bias), at="grad_bias", diagnosis="gradient-of-bias-zero")
 _faulty_gradients(bias_logits_read_as, "bias_gradient_scaled",
@@ -209,7 +235,7 @@ _faulty_gradients(bias_logits_read_as, "bias_gradient_through_the_softcap",
     "the bias treated as if it were capped with the scores: onnx#7865's kind",
     lambda call, gradient: gradient if call.softcap is None
         else np.asarray(gradient * _cap_slope(call.stages["capped"], call.softcap)),
-    at="grad_bias")
+    at="grad_bias", diagnosis="bias-gradient-through-softcap")
 # fmt: on
 
 
@@ -225,7 +251,13 @@ for _option, _name, _defect in (
     ("key_lengths", "key_lengths", "p made again for padding too: tilelang#2461's kind"),
     ("is_causal", "causal", "the gradient sees the future: keras#23038's kind"),
 ):
-    _faulty_gradients(_without, at="grad_query", defect=_defect, name=f"{_name}_ignored_in_the_backward_pass")(_option)
+    _faulty_gradients(
+        _without,
+        at="grad_query",
+        defect=_defect,
+        name=f"{_name}_ignored_in_the_backward_pass",
+        diagnosis=f"{'causality' if _name == 'causal' else _name.replace('_', '-')}-ignored-on-the-way-back",
+    )(_option)
 
 
 def _causal_off_by(steps: int) -> Steps:
@@ -283,21 +315,23 @@ def backward_weights_clipped_at_one(call: Call) -> Array:
 # fmt: off
 _faulty_gradients(_causal_off_by, "causal_sees_the_next_key_in_the_backward_pass",
     "j <= i + 1 in the backward pass alone: tt-metal#41215's kind",
-    1)
+    1, diagnosis="causal-next-key-on-the-way-back")
 _faulty_gradients(_causal_off_by, "causal_without_its_own_key_in_the_backward_pass",
     "j < i in the backward pass alone: onnxruntime#25927's kind",
-    -1)
+    -1, diagnosis="causal-without-own-key-on-the-way-back")
 _faulty_gradients(weights_remembered, "bias_forgotten_in_the_backward_pass",
     "p made again from scores without the bias: jax#32242's kind",
     lambda call: call.weights if call.bias is None else weights_again(call.logits - np.where(np.isfinite(call.bias),
-        call.bias, 0), call.log_sum_exp))
+        call.bias, 0), call.log_sum_exp), diagnosis="bias-ignored-on-the-way-back")
 _faulty_gradients(weights_remembered, "softcap_forgotten_in_the_backward_pass",
     "p made again from scores that are not capped: vllm#7425's kind",
     lambda call: call.weights if call.softcap is None
-        else weights_again(call.logits - call.stages["capped"] + call.stages["scores"], call.log_sum_exp))
+        else weights_again(call.logits - call.stages["capped"] + call.stages["scores"], call.log_sum_exp),
+    diagnosis="softcap-ignored-on-the-way-back")
 _faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_base_two",
     "log2 written, log read: flashinfer#2113",
-    lambda log_sum_exp: np.asarray(log_sum_exp / np.asarray(np.log(2), log_sum_exp.dtype)))
+    lambda log_sum_exp: np.asarray(log_sum_exp / np.asarray(np.log(2), log_sum_exp.dtype)),
+    diagnosis="log-sum-exp-of-base-2-on-the-way-back")
 _faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_float16", "statistics kept in 16 bits",
     lambda log_sum_exp: float16(log_sum_exp), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_gradients(_with_empty_rows, "gradient_nan_at_an_empty_row",
@@ -423,10 +457,10 @@ def query_gradient_beyond_width_64_zero(gradients: Stages) -> Stages:
 # fmt: off
 _backward(_without_slope, "softcap_slope_missing_behind_a_mask",
     "the masked path forgets the cap on the way back: onnx#7865's kind",
-    lambda call: "masked" in call.stages)
+    lambda call: "masked" in call.stages, diagnosis="softcap-slope-missing")
 _backward(_without_slope, "softcap_slope_missing_with_a_bias",
     "the biased path forgets the cap on the way back: onnx#7865's kind",
-    with_bias)
+    with_bias, diagnosis="softcap-slope-missing")
 _backward(in_gradients, "query_gradient_scaled_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
     lambda call: {} if call.softcap is None else {"_weighted_sum": lambda gradient, key: _weighted_sum(gradient,
@@ -449,7 +483,8 @@ _backward(bias_logits_read_as, "bias_gradient_averaged_in_groups",
     at="grad_bias")
 _backward(bias_logits_read_as, "bias_gradient_zero_in_a_window",
     "no gradient for the bias where a window is given: jax#27184's kind",
-    lambda call, gradient: gradient if call.window is None else np.zeros_like(gradient), at="grad_bias")
+    lambda call, gradient: gradient if call.window is None else np.zeros_like(gradient), at="grad_bias",
+    diagnosis="gradient-of-bias-zero")
 _backward(value_weights_read_as, "value_gradient_of_the_first_head_of_causal_groups",
     "the causal path reads one head of each group: FlagGems#898's kind",
     lambda call, weights: weights if not call.is_causal or not call.has_groups

@@ -308,7 +308,7 @@ def rejected_by_rules(got: Array, exact: Array, dtype: str) -> dict[str, bool]:
 
 MAX_SCORES = 1 << 11
 """Elements of the score matrix of a case by which a fault is named."""
-MAX_WRONGLY = 0.01
+MAX_WRONGLY = 1 / 500
 """The share of faults that may be named wrongly: a wrong name is worse than none."""
 RIGHTLY, WRONGLY, NOT_NAMED = "rightly", "wrongly", "not"
 

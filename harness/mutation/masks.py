@@ -143,7 +143,7 @@ _faulty_masks(filled, "mask_added_as_zero_and_one",
 # Only where a mask and causality come together: alone, either is a plain -inf in the reference this is taken from.
 _faulty_masks(filled, "mask_times_minus_infinity", "(1 - mask) * -inf = NaN at kept slots: onnx 1.19.1's reference",
     lambda biased, allowed, masks: np.where(allowed, biased * (np.nan if masks["mask"] is not None
-        and masks["is_causal"] else 1), -np.inf).astype(biased.dtype))
+        and masks["is_causal"] else 1), -np.inf).astype(biased.dtype), diagnosis="fill-minus-infinity")
 _faulty_masks(None, "mask_after_softmax", "weights * mask, not renormalised: vigg_ribonanza#1",
     filled(lambda biased, allowed, masks: biased) | weights_where_allowed(0.0),
     diagnosis=("weights-not-renormalised", "mask-ignored", "causality-ignored"))
@@ -271,11 +271,11 @@ _faulty_fill("multi_head_attention", "fill_lost_between_projections",
     lambda *arrays, mask_fill=None, **given: multi_head_attention(*arrays, **given), diagnosis="fill-minus-infinity")
 mutant("mask fills", "attention_gradients._allowed_keys", "gradient_through_a_fill",
     "the gradient goes through a score that the fill took the place of: a mask that is added",
-    lambda *_, **__: None, at="grad_query")
+    lambda *_, **__: None, at="grad_query", diagnosis="gradient-through-fill")
 mutant("mask fills", value_weights_read_as, "no_gradient_of_values_behind_a_fill",
     "values behind a mask get no gradient, though a row of fills alone is their mean",
     lambda call, weights: weights if call.mask_fill is None else np.where(allowed_in(call), weights, 0),
-    at="grad_value")
+    at="grad_value", diagnosis="value-gradient-without-fills")
 # fmt: on
 
 

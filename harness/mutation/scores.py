@@ -236,13 +236,17 @@ def _divided(is_divided: Callable[[str], bool]) -> Steps:
             return lengths if is_divided(next(names)) else np.ones_like(lengths)
 
         library = numpy_with(linalg=SimpleNamespace(norm=norm))
-        stages: Stages = within(cosine_scores, np=library)(query, key, scale=scale)
+        as_they_are = within(cosine_scores, np=library, _near_one=lambda vectors: vectors)
+        stages: Stages = as_they_are(query, key, scale=scale)
         return stages
 
     return {"cosine_scores": score}
 
 
-@_faulty_other_scores(_lengths_read_as, diagnosis="cosine-times-inverse-lengths")
+@_faulty_other_scores(
+    lambda change: _lengths_read_as(change) | {"cosine_scores._near_one": lambda vectors: vectors},
+    diagnosis="cosine-times-inverse-lengths",
+)
 def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
     """the root of the squared length is missing"""
     squares: Array = lengths * lengths

@@ -68,6 +68,7 @@ for _width in WIDTHS:
         _zero_at,
         at="context",
         defect=f"a kernel that returns zeros is called for width {_width}: KernelBench#165's kind",
+        diagnosis="gradients-of-query-and-key-zero",
         name=f"output_zero_at_width_{_width}",
     )(_width)
 

@@ -1,0 +1,480 @@
+"""Readings of a backward pass: one of its steps is another one, and what follows from it is wrong, too.
+
+The steps are those of ``attention_gradients``, in float64 from the exact forward pass, each number with the largest
+error that it may have. A reading puts another step in the place of one. Gradients that are returned as a multiple of
+what they are stand beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from attncheck.attention.bounds import for_bounds
+from attncheck.attention.errors import Real, every_head
+from attncheck.attention.logits import cap_of, through_mask
+from attncheck.attention.problem import Computation
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.scores import scale_of as factor_of
+from attncheck.attention.walk import Walk
+from attncheck.judging.alternatives import Changed, Form, Reading, numbered, scale_of, set_to, without
+from attncheck.judging.replaced_steps import (
+    Errors,
+    Estimates,
+    in_operations,
+    multiplied_stages,
+    powers,
+    replacement_by,
+    walk_from,
+    width_to,
+)
+from attncheck.judging.truth import Truth
+from attncheck.reading.lowering import Problem
+from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE
+
+_ROUNDINGS = 8
+"""Roundings of one step beside those of its sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inexact:
+    """Numbers as somebody computed them: values in float64, and the largest errors that they may have."""
+
+    value: Real
+    error: Real
+    rounding: RoundingModel
+
+    def made(self, value: Real, error: Real, terms: int = 0, size: Real | None = None) -> Inexact:
+        """Return what a step makes of these numbers, with its roundings; ``size`` is that of the terms of a sum."""
+        unit, rounding = self.rounding.coarsest_unit, self.rounding
+        rounded = _ROUNDINGS * unit * (np.abs(value) + error)
+        if size is not None:
+            rounded = rounded + (terms * rounding.accumulate_unit + _ROUNDINGS * unit) * size
+        underflow = (terms + _ROUNDINGS) * max(rounding.weight_underflow, rounding.output_underflow)
+        return Inexact(value, np.where(error + np.abs(value) > 0, error + rounded + underflow, 0.0), rounding)
+
+    def __add__(self, other: Inexact) -> Inexact:
+        return self.made(self.value + other.value, self.error + other.error, 0, np.abs(self.value))
+
+    def __sub__(self, other: Inexact) -> Inexact:
+        return self + other.times(-1.0)
+
+    def __mul__(self, other: Inexact) -> Inexact:
+        error = np.abs(self.value) * other.error + self.error * (np.abs(other.value) + other.error)
+        return self.made(self.value * other.value, error)
+
+    def __matmul__(self, other: Inexact) -> Inexact:
+        size = np.abs(other.value) + other.error
+        error = np.abs(self.value) @ other.error + self.error @ size
+        whole = (np.abs(self.value) + self.error) @ size
+        return self.made(self.value @ other.value, error, self.value.shape[-1], whole)
+
+    def times(self, factor: Any) -> Inexact:
+        """Multiply by exact numbers."""
+        return Inexact(self.value * factor, self.error * np.abs(factor), self.rounding)
+
+    def sum(self, *axes: int) -> Inexact:
+        """Add up over axes, which stay with the length 1."""
+        whole, error = (np.abs(self.value) + self.error).sum(axes, keepdims=True), self.error.sum(axes, keepdims=True)
+        terms = self.value.size // max(1, whole.size)
+        return self.made(self.value.sum(axes, keepdims=True), error, terms, whole)
+
+    def exp(self) -> Inexact:
+        """Return the exponentials; that of minus infinity is 0."""
+        value = np.exp(self.value)
+        return self.made(value, value * np.expm1(np.where(value > 0, self.error, 0.0)))
+
+    def each(self, change: Callable[[Real], Real]) -> Inexact:
+        """Rearrange values and errors alike."""
+        return Inexact(change(self.value), change(self.error), self.rounding)
+
+    def where(self, kept: Any, otherwise: float = 0.0) -> Inexact:
+        """Return an exact number where these are not kept."""
+        return Inexact(np.where(kept, self.value, otherwise), np.where(kept, self.error, 0.0), self.rounding)
+
+
+Step = Callable[["Backward"], Inexact]
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """A backward pass of which ``changed`` steps are other ones, each made when it is asked for."""
+
+    truth: Truth
+    problem: Computation
+    walk: Walk
+    rounding: RoundingModel
+    changed: Mapping[str, Step]
+    made: dict[str, Inexact] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Inexact:
+        if name not in self.made:
+            self.made[name] = (self.changed.get(name) or STEPS[name])(self)
+        return self.made[name]
+
+    def own(self, name: str) -> Inexact:
+        """Return a step as it is meant, made of what comes before it here."""
+        return STEPS[name](self)
+
+    def node(self, name: str) -> Inexact:
+        """Return a step of the forward pass, or one that needs no other of the backward pass."""
+        state = self.walk.node(name)
+        error = state.max_error if hasattr(state, "max_error") else state.bound(self.rounding).max_error
+        value = np.asarray(state.value)
+        return Inexact(value, np.zeros_like(value) if error is None else error + np.zeros_like(value), self.rounding)
+
+    @property
+    def heads(self) -> int:
+        """How many query heads there are."""
+        return int(self.walk.node("query").value.shape[1])
+
+    def of_heads(self, name: str) -> Inexact:
+        """Return keys or values of every query head."""
+        return self.node(name).each(lambda part: every_head(part, self.heads))
+
+    def in_groups(self, gradient: Inexact, name: str) -> Inexact:
+        """Give the query heads of a group an axis of their own: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
+        shared = self.walk.node(name).value.shape[1]
+        return gradient.each(lambda part: part.reshape(len(part), shared, -1, *part.shape[2:]))
+
+    def added_up(self, name: str) -> Inexact:
+        """Add the gradients of the query heads of each group up."""
+        return self.in_groups(self[f"{name} by head"], name).sum(2).each(lambda part: part[:, :, 0])
+
+    def kept(self, change: Changed | None = None) -> Any:
+        """Return who may attend to whom, or may where another problem is asked."""
+        asked = self.truth.problem.called() if self.truth.problem is not None else None
+        other = asked if asked is None or change is None else change(asked)
+        shape = self.walk.node("masked").value.shape
+        kept = None if other is None else Computation.as_given(other.canonical()).kept(shape)
+        return np.ones(shape, np.bool_) if kept is None else kept
+
+    def again(self, logits: Inexact) -> Inexact:
+        """Make the weights from logits and log_sum_exp; a row without any key has none."""
+        totals = self["log_sum_exp"].each(lambda part: part[..., np.newaxis])
+        has_key = np.isfinite(totals.value)
+        return (logits - totals.where(has_key)).exp().where(has_key)
+
+
+def _transposed(array: Inexact) -> Inexact:
+    return array.each(lambda part: np.swapaxes(part, -1, -2))
+
+
+def _bias_gradient(step: Backward, logits: Inexact) -> Inexact:
+    shape = step.truth.exact["grad_bias"].high.shape
+    lifted = (1,) * (logits.value.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
+    return (
+        logits.sum(*axes).each(lambda part: part.reshape(shape))
+        if axes
+        else logits.each(lambda part: part.reshape(shape))
+    )
+
+
+STEPS: Mapping[str, Step] = {
+    "log_sum_exp": lambda step: step.node("log_sum_exp"),
+    "weights": lambda step: step.node("backward_weights"),
+    "weights of values": lambda step: step["weights"],
+    "mean": lambda step: (step["weights"] * step.node("grad_weights")).sum(-1),
+    "logits behind a fill": lambda step: step["weights"] * (step.node("grad_weights") - step["mean"]),
+    "logits": lambda step: step["logits behind a fill"].each(lambda part: through_mask(step.problem, part)),
+    "slope": lambda step: step.node("slope"),
+    "products": lambda step: (step["logits"] * step["slope"]).times(factor_of(step.problem)),
+    "key by head": lambda step: _transposed(step["products"]) @ step.node("query"),
+    "value by head": lambda step: _transposed(step["weights of values"]) @ step.node("grad_output"),
+    "of query": lambda step: step["products"] @ step.of_heads("key"),
+    "of key": lambda step: step.added_up("key"),
+    "of value": lambda step: step.added_up("value"),
+    "of bias": lambda step: _bias_gradient(step, step["logits"]),
+}
+"""What each step of a backward pass makes of those before it."""
+
+
+def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -> Callable[..., Estimates]:
+    """Take other steps, where they are other ones."""
+
+    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+        known = truth._readings.setdefault("backward", {})
+        if rounding not in known:
+            problem = for_bounds(Computation.of(truth.canonical))
+            known[rounding] = Backward(truth, problem, walk_from(truth, rounding, {}), rounding, {})
+        problem, step = known[rounding].problem, replace(known[rounding], changed=changed, made={})
+        if problem.added_keys or not {"sinks", "query_cos"}.isdisjoint(problem.inputs) or not applies(step):
+            return {}
+        names = {stage: f"of {stage.removeprefix('grad_')}" for stage in truth.exact}
+        found = {stage: step[name] for stage, name in names.items() if name in STEPS}
+        return {stage: (made.value, made.error) for stage, made in found.items()}
+
+    return follow
+
+
+_ANYTHING: Callable[[Backward], bool] = lambda step: True  # noqa: E731
+
+
+def _steps(
+    name: str, says: str, changed: Mapping[str, Step], of: str = "", stage: str = "grad_query",
+    applies: Callable[[Backward], bool] = _ANYTHING,
+) -> Reading:  # fmt: skip
+    """Return the reading in which steps of a backward pass are other ones."""
+    replacement = replacement_by(backward(changed, applies))
+
+    def change(problem: Problem) -> Form | None:
+        return Form(problem, replacement=replacement) if problem.operation in _GRADIENTS else None
+
+    return Reading(name, says, change, of, stage)
+
+
+def _masked_by(change: Changed) -> Mapping[str, Step]:
+    """Make the weights again from scores that are masked in another way."""
+    return {"weights": lambda step: step.again(step.node("biased").where(step.kept(change), -np.inf))}
+
+
+def _causal_to(steps: int) -> Mapping[str, Step]:
+    """Make them again with keys up to so many behind each query's own."""
+
+    def weights(step: Backward) -> Inexact:
+        kept = step.kept(set_to(is_causal=False))
+        offset = kept.shape[-1] - kept.shape[-2] if "past_key" in step.problem.inputs else 0
+        behind = np.arange(kept.shape[-1]) - np.arange(kept.shape[-2])[:, np.newaxis] - offset
+        return step.again(step.node("biased").where(kept & (behind <= steps), -np.inf))
+
+    return {"weights": weights}
+
+
+def _without_bias(step: Backward) -> Inexact:
+    biased = step.node("biased").value
+    return step.again(step.node("capped").where(step.kept() & (biased > -np.inf), -np.inf))
+
+
+def _without_softcap(step: Backward) -> Inexact:
+    bias = step.node("biased") - step.node("capped")
+    return step.again((bias + step.node("scores")).where(step.kept(), -np.inf))
+
+
+def _unnormalised(step: Backward) -> Inexact:
+    logits = step.node("masked")
+    highest = logits.value.max(-1, keepdims=True, initial=-np.inf)
+    return (logits - logits.made(np.where(np.isfinite(highest), highest, 0.0), np.zeros_like(highest))).exp()
+
+
+def _by_softcap(change: Callable[[Real, float], Real], of: str) -> Mapping[str, Step]:
+    """Take another slope of the softcap: ``change(scores, softcap)``, of capped scores or not."""
+
+    def slope(step: Backward) -> Inexact:
+        scores, cap = step.node(of), float(step.problem.options["softcap"])
+        value = change(scores.value, cap)
+        steep = 2 * (np.abs(scores.value) + scores.error) / cap**2 + 1 / abs(cap)
+        return scores.made(value, np.broadcast_to(scores.error, scores.value.shape) * steep, 1, 1 + np.abs(value))
+
+    return {"slope": slope}
+
+
+def _slope_of_all(step: Backward) -> Inexact:
+    """Return the slope of every score, of one whose place a fill took, too."""
+    if cap_of(step.problem) is not None:
+        return _by_softcap(lambda scores, cap: 1 - (scores / cap) ** 2, "capped")["slope"](step)
+    return step.own("slope").each(np.zeros_like).made(np.ones((1, 1)), np.zeros((1, 1)))
+
+
+def _of_groups(change: Callable[[Inexact], Inexact], *names: str) -> Mapping[str, Step]:
+    """Bring the gradients of a group's query heads (B, Hkv, H / Hkv, ..) together in another way."""
+
+    def of_name(name: str) -> Step:
+        return lambda step: change(step.in_groups(step[f"{name} by head"], name)).each(lambda part: part[:, :, 0])
+
+    return {f"of {name}": of_name(name) for name in names or ("key", "value")}
+
+
+def _as_if_tiled(grouped: Inexact) -> Inexact:
+    """Add up head h of every group of another size."""
+
+    def tiled(part: Real) -> Real:
+        batch, shared, group, *rest = part.shape
+        return part.reshape(batch, group, shared, *rest).swapaxes(1, 2)
+
+    return grouped.each(tiled).sum(2)
+
+
+def _has_groups(step: Backward) -> bool:
+    return bool(step.heads != step.walk.node("key").value.shape[1])
+
+
+def _over(number: Callable[[Backward], float], name: str) -> Step:
+    return lambda step: step.own(name).times(1 / max(1.0, number(step)))
+
+
+def _first_of_bias(step: Backward) -> Inexact:
+    shape, logits = step.truth.exact["grad_bias"].high.shape, step["logits"]
+    lifted = (1,) * (logits.value.ndim - len(shape)) + shape
+    first = tuple(slice(1) if length == 1 else slice(None) for length in lifted)
+    return logits.each(lambda part: part[first].reshape(shape))
+
+
+def _bias_of_batch(step: Backward) -> Inexact:
+    logits = step["logits"]
+    return _bias_gradient(step, logits.each(lambda part: part.swapaxes(0, 1)))
+
+
+def _is_square(step: Backward) -> bool:
+    """Return whether there are as many heads as batch entries."""
+    batch, heads = step.walk.node("query").value.shape[:2]
+    return bool(batch == heads)
+
+
+def _beyond_the_first(name: str) -> Step:
+    def change(step: Backward) -> Inexact:
+        gradient = step.own(name)
+        first = np.arange(len(gradient.value)) == 0
+        return gradient.where(first.reshape(-1, *[1] * (gradient.value.ndim - 1)))
+
+    return change
+
+
+def _swapped(name: str) -> Step:
+    def change(step: Backward) -> Inexact:
+        gradient = step.own(name)
+        is_square = gradient.value.shape[1] == gradient.value.shape[2]
+        return gradient.each(lambda part: part.swapaxes(1, 2)) if is_square else gradient
+
+    return change
+
+
+_GRADIENTS = ("attention_gradients",)
+_OPERANDS = tuple(f"of {name}" for name in QUERY_KEY_VALUE)
+_STEPS = (
+    *(
+        _steps(f"{name}-ignored-on-the-way-back", f"the backward pass makes its weights again without {called}",
+               _masked_by(change), of)
+        for name, called, of, change in (
+            ("mask", "the mask", "mask", without("mask")),
+            ("window", "the window", "window", set_to(window=None)),
+            ("key-lengths", "the key lengths", "key_lengths", without("key_lengths")),
+            ("causality", "causality", "is_causal", set_to(is_causal=False)),
+        )
+    ),
+    _steps("bias-ignored-on-the-way-back", "the backward pass makes its weights again without the bias",
+           {"weights": _without_bias}, "bias"),
+    _steps("softcap-ignored-on-the-way-back", "the backward pass makes its weights again without the softcap",
+           {"weights": _without_softcap}, "softcap"),
+    *(
+        _steps(f"causal-{name}-on-the-way-back", f"causality is off by one in the backward pass: {says}",
+               _causal_to(steps), "is_causal")
+        for name, says, steps in (("next-key", "j <= i + 1", 1), ("without-own-key", "j < i", -1))
+    ),
+    _steps("log-sum-exp-of-base-2-on-the-way-back", "the backward pass reads log_sum_exp in base 2",
+           {"weights": lambda step: step.again(step.node("masked")),
+            "log_sum_exp": lambda step: step.node("log_sum_exp").times(1 / np.log(2))}),
+    _steps("value-gradient-unnormalised", "the gradient of the values is that of weights that are not normalised",
+           {"weights of values": _unnormalised}, stage="grad_value"),
+    _steps("value-gradient-without-fills", "values whose scores a fill took the place of get no gradient",
+           {"weights of values": lambda step: step["weights"].where(step.kept())}, "mask_fill", "grad_value"),
+    _steps("gradient-through-fill", "the gradient goes through a score that a fill took the place of",
+           {"logits": lambda step: step["logits behind a fill"], "slope": _slope_of_all}, "mask_fill"),
+    *(
+        _steps(f"softmax-gradient-{slug}", f"in the gradient of the softmax, p (dp - sum p dp), {says}", changed)
+        for slug, says, changed in (
+            ("without-mean", "the sum is missing", {"mean": lambda step: step.own("mean").times(0.0)}),
+            ("averaged", "the mean over the keys is taken for the sum",
+             {"mean": _over(lambda step: step.walk.node("masked").value.shape[-1], "mean")}),
+            ("over-queries", "the sum runs over the queries",
+             {"mean": lambda step: (step["weights"] * step.node("grad_weights")).sum(-2)}),
+            ("unweighted", "the mean of dp is taken for the sum", {"mean": lambda step: step.node("grad_weights").sum(
+                -1).times(1 / max(1, step.walk.node("masked").value.shape[-1]))}),
+            ("without-weights", "the factor p is missing", {"logits behind a fill": lambda step: (
+                step.node("grad_weights") - step["mean"]).where(step["weights"].value != 0)}),
+        )
+    ),
+    _steps("gradients-of-query-and-key-zero", "no gradient goes through the softmax: those of query and key are zero",
+           {"logits": lambda step: step.own("logits").times(0.0)}),
+    *(
+        _steps(f"softcap-slope-{slug}", f"the slope of the softcap is {says}", _by_softcap(change, of), "softcap")
+        for slug, says, change, of in (
+            ("missing", "left out", lambda scores, cap: np.ones_like(scores), "capped"),
+            ("not-squared", "1 - t for 1 - t^2", lambda scores, cap: 1 - scores / cap, "capped"),
+            ("of-uncapped-scores", "1 - (s / c)^2, of scores that are not capped",
+             lambda scores, cap: 1 - (scores / cap) ** 2, "scores"),
+        )
+    ),
+    *(
+        _steps(f"group-gradient-{slug}", f"gradients of keys and values are {says}", _of_groups(change),
+               stage="grad_key", applies=_has_groups)
+        for slug, says, change in (
+            ("as-if-tiled", "added up over query heads h % Hkv, as if heads were tiled", _as_if_tiled),
+            ("of-first-head", "those of the first query head of each group",
+             lambda grouped: grouped.each(lambda part: part[:, :, :1])),
+            ("without-last-head", "added up without the last query head of each group",
+             lambda grouped: grouped.each(lambda part: part[:, :, :-1]).sum(2)),
+            ("averaged", "the mean over the query heads of each group",
+             lambda grouped: grouped.sum(2).times(1 / grouped.value.shape[2])),
+        )
+    ),
+    _steps("value-gradient-as-if-tiled", "the gradient of the values is added up as if heads were tiled",
+           _of_groups(_as_if_tiled, "value"), stage="grad_value", applies=_has_groups),
+    _steps("gradients-of-first-batch-entry-alone", "gradients are zero beyond the first batch entry",
+           {name: _beyond_the_first(name) for name in _OPERANDS},
+           applies=lambda step: len(step.walk.node("query").value) > 1),
+    _steps("gradients-with-heads-and-keys-swapped", "heads and positions of the gradients of keys and values are "
+           "swapped", {name: _swapped(name) for name in _OPERANDS[1:]}, stage="grad_key"),
+    *(
+        _steps(f"bias-gradient-{slug}", f"the gradient of the bias is {says}", {"of bias": change}, "bias",
+               "grad_bias", applies)
+        for slug, says, change, applies in (
+            ("averaged", "the mean over the axes along which it is spread, not the sum",
+             _over(lambda step: step["logits"].value.size / step.truth.exact["grad_bias"].high.size, "of bias"),
+             _ANYTHING),
+            ("of-first", "that of the first entry of each axis along which it is spread", _first_of_bias, _ANYTHING),
+            ("of-batch-for-heads", "added up over heads for batch entries", _bias_of_batch, _is_square),
+            ("through-softcap", "multiplied by the slope of the softcap",
+             lambda step: _bias_gradient(step, step["logits"] * step["slope"]),
+             lambda step: cap_of(step.problem) is not None),
+        )
+    ),
+)  # fmt: skip
+
+
+def _in_gradients(number: Callable[[Problem], float | None]) -> Callable[[Problem], float | None]:
+    return in_operations(_GRADIENTS, number)
+
+
+_MULTIPLES = (
+    *numbered(
+        lambda words: f"the {{stage}} {words}",
+        "gradients times",
+        (
+            (
+                "gradients-unscaled",
+                "lacks the scale",
+                _in_gradients(lambda each: 1 / (scale_of(each) or 1.0)),
+            ),
+            ("gradients-scaled-twice", "is scaled twice", _in_gradients(scale_of)),
+            *powers("gradients", "root-of-width", "sqrt(D)", _in_gradients(width_to(0.5))),
+            *powers("gradients", "width", "D", _in_gradients(width_to(1))),
+        ),
+        multiplied_stages("grad_query", "grad_key"),
+        stage="grad_query",
+    ),
+    *(
+        reading
+        for name in (stage.removeprefix("grad_") for stage in GRADIENTS)
+        for reading in numbered(
+            lambda words: f"the {{stage}} {words}",
+            f"gradient of {name} times",
+            ((f"gradient-of-{name}-zero", "is zero", _in_gradients(lambda problem: 0.0)),),
+            multiplied_stages(f"grad_{name}"),
+            of=name,
+            stage=f"grad_{name}",
+        )
+    ),
+    *numbered(
+        lambda words: f"the gradient of the bias {words}",
+        "gradient of the bias times",
+        (("bias-gradient-scaled", "is scaled like that of the scores", _in_gradients(scale_of)),),
+        multiplied_stages("grad_bias"),
+        of="bias",
+        stage="grad_bias",
+    ),
+)
+GRADIENT_READINGS = (*_MULTIPLES, *_STEPS)
