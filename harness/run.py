@@ -17,7 +17,7 @@ from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.call import Limits, end_strays, with_memory_per_worker
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
-from attncheck.execution.implementations import ImplementationSelection, source_of
+from attncheck.execution.implementations import ImplementationSelection, UserImplementation, source_of
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
 from attncheck.executors.base import ResultRecorder
 from attncheck.executors.local import LocalExecutor
@@ -261,6 +261,9 @@ def _run(
         writer.write_json(FAILED_FILE, watch.record.as_record())
         describe_backends()
     failing = _diagnosed(recorder, plan, judge, settings.output)
+    if widens := _widened(recorder, plan, chosen, settings, RequestedRun.of(environment, len(cases), stopped)):
+        environment["asked"]["widens"] = widens
+        writer.write_json("environment.json", environment)
     summary = _summarise(chosen, faults, recorder, failing, RequestedRun.of(environment, len(cases), stopped))
     names = [item.name for item in chosen.implementations]
     writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": len(faults)})
@@ -277,6 +280,37 @@ def _diagnosed(recorder: ResultRecorder, plan: Plan, judge: Judge, output: Path)
     failing = diagnose(recorder.failures, plan, judge, ReturnedStages(output, recorder.undiagnosed))
     change_rows(output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
     return failing
+
+
+def _widened(
+    recorder: ResultRecorder, plan: Plan, chosen: ImplementationSelection, settings: Settings, asked: RequestedRun
+) -> dict[str, str]:
+    """Return what would let users' functions be judged in more cases, of those that were judged in hardly any."""
+    few = [
+        item
+        for item in chosen.implementations
+        if asked.is_hardly_judged(
+            item.name, len(recorder.judged.get(item.name, ())), len(recorder.not_offered.get(item.name, ()))
+        )
+    ]
+    if not few or settings.cluster is not None:
+        return {}
+    from attncheck.results.parts import read_rows
+    from attncheck.widening import find_widening
+
+    rows = read_rows(settings.output)[0].select(["case", "implementation", "verdict", "lacks"]).to_pylist()
+    found = {}
+    for item in few:
+        judged = recorder.judged.get(item.name, set())
+        refused = {
+            row["case"]
+            for row in rows
+            if row["implementation"] == item.name and row["verdict"] == Verdict.UNSUPPORTED and not row["lacks"]
+        }
+        cases = [case for case in plan.cases if case.id in refused and case.id not in judged]
+        if widening := find_widening(item, cases, settings.limits):
+            found[item.name] = widening.words(item.mode)
+    return found
 
 
 def _standard_only(chosen: ImplementationSelection) -> set[str]:
@@ -326,6 +360,7 @@ def _environment(chosen: ImplementationSelection, settings: Settings, faults: Se
         "asked": {
             **{name: list(each) for name, each in settings.picked.items()},
             "by_name": list(chosen.by_name),
+            "own": [item.name for item in chosen.implementations if isinstance(item.entry, UserImplementation)],
             **({"tiles": list(settings.tiles)} if settings.tiles else {}),
             "min_judged": None if settings.minimum is None else str(settings.minimum),
         },

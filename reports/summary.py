@@ -418,8 +418,14 @@ def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
     bad = failing(frames.results)
     stopped = _cases_of(bad[bad["verdict"].isin(_STOPPED)])
     judged = [each for each in found if each.judged]
-    right = [each for each in judged if _key(each) not in wrong]
+    few = [each for each in judged if _is_hardly_judged(frames, each)]
+    right = [each for each in judged if _key(each) not in wrong and each not in few]
     clauses = _wrong(frames, judged, wrong)
+    clauses += [
+        f"{_name(frames, each.column)} was judged in too few cases to say that it agrees"
+        for each in few
+        if _key(each) not in wrong
+    ]
     if right:
         clauses.append(_right(frames, right, alone=not wrong))
     if clause := _disagreeing(frames, wrong):
@@ -437,6 +443,11 @@ def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
         clauses.append("not everything could be run")
     text = "; ".join(clauses)
     return f"All{text[3:]}" if text.startswith("all ") else text
+
+
+def _is_hardly_judged(frames: Frames, each: Coverage) -> bool:
+    asked = frames.asked[each.column.environment]
+    return asked.is_hardly_judged(each.column.implementation, each.judged, each.lacks.not_offered)
 
 
 def _wrong(frames: Frames, judged: Sequence[Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:

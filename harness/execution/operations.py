@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import Backend, Stages, UnsupportedError
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import repeated_axes
-from attncheck.spec import CONVENTIONS, OPERATIONS, score_of
+from attncheck.spec import CONVENTIONS, OPERATIONS, OPTIONS, score_of
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,9 @@ def _parameters_of_wrapped(function: Callable[..., Any]) -> Parameters:
 
 def call_of(operation: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the contract's function of an operation, and the keywords that it is called with besides inputs."""
-    keywords = {name: value for name, value in options.items() if name != "score"}
+    kinds = {name: OPTIONS[name].type for name in options if name != "score"}
+    # A file may say 1 where a number with a point is meant: kernels are given what their users give.
+    keywords = {name: float(options[name]) if kind is float else options[name] for name, kind in kinds.items()}
     assert operation in OPERATIONS, f"an operation that no backend has: {operation}"
     if not OPERATIONS[operation].has_score_kinds:
         return OPERATIONS[operation].function, keywords

@@ -55,6 +55,8 @@ Lengths = Mapping[str, int]
 """Axis letter -> length."""
 
 _WIDTHS = ("D", "Dv", "Dk")
+_MOST_SCORES, _MOST_GROWTH = 1 << 26, 8
+"""Of a padded call: 256 MiB in float32, unless the case itself has an eighth of them."""
 _ZERO_WHERE_ADDED: Mapping[str, frozenset[str]] = {
     name: frozenset(spec.axes) & {*_WIDTHS, "Lk", "T"}
     for name, spec in STAGE_SPECS.items()
@@ -101,6 +103,7 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
     start = int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
         longer = _required(requirements, lengths, start)
+        _require_affordable(lengths, longer)
         return _padding(task, lengths, longer, accepted) if longer else None
     except InexactError as error:
         return Failure("unsupported", str(error), error.lacks)
@@ -146,6 +149,17 @@ def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[
     if "Lr" in lengths:  # what is added has a position, too
         longer["Lr"] = max(lengths["Lr"], keys, queries + start)
     return {letter: length for letter, length in longer.items() if length != lengths[letter]}
+
+
+def _require_affordable(lengths: Lengths, longer: Lengths) -> None:
+    """Raise ``InexactError`` where padding makes many times the scores, and more than a kernel should be asked for."""
+    padded = {**lengths, **longer}
+    before, after = (each["B"] * each.get("H", 1) * each["Lq"] * each["T"] for each in (lengths, padded))
+    if after > _MOST_SCORES and after > _MOST_GROWTH * before:
+        raise InexactError(
+            f"would be padded from {before:,} scores to {after:,}, too many to ask: {_in_words(lengths, longer)}",
+            ("padding of few queries to many keys",),
+        )
 
 
 def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Padding:

@@ -95,6 +95,7 @@ class UserBackend:
     ) -> dict[str, Any]:
         positional = [given.pop(key) for key in INPUTS[name]]
         check_parameters(parameters_of(function), given)
+        unasked = _not_asked(unasked, given, positional)
         if INPUTS[name][:3] == INPUTS["attention"]:
             _check_capabilities(function, positional)
         arrays = {key: value for key, value in given.items() if hasattr(value, "shape")}
@@ -462,6 +463,22 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
         wanted = expected_signature(name) if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
         message = f"cannot be called: it is {got}; expected {wanted}, keyword options optional"
         raise UnfitError(message, name, function, unfit)
+
+
+def _not_asked(required: Mapping[str, Any], given: Mapping[str, Any], positional: list[Any]) -> dict[str, Any]:
+    """Return what a function requires and a case does not say: a number or a switch, and the usual scale.
+
+    Raises ``UnsupportedError`` for what is None then: a function that requires a mask computes something else with it.
+    """
+    unasked = {name: value for name, value in required.items() if name not in given}
+    if "scale" in unasked and len(positional[0].shape) == 4:
+        unasked["scale"] = positional[0].shape[-1] ** -0.5
+    if lacking := tuple(f"no {name} in the case" for name, value in unasked.items() if value is None):
+        names = listed([name for name, value in unasked.items() if value is None])
+        raise UnsupportedError(
+            f"requires {names}, and the case has none; a default, such as None, says it may", lacking
+        )
+    return unasked
 
 
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:

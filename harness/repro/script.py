@@ -400,6 +400,8 @@ def _arguments(entry: BackendEntry, task: Task, options: Mapping[str, Any], inpu
     given = [inputs[each] for each in by_position if each in inputs]
     given += [f"{each}={text}" for each, text in inputs.items() if each not in by_position]
     keywords = {each: value for each, value in required.items() if each not in {**inputs, **options}} | dict(options)
+    if keywords.get("scale", 0) is None:
+        keywords["scale"] = task.inputs["query"].shape[-1] ** -0.5
     return [*given, *(f"{each}={value!r}" for each, value in keywords.items())]
 
 

@@ -73,6 +73,7 @@ class RequestedRun:
     """The request of a run: how many cases, which implementations by name, and how many it has to judge at least.
 
     ``picked`` says what the cases were narrowed by, of ``PICKED``. ``stopped`` is there where not all of them were run.
+    ``own`` are users' implementations, and ``widens`` says how some of them would be judged in more.
     """
 
     cases: int
@@ -80,6 +81,8 @@ class RequestedRun:
     minimum: Minimum | None = None
     picked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stopped: Stop | None = None
+    own: tuple[str, ...] = ()
+    widens: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> RequestedRun:
@@ -92,7 +95,17 @@ class RequestedRun:
             None if minimum is None else Minimum.of(minimum, "min_judged"),
             {name: tuple(asked[name]) for name in PICKED if asked.get(name)},
             stopped,
+            tuple(asked.get("own", ())),
+            dict(asked.get("widens", {})),
         )
+
+    def is_hardly_judged(self, name: str, judged: int, not_offered: int) -> bool:
+        """Return true of a user's implementation that was judged in so few cases of what it offers that it is unknown.
+
+        Nobody asked for a minimum; a tenth is one that everybody expects.
+        """
+        offered = self.cases - not_offered
+        return name in self.own and self.minimum is None and self.stopped is None and 0 < judged < offered / 10
 
 
 def is_judged(row: Row) -> bool:
@@ -135,6 +148,9 @@ def _shortfall(name: str, judged: int, asked: RequestedRun, not_offered: int) ->
     if minimum is not None and not minimum.is_reached(judged, offered):
         of = f"{offered:,} cases" if offered == asked.cases else f"the {offered:,} cases of what it offers"
         return f"{name} was judged in {judged:,} of {of}; at least {minimum} have to be (min_judged)"
+    if asked.is_hardly_judged(name, judged, not_offered):
+        few = f"{name} was judged in {judged:,} of {offered:,} cases of what it offers, less than a tenth"
+        return f"{few} (--min-judged {judged} accepts that){f'; {asked.widens[name]}' if name in asked.widens else ''}"
     if not judged and name in asked.by_name:
         return f"{name} was asked for by name and not judged in {_any(asked)}"
     return ""

@@ -48,6 +48,8 @@ class _AskedRecord(_Record):
     match: list[str] = []
     failed: list[str] = []
     by_name: list[str] = []
+    own: list[str] = []
+    widens: dict[str, str] = {}
     min_judged: Annotated[str, Field(pattern=f"^(?:{MINIMUM.pattern})$")] | None = None
 
 

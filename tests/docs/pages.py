@@ -32,7 +32,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from here import INSIDE, run_here
 
-from attncheck.backends import BACKENDS, NATIVE, BackendEntry, numpy_backend
+from attncheck.backends import BACKENDS, NATIVE, BackendEntry, Mode, numpy_backend
 from attncheck.reading import selection
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import TEMPLATE
@@ -270,7 +270,7 @@ def small_corpus() -> Iterator[None]:
 
 def _by_numpy(entry: BackendEntry) -> BackendEntry:
     changes: dict[str, Any] = {"module": numpy_backend.__name__, "classes": NATIVE}
-    modes = tuple(replace(mode, **changes, attribute=None, package="numpy", requires={}) for mode in entry.modes)
+    modes = tuple(Mode(mode.name, description=mode.description, package="numpy", **changes) for mode in entry.modes)
     return replace(entry, **changes, packages=("numpy",), modes=modes, cache={}, without_cache={}, environment={})
 
 

@@ -1,0 +1,136 @@
+"""Requirements that would let a user's function be judged in more cases, found by trying.
+
+A function that refuses most shapes agrees with little, and nobody knows why until the refusals are read. What it does
+take is found by calling it: the cases that it refuses are padded to the strictest shapes, and then each requirement
+is halved, and dropped, as far as no case is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+
+from attncheck.execution.call import Limits
+from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.operations import Task
+from attncheck.execution.padding import padded_call
+from attncheck.execution.runner import Group, GroupRunner, task_of
+from attncheck.execution.worker import Computed, Failure
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+
+Requirements = Mapping[str, int | str]
+_STRICTEST: Requirements = {
+    "lengths": "equal",
+    "value_width": "equal",
+    "width_multiple": 64,
+    "query_length_multiple": 64,
+    "key_length_multiple": 64,
+}
+_LEAST_MULTIPLE = 8
+_MOST_TRIED = 60
+"""Cases that requirements are tried on; those that stay are tried on all."""
+_MOST_ELEMENTS = 1 << 16
+_SECONDS = 4.0
+"""For one way to pad."""
+
+
+@dataclass(frozen=True)
+class Widening:
+    """The requirements that a function may declare, and the number of cases that it then computes, of those tried."""
+
+    requires: Requirements
+    computed: int
+    tried: int
+
+    def words(self, function: str) -> str:
+        """Return the advice, with the line to paste."""
+        line = f"{function}.requires = {dict(self.requires)}".replace("'", '"')
+        return (
+            f"of {self.tried:,} cases that it refuses, it computes {self.computed:,} where they are padded: declare "
+            f"{line} below it (docs/kernels.md)"
+        )
+
+
+def find_widening(implementation: Implementation, refused: Sequence[Case], limits: Limits) -> Widening | None:
+    """Return the loosest requirements by which a user's function computes cases that it refuses as they are.
+
+    None where no padding helps, or the function says itself what it requires. Where time runs out, the requirements are
+    stricter than they have to be, and fewer cases are counted.
+    """
+    entry = implementation.entry
+    if not isinstance(entry, UserImplementation) or any(entry.requirements.values()):
+        return None
+    small = [case for case in refused if sum(map(math.prod, case.input_shapes.values())) <= _MOST_ELEMENTS]
+    with TemporaryDirectory() as folder:
+        trial = _Trial(implementation, limits, Path(folder))
+        try:
+            requires = _loosened(trial, small[:: max(1, len(small) // _MOST_TRIED)])
+            if requires is None:
+                return None
+            tried = [trial.computes(case, requires) for case in trial.in_time(small)]
+            return Widening(requires, sum(tried), len(tried))
+        finally:
+            trial.close()
+
+
+def _loosened(trial: _Trial, sample: Sequence[Case]) -> Requirements | None:
+    """Halve what can be without a case less, and then drop what is not needed at all."""
+    computed = [case for case in trial.in_time(sample) if trial.computes(case, _STRICTEST)]
+    if not computed:
+        return None
+    requires: Requirements = _STRICTEST
+
+    def is_enough(looser: Requirements) -> bool:
+        tried = [trial.computes(case, looser) for case in trial.in_time(computed)]
+        return len(tried) == len(computed) and all(tried)
+
+    for name, value in _STRICTEST.items():
+        while isinstance(value, int) and value > _LEAST_MULTIPLE:
+            value //= 2
+            if not is_enough({**requires, name: value}):
+                break
+            requires = {**requires, name: value}
+    for name in _STRICTEST:
+        without = {each: value for each, value in requires.items() if each != name}
+        requires = without if is_enough(without) else requires
+    return requires
+
+
+class _Trial:
+    """A worker in which a function is called as if it had declared this or that."""
+
+    def __init__(self, implementation: Implementation, limits: Limits, folder: Path) -> None:
+        assert isinstance(implementation.entry, UserImplementation), "found out before"
+        self._implementation, self._entry = implementation, implementation.entry
+        self._dtype = next(iter(implementation.declared.classes))
+        self._runner: GroupRunner[str] = GroupRunner(Group(implementation, (self._dtype,)), limits, folder)
+        self._tasks: dict[str, Task] = {}
+
+    def close(self) -> None:
+        """End the worker."""
+        self._runner.close()
+
+    def in_time(self, cases: Sequence[Case]) -> Iterator[Case]:
+        """Yield the cases that there is time for."""
+        until = monotonic() + _SECONDS
+        yield from takewhile(lambda _: monotonic() < until, (case for case in cases if self._dtype in case.dtypes))
+
+    def computes(self, case: Case, requires: Requirements) -> bool:
+        """Return whether the function computes a case that is padded as these requirements say."""
+        if case.id not in self._tasks:
+            inputs = convert_inputs(case, make_exact_inputs(case), self._dtype)
+            self._tasks[case.id] = task_of(case, inputs)
+        task = self._tasks[case.id]
+        if requires:
+            own = replace(self._entry, requirements={each: dict(requires) for each in self._entry.parameters})
+            padding = padded_call(replace(self._implementation, entry=own), task)
+            if isinstance(padding, Failure):
+                return False
+            task = padding.task if padding else task
+        return isinstance(self._runner.evaluate(task), Computed)
