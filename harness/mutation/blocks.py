@@ -290,9 +290,8 @@ for _option, _other, _defect in (
     ("key_lengths", "a_bias", "a bias takes a path without lengths: jax#23349's kind"),
     ("key_lengths", "a_window", "the window ends behind the padding: jax#23349's kind"),
 ):
-    _name = f"{_option.removeprefix('is_')}_dropped_with_{_other}"
-    _steps = _on_path(_other, partial(dropped, _option))
-    _pair(at="masked", defect=_defect, diagnosis=_IGNORED[_option], name=_name)(_steps)
+    _pair(partial(_on_path, _other), f"{_option.removeprefix('is_')}_dropped_with_{_other}", _defect,
+        partial(dropped, _option), at="masked", diagnosis=_IGNORED[_option])  # fmt: skip
 
 
 for _other, _defect in (
@@ -302,8 +301,7 @@ for _other, _defect in (
     ("a_softcap", "a cap takes a path without a bias: vllm#7425's kind"),
     ("a_past", "a cache takes a path without a bias: transformers#30437's kind"),
 ):
-    _name, _steps = f"bias_dropped_with_{_other}", _on_path(_other, bias_dropped)
-    _pair(at="biased", defect=_defect, diagnosis="bias-ignored", name=_name)(_steps)
+    _pair(partial(_on_path, _other), f"bias_dropped_with_{_other}", _defect, bias_dropped, diagnosis="bias-ignored")
 
 
 def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
@@ -324,13 +322,8 @@ for _other, _is_asked, _defect in (
     ("key_lengths", with_lengths, "lengths take a path without a cap: onnxruntime#28379's kind"),
     ("a_past", with_past, "decoding from a cache knows no cap: vllm#7425's kind"),
 ):
-    _pair(
-        _softcap_dropped,
-        at="weights",
-        defect=_defect,
-        diagnosis="softcap-ignored",
-        name=f"softcap_dropped_with_{_other}",
-    )(_is_asked)
+    _pair(_softcap_dropped, f"softcap_dropped_with_{_other}", _defect, _is_asked, at="weights",
+        diagnosis="softcap-ignored")  # fmt: skip
 
 
 @_pair("dot_scores", at="capped", diagnosis="softcap-of-twice-scaled-scores")

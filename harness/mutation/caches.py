@@ -187,12 +187,8 @@ def _past_stored(store: Store) -> Joined:
 
 
 for _format, _store in (("bfloat16", bfloat16), ("float16", float16)):
-    _faulty_join(
-        defect="a cache in 16 bits behind wider keys",
-        dtypes=WIDE,
-        diagnosis=ACCURACY_OF_16_BITS,
-        name=f"past_in_{_format}",
-    )(_past_stored(_store))
+    _faulty_join(f"past_in_{_format}", "a cache in 16 bits behind wider keys", _past_stored(_store), dtypes=WIDE,
+        diagnosis=ACCURACY_OF_16_BITS)  # fmt: skip
 
 
 def _mask_behind_a_past(change: Callable[[Array, Array, int], Array]) -> Steps:
@@ -219,8 +215,6 @@ def causal_mask_behind_a_past_aligned_top_left(mask: Array, scores: Array, past:
 # fmt: off
 _faulty_lengths(lengths_read_as, "key_lengths_one_too_long", "j <= length: tt-metal#41215",
     lambda lengths, keys: np.asarray(lengths + 1), diagnosis="key-lengths-one-too-long")
-_faulty_lengths(lengths_read_as, "key_lengths_one_too_short", "j < length - 1: onnxruntime#25927's kind",
-    lambda lengths, keys: np.asarray(lengths - 1), diagnosis="key-lengths-one-too-short")
 _faulty_lengths(_dropped_if, "key_lengths_ignored", "the argument has no effect: jax#23349",
     lambda masks: True, diagnosis="key-lengths-ignored")
 _faulty_lengths(lengths_read_as, "key_lengths_of_the_first_batch_entry",
@@ -229,8 +223,6 @@ _faulty_lengths(lengths_read_as, "key_lengths_of_the_first_batch_entry",
 _faulty_lengths(lengths_read_as, "key_lengths_of_the_longest_batch_entry",
     "padding up to the longest entry is attended",
     lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="empty-rows-unmasked")
-_faulty_lengths(lengths_read_as, "key_lengths_of_the_next_batch_entry", "batch index off by one",
-    lambda lengths, keys: np.roll(lengths, -1), diagnosis="key-lengths-of-next-batch-entry")
 _faulty_lengths(lengths_pattern, "key_lengths_counted_from_the_end", "padding expected on the left",
     lambda scores, masks: _keys(scores, masks)[..., ::-1], diagnosis="key-lengths-from-the-end")
 _faulty_lengths(lengths_pattern, "key_lengths_applied_to_queries", "padding on the wrong axis: transformer#40",
@@ -263,8 +255,6 @@ _faulty_lengths(filled, "key_lengths_filled_with_minus_1e4",
     diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
 _faulty_caches(_values_joined, "past_values_dropped", "the values of the cache are not read",
     past_dropped, at="context", diagnosis="past-values-dropped")
-_faulty_caches(_values_joined, "past_values_reversed", "a ring buffer unrolled backwards",
-    lambda past, new: _join(past[..., ::-1, :], new), at="context", diagnosis="past-values-in-reverse")
 _faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
     lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context", diagnosis="value-one-position-late")
 _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_behind_a_past",
@@ -359,13 +349,6 @@ def _limits_read_as(change: Callable[[Array, Array, Array | None], Limits]) -> S
         return _sequences(*change(cu_seqlens_q, cu_seqlens_k, key_lengths))
 
     return {"packed_attention._sequences": sequences}
-
-
-def _moved(limits: Array, steps: int) -> Array:
-    """Move what stands between the ends."""
-    moved = limits.copy()
-    moved[1:-1] = np.clip(limits[1:-1] + steps, 0, limits[-1])
-    return moved
 
 
 @_faulty_sequences("packed_attention._sequences", diagnosis="limits-one-too-late")
@@ -514,11 +497,6 @@ _faulty_gradients("packed_attention_gradients._sequences", "gradients_of_sequenc
 _faulty_gradients("packed_attention_gradients._seen_from_the_end", "packed_gradients_without_causality",
     "the backward pass drops causality behind cu_seqlens",
     lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, False, window))
-_faulty_pages("paged_attention", "block_table_of_the_first_batch_entry",
-    "one block table for the whole batch: a stride of 0",
-    lambda block_table, **given: paged_attention(block_table=np.broadcast_to(block_table[:1], block_table.shape),
-        **given),
-    diagnosis="block-table-of-first-batch-entry")
 _faulty_pages("paged_attention", "block_table_transposed", "the table is read with the strides of its transpose",
     lambda block_table, **given: paged_attention(block_table=block_table.T.reshape(block_table.shape), **given),
     diagnosis="block-table-transposed")
@@ -534,13 +512,6 @@ _faulty_pages(_lengths_read_as, "lengths_rounded_up_to_pages", "whole pages are 
     lambda lengths, page, most: -(-lengths // page) * page, diagnosis="key-lengths-up-to-pages")
 _faulty_pages(_lengths_read_as, "lengths_rounded_down_to_pages", "the last page is dropped where it is not full",
     lambda lengths, page, most: lengths // page * page, diagnosis="key-lengths-down-to-pages")
-_faulty_pages(_lengths_read_as, "paged_lengths_one_too_long", "j <= length",
-    lambda lengths, page, most: lengths + 1, diagnosis="key-lengths-one-too-long")
-_faulty_pages(_lengths_read_as, "paged_lengths_one_too_short", "the newest key is not seen",
-    lambda lengths, page, most: lengths - 1, diagnosis="key-lengths-one-too-short")
-_faulty_pages(_lengths_read_as, "paged_lengths_of_the_first_batch_entry", "one length for all",
-    lambda lengths, page, most: np.broadcast_to(lengths[:1], lengths.shape),
-    diagnosis="key-lengths-of-first-batch-entry")
 _faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
     "the other corner behind a cache",
     lambda queries, keys, is_causal, window: packed_causality_aligned_top_left(queries, keys, is_causal, window),

@@ -36,7 +36,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
 _ALL: tuple[Subject, ...] = tuple(subject for topic in TOPICS for subject in subjects_of_module(topic.__name__))
 MUTANTS: tuple[Mutant, ...] = tuple(each for each in _ALL if isinstance(each, Mutant))
 BY_HAND: tuple[Mutant, ...] = tuple(each for each in MUTANTS if not is_generated(each))
-"""The faults that do not follow from the specification: most of them are somebody's."""
+"""The faults that do not follow from the specification, and those that people are known to have made."""
 CONTROLS: tuple[Control, ...] = tuple(each for each in _ALL if isinstance(each, Control))
 EQUIVALENT: tuple[Equivalent, ...] = tuple(each for each in _ALL if isinstance(each, Equivalent))
 _IN_ORDER: tuple[Subject, ...] = (*MUTANTS, *CONTROLS, *EQUIVALENT)

@@ -13,7 +13,6 @@ import numpy as np
 from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import (
     _cap_slope,
-    _dot,
     _row_maximum,
     _row_sum,
     _scale_of,
@@ -245,19 +244,15 @@ def _without(option: str) -> Steps:
     return weights_remembered(lambda call: weights_made_again(call, allowed_in(call, **neutral)))
 
 
-for _option, _name, _defect in (
-    ("mask", "mask", "p made again from scores that are not masked"),
-    ("window", "window", "p made again without the window: jax#32300's kind"),
-    ("key_lengths", "key_lengths", "p made again for padding too: tilelang#2461's kind"),
-    ("is_causal", "causal", "the gradient sees the future: keras#23038's kind"),
+for _option, _defect in (
+    ("mask", "p made again from scores that are not masked"),
+    ("window", "p made again without the window: jax#32300's kind"),
+    ("key_lengths", "p made again for padding too: tilelang#2461's kind"),
+    ("is_causal", "the gradient sees the future: keras#23038's kind"),
 ):
-    _faulty_gradients(
-        _without,
-        at="grad_query",
-        defect=_defect,
-        name=f"{_name}_ignored_in_the_backward_pass",
-        diagnosis=f"{'causality' if _name == 'causal' else _name.replace('_', '-')}-ignored-on-the-way-back",
-    )(_option)
+    _of = "causality" if _option == "is_causal" else _option.replace("_", "-")
+    _faulty_gradients(_without, f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass", _defect, _option,
+        diagnosis=f"{_of}-ignored-on-the-way-back")  # fmt: skip
 
 
 def _causal_off_by(steps: int) -> Steps:
@@ -344,10 +339,6 @@ _faulty_gradients(weights_remembered, "backward_weights_in_bfloat16", "p is stor
     lambda call: bfloat16(call.weights), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_gradients(weights_remembered, "backward_weights_in_float16", "p is stored in float16 for the backward pass",
     lambda call: float16(call.weights), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_gradients("attention_gradients._dot", "weight_gradient_in_bfloat16",
-    "dp is stored in bfloat16: pytorch#133671's kind",
-    lambda grad_output, value: bfloat16(_dot(grad_output, value)), dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS)
 _faulty_gradients(delta_read_as, "row_sum_from_an_output_in_bfloat16",
     "delta = sum g o from an output that was rounded for storage",
     lambda call, terms: _row_sum(call.grad_output * bfloat16(call.stages["output"])), dtypes=WIDE,
@@ -359,9 +350,6 @@ _faulty_gradients("_sum_over_queries", "gradient_products_in_tf32",
     "TF32 in the backward pass: pytorch#161022, mlx#3860",
     lambda weights, rows: _sum_over_queries(tf32(weights), tf32(rows)), at="grad_key",
     dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_gradients("attention_gradients._weighted_sum", "query_gradient_in_tf32", "TF32 in the backward pass, dq alone",
-    lambda grad_raw_scores, key: _weighted_sum(tf32(grad_raw_scores), key), dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS)
 # fmt: on
 
 
@@ -376,33 +364,16 @@ def _again_without(option: str, is_asked: Callable[[Call], bool]) -> Steps:
     )
 
 
-for _name, _defect, _option, _is_asked in (
-    (
-        "window_ignored_in_the_backward_pass_of_groups",
-        "p made again without the window where heads are shared: jax#32300's kind",
-        "window",
-        with_groups,
-    ),
-    (
-        "causal_ignored_in_the_backward_pass_with_a_bias",
-        "p made again from all keys where a bias is given: keras#23038's kind",
-        "is_causal",
-        with_bias,
-    ),
-    (
-        "key_lengths_ignored_in_the_backward_pass_with_a_softcap",
-        "p made again for padding behind a cap: onnxruntime#28379's kind",
-        "key_lengths",
-        with_softcap,
-    ),
-    (
-        "mask_ignored_in_the_backward_pass_of_groups",
-        "p made again without the mask where heads are shared: FlagGems#898's kind",
-        "mask",
-        with_groups,
-    ),
+# fmt: off
+for _option, _of, _is_asked, _defect in (
+    ("window", "of_groups", with_groups, "p made again without the window where heads are shared: jax#32300's kind"),
+    ("is_causal", "with_a_bias", with_bias, "p made again from all keys where a bias is given: keras#23038's kind"),
+    ("key_lengths", "with_a_softcap", with_softcap, "p made again for padding behind a cap: onnxruntime#28379's kind"),
+    ("mask", "of_groups", with_groups, "p made again without the mask where heads are shared: FlagGems#898's kind"),
 ):
-    _backward(at="grad_query", defect=_defect, name=_name)(_again_without(_option, _is_asked))
+    _backward(partial(_again_without, _option), f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass_{_of}",
+        _defect, _is_asked)
+# fmt: on
 
 
 def _without_slope(is_asked: Callable[[Call], bool]) -> Steps:
@@ -428,12 +399,8 @@ def _late_by_a_tile(tile: int) -> Steps:
 
 
 for _tile in (16, 64):
-    _backward(
-        _late_by_a_tile,
-        at="grad_value",
-        defect="structure: the loop over tiles of queries begins behind the diagonal",
-        name=f"causal_value_gradient_late_by_a_tile_of_{_tile}",
-    )(_tile)
+    _backward(_late_by_a_tile, f"causal_value_gradient_late_by_a_tile_of_{_tile}",
+        "structure: the loop over tiles of queries begins behind the diagonal", _tile, at="grad_value")  # fmt: skip
 
 
 def _zero_from(first: Callable[[int], int]) -> Product:

@@ -42,13 +42,6 @@ def output_zero_beyond_the_first_batch_entry(output: Array) -> Array:
     return output
 
 
-@_faulty_value(outputs_read_as, at="context", diagnosis="last-value-column-dropped")
-def last_value_column_zero(output: Array) -> Array:
-    """the loop over the value's width ends one early"""
-    output[..., -1] = 0
-    return output
-
-
 @_faulty_value(weights_read_as, at="weights", defect="a single slot of P is lost")
 def one_weight_zeroed(weights: Array) -> Array:
     """Zero the weight of the first key of the last row."""
@@ -163,11 +156,6 @@ _faulty_heads("_merge_heads", "heads_merged_in_reverse", "the output projection 
     lambda context: _merge_heads(context[:, ::-1]), diagnosis="heads-merged-in-reverse")
 _faulty_heads("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B) read as (B, H): gazelle93#1",
     lambda context: _merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
-_faulty_heads(values_read_as, "value_of_the_next_head", "head index off by one: HipKittens#22, pytorch#193893",
-    lambda value: np.roll(value, -1, axis=1), at="context", diagnosis="value-of-next-head")
-_faulty_heads(values_read_as, "value_of_the_first_head",
-    "one head's value for all, as with one key-value head: onnx#7274's kind",
-    lambda value: value[:, :1], at="context", diagnosis="value-of-first-head")
 _faulty_value(values_read_as, "two_values_swapped", "two rows of the value change places",
     lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
 _faulty_value(inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
@@ -273,28 +261,11 @@ def _weight_transposed(role: str) -> Steps:
     return _arguments(change)
 
 
-def _bias_dropped(role: str) -> Steps:
-    return _arguments(lambda given: {f"{role}_bias": None})
-
-
-_SILENT = "W^T for W, silent where it is square"
-_ROLES = (("query", _SILENT), ("value", _SILENT), ("output", f"{_SILENT}: nntile#347's kind"))
-for _role, _defect in _ROLES:
-    _faulty_projections(
-        _weight_transposed,
-        at=_role,
-        defect=_defect,
-        diagnosis=f"{_role}-weight-transposed",
-        name=f"{_role}_weight_transposed",
-    )(_role)
-for _role, _ in _ROLES:
-    _faulty_projections(
-        _bias_dropped,
-        at=_role,
-        defect="the bias is not loaded",
-        diagnosis=f"{_role}-bias-missing",
-        name=f"{_role}_bias_dropped",
-    )(_role)
+# fmt: off
+for _role, _defect in (("query", ""), ("value", ""), ("output", ": nntile#347's kind")):
+    _faulty_projections(_weight_transposed, f"{_role}_weight_transposed",
+        f"W^T for W, silent where it is square{_defect}", _role, at=_role, diagnosis=f"{_role}-weight-transposed")
+# fmt: on
 
 
 def _output_bias(change: Callable[[Array, int], Array]) -> Steps:
@@ -361,8 +332,6 @@ _faulty_layouts(_broadcast, "last_row_of_a_broadcast_view_stale_where_lk_mod_32_
     "the tail of a tile of 32 with stride 0: pytorch#191937",
     lambda view: view[..., [*range(view.shape[-2] - 1), view.shape[-2] - 2], :] if view.shape[-2] > 1
         and view.shape[-2] % 32 == 1 else view)
-_faulty_projections(_output_bias, "output_bias_added_twice", "by the kernel and by its caller",
-    lambda bias, heads: np.asarray(bias + bias), diagnosis="output-bias-twice")
 _faulty_projections(_output_bias, "output_bias_added_per_head", "each head's part of a split product brings the bias",
     lambda bias, heads: np.asarray(heads * bias), diagnosis="output-bias-of-each-head")
 _faulty_projections(_arguments, "key_and_value_inputs_swapped", "Keras takes query, value, key, in that order",

@@ -72,13 +72,6 @@ def _is_rotated(call: Given) -> bool:
     return call.get("key_rotary") is not None
 
 
-@_faulty_key(_asked_for, diagnosis="rotated-query-of-first-head")
-def rotated_query_of_the_first_head(call: Given) -> Given:
-    """k_pe is made of all heads of k: every head adds the query of the first"""
-    rotary = call.get("query_rotary")
-    return {} if rotary is None else {"query_rotary": np.broadcast_to(rotary[:, :1], rotary.shape)}
-
-
 def _square(weight: Array) -> bool:
     return bool(weight.shape[1] == weight.shape[2])
 
@@ -134,9 +127,6 @@ _faulty_scale(_asked_for, "scale_of_latents_reversed",
     "multiplied by sqrt(D + Dr) for divided by it: AI-Hypercomputer/maxtext#1370",
     _scaled_by(lambda call: math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))),
     diagnosis="scale-root-of-width")
-_faulty_scale(_asked_for, "scale_of_latents_not_handed_on",
-    "the model's own scale is not handed on: huggingface/optimum-intel#1877",
-    lambda call: {"scale": None}, diagnosis="scale-default")
 _faulty_key(_asked_for, "rotated_part_left_out", "the scores lack the part that is rotated",
     lambda call: {"key_rotary": np.zeros_like(call["key_rotary"])} if _is_rotated(call) else {},
     diagnosis="rotated-part-ignored")
@@ -145,13 +135,6 @@ _faulty_key(_asked_for, "rotated_part_scaled_twice",
     lambda call: {} if not _is_rotated(call) else {"key_rotary":
         call["key_rotary"] * (1 / math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))
         if call.get("scale") is None else call["scale"])}, diagnosis="rotated-part-scaled-twice")
-_faulty_key(_asked_for, "rotated_part_of_the_token_before",
-    "the cache of rotated parts is a token behind that of latent vectors",
-    lambda call: {"key_rotary": np.roll(call["key_rotary"], 1, axis=1)} if _is_rotated(call) else {},
-    diagnosis="rotated-part-one-position-late")
-_faulty_key(_asked_for, "rotated_queries_of_other_positions",
-    "q_pe is rotated by tables with the axis of heads for positions: tensorgi/TPA#4's kind",
-    lambda call: {"query_rotary": call["query_rotary"][:, :, ::-1]} if _is_rotated(call) else {})
 _faulty_key(_asked_for, "key_projection_transposed", "W_UK is kept (D, C) in a checkpoint, and absorbed as if (C, D)",
     lambda call: {"key_projection": call["key_projection"].swapaxes(1, 2)} if _square(call["key_projection"]) else {},
     diagnosis="key-projection-transposed")
@@ -159,16 +142,6 @@ _faulty_value(_asked_for, "value_projection_transposed", "W_UV is multiplied fro
     lambda call: {"value_projection": call["value_projection"].swapaxes(1, 2)} if _square(call["value_projection"])
         else {},
     diagnosis="value-projection-transposed")
-_faulty_key(_asked_for, "key_projection_of_the_next_head", "kv_b_proj is sharded one head off",
-    lambda call: {"key_projection": np.roll(call["key_projection"], -1, axis=0)},
-    diagnosis="key-projection-of-next-head")
-_faulty_value(_asked_for, "value_projection_of_the_next_head", "kv_b_proj is sharded one head off, behind the mean",
-    lambda call: {"value_projection": np.roll(call["value_projection"], -1, axis=0)},
-    diagnosis="value-projection-of-next-head")
-_faulty_value(_asked_for, "value_projection_of_the_first_head",
-    "one matrix for all heads behind the mean: a product that spreads over the wrong axis",
-    lambda call: {"value_projection": np.broadcast_to(call["value_projection"][:1], call["value_projection"].shape)},
-    diagnosis="value-projection-of-first-head")
 _faulty_key(_asked_for, "key_projection_viewed",
     "kv_b_proj is viewed as heads first: a reshape without a transposition",
     lambda call: {"key_projection": _viewed(call["key_projection"])}, diagnosis="key-projection-viewed")
@@ -190,13 +163,10 @@ _faulty_key(_asked_for, "chunks_of_latents_from_the_start",
     "a long cache is made into keys in chunks, each from its start: vllm#26042's kind",
     lambda call: {"latent": np.concatenate([call["latent"][:, :32], call["latent"][:, :
         max(call["latent"].shape[1] - 32, 0)]], axis=1)})
-_faulty_key(_asked_for, "latents_cached_in_bfloat16", "latent vectors are kept in bfloat16 beside float32",
-    lambda call: {"latent": bfloat16(call["latent"])}, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 # fmt: on
 
 
 _faulty_norm = partial(mutant, "norms", at="normalized_query")
-Normalize = Callable[..., Array]
 
 
 def _told_apart(change: Callable[..., Array]) -> Steps:
@@ -328,8 +298,6 @@ _faulty_norm("_rms", "epsilon_times_the_largest_square",
         keepdims=True, initial=0))))
 _faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
     lambda squares, epsilon: _length(squares, epsilon), diagnosis="norm-kind")
-_faulty_norm("_length", "root_mean_square_for_length", "Llama 4's L2Norm is a root mean square: a name for two",
-    lambda squares, epsilon: _rms(squares, epsilon), diagnosis="norm-kind")
 _faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
     lambda normalized, weight: np.asarray(normalized * (1 + weight)), diagnosis="norm-weight-plus-one")
 _faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are not loaded",
@@ -514,10 +482,6 @@ def parts_divided_at_the_end(parts: list[Pair]) -> Pair:
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_merge(None, "parts_are_always_merged_in_base_e",
-    "log2 is written and log is read: flashinfer#2113, pytorch#181645",
-    {"_natural_logarithms": lambda scores, base: scores, "_logarithms_in_base": lambda scores, base: scores},
-    diagnosis="lse-base-e")
 _faulty_merge(None, "parts_are_always_merged_in_base_two", "log is written and log2 is read: sglang#35045",
     {"_natural_logarithms": lambda scores, base: _natural_logarithms(scores, "2"), "_logarithms_in_base":
         lambda scores, base: _logarithms_in_base(scores, "2")},
@@ -563,9 +527,6 @@ _faulty_merge(_read_as, "heads_and_queries_of_log_sum_exps_confused",
     lambda scores, base: _natural_logarithms(np.ascontiguousarray(scores).reshape(scores.shape[0], scores.shape[2],
         scores.shape[1], scores.shape[3]).swapaxes(1, 2), base),
     diagnosis="log-sum-exps-with-heads-and-queries-confused")
-_faulty_merge(_read_as, "log_sum_exps_of_the_first_head", "structure: one log-sum-exp per query is read for all heads",
-    lambda scores, base: _natural_logarithms(np.broadcast_to(scores[:, :1], scores.shape), base),
-    diagnosis="log-sum-exps-of-first-head")
 _faulty_merge(_softmax_of, "log_sum_exps_of_parts_in_bfloat16",
     "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
     lambda scores: bfloat16(scores))

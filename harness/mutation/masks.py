@@ -55,20 +55,6 @@ def mask_transposed_where_square(mask: Array, scores: Array) -> Array:
     return np.swapaxes(mask, -1, -2) if mask.ndim >= 2 and queries == keys else mask
 
 
-for _axis, _name, _defect, _diagnosis in (
-    (0, "batch_entry", "one entry's mask for all: graph-transformer-pytorch#2", "mask-of-first-batch-entry"),
-    (1, "head", "one head's mask for all: lighthouse#77's kind", "mask-of-first-head"),
-    (2, "query", "one row's mask for all: keras#20488's expansion", "mask-of-first-query"),
-):
-
-    def _first_along(mask: Array, scores: Array, axis: int = _axis) -> Array:
-        return mask.take([0], axis=axis) if mask.ndim == 4 else mask
-
-    _faulty_masks(mask_read_as, at="masked", defect=_defect, diagnosis=_diagnosis, name=f"mask_of_the_first_{_name}")(
-        _first_along
-    )
-
-
 def _filled_with(number: Callable[[Array], float]) -> Steps:
     """Give what is masked a number."""
     return filled(lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(number(biased), biased.dtype)))
@@ -100,9 +86,6 @@ def _unmasked_rows(steps_of: Callable[[Call], Steps]) -> Steps:
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_masks(mask_read_as, "mask_inverted", "true read as drop: tensorflow text#894, unturtle#56",
-    lambda mask, scores: ~mask, diagnosis="mask-inverted")
-_faulty_masks(_dropped_if, "mask_ignored", "the argument has no effect", lambda masks: True, diagnosis="mask-ignored")
 _faulty_masks(_dropped_if, "mask_dropped_when_a_bias_is_given",
     "only one of mask and bias is used: pytorch#136816's kind",
     lambda masks: masks["bias"] is not None, diagnosis="mask-ignored")
@@ -234,13 +217,8 @@ def _where_filled(steps_of: Callable[[Call, Array], Steps]) -> Steps:
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_fill(_fill_read_as, "fill_ignored",
-    "the argument has no effect: a row without a key is 0 or NaN, and not the mean",
-    lambda fill: None, diagnosis="fill-minus-infinity")
 _faulty_fill(_fill_read_as, "fill_with_a_lost_exponent", "a typo, 1e-9 for -1e9: RibonanzaNet#5",
     lambda fill: 1 / fill if fill else fill, diagnosis="fill-inverted")
-_faulty_fill(_fill_read_as, "fill_of_the_other_sign", "the sign is lost: what is masked has all of the weight",
-    lambda fill: -fill, diagnosis="fill-negated")
 _faulty_fill(_fill_read_as, "fill_of_minus_1e4_whatever_is_asked",
     "a constant of its own: -1e4 for every dtype, transformers#12109",
     lambda fill: -1e4, diagnosis="fill-of-minus-1e4")

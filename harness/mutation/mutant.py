@@ -285,7 +285,7 @@ class Mutant:
     is its cause. ``classes`` are the rounding models that it claims to be of, where not the reference's. ``without``
     is the same implementation without the fault, where that is not the reference. ``of`` names the operation that
     alone has the fault, and the argument without which it does nothing if there is one: such a fault is put to cases
-    until one catches it, and is not named.
+    until one catches it, and is not named, unless people have made it (``is_met``).
     """
 
     name: str
@@ -298,6 +298,7 @@ class Mutant:
     classes: Mapping[str, str] = field(default_factory=dict)
     without: Variant | None = None
     of: tuple[str, str] | None = None
+    is_met: bool = False
 
     def is_shown_by(self, case: Case) -> bool:
         """Whether a case is of the operation that alone has the fault, and gives the argument that it is a fault of."""
@@ -339,8 +340,8 @@ Subject: TypeAlias = Mutant | Control | Equivalent
 
 
 def is_generated(subject: Subject) -> TypeGuard[Mutant]:
-    """Whether a fault follows from the specification: one operation alone has it."""
-    return isinstance(subject, Mutant) and subject.of is not None
+    """Whether a fault follows from the specification, and nobody is known to have made it."""
+    return isinstance(subject, Mutant) and subject.of is not None and not subject.is_met
 
 
 Form: TypeAlias = str | Callable[[Any], Steps | Variant] | None
@@ -372,6 +373,7 @@ def mutant(
     without: Variant | None = None,
     hidden: frozenset[str] = frozenset(),
     of: tuple[str, str] | None = None,
+    is_met: bool = False,
 ) -> Callable[[Decorated], Decorated]:
     """Register a fault; ``at`` is the first stage that it gets wrong.
 
@@ -383,7 +385,7 @@ def mutant(
     def register(step: Decorated) -> Decorated:
         backend = _variant(form, step, hidden)
         said = defect or _docstring(step)
-        fault = Mutant(name or _name(step), topic, said, backend, at, dtypes, names, classes or {}, without, of)
+        fault = Mutant(name or _name(step), topic, said, backend, at, dtypes, names, classes or {}, without, of, is_met)
         _REGISTERED.append((module, fault))
         return step
 

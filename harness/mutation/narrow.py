@@ -209,57 +209,25 @@ def _gradients_at(multiple: int, store: Store) -> Steps:
     return {"_sum_over_queries": product}
 
 
+# fmt: off
 for _name, _defect, _form, _multiple, _store, _at in (
-    (
-        "tf32_scores_at_widths_of_8",
-        "tensor cores take the product where the width is a multiple of 8: pytorch#161022",
-        _scores_at,
-        8,
-        tf32,
-        "raw_scores",
-    ),
-    (
-        "tf32_scores_at_widths_of_32",
-        "the same where the width is a multiple of 32: triton#3498",
-        _scores_at,
-        32,
-        tf32,
-        "raw_scores",
-    ),
-    (
-        "bfloat16_scores_at_widths_of_16",
+    ("tf32_scores_at_widths_of_8", "tensor cores take the product where the width is a multiple of 8: pytorch#161022",
+        _scores_at, 8, tf32, "raw_scores"),
+    ("tf32_scores_at_widths_of_32", "the same where the width is a multiple of 32: triton#3498",
+        _scores_at, 32, tf32, "raw_scores"),
+    ("bfloat16_scores_at_widths_of_16",
         "a matrix unit of bfloat16 where the width is a multiple of 16: openvino#31630's kind",
-        _scores_at,
-        16,
-        bfloat16,
-        "raw_scores",
-    ),
-    (
-        "tf32_values_at_widths_of_16",
-        "P V in TF32 where the value's width is a multiple of 16: mlx#3860",
-        _values_at,
-        16,
-        tf32,
-        "context",
-    ),
-    (
-        "bfloat16_values_at_widths_of_32",
+        _scores_at, 16, bfloat16, "raw_scores"),
+    ("tf32_values_at_widths_of_16", "P V in TF32 where the value's width is a multiple of 16: mlx#3860",
+        _values_at, 16, tf32, "context"),
+    ("bfloat16_values_at_widths_of_32",
         "P V in bfloat16 where the value's width is a multiple of 32: openvino#31630's kind",
-        _values_at,
-        32,
-        bfloat16,
-        "context",
-    ),
-    (
-        "tf32_gradients_at_widths_of_8",
-        "dk and dv in TF32 where the width is a multiple of 8: pytorch#161022",
-        _gradients_at,
-        8,
-        tf32,
-        "grad_key",
-    ),
+        _values_at, 32, bfloat16, "context"),
+    ("tf32_gradients_at_widths_of_8", "dk and dv in TF32 where the width is a multiple of 8: pytorch#161022",
+        _gradients_at, 8, tf32, "grad_key"),
 ):
-    _chosen(at=_at, defect=_defect, name=_name)(_form(_multiple, _store))
+    _chosen(None, _name, _defect, _form(_multiple, _store), at=_at)
+# fmt: on
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.

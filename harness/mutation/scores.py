@@ -19,7 +19,6 @@ from attncheck.backends.numpy_backend import _dot, _rotate, _scale_of, additive_
 from attncheck.mutation.forms import filled, in_attention, scores_read_as, with_score_bias
 from attncheck.mutation.kernel import (
     Array,
-    Store,
     bfloat16,
     float16,
     float32,
@@ -45,20 +44,14 @@ def _default(default: Callable[[Array], float]) -> Steps:
     return {"_scale_of": lambda query, scale: default(query) if scale is None else scale}
 
 
-_STORED: tuple[tuple[str, str, Store], ...] = (
-    ("bfloat16", "scores written to memory in bfloat16", bfloat16),
-    ("float16", "scores written to memory in float16: kvpress#268, pytorch#60939", float16),
-    ("tf32", "scores written to memory in TF32", tf32),
-)
-for _format, _defect, _store in _STORED:
-    _faulty_scores(
-        scores_read_as,
-        at="scores",
-        defect=_defect,
-        dtypes=WIDE,
-        diagnosis=ACCURACY_OF_16_BITS,
-        name=f"scores_stored_in_{_format}",
-    )(_store)
+# fmt: off
+for _format, _store, _where in (
+    ("bfloat16", bfloat16, ""), ("float16", float16, ": kvpress#268, pytorch#60939"), ("TF32", tf32, ""),
+):
+    _faulty_scores(scores_read_as, f"scores_stored_in_{_format.lower()}",
+        f"scores written to memory in {_format}{_where}", _store, at="scores", dtypes=WIDE,
+        diagnosis=ACCURACY_OF_16_BITS)
+# fmt: on
 
 
 @_faulty_scores(scores_read_as, at="scores", diagnosis="scores-squared")
@@ -99,8 +92,6 @@ _faulty_scale(_factor, "scale_in_bfloat16", "the factor is computed in the stora
 _faulty_scale(_factor, "scale_in_float32", "tf.cast(1/sqrt(d), float64) passes a Python float through float32",
     lambda scale: float(float32(np.array(scale))), dtypes=("float64",),
     diagnosis=("scale-fitted", "accuracy-of-float32"))
-_faulty_scale("_scale_of", "explicit_scale_ignored", "the argument has no effect: tt-metal#33304, pytorch#151098",
-    lambda query, scale: _scale_of(query, None), diagnosis="scale-default")
 _faulty_scale("_scale_of", "explicit_scale_times_default", "the argument multiplies 1/sqrt(d) instead of replacing it",
     lambda query, scale: _scale_of(query, None) * (1.0 if scale is None else scale), diagnosis="scale-times-default")
 _faulty_scale("_scale_of", "scale_zero_taken_for_absent", "`scale or default`: zero is falsy in Python",
@@ -112,14 +103,6 @@ _faulty_scale(in_attention, "scale_applied_after_mask",
     lambda call: filled(lambda biased, allowed, masks: np.where(allowed, biased,
         np.asarray(-np.inf * np.float64(call.factor), biased.dtype))),
     at="masked", diagnosis="fill-minus-infinity")
-_faulty_scale("dot_scores._dot", "scores_scaled_in_float16",
-    "the scale comes after a float16 product: metal-flash-attention#8",
-    lambda query, key: float16(_dot(query, key)), at="raw_scores", dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS)
-_faulty_scores("dot_scores._dot", "query_in_bfloat16", "the query is cast down on the way in: pytorch#158979's kind",
-    lambda query, key: _dot(bfloat16(query), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_scores("dot_scores._dot", "key_in_float16", "a float16 key cache under a float32 query",
-    lambda query, key: _dot(query, float16(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "query_and_key_in_tf32",
     "float32 matmul silently in TF32: pytorch#161022, mlx#3860, triton#3498",
     lambda query, key: _dot(tf32(query), tf32(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
@@ -127,21 +110,11 @@ _faulty_scores("dot_scores._dot", "scores_accumulated_in_float16",
     "float16 running sums: metal-flash-attention#8, ultralytics#24990",
     lambda query, key: sequential_matmul(query, np.swapaxes(key, -1, -2), store=float16),
     dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_scores("dot_scores._dot", "last_feature_of_the_score_dropped", "the loop over the width ends one early",
-    lambda query, key: _dot(query[..., :-1], key[..., :-1]), diagnosis="last-feature-dropped")
-_faulty_scores("dot_scores._dot", "key_of_the_next_head",
-    "head index off by one: HipKittens#22, FreeToken#177, pytorch#193893",
-    lambda query, key: _dot(query, np.roll(key, -1, axis=1)), diagnosis="key-of-next-head")
-_faulty_scores("dot_scores._dot", "key_of_the_first_batch_entry",
-    "batch stride 0 read for the key: pytorch#191937's kind",
-    lambda query, key: _dot(query, key[:1]), diagnosis="key-of-first-batch-entry")
 _faulty_rotary("_rotate", "rotary_pairs_of_the_other_layout",
     "neighbours where the weights are of pairs half of the width apart: candle#3948",
     lambda inputs, cos, sin, interleaved: _rotate(inputs, cos, sin, not interleaved), diagnosis="rotary-pairs")
 _faulty_rotary("_rotate", "rotary_ignored", "the embedding is configured and never applied",
     lambda inputs, cos, sin, interleaved: inputs, diagnosis="rotary-ignored")
-_faulty_rotary("_rotate", "rotary_backwards", "the sign of rotate_half is lost",
-    lambda inputs, cos, sin, interleaved: _rotate(inputs, cos, -sin, interleaved), diagnosis="rotary-backwards")
 _faulty_rotary(in_attention, "rotary_positions_without_the_past",
     "the offset is no part of the key of a cache of angles: rotary-embedding-torch#11",
     lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: _rotate(inputs, call.rotary_cos, call.rotary_sin,
@@ -276,8 +249,6 @@ _faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
     "structure: q (W + b) k^T: the bias is added to the weight",
     lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight if score_bias is None
         else weight + score_bias[0]))
-_faulty_other_scores(_weight, "bilinear_weight_in_bfloat16", "the weight is stored in bfloat16",
-    lambda weight: bfloat16(weight), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_other_scores("general_scores._dot", "bilinear_product_in_tf32",
     "the first of two products in TF32: pytorch#161022",
     lambda projected, key: _dot(tf32(projected), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
@@ -306,8 +277,6 @@ _faulty_other_scores(_lengths_read_as, "cosine_of_lengths_of_at_least_one", "an 
     lambda lengths: np.maximum(lengths, 1))
 _faulty_other_scores(_lengths_read_as, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
     lambda lengths: float16(lengths), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_other_scores("cosine_scores", "cosine_scale_ignored", "the temperature has no effect: tt-metal#33304's kind",
-    lambda query, key, *, scale=None: cosine_scores(query, key), diagnosis="scale-one")
 _faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
     lambda query, key, *, scale=None: cosine_scores(query, key, scale=1 / scale if scale else scale),
     diagnosis="scale-fitted")
@@ -407,12 +376,8 @@ def _on_padded_keys(name: str) -> Steps:
 
 
 for _name in ("additive_attention", "general_attention"):
-    _faulty_by_score(
-        _on_padded_keys,
-        at="scores",
-        defect="structure: padded annotations are set to zero, and take part in the softmax",
-        name=f"padded_keys_zeroed_before_{_name}",
-    )(_name)
+    _faulty_by_score(_on_padded_keys, f"padded_keys_zeroed_before_{_name}",
+        "structure: padded annotations are set to zero, and take part in the softmax", _name)  # fmt: skip
 
 
 @_faulty_by_score(_attending, at="output", defect="structure: the context is made of scores, not of weights")
@@ -451,13 +416,9 @@ def _keys_for_values(name: str) -> Steps:
 
 
 for _name in ("general_attention", "additive_attention", "cosine_attention"):
-    _faulty_by_score(
-        _keys_for_values,
-        at="output",
-        defect="structure: the encoder's states are keys and values in the paper, and so the keys are averaged",
-        diagnosis="value-read-as-key",
-        name=f"keys_averaged_by_{_name}",
-    )(_name)
+    _faulty_by_score(_keys_for_values, f"keys_averaged_by_{_name}",
+        "structure: the encoder's states are keys and values in the paper, and so the keys are averaged",
+        _name, at="output", diagnosis="value-read-as-key")  # fmt: skip
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.

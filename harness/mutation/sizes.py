@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -64,13 +65,9 @@ def _zero_at(width: int) -> Steps:
 
 
 for _width in WIDTHS:
-    _sized(
-        _zero_at,
-        at="context",
-        defect=f"a kernel that returns zeros is called for width {_width}: KernelBench#165's kind",
-        diagnosis="gradients-of-query-and-key-zero",
-        name=f"output_zero_at_width_{_width}",
-    )(_width)
+    _sized(_zero_at, f"output_zero_at_width_{_width}",
+        f"a kernel that returns zeros is called for width {_width}: KernelBench#165's kind", _width,
+        at="context", diagnosis="gradients-of-query-and-key-zero")  # fmt: skip
 
 
 def _scored(change: Callable[[Array], Array]) -> Steps:
@@ -147,11 +144,11 @@ _TWO, _THREE = (64, 128), (16, 64, 128)
 
 
 def _at_each(
-    tiles: tuple[int, ...], form: Callable[[int], Steps], *, at: str, defect: str, name: str, diagnosis: str = ""
+    tiles: tuple[int, ...], name: str, defect: str, form: Callable[[int], Steps], *, at: str, diagnosis: Any = ()
 ) -> None:
     """Register a fault at each size of tiles."""
     for tile in tiles:
-        _tiled(form, at=at, defect=defect, name=name.format(tile), diagnosis=diagnosis or ())(tile)
+        _tiled(form, name.format(tile), defect, tile, at=at, diagnosis=diagnosis)
 
 
 def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
@@ -164,22 +161,12 @@ def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
     return logits_read_as(change)
 
 
-_at_each(
-    _TWO,
+_at_each(_TWO, "keys_behind_tiles_of_{}_dropped", "only whole tiles of keys are read: FlagGems#898",
     lambda tile: _kept(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
-    at="weights",
-    defect="only whole tiles of keys are read: FlagGems#898",
-    name="keys_behind_tiles_of_{}_dropped",
-    diagnosis="last-key-dropped",
-)
-_at_each(
-    _THREE,
+    at="weights", diagnosis="last-key-dropped")  # fmt: skip
+_at_each(_THREE, "last_key_of_a_full_tile_of_{}_dropped", "structure: j < n - 1 where the last tile needs no mask",
     lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
-    at="weights",
-    defect="structure: j < n - 1 where the last tile needs no mask",
-    name="last_key_of_a_full_tile_of_{}_dropped",
-    diagnosis="last-key-dropped",
-)
+    at="weights", diagnosis="last-key-dropped")  # fmt: skip
 
 
 def _padding_counted(tile: int) -> Steps:
@@ -195,13 +182,9 @@ def _padding_counted(tile: int) -> Steps:
     return normalised(normalise)
 
 
-_at_each(
-    _THREE,
-    _padding_counted,
-    at="weights",
-    defect="keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376",
-    name="padding_of_the_last_tile_of_{}_counted",
-)
+_at_each(_THREE, "padding_of_the_last_tile_of_{}_counted",
+    "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376",
+    _padding_counted, at="weights")  # fmt: skip
 
 
 def _overlapping(tile: int) -> Steps:
@@ -216,13 +199,8 @@ def _overlapping(tile: int) -> Steps:
     return logits_read_as(change)
 
 
-_at_each(
-    _TWO,
-    _overlapping,
-    at="weights",
-    defect="structure: the last tile is moved back until it is full",
-    name="last_tile_of_{}_read_twice",
-)
+_at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
+    _overlapping, at="weights")  # fmt: skip
 
 
 def _last_tile_zero(tile: int) -> Steps:
@@ -235,13 +213,8 @@ def _last_tile_zero(tile: int) -> Steps:
     return outputs_read_as(change)
 
 
-_at_each(
-    _TWO,
-    _last_tile_zero,
-    at="context",
-    defect="the last tile of queries is not written: fla#892's kind",
-    name="last_tile_of_{}_queries_zero",
-)
+_at_each(_TWO, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892's kind",
+    _last_tile_zero, at="context")  # fmt: skip
 
 
 def _last_row_repeats(tile: int) -> Steps:
@@ -253,13 +226,8 @@ def _last_row_repeats(tile: int) -> Steps:
     return outputs_read_as(change)
 
 
-_at_each(
-    _THREE,
-    _last_row_repeats,
-    at="context",
-    defect="structure: a store at the edge of a tile is off by one row",
-    name="last_row_of_each_tile_of_{}_repeated",
-)
+_at_each(_THREE, "last_row_of_each_tile_of_{}_repeated", "structure: a store at the edge of a tile is off by one row",
+    _last_row_repeats, at="context")  # fmt: skip
 
 
 @_tiled(outputs_read_as, at="context", defect="structure: the offset of the next tile is added after its first row")
@@ -282,20 +250,14 @@ def _causal(change: Callable[[Array, Array, Array], Array]) -> Steps:
     )
 
 
-_at_each(
-    _THREE,
+_at_each(_THREE, "causal_loop_ends_before_the_diagonal_tile_of_{}",
+    "structure: the loop over tiles of keys ends one early",
     lambda tile: _causal(lambda allowed, query, key: allowed & ~((query // tile == key // tile) & (query >= tile))),
-    at="masked",
-    defect="structure: the loop over tiles of keys ends one early",
-    name="causal_loop_ends_before_the_diagonal_tile_of_{}",
-)
-_at_each(
-    _TWO,
+    at="masked")  # fmt: skip
+_at_each(_TWO, "causal_diagonal_tile_of_{}_open",
+    "the diagonal tile is taken for a full one beyond the first: gcnasm#21's kind",
     lambda tile: _causal(lambda allowed, query, key: allowed | ((query // tile == key // tile) & (query >= tile))),
-    at="masked",
-    defect="the diagonal tile is taken for a full one beyond the first: gcnasm#21's kind",
-    name="causal_diagonal_tile_of_{}_open",
-)
+    at="masked")  # fmt: skip
 
 
 @_tiled(window_pattern, at="masked", defect="structure: the first tile of a window is rounded up instead of down")
@@ -471,74 +433,29 @@ _TF32, _BFLOAT16 = tf32, bfloat16
 _CUT_TF32, _CUT_BFLOAT16 = truncated_tf32, truncated_bfloat16
 _BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
 
+# fmt: off
 for _name, _why, _steps, _rounding_model in (
     ("tf32_products", "factors rounded to TF32, sums in float32", steps_by(rounded_product(_TF32)), "tf32_products"),
-    (
-        "tf32_products_cut_off",
-        "a unit that reads ten bits of the fraction, and cuts sums of four products off",
-        steps_by(rounded_product(_CUT_TF32, _BY_FOUR)),
-        "tf32_products",
-    ),
-    (
-        "tf32_products_in_blocks_of_keys",
+    ("tf32_products_cut_off", "a unit that reads ten bits of the fraction, and cuts sums of four products off",
+        steps_by(rounded_product(_CUT_TF32, _BY_FOUR)), "tf32_products"),
+    ("tf32_products_in_blocks_of_keys",
         "a fused kernel with factors cut off to TF32, sums of eight products cut off",
-        _fused_by(rounded_product(_CUT_TF32, _BY_EIGHT), 64),
-        "tf32_products",
-    ),
-    (
-        "bfloat16_products",
-        "factors rounded to bfloat16, sums in float32",
-        steps_by(rounded_product(_BFLOAT16)),
-        "bf16_products",
-    ),
-    (
-        "bfloat16_products_cut_off",
-        "factors cut off to bfloat16, sums of eight products cut off",
-        steps_by(rounded_product(_CUT_BFLOAT16, _BY_EIGHT)),
-        "bf16_products",
-    ),
-    (
-        "bfloat16_products_in_blocks_of_keys",
-        "a fused kernel with factors rounded to bfloat16",
-        _fused_by(rounded_product(_BFLOAT16), 16),
-        "bf16_products",
-    ),
-    (
-        "bfloat16_products_in_three_passes",
+        _fused_by(rounded_product(_CUT_TF32, _BY_EIGHT), 64), "tf32_products"),
+    ("bfloat16_products", "factors rounded to bfloat16, sums in float32",
+        steps_by(rounded_product(_BFLOAT16)), "bf16_products"),
+    ("bfloat16_products_cut_off", "factors cut off to bfloat16, sums of eight products cut off",
+        steps_by(rounded_product(_CUT_BFLOAT16, _BY_EIGHT)), "bf16_products"),
+    ("bfloat16_products_in_blocks_of_keys", "a fused kernel with factors rounded to bfloat16",
+        _fused_by(rounded_product(_BFLOAT16), 16), "bf16_products"),
+    ("bfloat16_products_in_three_passes",
         "each factor is the sum of two of bfloat16; the product of both lesser parts is left out",
-        steps_by(in_two_parts(_BFLOAT16)),
-        "bf16x3_products",
-    ),
-    (
-        "bfloat16_products_in_three_passes_cut_off",
-        "the same with factors and sums cut off",
-        _fused_by(in_two_parts(_CUT_BFLOAT16, _BY_FOUR), 16),
-        "bf16x3_products",
-    ),
+        steps_by(in_two_parts(_BFLOAT16)), "bf16x3_products"),
+    ("bfloat16_products_in_three_passes_cut_off", "the same with factors and sums cut off",
+        _fused_by(in_two_parts(_CUT_BFLOAT16, _BY_FOUR), 16), "bf16x3_products"),
 ):
-    control(
-        why=_why,
-        dtypes=_SINGLE,
-        classes={"float32": _rounding_model},
-        hidden=NEVER_HELD if "attention" in _steps else frozenset(),  # the softmax runs over blocks
-        name=_name,
-    )(_steps)
-
-
-def _coarse(
-    steps: Callable[[Product], Steps], *, defect: str, rounding_model: str, name: str
-) -> Callable[[Product], Product]:
-    """Register a product that is coarser than the class that it claims."""
-    return mutant(
-        "products",
-        steps,
-        at="query",
-        defect=defect,
-        dtypes=_SINGLE,
-        diagnosis=ACCURACY_OF_16_BITS,
-        classes={"float32": rounding_model},
-        name=name,
-    )
+    control(None, _name, _why, _steps, dtypes=_SINGLE, classes={"float32": _rounding_model},
+        hidden=NEVER_HELD if "attention" in _steps else frozenset())  # the softmax runs over blocks
+# fmt: on
 
 
 def _stored(store: Store) -> Product:
@@ -557,63 +474,34 @@ def _backward_alone(product: Product) -> Steps:
     return {**steps_by(rounded_product(_TF32)), **{f"attention_gradients.{name}": back[name] for name in names}}
 
 
-_coarse(
-    steps_by,
-    defect="one pass of bfloat16 where TF32 is asked for",
-    rounding_model="tf32_products",
-    name="bfloat16_products_for_tf32",
-)(rounded_product(_BFLOAT16))
-_coarse(
-    _weights_alone,
-    defect="P V alone is taken in bfloat16",
-    rounding_model="tf32_products",
-    name="bfloat16_weights_for_tf32",
-)(rounded_product(_BFLOAT16))
-_coarse(
-    _backward_alone,
-    defect="running sums are kept in bfloat16 in the backward pass alone",
-    rounding_model="tf32_products",
-    name="tf32_backward_sums_in_bfloat16",
-)(rounded_product(_TF32, _stored(_BFLOAT16)))
-_coarse(
-    steps_by, defect="running sums are kept in bfloat16", rounding_model="tf32_products", name="tf32_sums_in_bfloat16"
-)(rounded_product(_TF32, _stored(_BFLOAT16)))
-_coarse(
-    steps_by,
-    defect="TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
-    rounding_model="tf32_products",
-    name="float16_products_for_tf32",
-)(rounded_product(float16))
-_coarse(
-    steps_by,
-    defect="running sums are kept in bfloat16, as its factors are",
-    rounding_model="bf16_products",
-    name="bfloat16_sums_in_bfloat16",
-)(rounded_product(_BFLOAT16, _stored(_BFLOAT16)))
-_coarse(
-    steps_by,
-    defect="more bits than bfloat16 has, and less range",
-    rounding_model="bf16_products",
-    name="float16_products_for_bfloat16",
-)(rounded_product(float16))
-_coarse(
-    steps_by,
-    defect="the lesser parts are forgotten",
-    rounding_model="bf16x3_products",
-    name="one_pass_of_bfloat16_for_three",
-)(rounded_product(_BFLOAT16))
-_coarse(
-    steps_by,
-    defect="the lesser part of one factor is forgotten",
-    rounding_model="bf16x3_products",
-    name="two_passes_of_bfloat16_for_three",
-)(lambda left, right: in_two_parts(_BFLOAT16)(_BFLOAT16(left), right))
-_coarse(
-    steps_by,
-    defect="one pass of TF32 for three of bfloat16",
-    rounding_model="bf16x3_products",
-    name="tf32_products_for_three_of_bfloat16",
-)(rounded_product(_TF32))
+# Rows, laid out by hand: a product that is coarser than the class that it claims, and what it does instead.
+# fmt: off
+for _claimed, _name, _defect, _form, _product in (
+    ("tf32_products", "bfloat16_products_for_tf32", "one pass of bfloat16 where TF32 is asked for",
+        steps_by, rounded_product(_BFLOAT16)),
+    ("tf32_products", "bfloat16_weights_for_tf32", "P V alone is taken in bfloat16",
+        _weights_alone, rounded_product(_BFLOAT16)),
+    ("tf32_products", "tf32_backward_sums_in_bfloat16", "running sums are kept in bfloat16 in the backward pass alone",
+        _backward_alone, rounded_product(_TF32, _stored(_BFLOAT16))),
+    ("tf32_products", "tf32_sums_in_bfloat16", "running sums are kept in bfloat16",
+        steps_by, rounded_product(_TF32, _stored(_BFLOAT16))),
+    ("tf32_products", "float16_products_for_tf32",
+        "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
+        steps_by, rounded_product(float16)),
+    ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
+        steps_by, rounded_product(_BFLOAT16, _stored(_BFLOAT16))),
+    ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
+        steps_by, rounded_product(float16)),
+    ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
+        steps_by, rounded_product(_BFLOAT16)),
+    ("bf16x3_products", "two_passes_of_bfloat16_for_three", "the lesser part of one factor is forgotten",
+        steps_by, lambda left, right: in_two_parts(_BFLOAT16)(_BFLOAT16(left), right)),
+    ("bf16x3_products", "tf32_products_for_three_of_bfloat16", "one pass of TF32 for three of bfloat16",
+        steps_by, rounded_product(_TF32)),
+):
+    mutant("products", _form, _name, _defect, _product, at="query", dtypes=_SINGLE, diagnosis=ACCURACY_OF_16_BITS,
+        classes={"float32": _claimed})
+# fmt: on
 
 
 _FROM_LOG_SUM_EXP = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"}
@@ -661,16 +549,8 @@ for _format, _defect, _store in (
     ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", bfloat16),
     ("float16", "L is kept in float16 between two passes", float16),
 ):
-    mutant(
-        "denominator",
-        _from_log_sum_exp,
-        at="weights",
-        defect=_defect,
-        dtypes=WIDE,
-        diagnosis=ACCURACY_OF_16_BITS,
-        classes=_FROM_LOG_SUM_EXP,
-        name=f"log_sum_exp_stored_in_{_format}",
-    )(_store)
+    mutant("denominator", _from_log_sum_exp, f"log_sum_exp_stored_in_{_format}", _defect, _store, at="weights",
+        dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, classes=_FROM_LOG_SUM_EXP)  # fmt: skip
 
 
 # Rows, laid out by hand: the variant and why it is right, and below what it does instead.

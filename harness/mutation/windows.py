@@ -143,11 +143,6 @@ _faulty_empty_rows(_empty_rows, "empty_row_takes_the_first_key", "argmax of noth
 _faulty_empty_rows(_empty_rows, "empty_row_has_log_sum_exp_zero",
     "log 1 for -inf: merged states weigh an empty one (mlx#2608)",
     lambda logits: {"log_sum_exp": np.zeros(logits.shape[:-1])}, at="log_sum_exp")
-_faulty_windows(window_read_as, "window_one_key_too_many_before",
-    "i - left - 1 <= j: mlx-lm#390, zml#763, transformers#26792",
-    lambda left, right: (_plus(left, 1), right), diagnosis="window-too-wide-left")
-_faulty_windows(window_read_as, "window_one_key_too_few_before", "i - left < j: transformers#39408",
-    lambda left, right: (_plus(left, -1), right), diagnosis="window-too-narrow-left")
 _faulty_windows(window_read_as, "window_one_key_too_many_after", "j <= i + right + 1: transformers#47010",
     lambda left, right: (left, _plus(right, 1)), diagnosis="window-too-wide-right")
 _faulty_windows(window_read_as, "window_one_key_too_few_after", "j < i + right: transformers#47010",
@@ -386,8 +381,6 @@ _faulty(_alibi_read_as, "alibi_without_magnitude",
 _faulty(_alibi_read_as, "alibi_from_the_first_new_key",
     "distances that do not count the past: flash-attention#907's kind",
     lambda slopes, query, key: np.asarray(-slopes * np.abs(query - query[0] - key)))
-_faulty(bias_read_as, "bias_of_heads_in_reverse", "heads in reverse",
-    lambda bias, scores: bias[:, ::-1] if bias.ndim == 4 else bias, diagnosis="bias-in-reverse-of-head")
 _faulty(_distances_read_as, "relative_distance_of_the_other_sign",
     "the distance p - j for j - p: later keys have the buckets of earlier ones",
     lambda distance: -distance)

@@ -176,16 +176,16 @@ SOME = {
     "scale_missing": "scale-one",
     "scores_squared": "scores-squared",
     "bias_scaled_with_scores": "bias-scaled",
-    "bias_of_the_first_head": "bias-of-first-head",
+    "attention_bias_of_the_first_head": "bias-of-first-head",
     "softmax_over_queries": "softmax-over-queries",
     "log_sum_exp_in_base_two": "log-sum-exp-mixed-base",
     "mask_after_softmax": "weights-not-renormalised",
-    "mask_of_the_first_batch_entry": "mask-of-first-batch-entry",
+    "attention_mask_of_the_first_batch_entry": "mask-of-first-batch-entry",
     "causal_sees_the_next_key": "causal-next-key",
-    "window_one_key_too_many_before": "window-too-wide-left",
-    "value_of_the_next_head": "value-of-next-head",
+    "attention_window_one_wider_before": "window-too-wide-left",
+    "attention_weighted_sum_value_of_the_next_head": "value-of-next-head",
     "one_added_to_the_sum": "denominator-plus-1",
-    "last_value_column_zero": "last-value-column-dropped",
+    "attention_weighted_sum_mean_without_the_last_feature": "last-value-column-dropped",
 }
 NOTHING = ("two_values_swapped", "causal_by_groups_of_four")
 

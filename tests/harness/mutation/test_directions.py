@@ -170,7 +170,6 @@ DIRECTIONS: tuple[tuple[Callable[[Any], Any], Rows], ...] = (
     (causal, {"causal_sees_the_next_key": np.tri(3, k=1), "causal_without_its_own_key": np.tri(3, k=-1)}),
     (causal, {"causal_mirrored": np.tri(3).T, "causal_ignored": 1, "causal_by_groups_of_four": 1}),
     (causal_of_one_query, {"causal_aligned_bottom_right": 1}),
-    (masked_row, {"mask_inverted": [-INF, 1, -INF], "mask_ignored": [0, 1, 2]}),
     (masked_row, {"mask_filled_with_minus_1e4": [0, -1e4, 2], "mask_filled_with_minus_1e_minus_9": [0, -1e-9, 2]}),
     (masked_row, {"mask_multiplied_to_scores": [0, 0, 2], "mask_added_as_zero_and_one": [1, 1, 3]}),
     (masked_row, {"mask_rounded_up_to_four_keys": [0, 1, 2]}),
@@ -182,7 +181,6 @@ DIRECTIONS: tuple[tuple[Callable[[Any], Any], Rows], ...] = (
     (weight_of_one_in_three_thousand, {"sum_accumulated_in_float16": 1 / 2048}),
     (above_the_maximum, {"log_sum_exp_in_base_two": 1 / math.log(2)}),
     (swapped_values, {"two_values_swapped": 1 - swapped_values(numpy_backend)}),
-    (window(1, 0), {"window_one_key_too_many_before": [0, 1, 2], "window_one_key_too_few_before": [2]}),
     (window(1, 0), {"side_of_zero_taken_for_open": [1, 2, 3, 4], "window_inverted": [0, 3, 4]}),
     (window(0, 1), {"window_one_key_too_many_after": [2, 3, 4], "window_one_key_too_few_after": [2]}),
     (window(2, 0), {"window_sides_swapped": [2, 3, 4]}),
@@ -193,9 +191,9 @@ DIRECTIONS: tuple[tuple[Callable[[Any], Any], Rows], ...] = (
     (window(0, 0), {"window_by_groups_of_four": [0, 1, 2, 3]}),
     (window(1, 1), {"window_does_not_move": [0, 1], "window_without_its_own_key": [1, 3]}),
     (window(0, 1, is_causal=True), {"window_or_causal": [0, 1, 2, 3]}),
-    (lengths, {"key_lengths_one_too_long": [4, 1, 5], "key_lengths_one_too_short": [2, 0, 4]}),
+    (lengths, {"key_lengths_one_too_long": [4, 1, 5]}),
     (lengths, {"key_lengths_ignored": 5, "key_lengths_of_the_first_batch_entry": 3}),
-    (lengths, {"key_lengths_of_the_longest_batch_entry": 5, "key_lengths_of_the_next_batch_entry": [0, 5, 3]}),
+    (lengths, {"key_lengths_of_the_longest_batch_entry": 5}),
     (lengths, {"key_lengths_rounded_up_to_four": [4, 0, 5], "key_length_of_zero_taken_for_all": [3, 5, 5]}),
     (lengths, {"key_lengths_at_least_one": [3, 1, 5]}),
     (groups, {"reference": [0, 0, 0, 1, 1, 1], "groups_tiled": [0, 1, 0, 1, 0, 1]}),
@@ -204,18 +202,18 @@ DIRECTIONS: tuple[tuple[Callable[[Any], Any], Rows], ...] = (
     (groups, {"groups_of_two_heads": [0, 0, 1, 1, 1, 1], "values_of_groups_tiled": [0, 1, 0, 1, 0, 1]}),
     (groups, {"values_of_the_first_head_of_each_group_alone": [0, 0, 0, 1, 0, 0]}),
     (softcap, {"softcap_ignored": 3, "softcap_before_the_scale": 2 * math.tanh(12 / 2) / 4}),
-    (softcap, {"softcap_doubled": 4 * math.tanh(3 / 4), "softcap_applied_twice": 2 * math.tanh(math.tanh(3 / 2))}),
+    (softcap, {"softcap_applied_twice": 2 * math.tanh(math.tanh(3 / 2))}),
     (softcap, {"softcap_not_multiplied_back": math.tanh(3 / 2), "softcap_not_divided_by": 2 * math.tanh(3)}),
     (softcap, {"softcap_clips": 2, "softcap_by_softsign": 2 * 3 / (2 + 3)}),
     (softcap, dict.fromkeys(("softcap_by_a_ratio_of_exponentials", "softcap_by_expm1"), 2 * math.tanh(3 / 2))),
     (softcap_far_beyond, {"softcap_by_a_ratio_of_exponentials": NAN, "softcap_by_expm1": 1}),
     (softcap_of_a_masked_key, {"softcap_after_the_mask": [5 * math.tanh(1 / 5), -5]}),
     (cache, {"reference": [1, 2, 3, 4], "past_dropped": [0, 0, 3, 4], "past_appended_after_the_keys": [3, 4, 1, 2]}),
-    (cache, {"past_values_dropped": [0, 0, 3, 4], "past_values_reversed": [2, 1, 3, 4]}),
+    (cache, {"past_values_dropped": [0, 0, 3, 4], "attention_past_value_with_each_past_key_in_reverse": [2, 1, 3, 4]}),
     (cache, {"values_one_step_behind_their_keys": [4, 1, 2, 3], "new_keys_not_written_to_the_cache": [1, 2, 0, 0]}),
     (cache, {"last_key_of_the_past_lost": [1, 3, 4, 0], "new_keys_written_one_slot_late": [1, 2, 0, 3]}),
     (cache, {"past_key_and_past_value_swapped": [5, 6, 3, 4]}),
-    (sinks, {"reference": 4, "sinks_ignored": 2, "sinks_counted_twice": 6, "sinks_scaled_with_scores": 10}),
+    (sinks, {"reference": 4, "attention_sinks_left_out": 2, "sinks_counted_twice": 6, "sinks_scaled_with_scores": 10}),
     (sinks_of_heads, {"sinks_read_by_key_heads": [1, 1, 2, 2]}),
     (view("strided", STRIDED), {"strided_view_read_as_contiguous": [0, 7, 1, 7]}),
     (view("strided", STRIDED), {"last_stride_taken_for_one": [0, 7, 2, 7]}),
@@ -257,7 +255,8 @@ def test_a_softmax_over_a_wrong_axis_adds_up_to_one_there(name: str, axis: int) 
 
 def test_rounding_to_bfloat16_keeps_eight_bits_and_truncating_goes_towards_zero() -> None:
     value = ONE * (1 + 1 / 256 + 1 / 1024)
-    assert variant_named("value_in_bfloat16").attention(ONE, ONE, value)["output"].item() == 1 + 1 / 128
+    rounded = variant_named("attention_weighted_sum_value_in_bfloat16").attention(ONE, ONE, value)
+    assert rounded["output"].item() == 1 + 1 / 128
     keys = np.ones((1, 1, 3, 1))
     third = variant_named("weights_truncated_to_bfloat16").attention(ONE, keys, keys)["weights"].max()
     assert 1 / 3 - 2**-9 < third < 1 / 3

@@ -58,7 +58,7 @@ def _judged(truth: Truth, name: str, case: Case, task: Task) -> dict[str, StageJ
 def test_verdicts_are_those_of_the_truth_itself_and_a_fault_begins_where_it_begins(
     truth: Truth, case: Case, task: Task
 ) -> None:
-    begins = {"scale_missing": ["scores"], "mask_ignored": ["masked"], "two_values_swapped": ["output"]}
+    begins = {"scale_missing": ["scores"], "attention_mask_neutral": ["masked"], "two_values_swapped": ["output"]}
     for name in (*begins, "reference"):
         plain, remembered = (_judged(each, name, case, task) for each in (truth, RememberingTruth.of(truth)))
         assert [item.verdict for item in plain.values()] == [item.verdict for item in remembered.values()]
@@ -102,7 +102,7 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
 
     monkeypatch.setattr(judgement, "judge_stage", counted)
     remembering = RememberingTruth.of(truth)
-    firsts = {"reference": "raw_scores", "two_values_swapped": "output", "mask_ignored": "masked"}
+    firsts = {"reference": "raw_scores", "two_values_swapped": "output", "attention_mask_neutral": "masked"}
     for name, first in (firsts | {"scale_missing": "scores"}).items():
         judged.clear()
         outcome = evaluate_on(SUBJECTS[name].backend, task)

@@ -76,22 +76,27 @@ def subjects(*names: str) -> list[Subject]:
 
 
 def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(cases: list[Case]) -> None:
-    frames = run_mutants(cases, subjects=subjects("scale_missing", "explicit_scale_ignored", "mask_ignored"))
+    frames = run_mutants(
+        cases, subjects=subjects("scale_missing", "attention_scale_left_out", "attention_mask_neutral")
+    )
     rows = {(row["subject"], row["dtype"]): row for row in frames.subjects.to_dict("records")}
-    missing, ignored = rows["scale_missing", "float64"], rows["explicit_scale_ignored", "float64"]
+    missing, ignored = rows["scale_missing", "float64"], rows["attention_scale_left_out", "float64"]
     assert (missing["caught_in"], missing["caught_by"], missing["first_case"]) == (1, 1, "prefix/drawn")
     assert (missing["stages"], ignored["first_case"]) == ("scores", "prefix/typed")
-    assert (rows["mask_ignored", "float64"]["reached_by"], rows["mask_ignored", "float64"]["caught_in"]) == (0, 0)
+    assert (
+        rows["attention_mask_neutral", "float64"]["reached_by"],
+        rows["attention_mask_neutral", "float64"]["caught_in"],
+    ) == (0, 0)
     # The explicit scale is in a case of float64 alone.
     survivors = set(map(tuple, frames.survivors[["subject", "dtype"]].to_numpy()))
     assert survivors == {
-        ("mask_ignored", "float64"),
-        ("mask_ignored", "float32"),
-        ("explicit_scale_ignored", "float32"),
+        ("attention_mask_neutral", "float64"),
+        ("attention_mask_neutral", "float32"),
+        ("attention_scale_left_out", "float32"),
     }
     assert frames.score == pytest.approx(1 / 3)
     assert frames.caught_once.to_dict("records") == [
-        {"subject": "explicit_scale_ignored", "case": "prefix/typed"},
+        {"subject": "attention_scale_left_out", "case": "prefix/typed"},
         {"subject": "scale_missing", "case": "prefix/drawn"},
     ]
     both = run_mutants([cases[0], replace(cases[0], id="prefix/again")], subjects=subjects("scale_missing"))
@@ -124,11 +129,11 @@ def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
 
 def test_a_fault_that_enough_cases_caught_and_named_is_spared_the_others(cases: list[Case]) -> None:
     many = [replace(cases[0], id=f"prefix/{number:03}") for number in range(2 * BY_HAND.names)]
-    chosen = subjects("scale_missing", "mask_ignored")
+    chosen = subjects("scale_missing", "attention_mask_neutral")
     few, every = run_mutants(many, subjects=chosen), run_mutants(many, subjects=chosen, exhaustive=True)
     assert BY_HAND.small < _caught_by(few)["scale_missing"][0] <= BY_HAND.names
     assert _caught_by(few)["scale_missing"][1]
-    assert _caught_by(every) == {"scale_missing": (len(many), False), "mask_ignored": (0, False)}
+    assert _caught_by(every) == {"scale_missing": (len(many), False), "attention_mask_neutral": (0, False)}
     assert (few.subjects["named"] == every.subjects["named"]).all()
     assert few.rules.empty, "its own verdict spared faults: no other rule is held to the rest"
     assert not every.rules.empty
@@ -211,7 +216,7 @@ def test_results_that_are_the_same_bit_for_bit_are_judged_once(cases: list[Case]
         return {}
 
     twin = replace(SUBJECTS["scale_missing"], name="twin")
-    run_mutants(cases[1:], judge_stages=judge, subjects=[*subjects("explicit_scale_ignored", "scale_missing"), twin])
+    run_mutants(cases[1:], judge_stages=judge, subjects=[*subjects("attention_scale_left_out", "scale_missing"), twin])
     assert len(calls) == 1, "the default scale is not reached, and the reference itself is not asked for"
 
 
@@ -254,12 +259,12 @@ def test_sixteen_bits_are_judged_in_the_references_class_and_count_only_faults_t
     load_text: Callable[[str], list[Case]],
 ) -> None:
     cases = load_text(CASES.replace("dtypes: [float64]", "dtypes: [float64, float16, bfloat16]"))
-    names = ("reference", "explicit_scale_ignored", "mask_ignored")
+    names = ("reference", "attention_scale_left_out", "attention_mask_neutral")
     frames = run_mutants(cases, subjects=subjects(*names), exhaustive=True)
     assert set(frames.evaluations["dtype"]) == {"float64", "float32", "float16"}
     half = frames.subjects[frames.subjects["dtype"] == "float16"].set_index("subject")
-    assert set(half.index) == {"reference", "explicit_scale_ignored"}
-    assert half["caught_in"].to_dict() == {"reference": 0, "explicit_scale_ignored": 1}
+    assert set(half.index) == {"reference", "attention_scale_left_out"}
+    assert half["caught_in"].to_dict() == {"reference": 0, "attention_scale_left_out": 1}
     assert set(frames.rules[frames.rules["dtype"] == "float16"]["mutants"]) == {1}
 
 
@@ -344,7 +349,7 @@ def test_no_process_outlives_the_one_that_asks_even_if_that_is_killed(tmp_path: 
 # What is counted in one pass is what the evaluations say, row by row
 
 
-NAMES = ("scale_missing", "mask_ignored", "keys_reversed", "reference")
+NAMES = ("scale_missing", "attention_mask_neutral", "keys_reversed", "reference")
 SUBJECTS_OF_TEST = [SUBJECTS[name] for name in NAMES]
 
 _FLAGS = st.booleans()
