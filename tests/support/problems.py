@@ -88,12 +88,7 @@ LENGTHS = {
 }
 """How long each axis is; keys are longer by those of the past. A width of ``H*D`` is that of all heads."""
 LQ, LK, H = (LENGTHS[axis] for axis in ("Lq", "Lk", "H"))
-MASK = np.random.default_rng(1).random((2, 1, LQ, LK)) < 0.6
-MASK[..., 0], MASK[0, 0, 2] = True, False
-"""Forbids some keys, and a row altogether."""
-FORBIDDING = np.random.default_rng(2).random((1, H, LQ, LK)) < 0.15
 _GIVEN: Mapping[str, Array] = {
-    "mask": MASK,
     "sinks": np.array([0.5, -INF, 6.0, -3.0]),
     "query_mask": np.arange(2 * LQ).reshape(2, LQ) % 3 > 0,
     "key_lengths": np.array([6, 3]),
@@ -118,9 +113,10 @@ def draw(name: str, seed: int = 0, size: float = 1.0) -> Problem:
     is_broadcast = "bias[" in more
     arrays = {each: _drawn(each, specs[each], _shape(letters, axes), size, random) for each, letters in axes.items()}
     if "bias" in arrays and not is_broadcast:
-        arrays["bias"] = np.where(FORBIDDING, -INF, arrays["bias"][:1])
+        bias = arrays["bias"][:1]
+        arrays["bias"] = np.where(np.random.default_rng(2).random(bias.shape) < 0.15, -INF, bias)
     if name == "softmax, empty row":
-        arrays["scores"] = np.where(MASK, arrays["scores"], -INF)
+        arrays["scores"] = np.where(_mask(arrays["scores"].shape), arrays["scores"], -INF)
     if name == "codes of float8":
         arrays |= {each: arrays[each].astype(ml_dtypes.float8_e4m3fn) for each in ("key", "value")}
     if name == "parts, empty":
@@ -129,14 +125,23 @@ def draw(name: str, seed: int = 0, size: float = 1.0) -> Problem:
     return Problem(operation, options, arrays)
 
 
+def _mask(shape: tuple[int, ...]) -> Array:
+    """Forbid some keys, and a row altogether."""
+    mask = np.random.default_rng(1).random((shape[0], 1, *shape[2:])) < 0.6
+    mask[..., 0], mask[0, 0, 2] = True, False
+    return mask
+
+
 def _shape(letters: tuple[str, ...], given: Mapping[str, Any]) -> tuple[int, ...]:
-    lengths = LENGTHS | {"T": LK + (LENGTHS["P"] if "past_key" in given else 0)}
+    lengths = LENGTHS | {"T": LENGTHS["Lk"] + (LENGTHS["P"] if "past_key" in given else 0)}
     return tuple(int(np.prod([lengths[letter] for letter in product.split("*")])) for product in letters)
 
 
 def _drawn(name: str, spec: InputSpec, shape: tuple[int, ...], size: float, random: np.random.Generator) -> Array:
     if name in _GIVEN:
         return _GIVEN[name]
+    if name == "mask":
+        return _mask(shape)
     numbers = size * random.standard_normal(shape)
     if spec.eight_bits:
         return (20 * numbers).astype(np.int8)

@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from mpmath import cosh, exp, log, mp, mpf, sqrt, tanh
-from numpy.typing import NDArray
-from problems import NAMES, Problem, draw
+from problems import NAMES, Array, Problem, draw
 
 from attncheck.attention.oracle import exact_stages
 from attncheck.spec import STAGES, computed_stages, score_kind
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

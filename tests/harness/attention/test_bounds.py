@@ -10,8 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from problems import FORWARD, NAMES, Arrays, Problem, draw, failing
+from problems import FORWARD, NAMES, Array, Arrays, Problem, draw, failing
 
 from attncheck.attention.bounds import PROPAGATED, accumulated_bounds, introduced_bounds, propagate
 from attncheck.attention.oracle import exact_from, exact_stages
@@ -27,7 +26,6 @@ from attncheck.reading.inputs import Inputs
 from attncheck.spec import ROUNDING_MODELS, computed_stages
 from attncheck.verdicts import Verdict
 
-Array = NDArray[Any]
 U32 = 2.0**-24
 DOUBLE, SINGLE = (rounding_model_named("native", dtype) for dtype in ("float64", "float32"))
 GRADIENTS = "attention_gradients"

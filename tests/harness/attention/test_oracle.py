@@ -13,8 +13,7 @@ from flint import arb, ctx, fmpq
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
-from numpy.typing import NDArray
-from problems import Problem, draw
+from problems import Array, Problem, draw
 
 from attncheck.attention import oracle
 from attncheck.attention.balls import Balls
@@ -23,7 +22,6 @@ from attncheck.attention.enclosure import Enclosure, enclose
 from attncheck.attention.oracle import OutsideDomain, PrecisionExhausted, exact_from, exact_stages
 from attncheck.attention.problem import Computation
 
-Array = NDArray[Any]
 INF = float("inf")
 
 

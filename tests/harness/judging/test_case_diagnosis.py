@@ -6,15 +6,14 @@ Of every reading, faults of the catalogue are named in cases of their topic; wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from problems import Arrays, Options, Problem, failing
+from problems import Array, Arrays, Options, Problem, failing
 from tables import tables_beside
 
 from attncheck.backends import numpy_backend as reference
@@ -33,7 +32,6 @@ from attncheck.reading.selection import select_cases
 from attncheck.spec import EMPTY_ROWS
 from attncheck.verdicts import Verdict
 
-Array = NDArray[Any]
 Compute = Callable[[Arrays], Arrays]
 SEMANTIC, NUMERIC, NONFINITE = Verdict.SEMANTIC, Verdict.NUMERIC, Verdict.NONFINITE
 
@@ -198,13 +196,6 @@ def test_a_convention_is_semantic_a_mistake_numeric_and_both_are_told_with_their
                 assert "times the largest error that is possible" in of_output.message
 
 
-def over_heads(inputs: Arrays) -> Arrays:
-    scores = reference.dot_scores(inputs["query"], inputs["key"])["scores"]
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights = powers / powers.sum(axis=1, keepdims=True)
-    return {"weights": weights, "output": weights @ inputs["value"]}
-
-
 def zeroed_behind(inputs: Arrays) -> Arrays:
     weights = np.where(inputs["mask"], attend()({name: inputs[name] for name in PLAIN})["weights"], 0)
     return {"weights": weights, "output": weights @ inputs["value"]}
@@ -224,36 +215,67 @@ def output_times(factor: float) -> Compute:
     return instead("output", lambda output, inputs: output * inputs["query"].dtype.type(factor))
 
 
+def narrow(dtype: Any) -> Compute:
+    """Return what computes in a lower precision."""
+
+    def computed(inputs: Arrays) -> Arrays:
+        stages = attend()({name: array.astype(dtype) for name, array in inputs.items()})
+        return {"output": stages["output"].astype(inputs["query"].dtype)}
+
+    return computed
+
+
+def moved(by: float) -> Compute:
+    at = np.arange(120).reshape(2, 4, 5, 3) == 100
+    return instead("output", lambda output, _: output + by * at, attend(**CAUSAL))
+
+
 SQUARE = PLAIN | {"value": np.roll(KEY, 2, -2) / 2}
-OTHERS: Mapping[str, tuple[Arrays, Compute, tuple[str, ...]]] = {
-    "last-row-unmasked": (
-        *(MASKED, changed(attend(), mask=lambda mask: mask | (np.arange(5)[:, np.newaxis] == 4))),
-        OUT,
+FIVE_KEYS = PLAIN | {"key": KEY[:, :, :5], "value": VALUE[:, :, :5]}
+BOTH, WIDE = ("float64", "float32"), ("float64",)
+OTHERS: tuple[tuple[str, Options, Arrays, Compute, tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        *("last-row-unmasked", {}, MASKED),
+        *(changed(attend(), mask=lambda mask: mask | (np.arange(5)[:, np.newaxis] == 4)), OUT, BOTH),
     ),
-    "bias-negated": (BIASED, bias_times(-1), OUT),
-    "bias-unscaled": (BIASED, bias_times(8**0.5), OUT),
-    "bias-fitted": (BIASED, bias_times(0.3), OUT),
-    "value-read-as-key": (SQUARE, lambda inputs: attend()({**inputs, "value": inputs["key"]}), OUT),
-    "key-read-as-value": (SQUARE, lambda inputs: attend()({**inputs, "key": inputs["value"]}), OUT),
-    "softmax-over-heads": (PLAIN, over_heads, STEPS),
-    "output-doubled": (PLAIN, output_times(2), ()),
-    "output-negated": (PLAIN, output_times(-1), ()),
-    "output-over-root-of-width": (PLAIN, output_times(8**-0.5), ()),
-    "output-times-width": (PLAIN, output_times(8), ()),
-    "output-over-keys": (PLAIN, output_times(1 / 7), ()),
-    "output-times-keys": (PLAIN, unscaled_weights, ()),
-    "weights-not-renormalised": (MASKED, zeroed_behind, OUT),
-    "log-sum-exp-base-2": (PLAIN, instead("log_sum_exp", lambda own, _: own / own.dtype.type(np.log(2))), ()),
-}
-"""What no fault of the catalogue is, or none of a case of its own topic shows."""
+    ("bias-unscaled", {}, BIASED, bias_times(8**0.5), OUT, BOTH),
+    ("bias-fitted", {}, BIASED, bias_times(0.3), OUT, BOTH),
+    ("value-read-as-key", {}, SQUARE, lambda inputs: attend()({**inputs, "value": inputs["key"]}), OUT, BOTH),
+    ("key-read-as-value", {}, SQUARE, lambda inputs: attend()({**inputs, "key": inputs["value"]}), OUT, BOTH),
+    ("output-doubled", {}, PLAIN, output_times(2), (), BOTH),
+    ("output-negated", {}, PLAIN, output_times(-1), (), BOTH),
+    ("output-over-root-of-width", {}, PLAIN, output_times(8**-0.5), (), BOTH),
+    ("output-times-width", {}, PLAIN, output_times(8), (), BOTH),
+    ("output-over-keys", {}, PLAIN, output_times(1 / 7), (), BOTH),
+    ("output-times-keys", {}, PLAIN, unscaled_weights, (), BOTH),
+    ("weights-not-renormalised", {}, MASKED, zeroed_behind, OUT, BOTH),
+    ("accuracy-of-float32", {}, PLAIN, narrow("float32"), (), WIDE),
+    ("accuracy-of-16-bits", {}, PLAIN, narrow("float16"), (), WIDE),
+    # An error of the size of float32 in proportion to the answer is no accuracy, and one in one place is nothing.
+    ("", {}, PLAIN, output_times(1 + 1e-7), (), WIDE),
+    ("", CAUSAL, MASKED | BIASED, moved(0.5), (), WIDE),
+    ("", CAUSAL, MASKED | BIASED, moved(1e-9), (), WIDE),
+    # On square scores both alignments are one; what is wrong here is something else, and something else beside one.
+    ("", CAUSAL, FIVE_KEYS, changed(attend(**CAUSAL), value=lambda value: 1.001 * value), (), WIDE),
+    ("", CAUSAL, PLAIN, instead("output", lambda output, _: output * 1.5, attend(**LOWER)), (), WIDE),
+    # A reading that would change a stage that is right does not fit.
+    ("", CAUSAL, PLAIN, instead("output", lambda _, given: attend()(given)["output"], attend(**CAUSAL)), (), WIDE),
+)
+"""What no fault of the catalogue is, or none of a case of its own topic shows, by its name; and what has none."""
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_step_or_operand_is_named(name: str) -> None:
-    inputs, compute, stages = OTHERS[name]
-    for dtype in ("float64", "float32"):
-        judged = diagnosed({}, inputs, compute, dtype, stages)
-        assert (name_of(judged), set(failing(judged).values())) == (name, {NUMERIC})
+@pytest.mark.parametrize("number", range(len(OTHERS)))
+def test_another_step_operand_or_accuracy_is_named_and_what_no_reading_explains_has_no_name(number: int) -> None:
+    name, options, inputs, compute, stages, dtypes = OTHERS[number]
+    for dtype in dtypes:
+        judged = diagnosed(options, inputs, compute, dtype, stages)
+        assert name_of(judged) == name
+        assert NUMERIC in failing(judged).values()
+        assert SEMANTIC not in failing(judged).values()
+        assert name or "causality-ignored" not in names(judged)
+        if name.startswith("accuracy"):
+            says = f"the output is as accurate as {name.removeprefix('accuracy-of-').replace('-', ' ')}"
+            assert judged.judgements[0].message.startswith(says)
 
 
 # Rows without a key.
@@ -346,38 +368,7 @@ def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
         assert (found.accumulated.ratio == np.inf) is (own == OwnEmptyRows())
 
 
-# What is not recognised.
-
-
-def moved(by: float) -> Compute:
-    at = np.arange(120).reshape(2, 4, 5, 3) == 100
-    return instead("output", lambda output, _: output + by * at, attend(**CAUSAL))
-
-
-UNNAMED: tuple[tuple[Options, Arrays, Compute], ...] = (
-    (CAUSAL, MASKED | BIASED, moved(0.5)),  # an error in one place
-    (CAUSAL, MASKED | BIASED, moved(1e-9)),
-    # On square scores both alignments are one; what is wrong here is something else.
-    (
-        CAUSAL,
-        PLAIN | {"key": KEY[:, :, :5], "value": VALUE[:, :, :5]},
-        changed(attend(**CAUSAL), value=lambda v: 1.001 * v),
-    ),
-    (CAUSAL, PLAIN, instead("output", lambda output, _: output * 1.5, attend(**LOWER))),  # beside a convention
-    # A reading that would change a stage that is right does not fit.
-    (CAUSAL, PLAIN, instead("output", lambda _, inputs: attend()(inputs)["output"], attend(**CAUSAL))),
-    # An error of the size of float32 in proportion to the answer is no accuracy.
-    ({}, PLAIN, instead("output", lambda output, _: output * (1 + 1e-7))),
-)
-
-
-@pytest.mark.parametrize("number", range(len(UNNAMED)))
-def test_what_no_reading_explains_has_no_name(number: int) -> None:
-    judged = diagnosed(*UNNAMED[number])
-    assert judged.diagnosis is None
-    assert NUMERIC in failing(judged).values()
-    assert SEMANTIC not in failing(judged).values()
-    assert "causality-ignored" not in names(judged)
+# Beside readings.
 
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,17 +393,6 @@ def test_nan_of_a_query_is_confined_to_its_row_and_neither_swallowed_nor_spread(
         assert set(failing(judged).values()) == {NONFINITE}
         assert judged.begins_at == ("output" if stages else "raw_scores")
         assert all(found.message.startswith("NaN swallowed: ") for found in judged.judgements)
-
-
-@pytest.mark.parametrize(("dtype", "name"), [(np.float32, "accuracy-of-float32"), (np.float16, "accuracy-of-16-bits")])
-def test_the_accuracy_of_a_lower_precision_is_told(dtype: Any, name: str) -> None:
-    def narrow(inputs: Arrays) -> Arrays:
-        return {"output": attend()({each: array.astype(dtype) for each, array in inputs.items()})["output"].astype("d")}
-
-    judged = diagnosed({}, PLAIN, narrow)
-    assert (name_of(judged), failing(judged)) == (name, {"output": NUMERIC})
-    says = f"the output is as accurate as {name.removeprefix('accuracy-of-').replace('-', ' ')}"
-    assert judged.judgements[0].message.startswith(says)
 
 
 def test_a_convention_beside_others_says_that_the_case_does_not_tell() -> None:
@@ -461,51 +441,41 @@ def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch
 
 # Packed sequences and merged parts.
 
-LIMITS = {"cu_seqlens_q": np.array([0, 3, 8]), "cu_seqlens_k": np.array([0, 5, 8]), "key_lengths": np.array([3, 1])}
-PACKED = {name: DRAWN.standard_normal((1, 2, 8, 4)) for name in ("query", "key", "value")} | LIMITS
+
+def test_what_was_read_in_the_place_of_limits_is_named() -> None:
+    packed = {name: DRAWN.standard_normal((1, 2, 8, 4)) for name in ("query", "key", "value")}
+    packed |= {"cu_seqlens_q": np.array([0, 3, 8]), "cu_seqlens_k": np.array([0, 5, 8])}
+    used = packed | {"key_lengths": np.array([3, 1])}
+    for inputs, name, verdict, change in (
+        (packed, "limits-of-queries", NUMERIC, {"cu_seqlens_k": packed["cu_seqlens_q"]}),
+        (used, "key-lengths-ignored", NUMERIC, {"key_lengths": None}),
+        (used, "key-lengths-one-too-short", SEMANTIC, {"key_lengths": used["key_lengths"] - 1}),
+        (used, "key-lengths-one-too-long", SEMANTIC, {"key_lengths": used["key_lengths"] + 1}),
+    ):
+        returned = reference.packed_attention(**(inputs | change))["output"]
+        found = Problem("packed_attention", {}, inputs).judged({"output": returned})
+        assert (name_of(found), failing(found)) == (name, {"output": verdict})
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict", "change"),
-    [
-        ("limits-of-queries", NUMERIC, {"cu_seqlens_k": LIMITS["cu_seqlens_q"], "key_lengths": None}),
-        ("key-lengths-ignored", NUMERIC, {"key_lengths": None}),
-        ("key-lengths-one-too-short", SEMANTIC, {"key_lengths": LIMITS["key_lengths"] - 1}),
-        ("key-lengths-one-too-long", SEMANTIC, {"key_lengths": LIMITS["key_lengths"] + 1}),
-    ],
-)
-def test_what_was_read_in_the_place_of_limits_is_named(name: str, verdict: Verdict, change: dict[str, Any]) -> None:
-    inputs = PACKED if name != "limits-of-queries" else {n: each for n, each in PACKED.items() if n != "key_lengths"}
-    returned = reference.packed_attention(**(inputs | change))["output"]
-    found = Problem("packed_attention", {}, inputs).judged({"output": returned})
-    assert (name_of(found), failing(found)) == (name, {"output": verdict})
-
-
-def test_another_base_and_nan_of_empty_parts_are_conventions_and_other_weights_are_a_mistake() -> None:
+def test_other_weights_of_parts_are_a_mistake_and_log_sum_exp_is_neither_infinite_nor_of_16_bits() -> None:
     outputs, totals = DRAWN.standard_normal((4, 2, 3, 5, 6)), 3 * DRAWN.standard_normal((4, 2, 3, 5))
     of_some = np.where(np.arange(5) == 2, -np.inf, totals)  # parts that are all empty for one query
-    right, binary = (
-        reference.merge_states(outputs, of_some),
-        dict(reference.merge_states(outputs, totals, lse_base="2")),
-    )
+    right = dict(reference.merge_states(outputs, of_some))
     averaged = {"output": reference.merge_states(outputs, np.zeros_like(totals))["output"]}
-    spoilt = {name: np.where((np.arange(5) == 2)[:, None], np.nan, right[name]) for name in STEPS}
     infinite = {"log_sum_exp": np.where(np.isneginf(right["log_sum_exp"]), np.inf, right["log_sum_exp"])}
     for given, stages, name, verdicts in (
-        (totals, binary, "lse-base-2", {SEMANTIC}),
-        (totals, {"output": binary["output"]}, "lse-base-2", {SEMANTIC}),
-        (totals, averaged, "parts-averaged", {NUMERIC}),
-        (of_some, right, "", set()),
-        (of_some, right | spoilt, "empty-rows-nan", {SEMANTIC}),
-        (of_some, right | infinite, "", {NONFINITE}),
+        (totals, averaged, "parts-averaged", {"output": NUMERIC}),
+        (of_some, right, "", {}),
+        (of_some, right | infinite, "", {"log_sum_exp": NONFINITE}),
     ):
-        found = Problem("merge_states", {}, {"outputs": outputs, "log_sum_exps": given}).judged(stages)
-        assert (name_of(found), set(failing(found).values())) == (name, verdicts)
-    inputs = {"outputs": outputs.astype("float16"), "log_sum_exps": totals.astype("float32")}
-    stages = dict(reference.merge_states(**inputs))  # in 16 bits, a log_sum_exp has to be float32
+        problem = Problem("merge_states", {}, {"outputs": outputs, "log_sum_exps": given})
+        found = problem.judged(stages)
+        assert (name_of(found), failing(found)) == (name, verdicts)
+    narrow_problem = problem.stored("float16")
     for dtype, verdicts in (("float32", {}), ("float16", {"log_sum_exp": Verdict.DTYPE})):
-        given = stages | {"log_sum_exp": stages["log_sum_exp"].astype(dtype)}
-        assert failing(Problem("merge_states", {}, inputs).judged(given, "float16", "eager")) == verdicts
+        stages = dict(reference.merge_states(**narrow_problem.inputs))
+        stages["log_sum_exp"] = stages["log_sum_exp"].astype(dtype)
+        assert failing(narrow_problem.judged(stages, "float16", "eager")) == verdicts
 
 
 # A softcap behind the mask gives masked keys weight.

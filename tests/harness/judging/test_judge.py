@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from problems import Problem
+from problems import Array, Problem
 
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Measured, Tier
@@ -25,7 +24,6 @@ from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
 
-Array = NDArray[Any]
 Stages = dict[str, Array]
 Compute = Callable[[Case, str], tuple[Inputs, Stages]]
 LoadText = Callable[[str | bytes], list[Case]]

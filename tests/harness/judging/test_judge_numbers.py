@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from problems import Arrays, Problem
+from problems import Array, Arrays, Problem
 from tables import tables_beside
 
 from attncheck.execution.worker import Computed
@@ -21,7 +20,6 @@ from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
 
-Array = NDArray[Any]
 Compute = Callable[[Case, str], tuple[Inputs, Arrays]]
 LoadText = Callable[[str | bytes], list[Case]]
 Hold = Callable[..., list[Row]]

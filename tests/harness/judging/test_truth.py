@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from problems import Arrays, Problem
+from problems import Array, Arrays, Problem
 
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.oracle import PrecisionExhausted
@@ -24,7 +24,6 @@ from attncheck.reading.case import Case
 from attncheck.repro.code import expected_stages
 from attncheck.verdicts import Verdict
 
-Array = NDArray[Any]
 AGREE, NUMERIC, DTYPE = Verdict.AGREE, Verdict.NUMERIC, Verdict.DTYPE
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from problems import NAMES, Arrays, Options, Problem, draw, failing
+from problems import NAMES, Array, Arrays, Options, Problem, draw, failing
 
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging import undefined_rows as module
@@ -19,7 +18,6 @@ from attncheck.judging.truth import Truth
 from attncheck.judging.undefined_rows import empty_rows, find_undefined_elements
 from attncheck.verdicts import Verdict
 
-Array = NDArray[Any]
 AGREE, NUMERIC, SEMANTIC, UNVERIFIED = Verdict.AGREE, Verdict.NUMERIC, Verdict.SEMANTIC, Verdict.UNVERIFIED
 REASON = "holds NaN or an infinity that no mask explains"
 NORMAL = np.random.default_rng(8).standard_normal
