@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from problems import LENGTHS, LK, LQ, NAMES, Array, Arrays, H, Options, Problem, draw
+from tables import tables_beside
 
 from attncheck.attention import bounds, oracle, sampling
 from attncheck.attention.oracle import OutsideDomain, are_blocked, exact_results, exact_stages
@@ -156,15 +157,7 @@ def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_ever
         assert verdict is Verdict.AGREE or found.index == index
 
 
-CASE = """
-title: A case with many queries
-source: {kind: derivation, title: none}
-operation: softmax
-cases:
-  - name: Many rows
-    random: {generator: numpy-legacy, seed: 3}
-    inputs: {scores: {draw: randn, shape: [150, 7]}}
-"""
+CASE = tables_beside(__file__)["many rows"]
 KNOWN = f"""\
     expect: [{{stage: log_sum_exp, because: the logarithm of seven, known: {" ".join(["1.9459"] * 150)}}}]
 """
@@ -288,18 +281,7 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
             assert exact_results(problem, RESULTS) is None
 
 
-NUMBERS = """
-title: A case with numbers
-source: {kind: derivation, title: none}
-operation: attention
-cases:
-  - name: Equal scores
-    inputs:
-      query: {constant: 0, shape: [2, 1]}
-      key: {constant: 1, shape: [4, 1]}
-      value: {ascending: [0, 1], shape: [4, 1]}
-    expect: [{stage: weights, because: one over the number of keys, known: "0.25 0.25 0.25 0.25\\n0.25 0.25 0.25 0.25"}]
-"""
+NUMBERS = tables_beside(__file__)["equal scores"]
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import Array, Problem
+from tables import tables_beside
 
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Measured, Tier
@@ -29,21 +30,7 @@ Compute = Callable[[Case, str], tuple[Inputs, Stages]]
 LoadText = Callable[[str | bytes], list[Case]]
 JudgeAll = Callable[..., CaseJudgement]
 
-CASE = """
-title: A case to be judged
-source: {kind: derivation, title: none}
-operation: attention
-defaults:
-  random: {generator: numpy-legacy, seed: 3}
-cases:
-  - name: Seven words attend to nine
-    inputs:
-      query: {draw: randn, shape: [2, 7, 5]}
-      key: {draw: randn, shape: [2, 9, 5]}
-      value: {draw: randn, shape: [2, 9, 6]}
-      mask:
-        values: [[false, true, true, true, true, true, true, true, true]]
-"""
+CASE = tables_beside(__file__)["case files"]["seven words"]
 STAGES = ["raw_scores", "scores", "masked", "weights", "log_sum_exp", "output"]
 AGREE, NUMERIC, NONFINITE = Verdict.AGREE, Verdict.NUMERIC, Verdict.NONFINITE
 

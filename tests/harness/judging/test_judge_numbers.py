@@ -31,29 +31,8 @@ APART = "[[0, 1], [2, -1]]"
 """Scores whose weights are those of the logistic function at 1 and 3."""
 RIGHT = [[1 - 0.7310585786300049, 0.7310585786300049], [0.9525741268224334, 1 - 0.9525741268224334]]
 OFF = [RIGHT[0], [0.9525741268224334, 0.06]]
-CASE = """
-title: Numbers to be judged
-source: {kind: document, title: none}
-operation: softmax
-cases:
-  - name: Two rows of two scores
-    SAYS
-    inputs:
-      scores: {values: SCORES}
-    expect:
-      - EXPECTED
-"""
-COSINES = """
-title: Cosines of which one has no meaning
-source: {kind: document, title: none}
-operation: scoring
-defaults: {options: {score: cosine}}
-cases:
-  - name: One key has no direction
-    inputs: {query: {values: [[1, 0], [0, 2]]}, key: {values: [[3, 0], [0, 0], [-1, 0]]}}
-    expect:
-      - {stage: scores, exact: true, printed: "1 0 55\\n0 nan 0"}
-"""
+CASE = tables_beside(__file__)["case files"]["two rows of scores"]
+COSINES = tables_beside(__file__)["case files"]["cosines"]
 
 
 def judged(case: Case, dtype: str, inputs: Inputs, **stages: Arrays) -> CaseJudgement:

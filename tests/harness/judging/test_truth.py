@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from problems import Array, Arrays, Problem
+from tables import tables_beside
 
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.oracle import PrecisionExhausted
@@ -227,15 +228,7 @@ def test_a_wide_and_a_narrow_one_are_compared_by_their_numbers(truth: Truth) -> 
         assert pairs["narrow", "wide", "output"].verdict is DTYPE
 
 
-CASE = """
-title: A case to be judged
-source: {kind: derivation, title: none}
-operation: attention
-cases:
-  - name: Two queries attend to one key
-    dtypes: [bfloat16]
-    inputs: {query: {values: [[1], [2]]}, key: {values: [[3]]}, value: {values: [[4]]}}
-"""
+CASE = tables_beside(__file__)["case files"]["one key"]
 
 
 def test_scripts_expect_the_dtype_that_was_returned(load_text: Callable[[str], list[Case]]) -> None:

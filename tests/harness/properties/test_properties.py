@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tables import tables_beside
 
 from attncheck.backends import numpy_backend
 from attncheck.errors import ExitCode, ResultsError
@@ -219,56 +220,7 @@ def test_sessions_compare_results_of_one_problem() -> None:
 
 # Kernels of somebody's own, right and wrong.
 
-KERNEL = """\
-import numpy as np
-
-CALLS, ROOM = [], {}
-
-def attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, key_lengths=None,
-              past_key=None, past_value=None):
-    CALLS.append(query.shape)
-    past = 0
-    if past_key is not None:
-        past = past_key.shape[2]
-        key, value = np.concatenate([past_key, key], 2), np.concatenate([past_value, value], 2)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    (batch, heads, queries, _), keys = query.shape, key.shape[2]
-    allowed = np.ones((batch, heads, queries, keys), bool)
-    if mask is not None:
-        allowed = allowed & mask
-    if is_causal:
-        allowed = allowed & (np.arange(keys) <= past + np.arange(queries)[:, None])
-    if key_lengths is not None:
-        allowed = allowed & (np.arange(keys) < key_lengths.reshape(-1, 1, 1, 1))
-    added = np.broadcast_to(np.zeros((), query.dtype) if bias is None else bias, allowed.shape)
-    output = np.zeros((batch, heads, queries, value.shape[-1]), query.dtype)
-    log_sum_exp = np.full((batch, heads, queries), -np.inf, query.dtype)
-    for place in np.ndindex(batch, heads, queries):
-        entry, head, row = place
-        own = allowed[place]
-        if own.any():
-            scores = (key[entry, head][own] * query[place]).sum(-1) * np.asarray(scale, query.dtype) + added[place][own]
-            weights = np.exp(scores - scores.max())
-            total = weights.sum()
-            output[place] = (weights[:, None] * value[entry, head][own]).sum(0) / total
-            log_sum_exp[place] = np.log(total) + scores.max()
-    return {"output": output.astype(query.dtype), "log_sum_exp": log_sum_exp.astype(query.dtype)}
-"""
-CASES = """
-title: Small calls
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 3}, dtypes: [float32]}
-arrays:
-  query: {draw: randn, shape: [3, 2, 9, 8]}
-  key: {draw: randn, shape: [3, 2, 9, 8]}
-  value: {draw: randn, shape: [3, 2, 9, 8]}
-cases:
-  - name: A prompt
-    inputs: {query: query, key: key, value: value}
-    options: {is_causal: true}
-    properties: [NAMES]
-"""
+TABLES = tables_beside(__file__)
 Ask = Callable[..., list[Row]]
 
 
@@ -276,111 +228,44 @@ Ask = Callable[..., list[Row]]
 def ask(tmp_path: Path, load_text: Callable[[str], list[Case]]) -> Ask:
     """Ask properties of the kernel with something replaced, and with what is written below it."""
 
-    def asked(names: Sequence[str], *changes: tuple[str, str], below: str = "") -> list[Row]:
-        text = KERNEL
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
+    def asked(names: Sequence[str], *changes: Mapping[str, str], below: str = "") -> list[Row]:
+        text = TABLES["kernel"]
+        for change in changes:
+            assert change["old"] in text
+            text = text.replace(change["old"], change["new"])
         path = tmp_path / "kernel.py"
         path.write_text(f"{text}\n{below}\n", encoding="utf-8")
         implementation = user_implementation(Target.of(f"{path}:attention"), None)
         asking = Asking(limits=Limits(case_seconds=60))
-        cases = load_text(CASES.replace("NAMES", ", ".join(names)))
+        cases = load_text(TABLES["prompt"].replace("NAMES", ", ".join(names)))
         return ask_implementations([implementation], questions_of(cases, asking), asking)
 
     return asked
 
 
-OF_A_PROMPT = (
-    *("repeated", "batch_invariant", "padding", "cached_prefix", "decoding", "heads_permuted", "values_scaled"),
-    *("scores_shifted", "layout", "poison_large", "poison_nan", "output_buffer", "inputs_unchanged"),
-    *("outputs_independent", "after_other_shapes", "packed", "fresh_process", "threads"),
-)
-
-
 def test_a_kernel_that_computes_row_by_row_is_bitwise_the_same_in_all(ask: Ask) -> None:
-    rows = ask(OF_A_PROMPT)
+    names = TABLES["asked of a prompt"]
+    rows = ask(names)
     found = {row.property_name: row.verdict for row in rows if row.verdict not in ("bitwise", "unsupported")}
     assert found.keys() <= {"scores_shifted", "packed"}, found
     assert set(found.values()) <= {"within bounds"}
     bitwise = {row.property_name for row in rows if row.verdict == "bitwise"}
-    assert bitwise >= set(OF_A_PROMPT) - found.keys() - {"packed"}
+    assert bitwise >= set(names) - found.keys() - {"packed"}
     assert exit_code_of(rows) is ExitCode.AGREE
 
 
-RETURNED = '    return {"output": output.astype(query.dtype)'
-SHAPES = "    (batch, heads"
-TOTAL = "            total = weights.sum()\n"
-IN_ROOM = """\
-            room = ROOM.setdefault('weights', np.zeros(256, query.dtype))
-            room[:keys] = 0
-            room[: len(weights)] = weights
-            total = room.sum()
-"""
-OVERWRITTEN = """
-inner, KEPT = attention, {}
-
-def attention(query, key, value, *, is_causal=False):
-    found = inner(query, key, value, is_causal=is_causal)["output"]
-    out = KEPT.setdefault(found.shape, np.empty_like(found))
-    out[...] = found
-    return out
-"""
-SHARED = """
-def attention(query, key, value, *, is_causal=False):
-    return value[:, :, :, :]
-"""
-MADE = "output = np.zeros((batch, heads, queries, value.shape[-1]), query.dtype)"
-UNCLEARED = (
-    (MADE, f"{MADE.replace('zeros', 'empty')}\n    output *= 0"),
-    ("            output[place] = (", "            output[place] += ("),
-)
-FAULTS: dict[str, tuple[str, Sequence[str], Sequence[tuple[str, str]], str, str]] = {
-    "it is nondeterministic once in 20 calls": (
-        *("repeated", ["batch_invariant", "poison_nan", "inputs_unchanged"]),
-        [(RETURNED, f"    if len(CALLS) % 20 == 13:\n        output[0, 0, 3, 2] *= 1.001\n{RETURNED}")],
-        *("", ""),
-    ),
-    "a row depends on the batch": (
-        *("batch_invariant", ["repeated", "poison_nan", "inputs_unchanged", "after_other_shapes"]),
-        [(SHAPES, f"    if len(query) > 2:\n        key = key.astype(np.float16)\n{SHAPES}")],
-        *("", ""),
-    ),
-    "it keeps state between shapes": (
-        *("after_other_shapes", ["inputs_unchanged", "poison_nan"], [(TOTAL, IN_ROOM)]),
-        *("", ""),
-    ),
-    "it writes its inputs": (
-        *("inputs_unchanged", [], [(SHAPES, f"    query *= 1.5\n{SHAPES}")]),
-        *("", "query[0, 0, 0, 0]"),
-    ),
-    "its output is overwritten by the next call": ("outputs_independent", [], [], OVERWRITTEN, "after the next call"),
-    "its output is memory of an input": ("outputs_independent", [], [], SHARED, "memory of the input value"),
-    "its output holds what was there before": ("output_buffer", [], UNCLEARED, "", ""),
-}
-"""What it breaks, what stays sound, what is replaced in the kernel or stands below it, and what is said."""
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", TABLES["faults"])
 def test_a_fault_is_named_for_what_it_is_and_for_nothing_else(fault: str, ask: Ask) -> None:
-    name, sound, changes, below, says = FAULTS[fault]
-    rows = ask([name, *sound], *changes, below=below)
+    table = TABLES["faults"][fault]
+    name = table["breaks"]
+    rows = ask([name, *table.get("sound", [])], *table.get("replaced", []), below=table.get("below", ""))
     broken = [row for row in rows if row.verdict == "broken"]
     assert {row.property_name for row in broken} == {name}, rows
     assert exit_code_of(rows) is ExitCode.DISAGREE
-    assert any(says in row.message for row in broken)
+    assert any(table.get("says", "") in row.message for row in broken)
     if name == "inputs_unchanged":  # what it wrote into is named with its element
         (row,) = broken
         assert (row.stage, row.index, row.reference) == ("query", "0,0,0,0", pytest.approx((row.value or 0) * 1.5))
-
-
-MEAN = "            output[place] = (weights[:, None] * value[entry, head][own]).sum(0) / total\n"
-READS_MASKED = """\
-            full = np.zeros(keys, query.dtype)
-            full[own] = weights / total
-            output[place] = full @ value[entry, head]
-            output[np.isnan(output)] = NUMBER
-"""
 
 
 @pytest.mark.parametrize(
@@ -394,7 +279,8 @@ READS_MASKED = """\
 )
 def test_a_masked_nan_may_give_nan_alone(claim: str, number: str, outcome: str, fails: bool, ask: Ask) -> None:
     below = f'attention.properties = {{"poison_nan": "{claim}"}}' if claim else ""
-    rows = ask(["poison_nan", "poison_large", "repeated"], (MEAN, READS_MASKED.replace("NUMBER", number)), below=below)
+    change = {side: text.replace("NUMBER", number) for side, text in TABLES["reads masked values"].items()}
+    rows = ask(["poison_nan", "poison_large", "repeated"], change, below=below)
     of_values = [row for row in rows if row.property_name == "poison_nan" and "in keys" not in row.variant]
     assert {row.verdict for row in of_values if "in values" in row.variant} == {outcome}
     assert {row.verdict for row in rows if row not in of_values} == {"bitwise"}
@@ -404,7 +290,8 @@ def test_a_masked_nan_may_give_nan_alone(claim: str, number: str, outcome: str, 
 @pytest.mark.parametrize(("claim", "fails"), [("bitwise", True), ("within bounds", False)])
 def test_a_claim_that_does_not_hold_fails(claim: str, fails: bool, ask: Ask) -> None:
     below = f'attention.properties = {{"batch_invariant": "{claim}"}}'
-    rows = ask(["batch_invariant", "repeated"], ("scores.max())\n", "scores.max() - batch / 7)\n"), below=below)
+    change = {"old": "scores.max())\n", "new": "scores.max() - batch / 7)\n"}
+    rows = ask(["batch_invariant", "repeated"], change, below=below)
     of_batch = [row for row in rows if row.property_name == "batch_invariant"]
     assert {(row.verdict, row.claim) for row in of_batch} == {("within bounds", claim), ("bitwise", claim)}
     assert any(row.fails for row in of_batch) is fails
