@@ -49,7 +49,7 @@ def test_the_faults_are_no_part_of_the_wheel_and_their_command_says_that_it_need
     setuptools: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "attncheck.mutation" not in setuptools["packages"]
-    monkeypatch.delitem(sys.modules, "attncheck.mutation.command", raising=False)
+    monkeypatch.delitem(sys.modules, "attncheck.mutation.score", raising=False)
     monkeypatch.setitem(sys.modules, "attncheck.mutation", None)  # what is not there cannot be imported
     monkeypatch.setattr(sys, "argv", ["attncheck", "mutants"])
     with pytest.raises(SystemExit) as raised:

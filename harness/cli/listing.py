@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, str | list[str]]
 
-_MUTATION = "attncheck.mutation.command"
+_MUTATION = "attncheck.mutation.score"
 _WIDTH = 100
 _INDENT = "  "
 _MAX_SHAPE = 30

@@ -25,6 +25,7 @@ from attncheck.backends.numpy_backend import (
     softmax,
 )
 from attncheck.mutation.forms import (
+    GIVEN,
     NEVER_HELD,
     NO_RULES,
     Masks,
@@ -47,11 +48,6 @@ from attncheck.mutation.forms import (
     scores_read_as,
     values_read_as,
     where,
-    with_groups,
-    with_lengths,
-    with_past,
-    with_softcap,
-    with_window,
 )
 from attncheck.mutation.kernel import Array, bfloat16
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, mutant
@@ -254,19 +250,12 @@ _decoding(in_attention, "bias_does_not_reach_the_past_of_several_queries",
 _pair = partial(mutant, "pairs", dtypes=KERNELS, at="biased")
 
 
-_CALLED_WITH = {"groups": with_groups, "a_softcap": with_softcap, "a_past": with_past}
-"""What ``mask_scores`` is not told: only the whole call has it."""
-
-
-def _given(option: str) -> Callable[[Masks], bool]:
-    return lambda masks: masks[option] is not None
-
-
 def _on_path(other: str, without: Callable[[Callable[[Masks], bool]], Steps]) -> Steps:
-    """Do without something on the path that another option takes."""
-    if other in _CALLED_WITH:
-        return where(_CALLED_WITH[other], without(lambda masks: True))
-    return without(_given(other.removeprefix("a_")))
+    """Do without something on the path that another option takes, of which ``mask_scores`` need not be told."""
+    option = other.removeprefix("a_")
+    if option in NO_RULES or option == "bias":
+        return without(lambda masks: masks[option] is not None)
+    return where(GIVEN[option], without(lambda masks: True))
 
 
 _IGNORED = {
@@ -316,13 +305,13 @@ def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
     return in_attention(steps)
 
 
-for _other, _is_asked, _defect in (
-    ("groups", with_groups, "a kernel for groups knows no cap: sgl-kernel-xpu#491's kind"),
-    ("a_window", with_window, "a window takes a path without a cap: vllm-metal#666's kind"),
-    ("key_lengths", with_lengths, "lengths take a path without a cap: onnxruntime#28379's kind"),
-    ("a_past", with_past, "decoding from a cache knows no cap: vllm#7425's kind"),
+for _other, _defect in (
+    ("groups", "a kernel for groups knows no cap: sgl-kernel-xpu#491's kind"),
+    ("a_window", "a window takes a path without a cap: vllm-metal#666's kind"),
+    ("key_lengths", "lengths take a path without a cap: onnxruntime#28379's kind"),
+    ("a_past", "decoding from a cache knows no cap: vllm#7425's kind"),
 ):
-    _pair(_softcap_dropped, f"softcap_dropped_with_{_other}", _defect, _is_asked, at="weights",
+    _pair(_softcap_dropped, f"softcap_dropped_with_{_other}", _defect, GIVEN[_other.removeprefix("a_")], at="weights",
         diagnosis="softcap-ignored")  # fmt: skip
 
 

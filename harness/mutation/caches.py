@@ -120,11 +120,9 @@ def _values_joined(join: Joined) -> Steps:
     return _caches_joined(lambda past_key, past_value, key, value: (_join(past_key, key), join(past_value, value)))
 
 
-@_faulty_join(
-    defect="only the new keys count; those of the past are read as zeros: transformers#30437's kind",
-    diagnosis="past-dropped",
-)
+@_faulty_join(diagnosis="past-dropped")
 def past_dropped(past: Array, new: Array) -> Array:
+    """only the new keys count; those of the past are read as zeros: transformers#30437's kind"""
     return _join(np.zeros_like(past), new)
 
 

@@ -1,17 +1,47 @@
-"""Every mutant, control and equivalent variant, by name.
+"""Every mutant, control and equivalent variant, by name, and the faults that follow from the specification.
 
-The faults stand for defects met in public code, each named with its thread (owner/name#number) where there is one. They
-were chosen before the cases were tuned to them.
+Those of other modules stand for defects met in public code, each named with its thread (owner/name#number) where there
+is one. They were chosen before the cases were tuned to them. Those here are of every input, option and stage of every
+operation.
+
+An input is left out, neutral, zero, taken twice, inverted, off by one, another entry's along each of its axes, or read
+with two neighbouring axes exchanged. An option is left out, taken twice, negated, or another of its values; a window
+has each edge off by one, or its sides exchanged. A stage is rounded to eight bits. What an option or an input is said
+to be decides which families apply to it, so that a new one has its faults by its row of the specification. What the
+products, sums and averages of attention are handed, and what they return, is stored in other formats, is another
+entry's, or is lost behind the last whole tile. Some of these faults have been met in public code (``MET``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from inspect import signature
+from itertools import pairwise
 from types import ModuleType
+from typing import Any, Literal, get_args, get_origin
 
-from attncheck.backends.contract import Backend
-from attncheck.mutation.mutant import Control, Equivalent, Mutant, Subject, is_generated, subjects_of_module
+import numpy as np
+
+from attncheck.backends import numpy_backend
+from attncheck.backends.contract import Backend, Stages, Window
+from attncheck.mutation.kernel import Array, Store, bfloat16, float16, tf32, truncated_bfloat16, truncated_tf32
+from attncheck.mutation.mutant import (
+    ACCURACY_OF_16_BITS,
+    EVERY,
+    WIDE,
+    Control,
+    Equivalent,
+    Mutant,
+    Steps,
+    Subject,
+    is_generated,
+    mutant,
+    subjects_of_module,
+)
+from attncheck.spec import OPERATIONS, OPTIONS, InputSpec, Operation, OptionSpec
 
 TOPICS: tuple[ModuleType, ...] = tuple(
     import_module(f"attncheck.mutation.{name}")
@@ -28,12 +58,438 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "sizes",
         "narrow",
         "latents",
-        "generated",
     )
 )
-"""The modules that register subjects: subjects are listed in their order, and in that of their lines."""
+"""The modules beside this one that register subjects, which are listed in their order, and in that of their lines."""
 
-_ALL: tuple[Subject, ...] = tuple(subject for topic in TOPICS for subject in subjects_of_module(topic.__name__))
+
+ONE_DTYPE = ("float32",)
+"""What an input means does not depend on the dtype, and in this one kernels round."""
+AXES: Mapping[str, str] = {
+    **{"B": "batch_entry", "H": "head", "Hkv": "head", "Lq": "query", "Lk": "key", "T": "key", "N": "part"},
+    **{"Np": "page", "Lp": "slot", "W": "page", "D": "feature", "Dv": "feature", "P": "past_key", "S": "sequence"},
+    **{"Lr": "position", "R": "pair", "Dr": "feature", "C": "latent", "A": "unit", "Dk": "key_feature"},
+    **{"E": "input", "Ek": "input", "Ev": "input", "Eo": "output"},
+}
+"""What lies along an axis; of others, such as the width of a projection, an element."""
+
+
+@dataclass(frozen=True)
+class ArgumentFault:
+    """A change of an argument; None in place of it leaves it out."""
+
+    name: str
+    defect: str
+    change: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class FaultFamily(ArgumentFault):
+    """A fault of every argument for which it ``applies``."""
+
+    applies: Callable[[Any], bool]
+
+
+def _is_count(spec: InputSpec) -> bool:
+    """Whether an input counts keys or queries, rather than saying where something begins."""
+    return spec.whole and spec.axes in (("B",), ("S",))
+
+
+OF_INPUTS = (
+    FaultFamily("left_out", "has no effect", lambda array: None, lambda spec: not spec.required and spec.needs is None),
+    FaultFamily("zero", "is never read", np.zeros_like, lambda spec: spec.required and spec.is_number),
+    FaultFamily("taken_twice", "is added twice", lambda array: array + array, lambda spec: spec.is_number),
+    FaultFamily("negated", "has the other sign", lambda array: -array, lambda spec: spec.is_number),
+    FaultFamily("in_bfloat16", "is stored in bfloat16", bfloat16, lambda spec: spec.is_number and not spec.eight_bits),
+    FaultFamily("inverted", "is read as its opposite", np.logical_not, lambda spec: spec.boolean),
+    FaultFamily("one_more", "is one more", lambda array: array + 1, _is_count),
+    FaultFamily("one_less", "is one less", lambda array: np.maximum(array - 1, 0), _is_count),
+    FaultFamily("of_the_largest", "is the largest", lambda array: np.full_like(array, array.max(initial=0)), _is_count),
+)
+
+
+def _widened(left: int, right: int) -> Callable[[Window], Window]:
+    """Move the edges of a window that has them."""
+
+    def change(window: Window) -> Window:
+        first, last = window
+        return None if first is None else first + left, None if last is None else last + right
+
+    return change
+
+
+def _is_window(spec: OptionSpec) -> bool:
+    return bool(spec.type == Window)
+
+
+def _is_factor(spec: OptionSpec) -> bool:
+    return spec.type is float and spec.name != "epsilon"  # which decides little of what is not near zero
+
+
+OF_OPTIONS = (
+    FaultFamily("left_out", "has no effect", lambda value: None, lambda spec: spec.name != "epsilon"),
+    FaultFamily("taken_twice", "is applied twice as large", lambda value: 2 * value, _is_factor),
+    FaultFamily(
+        "negated", "has the other sign", lambda value: -value, lambda spec: spec.type is float and not spec.positive
+    ),
+    FaultFamily("one_wider_before", "sees one key more before", _widened(1, 0), _is_window),
+    FaultFamily("one_narrower_before", "sees one key fewer before", _widened(-1, 0), _is_window),
+    FaultFamily("one_wider_after", "sees one key more after", _widened(0, 1), _is_window),
+    FaultFamily("one_narrower_after", "sees one key fewer after", _widened(0, -1), _is_window),
+    FaultFamily("turned_round", "has its sides exchanged", lambda window: window[::-1], _is_window),
+)
+
+
+def of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
+    """Yield the faults of an input."""
+    yield from (family for family in OF_INPUTS if family.applies(spec))
+    if spec.neutral is not None:
+        neutral = spec.neutral
+        yield ArgumentFault("neutral", "is what changes nothing", lambda array: np.full_like(array, neutral))
+    names = [AXES.get(axis, "element") for axis in spec.axes]
+    for axis, name in enumerate(names, -len(names)):
+        if spec.axes[axis] != "S1":  # limits between sequences have no next one
+            yield from _along_axis(OF_PLACES, name, axis, len(names))
+    for first, second in pairwise(range(-len(names), 0)):
+        both = f"{names[first]}_and_{names[second]}"
+        yield ArgumentFault(
+            f"with_{both}_exchanged", f"is laid out with {_words(both)} exchanged", _exchanged(first, len(names))
+        )
+
+
+def of_option(spec: OptionSpec) -> Iterator[ArgumentFault]:
+    """Yield the faults of an option; of values by name, the first is what is meant where none is given."""
+    yield from (family for family in OF_OPTIONS if family.applies(spec))
+    others = get_args(spec.type)[1:] if get_origin(spec.type) is Literal else ()
+    if len(others) > 1:
+        for other in others:
+            yield ArgumentFault(f"taken_for_{other}", f"is read as {other}", _always(other))
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda given: value
+
+
+def _whole(array: Array, axis: int, end: int) -> Array:
+    """Set what lies behind some elements of an axis to zero."""
+    kept = np.zeros_like(array)
+    part = (slice(None),) * (axis % array.ndim) + (slice(end),)
+    kept[part] = array[part]
+    return kept
+
+
+AlongAxis = Mapping[str, Callable[[Array, int], Array]]
+"""By the name of a fault, with a place for what lies along the axis: ``change(array, axis)``."""
+OF_PLACES: AlongAxis = {
+    "of_the_next_{}": lambda array, axis: np.roll(array, -1, axis),
+    "of_the_{}_before": lambda array, axis: np.roll(array, 1, axis),
+    "of_the_first_{}": lambda array, axis: np.broadcast_to(array.take([0][: array.shape[axis]], axis), array.shape),
+    "with_each_{}_in_reverse": np.flip,
+}
+OF_LOOPS: AlongAxis = {
+    "without_the_last_{}": lambda array, axis: _whole(array, axis, array.shape[axis] - 1),
+    "without_each_{}_beyond_16": lambda array, axis: _whole(array, axis, 16),
+    "without_each_{}_beyond_128": lambda array, axis: _whole(array, axis, 128),
+    "without_each_{}_behind_tiles_of_64": lambda array, axis: _whole(array, axis, max(array.shape[axis] // 64, 1) * 64),
+}
+
+
+def _along_axis(changes: AlongAxis, of: str, axis: int, rank: int) -> Iterator[ArgumentFault]:
+    for name, change in changes.items():
+        fault = name.format(of)
+        yield ArgumentFault(fault, f"is that {_words(fault)}", _where_whole(partial(change, axis=axis), rank))
+
+
+def _where_whole(change: Callable[[Array], Array], rank: int) -> Callable[[Array], Array]:
+    return lambda array: change(array) if array.ndim == rank else array
+
+
+def _exchanged(axis: int, rank: int) -> Callable[[Array], Array]:
+    """Read the memory of an array as if an axis and the next one lay the other way round."""
+
+    def change(array: Array) -> Array:
+        if array.ndim != rank:
+            return array
+        shape = list(array.shape)
+        shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
+        return array.reshape(shape).swapaxes(axis, axis + 1)
+
+    return change
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def argument_read_as(function: str, name: str, change: Callable[[Any], Any]) -> Steps:
+    """Take an argument of a function of the contract for another one, where it is given."""
+    right = getattr(numpy_backend, function)
+    parameters = signature(right)
+
+    def run(*arrays: Any, **given: Any) -> Stages:
+        bound = parameters.bind(*arrays, **given)
+        value = bound.arguments.get(name)
+        if value is not None and value is not False:
+            other = change(value)
+            if other is None:
+                del bound.arguments[name]
+            else:
+                bound.arguments[name] = other
+        stages: Stages = right(*bound.args, **bound.kwargs)
+        return stages
+
+    return {function: run}
+
+
+def stage_rounded(function: str, stage: str) -> Steps:
+    """Round a stage of a function of the contract to eight bits when it is returned."""
+    right = getattr(numpy_backend, function)
+
+    def run(*arrays: Any, **given: Any) -> Stages:
+        stages = right(*arrays, **given)
+        return {name: bfloat16(array) if name == stage else array for name, array in stages.items()}
+
+    return {function: run}
+
+
+@dataclass(frozen=True)
+class StepArray:
+    """An array that a step of an operation is handed at a ``place``, or returns, with what lies along its axes."""
+
+    step: str
+    place: int | None
+    name: str
+    axes: tuple[str, ...]
+    operation: str
+    stage: str
+
+    def faults(self) -> Iterator[ArgumentFault]:
+        """Yield what may be wrong with it; of what is added up, the order is not."""
+        for name, store in _FORMATS.items():
+            yield ArgumentFault(f"in_{name}", f"is stored in {_words(name)}", store)
+        for axis, of in enumerate(self.axes, -len(self.axes)):
+            if of and not (of == "key" and self.step.endswith("_row_sum")):
+                yield from _along_axis(OF_PLACES, of, axis, len(self.axes))
+            if of in ("query", "key", "feature"):
+                yield from _along_axis(OF_LOOPS, of, axis, len(self.axes))
+
+    def read_as(self, change: Callable[[Any], Any]) -> Steps:
+        """Take it for another one."""
+        right, place = getattr(numpy_backend, self.step.rpartition(".")[2]), self.place
+
+        def run(*arrays: Any, **given: Any) -> Any:
+            if place is None:
+                return change(right(*arrays, **given))
+            return right(*arrays[:place], change(arrays[place]), *arrays[place + 1 :], **given)
+
+        return {self.step: run}
+
+
+_FORMATS: Mapping[str, Store] = {
+    **{"bfloat16": bfloat16, "float16": float16, "tf32": tf32},
+    **{"bfloat16_cut_off": truncated_bfloat16, "tf32_cut_off": truncated_tf32},
+}
+_SCORES, _QUERIES, _KEYS, _ROWS = (
+    ("batch_entry", "head", *rest)
+    for rest in (("query", "key"), ("query", "feature"), ("key", "feature"), ("query", ""))
+)
+# Rows, laid out by hand: the step, the operation and its stage, and below what the step is handed and returns.
+# fmt: off
+_STEPS: tuple[tuple[str, str, str, tuple[tuple[str, tuple[str, ...]] | None, ...]], ...] = (
+    ("dot_scores._dot", "attention", "raw_scores", (("query", _QUERIES), ("key", _KEYS), ("product", _SCORES))),
+    ("_softmax_with_sinks", "attention", "weights", (("logits", _SCORES), None)),
+    ("_softmax_with_sinks._row_sum", "attention", "weights", (("exponentials", _SCORES), ("sum", _ROWS))),
+    ("attention._weighted_sum", "attention", "output", (("weights", _SCORES), ("value", _KEYS), ("mean", _QUERIES))),
+    ("attention_gradients._dot", "attention_gradients", "grad_query",
+        (("grad_output", _QUERIES), ("value", _KEYS), ("grad_weights", _SCORES))),
+    ("attention_gradients._row_sum", "attention_gradients", "grad_query", (("products", _SCORES), ("delta", _ROWS))),
+    ("attention_gradients._weighted_sum", "attention_gradients", "grad_query",
+        (("grad_scores", _SCORES), ("key", _KEYS), ("mean", _QUERIES))),
+    ("_sum_over_queries", "attention_gradients", "grad_key",
+        (("weights", _SCORES), ("rows", _QUERIES), ("sum", _KEYS))),
+)
+# fmt: on
+OF_STEPS = tuple(
+    StepArray(step, None if place == len(arrays) - 1 else place, *array, operation, stage)
+    for step, operation, stage, arrays in _STEPS
+    for place, array in enumerate(arrays)
+    if array is not None
+)
+
+
+def applies(operation: Operation, name: str, spec: InputSpec | OptionSpec, fault: ArgumentFault) -> bool:
+    """Whether an input of an operation can show a fault of an argument.
+
+    What an operation hands on to attention as it is may get lost on the way; all else of it is a fault of attention.
+    """
+    attention = OPERATIONS["attention"]
+    is_handed_on = spec is attention.inputs.get(name) or (isinstance(spec, OptionSpec) and name in attention.options)
+    if is_handed_on and operation is not attention and not operation.has_gradients and fault.name != "left_out":
+        return False
+    if "batch_entry" in fault.name and "cu_seqlens_q" in operation.inputs:
+        return False  # there is one
+    is_normalised = operation.score == "cosine" or "normalized_query" in operation.stages
+    return not (fault.name == "taken_twice" and is_normalised and name in ("query", "key"))
+
+
+def arguments_of(operation: Operation) -> Iterator[tuple[str, InputSpec | OptionSpec]]:
+    """Yield the inputs and options of an operation that its function takes."""
+    taken = signature(getattr(numpy_backend, operation.function)).parameters.keys()
+    yield from ((name, spec) for name, spec in operation.inputs.items() if name in taken)
+    yield from ((name, spec) for name, spec in OPTIONS.items() if name in taken and name in operation.options)
+
+
+def faults_of(operation: Operation, name: str, spec: InputSpec | OptionSpec) -> Iterator[ArgumentFault]:
+    """Yield the faults of an argument of an operation."""
+    of_argument = of_input(spec) if isinstance(spec, InputSpec) else of_option(spec)
+    yield from (fault for fault in of_argument if applies(operation, name, spec, fault))
+
+
+def stages_of(operation: Operation) -> Iterator[str]:
+    """Yield the stages that the NumPy backend returns of an operation; of several sequences it has the last ones."""
+    is_by_sequence = not {"cu_seqlens_q", "key_pages"}.isdisjoint(operation.inputs) and not operation.has_gradients
+    stages = operation.stages[-2:] if is_by_sequence else operation.stages
+    yield from (stage for stage in stages if stage not in operation.for_lowered)
+
+
+# Rows, laid out by hand: the fault, the defect in the wild, and what it may rightly be named.
+# fmt: off
+MET: Mapping[str, tuple[str, str | tuple[str, ...]]] = {
+    "attention_scale_left_out": ("the argument has no effect: tt-metal#33304, pytorch#151098", "scale-default"),
+    "dot_scores_dot_product_in_float16":
+        ("the scale comes after a float16 product: metal-flash-attention#8", ACCURACY_OF_16_BITS),
+    "dot_scores_dot_query_in_bfloat16":
+        ("the query is cast down on the way in: pytorch#158979's kind", ACCURACY_OF_16_BITS),
+    "dot_scores_dot_key_in_float16": ("a float16 key cache under a float32 query", ACCURACY_OF_16_BITS),
+    "dot_scores_dot_query_without_the_last_feature": ("the loop over the width ends one early", "last-feature-dropped"),
+    "dot_scores_dot_key_of_the_next_head":
+        ("head index off by one: HipKittens#22, FreeToken#177, pytorch#193893", "key-of-next-head"),
+    "dot_scores_dot_key_of_the_first_batch_entry":
+        ("batch stride 0 read for the key: pytorch#191937's kind", "key-of-first-batch-entry"),
+    "attention_rotary_sin_negated": ("the sign of rotate_half is lost", "rotary-backwards"),
+    "general_attention_weight_in_bfloat16": ("the weight is stored in bfloat16", ACCURACY_OF_16_BITS),
+    "cosine_attention_scale_left_out": ("the temperature has no effect: tt-metal#33304's kind", "scale-one"),
+    "attention_softcap_taken_twice": ("2c tanh(s / 2c): a cap handed on in another unit", "softcap-doubled"),
+    "attention_bias_neutral": ("the argument has no effect: jax#32242's forward", "bias-ignored"),
+    "attention_bias_negated": ("sign inverted: attention-gym#86 (ALiBi)", "bias-negated"),
+    "attention_bias_in_bfloat16": ("ALiBi's distances in 16 bits: vllm#945", ACCURACY_OF_16_BITS),
+    "attention_bias_taken_twice": ("added by the kernel and by its caller", "bias-twice"),
+    "attention_bias_of_the_key_before": ("ALiBi's distance off by one: vllm#945", "bias-one-key-late"),
+    "attention_bias_of_the_first_head":
+        ("a bias per head broadcast from head 0: jax#30593's kind", "bias-of-first-head"),
+    "attention_sinks_left_out":
+        ("a kernel that has the code and never gets the argument: vllm-metal#212", "sinks-ignored"),
+    "attention_weighted_sum_value_in_bfloat16": ("the value is cast down on the way in", ACCURACY_OF_16_BITS),
+    "attention_weighted_sum_value_in_tf32": ("P V in TF32: triton#3498", ACCURACY_OF_16_BITS),
+    "attention_weighted_sum_mean_in_bfloat16": ("the output passes through bfloat16", ACCURACY_OF_16_BITS),
+    "attention_weighted_sum_mean_in_tf32_cut_off": ("a shift for a rounding conversion", ACCURACY_OF_16_BITS),
+    "softmax_with_sinks_row_sum_sum_in_bfloat16":
+        ("the finished sum is stored in bfloat16: tt-metal#52045", ACCURACY_OF_16_BITS),
+    "attention_mask_of_the_first_batch_entry":
+        ("one entry's mask for all: graph-transformer-pytorch#2", "mask-of-first-batch-entry"),
+    "attention_mask_of_the_first_head": ("one head's mask for all: lighthouse#77's kind", "mask-of-first-head"),
+    "attention_mask_of_the_first_query": ("one row's mask for all: keras#20488's expansion", "mask-of-first-query"),
+    "attention_mask_inverted": ("true read as drop: tensorflow text#894, unturtle#56", "mask-inverted"),
+    "attention_mask_neutral": ("the argument has no effect", "mask-ignored"),
+    "attention_mask_fill_left_out":
+        ("the argument has no effect: a row without a key is 0 or NaN, and not the mean", "fill-minus-infinity"),
+    "attention_mask_fill_negated": ("the sign is lost: what is masked has all of the weight", "fill-negated"),
+    "attention_window_one_wider_before":
+        ("i - left - 1 <= j: mlx-lm#390, zml#763, transformers#26792", "window-too-wide-left"),
+    "attention_window_one_narrower_before": ("i - left < j: transformers#39408", "window-too-narrow-left"),
+    "attention_bias_with_each_head_in_reverse": ("heads in reverse", "bias-in-reverse-of-head"),
+    "attention_key_lengths_one_less": ("j < length - 1: onnxruntime#25927's kind", "key-lengths-one-too-short"),
+    "attention_key_lengths_of_the_next_batch_entry": ("batch index off by one", "key-lengths-of-next-batch-entry"),
+    "attention_past_value_with_each_past_key_in_reverse":
+        ("a ring buffer unrolled backwards", "past-values-in-reverse"),
+    "paged_attention_block_table_of_the_first_batch_entry":
+        ("one block table for the whole batch: a stride of 0", "block-table-of-first-batch-entry"),
+    "paged_attention_key_lengths_one_more": ("j <= length", "key-lengths-one-too-long"),
+    "paged_attention_key_lengths_one_less": ("the newest key is not seen", "key-lengths-one-too-short"),
+    "paged_attention_key_lengths_of_the_first_batch_entry": ("one length for all", "key-lengths-of-first-batch-entry"),
+    "attention_weighted_sum_mean_without_the_last_feature":
+        ("the loop over the value's width ends one early", "last-value-column-dropped"),
+    "attention_weighted_sum_value_of_the_next_head":
+        ("head index off by one: HipKittens#22, pytorch#193893", "value-of-next-head"),
+    "attention_weighted_sum_value_of_the_first_head":
+        ("one head's value for all, as with one key-value head: onnx#7274's kind", "value-of-first-head"),
+    "multi_head_attention_query_bias_left_out": ("the bias is not loaded", "query-bias-missing"),
+    "multi_head_attention_value_bias_left_out": ("the bias is not loaded", "value-bias-missing"),
+    "multi_head_attention_output_bias_neutral": ("the bias is not loaded", "output-bias-missing"),
+    "multi_head_attention_output_bias_taken_twice": ("by the kernel and by its caller", "output-bias-twice"),
+    "attention_gradients_dot_grad_weights_in_bfloat16":
+        ("dp is stored in bfloat16: pytorch#133671's kind", ACCURACY_OF_16_BITS),
+    "attention_gradients_weighted_sum_grad_scores_in_tf32":
+        ("TF32 in the backward pass, dq alone", ACCURACY_OF_16_BITS),
+    "latent_attention_query_rotary_of_the_first_head":
+        ("k_pe is made of all heads of k: every head adds the query of the first", "rotated-query-of-first-head"),
+    "latent_attention_scale_left_out":
+        ("the model's own scale is not handed on: huggingface/optimum-intel#1877", "scale-default"),
+    "latent_attention_key_rotary_of_the_key_before":
+        ("the cache of rotated parts is a token behind that of latent vectors", "rotated-part-one-position-late"),
+    "latent_attention_query_rotary_with_each_query_in_reverse":
+        ("q_pe is rotated by tables with the axis of heads for positions: tensorgi/TPA#4's kind", ()),
+    "latent_attention_key_projection_of_the_next_head":
+        ("kv_b_proj is sharded one head off", "key-projection-of-next-head"),
+    "latent_attention_value_projection_of_the_next_head":
+        ("kv_b_proj is sharded one head off, behind the mean", "value-projection-of-next-head"),
+    "latent_attention_value_projection_of_the_first_head":
+        ("one matrix for all heads behind the mean: a product that spreads over the wrong axis",
+            "value-projection-of-first-head"),
+    "latent_attention_latent_in_bfloat16": ("latent vectors are kept in bfloat16 beside float32", ACCURACY_OF_16_BITS),
+    "normalized_attention_norm_left_out": ("Llama 4's L2Norm is a root mean square: a name for two", "norm-kind"),
+    "merge_states_lse_base_left_out":
+        ("log2 is written and log is read: flashinfer#2113, pytorch#181645", "lse-base-e"),
+    "merge_states_log_sum_exps_of_the_first_head":
+        ("structure: one log-sum-exp per query is read for all heads", "log-sum-exps-of-first-head"),
+}
+"""Faults that people made: these are put to as many cases as those by hand, and named."""
+# fmt: on
+
+
+def _register(name: str, defect: str, steps: Steps, at: str, of: tuple[str, str]) -> None:
+    if name not in MET:
+        mutant("by the specification", None, name, defect, steps, at=at, dtypes=ONE_DTYPE, of=of)
+        return
+    defect, diagnosis = MET[name]
+    dtypes = WIDE if diagnosis == ACCURACY_OF_16_BITS else EVERY
+    mutant(
+        "by the specification", None, name, defect, steps, at=at, dtypes=dtypes, diagnosis=diagnosis, of=of, is_met=True
+    )
+
+
+for _operation in OPERATIONS.values():
+    _what = _words(_operation.name)
+    for _name, _spec in arguments_of(_operation):
+        for _fault in faults_of(_operation, _name, _spec):
+            _register(
+                f"{_operation.name}_{_name}_{_fault.name}",
+                f"the {_words(_name)} of {_what} {_fault.defect}",
+                argument_read_as(_operation.function, _name, _fault.change),
+                _spec.asks_for or _operation.stages[0],
+                (_operation.name, _name),
+            )
+    for _stage in stages_of(_operation):
+        _register(
+            f"{_operation.name}_{_stage}_rounded_to_eight_bits",
+            f"the {_words(_stage)} of {_what} is stored in bfloat16",
+            stage_rounded(_operation.function, _stage),
+            _stage,
+            (_operation.name, ""),
+        )
+for _array in OF_STEPS:
+    _step = _array.step.replace("._", "_").strip("_")
+    for _fault in _array.faults():
+        _register(
+            f"{_step}_{_array.name}_{_fault.name}",
+            f"the {_words(_array.name)} of {_words(_step)} {_fault.defect}",
+            _array.read_as(_fault.change),
+            _array.stage,
+            (_array.operation, ""),
+        )
+
+_MODULES = (*(topic.__name__ for topic in TOPICS), __name__)
+_ALL: tuple[Subject, ...] = tuple(subject for module in _MODULES for subject in subjects_of_module(module))
 MUTANTS: tuple[Mutant, ...] = tuple(each for each in _ALL if isinstance(each, Mutant))
 BY_HAND: tuple[Mutant, ...] = tuple(each for each in MUTANTS if not is_generated(each))
 """The faults that do not follow from the specification, and those that people are known to have made."""

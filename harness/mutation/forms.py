@@ -7,7 +7,7 @@ online softmax takes keys in blocks, and rescales sum and average when the runni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, TypeAlias
@@ -196,34 +196,15 @@ def where(is_asked: Callable[[Call], bool], steps: Steps) -> Steps:
     return in_attention(lambda call: steps if is_asked(call) else {})
 
 
-def with_groups(call: Call) -> bool:
-    """Whether query heads share heads of keys and values."""
-    return call.has_groups
-
-
-def with_softcap(call: Call) -> bool:
-    """Whether there is a softcap."""
-    return call.softcap is not None
-
-
-def with_window(call: Call) -> bool:
-    """Whether there is a window."""
-    return call.window is not None
-
-
-def with_lengths(call: Call) -> bool:
-    """Whether there are key lengths."""
-    return call.key_lengths is not None
-
-
-def with_past(call: Call) -> bool:
-    """Whether keys come from a cache."""
-    return call.past > 0
-
-
-def with_bias(call: Call) -> bool:
-    """Whether there is a bias."""
-    return call.bias is not None
+GIVEN: Mapping[str, Callable[[Call], bool]] = {
+    "groups": lambda call: call.has_groups,
+    "softcap": lambda call: call.softcap is not None,
+    "window": lambda call: call.window is not None,
+    "key_lengths": lambda call: call.key_lengths is not None,
+    "past": lambda call: call.past > 0,
+    "bias": lambda call: call.bias is not None,
+}
+"""Whether a call has something that another path may be taken for."""
 
 
 def inputs_changed(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Steps:

@@ -21,6 +21,7 @@ from attncheck.backends.numpy_backend import (
     _weighted_sum,
 )
 from attncheck.mutation.forms import (
+    GIVEN,
     Product,
     allowed_in,
     bias_logits_read_as,
@@ -36,9 +37,6 @@ from attncheck.mutation.forms import (
     weights_again,
     weights_made_again,
     weights_remembered,
-    with_bias,
-    with_groups,
-    with_softcap,
 )
 from attncheck.mutation.kernel import Array, Store, bfloat16, float16, tf32
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, equivalent, mutant
@@ -49,10 +47,9 @@ _DELTA = "attention_gradients._row_sum"
 """What sums p dp over the keys."""
 
 
-@_faulty_gradients(
-    _DELTA, at="grad_query", defect="the mean over the keys for their sum", diagnosis="softmax-gradient-averaged"
-)
+@_faulty_gradients(_DELTA, at="grad_query", diagnosis="softmax-gradient-averaged")
 def row_sum_of_the_gradient_averaged(terms: Array) -> Array:
+    """the mean over the keys for their sum"""
     return np.asarray(_row_sum(terms) / max(1, terms.shape[-1]))
 
 
@@ -65,13 +62,9 @@ def _in_key_gradient(steps_of: Callable[[Call], Steps]) -> Steps:
     return only("grad_key", in_gradients(steps_of))
 
 
-@_faulty_gradients(
-    value_weights_read_as,
-    at="grad_value",
-    defect="exp(s - m) for the weights in dv",
-    diagnosis="value-gradient-unnormalised",
-)
+@_faulty_gradients(value_weights_read_as, at="grad_value", diagnosis="value-gradient-unnormalised")
 def value_gradient_from_unnormalised_weights(call: Call, weights: Array) -> Array:
+    """exp(s - m) for the weights in dv"""
     maximum = _row_maximum(call.logits)
     return np.asarray(np.exp(call.logits - np.where(np.isinf(maximum), 0, maximum)))
 
@@ -85,26 +78,19 @@ def value_gradient_from_dropped_out_weights(call: Call, weights: Array) -> Array
     return np.asarray(weights * kept * np.asarray(1 / 0.9, weights.dtype))
 
 
-@_faulty_gradients(
-    gradients_read_as,
-    at="grad_query",
-    defect="zeros for batch > 0: pytorch#139462's kind",
-    diagnosis="gradients-of-first-batch-entry-alone",
-)
+@_faulty_gradients(gradients_read_as, at="grad_query", diagnosis="gradients-of-first-batch-entry-alone")
 def gradients_zero_beyond_the_first_batch_entry(gradients: Stages) -> Stages:
+    """zeros for batch > 0: pytorch#139462's kind"""
     kept = {name: gradient.copy() for name, gradient in gradients.items()}
     for gradient in kept.values():
         gradient[1:] = 0
     return kept
 
 
-@_faulty_gradients(
-    in_gradients,
-    at="grad_query",
-    defect="1 - x^2 from the saved input where the saved output is due",
-    diagnosis="softcap-slope-of-uncapped-scores",
-)
+@_faulty_gradients(in_gradients, at="grad_query", diagnosis="softcap-slope-of-uncapped-scores")
 def softcap_slope_of_uncapped_scores(call: Call) -> Steps:
+    """1 - x^2 from the saved input where the saved output is due"""
+
     def slope(capped: Array, softcap: float) -> Array:
         argument = call.stages["scores"] / softcap
         return np.asarray(1 - argument * argument)
@@ -141,13 +127,9 @@ def _over_groups(total: Callable[[Array], Array]) -> Steps:
     return {"_sum_heads": lambda gradient, kv_heads: total(in_groups(gradient, kv_heads))}
 
 
-@_faulty_gradients(
-    "_sum_heads",
-    at="grad_key",
-    defect="repeat forwards, tile backwards: onnx#7274's kind",
-    diagnosis="group-gradient-as-if-tiled",
-)
+@_faulty_gradients("_sum_heads", at="grad_key", diagnosis="group-gradient-as-if-tiled")
 def group_gradient_summed_as_if_tiled(gradient: Array, kv_heads: int) -> Array:
+    """repeat forwards, tile backwards: onnx#7274's kind"""
     batch, heads, *rest = gradient.shape
     return np.asarray(gradient.reshape(batch, heads // kv_heads, kv_heads, *rest).sum(axis=1))
 
@@ -365,14 +347,14 @@ def _again_without(option: str, is_asked: Callable[[Call], bool]) -> Steps:
 
 
 # fmt: off
-for _option, _of, _is_asked, _defect in (
-    ("window", "of_groups", with_groups, "p made again without the window where heads are shared: jax#32300's kind"),
-    ("is_causal", "with_a_bias", with_bias, "p made again from all keys where a bias is given: keras#23038's kind"),
-    ("key_lengths", "with_a_softcap", with_softcap, "p made again for padding behind a cap: onnxruntime#28379's kind"),
-    ("mask", "of_groups", with_groups, "p made again without the mask where heads are shared: FlagGems#898's kind"),
+for _option, _of, _given, _defect in (
+    ("window", "of_groups", "groups", "p made again without the window where heads are shared: jax#32300's kind"),
+    ("is_causal", "with_a_bias", "bias", "p made again from all keys where a bias is given: keras#23038's kind"),
+    ("key_lengths", "with_a_softcap", "softcap", "p made again for padding behind a cap: onnxruntime#28379's kind"),
+    ("mask", "of_groups", "groups", "p made again without the mask where heads are shared: FlagGems#898's kind"),
 ):
     _backward(partial(_again_without, _option), f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass_{_of}",
-        _defect, _is_asked)
+        _defect, GIVEN[_given])
 # fmt: on
 
 
@@ -427,7 +409,7 @@ _backward(_without_slope, "softcap_slope_missing_behind_a_mask",
     lambda call: "masked" in call.stages, diagnosis="softcap-slope-missing")
 _backward(_without_slope, "softcap_slope_missing_with_a_bias",
     "the biased path forgets the cap on the way back: onnx#7865's kind",
-    with_bias, diagnosis="softcap-slope-missing")
+    GIVEN["bias"], diagnosis="softcap-slope-missing")
 _backward(in_gradients, "query_gradient_scaled_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
     lambda call: {} if call.softcap is None else {"_weighted_sum": lambda gradient, key: _weighted_sum(gradient,

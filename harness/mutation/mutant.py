@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from inspect import Signature, isfunction, signature
 from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
@@ -359,6 +359,28 @@ def subjects_of_module(module: str) -> tuple[Subject, ...]:
     return tuple(subject for name, subject in _REGISTERED if name == module)
 
 
+def _registering(
+    make: Callable[[str, str, Variant], Subject],
+    form: Form,
+    name: str | None,
+    text: str,
+    hidden: frozenset[str],
+    change: Any,
+) -> Callable[[Decorated], Decorated]:
+    """Register what is made of a name, a text and an implementation: of a row's ``change``, or of what is decorated."""
+    module = sys._getframe(2).f_globals["__name__"]  # the catalogue is in its order, whoever imports it first
+
+    def register(step: Decorated) -> Decorated:
+        made = {form: step} if isinstance(form, str) else step if form is None else form(step)
+        backend = made if isinstance(made, Variant) else Variant(made, hidden=hidden)
+        _REGISTERED.append((module, make(name or step.__name__, text or step.__doc__ or "", backend)))
+        return step
+
+    if change is not None:
+        register(change)
+    return register
+
+
 def mutant(
     topic: str,
     form: Form = None,
@@ -367,31 +389,21 @@ def mutant(
     change: Any = None,
     *,
     at: str,
-    dtypes: tuple[str, ...] = EVERY,
     diagnosis: str | tuple[str, ...] = (),
-    classes: Mapping[str, str] | None = None,
-    without: Variant | None = None,
     hidden: frozenset[str] = frozenset(),
-    of: tuple[str, str] | None = None,
-    is_met: bool = False,
+    **more: Any,
 ) -> Callable[[Decorated], Decorated]:
-    """Register a fault; ``at`` is the first stage that it gets wrong.
+    """Register a fault; ``at`` is the first stage that it gets wrong, and ``more`` are other fields of ``Mutant``.
 
     A row has all of it, what it does as its ``change``. What takes statements is decorated: it has its own name, and
     its defect may be its docstring.
     """
-    module, names = _caller(), (diagnosis,) if isinstance(diagnosis, str) else diagnosis
+    names = (diagnosis,) if isinstance(diagnosis, str) else diagnosis
 
-    def register(step: Decorated) -> Decorated:
-        backend = _variant(form, step, hidden)
-        said = defect or _docstring(step)
-        fault = Mutant(name or _name(step), topic, said, backend, at, dtypes, names, classes or {}, without, of, is_met)
-        _REGISTERED.append((module, fault))
-        return step
+    def make(name: str, defect: str, backend: Variant) -> Mutant:
+        return Mutant(name, topic, defect, backend, at, diagnosis=names, **more)
 
-    if change is not None:
-        register(change)
-    return register
+    return _registering(make, form, name, defect, hidden, change)
 
 
 def control(
@@ -400,53 +412,19 @@ def control(
     why: str = "",
     change: Any = None,
     *,
-    dtypes: tuple[str, ...] = EVERY,
-    classes: Mapping[str, str] | None = None,
     hidden: frozenset[str] = frozenset(),
+    **more: Any,
 ) -> Callable[[Decorated], Decorated]:
     """Register what is right, and ``why`` it is: a row, or what is decorated, as faults are."""
-    module = _caller()
-
-    def register(step: Decorated) -> Decorated:
-        backend = _variant(form, step, hidden)
-        right = Control(name or _name(step), why or _docstring(step), backend, dtypes, classes or {})
-        _REGISTERED.append((module, right))
-        return step
-
-    if change is not None:
-        register(change)
-    return register
+    return _registering(partial(Control, **more), form, name, why, hidden, change)
 
 
 def equivalent(
     form: Form = None, *, defect: str, proof: str, dtypes: tuple[str, ...] = EVERY, name: str | None = None
 ) -> Callable[[Decorated], Decorated]:
     """Register what is decorated as a fault that no input can show."""
-    module = _caller()
 
-    def register(step: Decorated) -> Decorated:
-        backend = _variant(form, step, frozenset())
-        same = Equivalent(name or _name(step), defect, proof, backend, dtypes)
-        _REGISTERED.append((module, same))
-        return step
+    def make(name: str, defect: str, backend: Variant) -> Equivalent:
+        return Equivalent(name, defect, proof, backend, dtypes)
 
-    return register
-
-
-def _variant(form: Form, step: Any, hidden: frozenset[str]) -> Variant:
-    made = {form: step} if isinstance(form, str) else step if form is None else form(step)
-    return made if isinstance(made, Variant) else Variant(made, hidden=hidden)
-
-
-def _name(step: Any) -> str:
-    name: str = step.__name__
-    return name
-
-
-def _docstring(step: Any) -> str:
-    return step.__doc__ or ""
-
-
-def _caller() -> str:
-    """Return the name of the module that calls a decorator: the catalogue is in its order, whoever imports it first."""
-    return str(sys._getframe(2).f_globals.get("__name__"))
+    return _registering(make, form, name, defect, frozenset(), None)

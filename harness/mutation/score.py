@@ -7,6 +7,7 @@ not settle. Right variants are put to a share of the cases.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,13 +15,15 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from multiprocessing import get_context
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 import pandas as pd
+from rich.table import Table
 
-from attncheck.errors import UsageError
+from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.call import end_with_parent
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
 from attncheck.mutation.judgement import (
@@ -29,20 +32,27 @@ from attncheck.mutation.judgement import (
     RIGHTLY,
     RULES,
     WRONGLY,
+    Evaluation,
+    Evaluations,
     ExactJudge,
     JudgeStages,
     Naming,
-    Tallies,
-    Tally,
     UnitFindings,
+    evaluations_of,
     has_wrong_numbers,
     how_named,
     is_caught,
-    tallies_of,
 )
 from attncheck.mutation.mutant import WIDE, Control, Mutant, Subject, is_generated
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer, count_scores, judged_dtypes, unit_of
+from attncheck.processors import available_processors
 from attncheck.reading.case import Case
+from attncheck.reading.selection import Selection
+from attncheck.reports.frames import records
+from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.other_documents import MutantsDocument
+from attncheck.reports.machine.outcome import rows_of
+from attncheck.reports.terminal import plain_console
 from attncheck.spec import STAGES
 
 SEED_STEP = 1_000_003
@@ -366,23 +376,29 @@ def summarise(
     parts = [part for each in swept for part in each.parts]
     names = {name: said for each in swept for name, said in each.naming.names().items()}
     spared = {pair for each in swept for pair in each.spared}
-    tallies = tallies_of(parts)
-    dtypes = sorted({dtype for _, dtype in tallies})
-    rows = _subjects(tallies, subjects, dtypes, seeds, names)
-    is_spared = [(row.subject, row.dtype) in spared for row in rows.itertuples()]
-    rules = _rules(tallies, subjects, dtypes if exhaustive else [])
-    return MutationFrames(parts, _catches(tallies), rows.assign(spared=is_spared), rules, exhaustive)
+    evaluations = evaluations_of(parts)
+    dtypes = sorted({dtype for _, dtype in evaluations})
+    rows = [
+        {**row, "spared": (subject.name, dtype) in spared}
+        for subject in subjects
+        for dtype in dtypes
+        if (row := _row(subject, dtype, evaluations.get((subject.name, dtype), ()), len(seeds), names))
+    ]
+    rules = _rules(evaluations, subjects, dtypes if exhaustive else [])
+    return MutationFrames(parts, _catches(evaluations), pd.DataFrame(rows), rules, exhaustive)
 
 
 _CATCHES = ("subject", "dtype", "case", "stage", "tiers", "seeds")
 
 
-def _catches(tallies: Tallies) -> pd.DataFrame:
-    rows = [
-        (subject, dtype, case, of_case[min(of_case)][0], _joined(tier for _, tier in of_case.values()), len(of_case))
-        for (subject, dtype), tally in sorted(tallies.items())
-        for case, of_case in sorted(tally.catches.items())
-    ]
+def _catches(evaluations: Evaluations) -> pd.DataFrame:
+    rows = []
+    for (subject, dtype), found in sorted(evaluations.items(), key=lambda each: each[0]):
+        caught = sorted((each for each in found if each.stage is not None), key=lambda each: each[:2])
+        for case, of_case in groupby(caught, key=lambda each: each.case):
+            first, *others = of_case
+            tiers = _joined(each.tier for each in (first, *others))
+            rows.append((subject, dtype, case, first.stage, tiers, 1 + len(others)))
     return pd.DataFrame(rows, columns=list(_CATCHES))
 
 
@@ -390,41 +406,34 @@ def _joined(names: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))
 
 
-def _subjects(
-    tallies: Tallies,
-    subjects: Sequence[Subject],
-    dtypes: Sequence[str],
-    seeds: Sequence[int],
-    names: Mapping[str, Sequence[str]],
-) -> pd.DataFrame:
-    rows = []
-    for subject in subjects:
-        for dtype in dtypes:
-            tally = tallies.get((subject.name, dtype), Tally())
-            if not _counts(subject, dtype, reached=bool(tally.reached)):
-                continue
-            stages = {stage for stage, _ in tally.flagged}
-            rows.append(
-                {
-                    "subject": subject.name,
-                    "kind": kind_of(subject),
-                    "topic": subject.topic if isinstance(subject, Mutant) else "",
-                    "dtype": dtype,
-                    "seeds": len(seeds),
-                    "caught_in": len(seeds) if tally.is_caught_undrawn else len(tally.seeds),
-                    "reached_by": len(tally.reached),
-                    "caught_by": len(tally.catches),
-                    "tiers": _joined(tier for _, tier in tally.flagged),
-                    "stages": ", ".join(stage for stage in ("", *STAGES) if stage in stages),
-                    "first_case": min(tally.catches, default=""),
-                    "largest_ratio": tally.largest_ratio,
-                    **{rule: bool(tally.rejected[rule]) for rule in RULES},
-                    "named": ", ".join(names.get(subject.name, ())),
-                    "how_named": "" if is_generated(subject) else how_named(subject, names.get(subject.name, ())),
-                    "description": description_of(subject),
-                }
-            )
-    return pd.DataFrame(rows)
+def _row(
+    subject: Subject, dtype: str, found: Sequence[Evaluation], seeds: int, names: Mapping[str, Sequence[str]]
+) -> dict[str, object]:
+    """Return the row of a subject in a dtype; nothing where it does not count in that."""
+    if not _counts(subject, dtype, reached=bool(found)):
+        return {}
+    caught = [each for each in found if each.stage is not None]
+    cases, stages = {each.case for each in caught}, {each.stage for each in caught}
+    is_caught_undrawn = any(not each.drawn for each in caught)
+    said = names.get(subject.name, ())
+    return {
+        "subject": subject.name,
+        "kind": kind_of(subject),
+        "topic": subject.topic if isinstance(subject, Mutant) else "",
+        "dtype": dtype,
+        "seeds": seeds,
+        "caught_in": seeds if is_caught_undrawn else len({each.seed for each in caught}),
+        "reached_by": len({each.case for each in found}),
+        "caught_by": len(cases),
+        "tiers": _joined(each.tier for each in caught),
+        "stages": ", ".join(stage for stage in ("", *STAGES) if stage in stages),
+        "first_case": min(cases, default=""),
+        "largest_ratio": max((each.ratio for each in found if not math.isnan(each.ratio)), default=math.nan),
+        **{rule: any(each.rejects[rule] for each in found) for rule in RULES},
+        "named": ", ".join(said),
+        "how_named": "" if is_generated(subject) else how_named(subject, said),
+        "description": description_of(subject),
+    }
 
 
 def _counts(subject: Subject, dtype: str, *, reached: bool) -> bool:
@@ -442,24 +451,148 @@ def description_of(subject: Subject) -> str:
     return subject.why if isinstance(subject, Control) else subject.defect
 
 
-def _rules(tallies: Tallies, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
+def _rules(evaluations: Evaluations, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
     """Count, per rule, mutants that any case shows, and evaluations (all stages of a case) of controls."""
-    rows = [
-        {"dtype": dtype, **_rule_counts(tallies, subjects, dtype, column)}
-        for dtype in dtypes
-        for column in ("caught", *RULES)
-    ]
+    rows = []
+    for dtype in dtypes:
+        found = [(subject, evaluations.get((subject.name, dtype), ())) for subject in subjects]
+        faults = [(subject, each) for subject, each in found if isinstance(subject, Mutant)]
+        controls = [one for subject, each in found if isinstance(subject, Control) for one in each]
+        mutants = sum(_counts(subject, dtype, reached=bool(each)) for subject, each in faults)
+        for rule in ("caught", *RULES):
+            caught = sum(any(one.complete and one.rejects[rule] for one in each) for _, each in faults)
+            rejected = sum(one.rejects[rule] for one in controls)
+            name = "attncheck" if rule == "caught" else rule
+            rows.append((dtype, name, mutants, caught, len(controls), rejected))
     return pd.DataFrame(rows, columns=["dtype", "rule", "mutants", "mutants_caught", "controls", "controls_rejected"])
 
 
-def _rule_counts(tallies: Tallies, subjects: Sequence[Subject], dtype: str, column: str) -> dict[str, object]:
-    reached = [(subject, tallies.get((subject.name, dtype))) for subject in subjects]
-    mutants = [(subject, tally) for subject, tally in reached if isinstance(subject, Mutant)]
-    controls = [tally for subject, tally in reached if isinstance(subject, Control) and tally is not None]
-    return {
-        "rule": "attncheck" if column == "caught" else column,
-        "mutants": sum(_counts(subject, dtype, reached=tally is not None) for subject, tally in mutants),
-        "mutants_caught": sum(bool(tally.rejected_complete[column]) for _, tally in mutants if tally is not None),
-        "controls": sum(tally.evaluations for tally in controls),
-        "controls_rejected": sum(tally.rejected[column] for tally in controls),
-    }
+_RULES = {
+    "attncheck": "attncheck",
+    "allclose": "numpy.allclose",
+    "assert_close": "torch.testing.assert_close",
+    "rtol_1e_3": "rtol 1e-3, atol 1e-7",
+}
+
+
+_SPARED = (
+    "Each fault was put to cases until enough of them caught and named it, which a + behind their number marks; each "
+    "right variant was put to a share of the cases. With --all-cases every small case is put to all of them, and other "
+    "tolerances are tried."
+)
+
+
+def run(
+    selection: Selection,
+    topics: Collection[str],
+    seeds: Sequence[int],
+    processes: int | None,
+    *,
+    exhaustive: bool,
+    as_json: bool,
+) -> tuple[ExitCode, MutantsDocument | None]:
+    """Put the cases to the faults of these topics, or of all; print the score, or return it ``as_json``.
+
+    Returns the exit code too. Raises ``UsageError`` for a topic that does not exist.
+    """
+    subjects = subjects_of(topics)
+    with in_processes(processes or available_processors()) as pool:
+        frames = run_mutants(selection.cases, seeds, pool=pool, subjects=subjects, exhaustive=exhaustive)
+    is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
+    code = ExitCode.BAD_INPUT if selection.faults else ExitCode.AGREE if is_good else ExitCode.DISAGREE
+    if as_json:
+        return code, mutants_document(frames, code, list(map(str, selection.faults)))
+    print_mutation(frames)
+    return code, None
+
+
+def print_mutation(frames: MutationFrames) -> None:
+    """Print every fault with what catches it, the survivors, what is wrongly flagged, the score, and other rules."""
+    console = plain_console()
+    console.print(_caught(frames.subjects))
+    for line in _wrong_lines(frames):
+        console.print(line, style="red", soft_wrap=True)
+    for row in records(frames.caught_once):
+        console.print(f"caught by one case alone: {row['subject']}, by {row['case']}", soft_wrap=True)
+    if frames.exhaustive:
+        console.print(_rules_table(frames.rules))
+    for row in records(frames.wrongly_named):
+        line = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
+        console.print(line, style="red", soft_wrap=True)
+    console.print(_score(frames), style="bold", soft_wrap=True)
+    console.print(f"{_naming(frames)}.", style="bold", soft_wrap=True)
+    if not frames.exhaustive:
+        console.print(_SPARED, soft_wrap=True)
+
+
+def _wrong_lines(frames: MutationFrames) -> Iterator[str]:
+    """Yield a line for each fault that survives, and for each right variant that is flagged."""
+    for row in records(frames.survivors):
+        reached = "no case reaches it" if not row["reached_by"] else f"largest error/bound {row['largest_ratio']:.3g}"
+        yield (
+            f"survives: {row['subject']} [{row['dtype']}] caught with {row['caught_in']} of {row['seeds']} seeds, "
+            f"{reached}: {row['description']}"
+        )
+    for row in records(frames.flagged):
+        yield (
+            f"wrongly flagged: {row['subject']} [{row['dtype']}] at {row['stages']} of {row['first_case']}, "
+            f"{row['tiers']}: {row['description']}"
+        )
+
+
+def _score(frames: MutationFrames) -> str:
+    mutants = frames.subjects[frames.subjects["kind"] == "mutant"]
+    others = frames.subjects[frames.subjects["kind"] != "mutant"]
+    return (
+        f"Mutation score {frames.score:.1%}: {mutants['subject'].nunique()} faults, "
+        f"{frames.survivors['subject'].nunique()} survive, {len(frames.caught_once)} are caught by one case alone; "
+        f"{others['subject'].nunique()} controls and equivalent variants, "
+        f"{frames.flagged['subject'].nunique()} flagged."
+    )
+
+
+def _naming(frames: MutationFrames) -> str:
+    counts = frames.naming()
+    return "Faults named rightly {rightly}, wrongly {wrongly}, not named {not}".format(**counts)
+
+
+def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str] = ()) -> MutantsDocument:
+    """Return the same for programs."""
+    names = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
+    tables: dict[str, Any] = {name: rows_of(getattr(frames, name)) for name in names}
+    return MutantsDocument(
+        attncheck=header("mutants"),
+        exit_code=int(code),
+        answer=_score(frames),
+        notes=[*notes, *([] if frames.exhaustive else [_SPARED])],
+        score=frames.score,
+        naming=frames.naming(),
+        **tables,
+    )
+
+
+def _caught(subjects: pd.DataFrame) -> Table:
+    table = Table(box=None, pad_edge=False)
+    headings = ("fault", "topic", "dtype", "cases", "tiers", "stages", "first case that catches it", "named")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading == "cases" else "left", no_wrap=True)
+    for row in records(subjects[(subjects["kind"] == "mutant") & (subjects["caught_in"] > 0)]):
+        before, behind = ("subject", "topic", "dtype"), ("tiers", "stages", "first_case")
+        count = f"{row['caught_by']}{'+' if row['spared'] else ''}"  # others were not put to it
+        table.add_row(*(row[cell] for cell in before), count, *(row[cell] for cell in behind), row["named"] or "-")
+    return table
+
+
+def _rules_table(rules: pd.DataFrame) -> Table:
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title="The same results under other rules, faults on the cases that all of them are put to",
+        title_justify="left",
+    )
+    for heading in ("dtype", "rule", "faults", "caught", "right results", "wrongly rejected"):
+        table.add_column(heading, justify="left" if heading in ("dtype", "rule") else "right", no_wrap=True)
+    for row in records(rules):
+        counts = (row[name] for name in ("mutants", "mutants_caught", "controls", "controls_rejected"))
+        table.add_row(row["dtype"], _RULES.get(row["rule"], row["rule"]), *map(str, counts))
+    return table

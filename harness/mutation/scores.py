@@ -147,13 +147,7 @@ def _of_parts(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
     """Make the hidden layer in another way, by ``hidden(query_part, key_part, bias)``."""
 
     def score(
-        query: Array,
-        key: Array,
-        query_weight: Array,
-        key_weight: Array,
-        score_vector: Array,
-        *,
-        score_bias: Array | None = None,
+        query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
     ) -> Stages:
         query_part = (query @ query_weight)[..., :, np.newaxis, :]  # (B, H, Lq, 1, A)
         key_part = (key @ key_weight)[..., np.newaxis, :, :]  # (B, H, 1, Lk, A)
@@ -176,13 +170,7 @@ def _activation(tanh: Callable[[Array], Array]) -> Steps:
 
 @_faulty_other_scores("additive_scores", defect="v (tanh(q + k) + b) for v tanh(q + k + b)")
 def additive_bias_after_tanh(
-    query: Array,
-    key: Array,
-    query_weight: Array,
-    key_weight: Array,
-    score_vector: Array,
-    *,
-    score_bias: Array | None = None,
+    query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
 ) -> Stages:
     stages = additive_scores(query, key, query_weight, key_weight, score_vector)
     return stages if score_bias is None else {"scores": stages["scores"] + score_bias @ score_vector}
@@ -294,16 +282,11 @@ def _network(change: Callable[..., tuple[Array, Array, Array]]) -> Steps:
     """Change the arrays of the small network: ``change(query_weight, key_weight, score_vector)``."""
 
     def score(
-        query: Array,
-        key: Array,
-        query_weight: Array,
-        key_weight: Array,
-        score_vector: Array,
-        *,
-        score_bias: Array | None = None,
+        query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
     ) -> Stages:
-        network = change(query_weight, key_weight, score_vector)
-        return numpy_backend.additive_scores(query, key, *network, score_bias=score_bias)
+        return numpy_backend.additive_scores(
+            query, key, *change(query_weight, key_weight, score_vector), score_bias=score_bias
+        )
 
     return {"additive_scores": score}
 

@@ -395,13 +395,7 @@ def steps_by(product: Product) -> Steps:
     """Use another product of matrices wherever there is one."""
 
     def additive_scores(
-        query: Array,
-        key: Array,
-        query_weight: Array,
-        key_weight: Array,
-        score_vector: Array,
-        *,
-        score_bias: Array | None = None,
+        query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
     ) -> Stages:
         hidden = product(query, query_weight)[..., :, np.newaxis, :] + product(key, key_weight)[..., np.newaxis, :, :]
         shifted = np.tanh(hidden if score_bias is None else hidden + score_bias)

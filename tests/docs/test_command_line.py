@@ -27,7 +27,7 @@ from attncheck.backends import LIBRARIES
 from attncheck.cli import app
 from attncheck.cli.app import COMMANDS, OPTIONS
 from attncheck.errors import ExitCode
-from attncheck.mutation import command as command_of_faults
+from attncheck.mutation import score as command_of_faults
 
 PAGE = DOCS / "reference" / "command-line.md"
 GROUP: Any = typer.main.get_command(app)

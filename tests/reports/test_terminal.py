@@ -20,8 +20,7 @@ from here import command_here, own_code_here
 from attncheck import check
 from attncheck.errors import ExitCode
 from attncheck.mutation.catalogue import SUBJECTS
-from attncheck.mutation.command import mutants_document, print_mutation
-from attncheck.mutation.score import run_mutants
+from attncheck.mutation.score import mutants_document, print_mutation, run_mutants
 from attncheck.reading.selection import select_cases
 from attncheck.reports.defects import commands_again, first_commands
 from attncheck.reports.frames import records

@@ -82,7 +82,7 @@ def test_every_module_that_registers_subjects_is_a_topic_of_the_catalogue() -> N
             r"^from attncheck\.mutation\.mutant import [^)]*?\b(mutant|control)\b", path.read_text(), re.MULTILINE
         )
     }
-    assert modules == {topic.__name__.rpartition(".")[2] for topic in TOPICS}
+    assert modules - {"catalogue"} == {topic.__name__.rpartition(".")[2] for topic in TOPICS}
     assert all(subjects_of_module(topic.__name__) for topic in TOPICS)
 
 

@@ -8,8 +8,16 @@ import numpy as np
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Window
-from attncheck.mutation.catalogue import BY_HAND, MUTANTS
-from attncheck.mutation.generated import MET, argument_read_as, arguments_of, faults_of, of_input, of_option
+from attncheck.mutation.catalogue import (
+    BY_HAND,
+    MET,
+    MUTANTS,
+    argument_read_as,
+    arguments_of,
+    faults_of,
+    of_input,
+    of_option,
+)
 from attncheck.mutation.mutant import Variant
 from attncheck.spec import OPERATIONS, OptionSpec
 from attncheck.spec.inputs import optional
