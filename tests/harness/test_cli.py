@@ -283,8 +283,6 @@ def test_a_closed_standard_output_does_not_become_the_pipe_to_a_worker(case_fold
 
 # What CI systems read
 
-ANNOTATION = "::error file=file.yaml,line=7,title=numeric%3A numpy.eager in float64::one: weights: off by 2"
-
 
 @pytest.fixture
 def wrong(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> Path:
@@ -311,20 +309,6 @@ def test_ci_finds_all_that_it_reads(invoke: Invoke, case_folder: Path, monkeypat
     (suite,) = ElementTree.parse("ci/junit.xml").getroot()
     assert [suite.attrib[name] for name in ("tests", "failures", "skipped")] == ["4", "2", "2"]
     assert Path("ci/junit.xml").read_bytes() == Path("results/latest/report/junit.xml").read_bytes()
-
-
-def test_only_what_was_asked_is_printed(invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, out, _ = invoke("report", wrong)
-    assert "::error" not in out
-    assert {path.name for path in Path.cwd().iterdir()} == {wrong.name}
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "named.md")
-    assert invoke("report", wrong, "--ci-summary", "mine.md")[0] == 1
-    assert Path("mine.md").is_file()
-    assert not Path("named.md").exists(), "an explicit file comes before the one that the CI system names"
-    code, out, err = invoke("report", wrong, "--json", "--annotations")
-    assert (code, err) == (1, f"{ANNOTATION}\n")
-    assert json.loads(out)["exit_code"] == 1
-    assert ANNOTATION in invoke("report", wrong, "--quiet", "--annotations")[1].splitlines()
 
 
 def test_an_unwritable_summary_ends_no_run(invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch) -> None:

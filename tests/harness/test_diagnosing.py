@@ -76,22 +76,6 @@ def test_the_fewest_calls_are_exactly_those_that_it_takes(given: tuple[int, set[
     assert list(failing[-1]) == sorted(needed)
 
 
-@pytest.mark.parametrize(("most", "are_found"), [(0, False), (6, False), (9, False), (30, True)])
-def test_a_call_long_before_is_found_in_few_tries_and_without_them_the_fewest_so_far_are_not_called_so(
-    most: int, are_found: bool
-) -> None:
-    tried: list[Sequence[int]] = []
-
-    def fails_after(calls: Sequence[int]) -> bool | None:
-        if len(tried) >= most:
-            return None
-        tried.append(calls)
-        return 17 in calls
-
-    assert fewest(range(1000), fails_after) is are_found
-    assert not are_found or [17] in map(list, tried)
-
-
 def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_process_alone() -> None:
     asked = dict.fromkeys(
         [("a", "float64"), ("a", "float32"), ("b", "float32"), ("c", "float16"), ("d", "float32")], ""
@@ -103,22 +87,6 @@ def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_pro
     asked["b", "float32"] = "timeout: not done after 1 s"
     assert calls_before(asked, place, dtypes) == []
     assert calls_before(asked, ("gone", "float32"), dtypes) == []
-
-
-@pytest.mark.parametrize(("needed", "said"), [({3}, "1 of the 8 calls"), ({2, 5}, "2 of the 8 calls")])
-def test_a_failure_is_repeated_with_its_calls(needed: set[int], said: str, calls: list[Call], kernel: Kernel) -> None:
-    heard: list[str] = []
-    told = explain_again(calls[-1][0], kernel(str(needed)), "float32", Limits(), failure(calls[:-1]), heard.append)
-    assert told.explanation.begins_at == "output"
-    assert [case.input_shapes["query"][2] for case, _ in told.before] == sorted(needed)
-    assert told.repeated is not None
-    assert told.repeated.are_fewest
-    text = explanation_text(told, {})
-    assert text.startswith(f"{FRESH}twice")
-    assert f"That happens again after {said} that the check's process had been asked before" in text
-    assert all(f"  after row/{number}-queries in float32" in text for number in needed)
-    assert "It goes wrong at output" in text
-    assert heard[0] == "in a fresh process it agrees; repeating the 8 calls that the check made before it"
 
 
 def test_a_failure_that_does_not_happen_again_is_said(calls: list[Call], kernel: Kernel) -> None:
@@ -199,6 +167,8 @@ def test_a_test_suite_tells_it_in_its_failure_and_has_a_command_for_what_a_fresh
     assert "fresh process" not in done.stdout
     assert f"attncheck explain {CASE} kernel.py:attention --dtype float32\n" in done.stdout
 
+
+# What failing cases say together
 
 Array = NDArray[Any]
 CAUSAL = """\

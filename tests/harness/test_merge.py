@@ -172,3 +172,24 @@ def test_arrays_that_cannot_be_read_are_told_and_the_rest_is_compared(make_run: 
     assert said(both.rows, "pair") == []
     (note,) = both.notes
     assert note.startswith(f"{path}: the array file/one float64 numpy.eager weights cannot be read")
+
+
+def test_parts_in_another_order_are_compared(make_row: Callable[..., Row], write_run: WriteRun) -> None:
+    cases = [f"file/{number}" for number in range(7)]
+    runs = []
+    for label, order in (("a", cases), ("b", cases[::-1])):
+        arrays = [
+            stored(name, number, case=case)
+            for case in order
+            for name, number in (("numpy.eager", RIGHT), (bound_name("native"), BOUND))
+        ]
+        directory = write_run([make_row(case=case) for case in order], label=label, arrays=arrays)
+        path = directory / "arrays" / "part-00000.parquet"
+        table = pq.read_table(path)
+        for number in range(len(cases)):  # a part per case, in opposite orders
+            pq.write_table(table.slice(2 * number, 2), path.with_name(f"part-{number:05d}.parquet"))
+        runs.append(directory)
+    rows = merged(*runs).rows
+    pairs = rows[rows["comparison"] == "pair"]
+    assert sorted(pairs["case"]) == cases
+    assert set(pairs["verdict"]) == {"agree"}

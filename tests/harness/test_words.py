@@ -28,7 +28,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation
 from attncheck.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
-from attncheck.progress import ProgressLines, duration
+from attncheck.progress import duration
 from attncheck.pytest_plugin import conformance
 from attncheck.reading.selection import select_cases
 from attncheck.run import Settings
@@ -105,25 +105,6 @@ def test_a_document_counts_without_leading_axes_of_length_1() -> None:
     assert layout_of("w", shape, own, is_document=False) is None
     assert [layout_of(name, shape, own, is_document=True) for name in "wx"] == [
         DocumentLayout(shape, is_transposed) for is_transposed in (True, False)
-    ]
-
-
-def test_a_line_says_how_far_the_run_is_and_what_failed() -> None:
-    clock, written = [100.0], list[str]()
-    lines = ProgressLines(written.append, lambda: clock[0])
-    lines.update(0, 2000)
-    lines.tick()
-    assert written == []  # workers are started: there is no rate yet
-    for seconds, done in ((60, 1), (10, 501), (40, 501), (0, 2000)):
-        clock[0] += seconds
-        lines.update(done, 2000)
-        lines.tick()
-        if done == 1:
-            lines.fail("numpy.eager: a")
-    assert written == [
-        "attncheck: 1 of 2,000 evaluations, 0 failing",
-        "attncheck: 501 of 2,000 evaluations, 1 failing, 50 a second, 30 s left",
-        "attncheck: 501 of 2,000 evaluations, 1 failing, 10 a second, 2:30 min left",
     ]
 
 

@@ -364,21 +364,7 @@ def test_each_kind_of_change_is_counted_and_listed_with_its_dtypes_together() ->
 
 SECONDS = 180
 
-LENGTHS = """\
-title: Five lengths
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float64]}
-for_each: {keys: [1, 2, 3, 4, 5]}
-cases:
-  - name: Some keys
-    inputs:
-      query: {draw: randn, shape: [2, 4]}
-      key: {draw: randn, shape: [{each: keys}, 4]}
-      value: {draw: randn, shape: [{each: keys}, 4]}
-"""
-
-WATCHED = kernel("output * query.dtype.type(WRONG.get(key.shape[-2], 1))", before="from wrong import WRONG\n")
+WATCHED = kernel("output * query.dtype.type(WRONG.get(query.shape[-2], 1))", before="from wrong import WRONG\n")
 
 
 @dataclass
@@ -418,15 +404,14 @@ Start = Callable[..., Watching]
 
 
 @pytest.fixture
-def watching(tmp_path: Path) -> Iterator[Callable[..., Watching]]:
-    """Start a watched check of a kernel that is wrong for as many keys as wrong.py says, by what it says."""
-    (tmp_path / "keys.yaml").write_text(LENGTHS, encoding="utf-8")
+def watching(calls_in_a_row: Path, tmp_path: Path) -> Iterator[Callable[..., Watching]]:
+    """Start a watched check of a kernel that is wrong for as many queries as wrong.py says, by what it says."""
     (tmp_path / "kernel.py").write_text(WATCHED, encoding="utf-8")
     (tmp_path / "wrong.py").write_text("WRONG = {}\n", encoding="utf-8")
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*options: str) -> Watching:
-        command = [sys.executable, "-m", "attncheck", "check", "keys.yaml", "-i", "kernel.py:attention", "--watch"]
+        command = [sys.executable, "-m", "attncheck", "check", "row.yaml", "-i", "kernel.py:attention", "--watch"]
         with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
             # A shell ignores Ctrl-C for what it runs in the background, and what is ignored is inherited.
             before = signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -445,14 +430,14 @@ def watching(tmp_path: Path) -> Iterator[Callable[..., Watching]]:
 def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> None:
     seen = watching("--no-report")
     first = seen.until("Report: not written; attncheck report results/latest writes it")
-    assert first.startswith("kernel.attention agrees with the exact answer. Judged 5 of 5 cases.")
-    seen.until("watching kernel.py, keys.yaml, wrong.py", "err")
+    assert first.startswith("kernel.attention agrees with the exact answer. Judged 9 of 9 cases.")
+    seen.until("watching kernel.py, row.yaml, wrong.py", "err")
 
     printed = seen.save("wrong.py", "WRONG = {3: 2, 5: 2}\n")
-    lines = seen.until("some-keys-keys-5 ", after=printed).splitlines()
+    lines = seen.until("5-queries ", after=printed).splitlines()
     assert lines[0].endswith("wrong.py: 2 verdicts got worse, 0 got better, 0 changed otherwise; 2 fail (exit code 1)")
     assert len(lines) == 3
-    worse = "  worse  kernel.attention  keys/some-keys-keys-3  float64  passes -> numeric at output,"
+    worse = "  worse  kernel.attention  row/3-queries  float32  passes -> numeric at output,"
     assert lines[1].startswith(worse)
 
     printed = seen.save("wrong.py", "WRONG = {5: 2, 4: 9}\n")
@@ -463,14 +448,17 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> No
     seen.until("kernel.py cannot be loaded: SyntaxError", "err")
     assert seen.text("out")[printed:] == ""
 
-    printed = seen.save("kernel.py", WATCHED.replace("WRONG.get(key.shape[-2], 1)", "WRONG.get(key.shape[-2], 1) ** 9"))
+    printed = seen.save(
+        "kernel.py", WATCHED.replace("WRONG.get(query.shape[-2], 1)", "WRONG.get(query.shape[-2], 1) ** 9")
+    )
     assert "2 changed otherwise; 2 fail (exit code 1)" in seen.until("changed otherwise", after=printed)
 
-    printed = seen.save("keys.yaml", LENGTHS.replace("[1, 2, 3, 4, 5]", "[1, 2, 3]"))
-    assert "keys.yaml: nothing changed; 2 fail" in seen.until("keys.yaml", after=printed)
+    cases = (seen.folder / "row.yaml").read_text(encoding="utf-8")
+    printed = seen.save("row.yaml", cases.partition("  - {name: 4 queries")[0])
+    assert "row.yaml: nothing changed; 2 fail" in seen.until("row.yaml", after=printed)
 
     printed = seen.save("wrong.py", "WRONG = {}\n")
-    printed = seen.save("keys.yaml", LENGTHS)
+    printed = seen.save("row.yaml", cases)
     assert "2 got better, 0 changed otherwise; nothing fails" in seen.until("nothing fails", after=printed)
     workers = psutil.Process(seen.process.pid).children(recursive=True)
     assert seen.end() == 0
@@ -487,12 +475,12 @@ def test_what_failed_runs_first_and_ctrl_c_ends_a_run(watching: Start) -> None:
     seen.until("watching", "err")
     assert "agrees with the exact answer" in report.read_text()
     printed = seen.save("wrong.py", "WRONG = {4: 3}\n")
-    seen.until("some-keys-keys-4 ", after=printed)
-    note = "    with open('order', 'a') as file:\n        file.write(f'{key.shape[-2]}')\n"
+    seen.until("4-queries ", after=printed)
+    note = "    with open('order', 'a') as file:\n        file.write(f'{query.shape[-2]}')\n"
     printed = seen.save("kernel.py", WATCHED.replace("    scores", f"{note}    scores", 1))
     seen.until("nothing changed; 1 fails", after=printed)
-    assert (seen.folder / "order").read_text() == "41235"
-    wait_until(lambda: report.is_file() and "is wrong in 1 of the 5 cases" in report.read_text(), SECONDS)
+    assert (seen.folder / "order").read_text() == "412356789"
+    wait_until(lambda: report.is_file() and "is wrong in 1 of the 9 cases" in report.read_text(), SECONDS)
     hanging = "    open('hangs', 'w').close()\n    import time\n    time.sleep(600)\n    scores"
     seen.save("kernel.py", WATCHED.replace("    scores", hanging, 1))
     wait_until((seen.folder / "hangs").exists, SECONDS)

@@ -263,6 +263,17 @@ def test_a_backend_that_hangs_at_its_start_is_given_up(make_runner: MakeRunner, 
     assert len(pids_in(tmp_path / "pids")) == 1
 
 
+@forked
+def test_a_worker_that_holds_too_much_memory_is_replaced_after_its_evaluation(
+    make_runner: MakeRunner, tmp_path: Path
+) -> None:
+    for memory, processes in ((2**40, 1), (1, 2 + 1)):
+        runner = make_runner(at_start=noting(tmp_path / "pids"), soft_memory_limit=memory)
+        for _ in range(2):
+            assert_right(runner.evaluate(softmax_of()))
+        assert len(pids_in(tmp_path / "pids")) == processes
+
+
 def test_a_worker_killed_between_two_evaluations_is_replaced(make_runner: MakeRunner, tmp_path: Path) -> None:
     runner = make_runner(noting(tmp_path / "pids"))
     assert_right(runner.evaluate(softmax_of()))

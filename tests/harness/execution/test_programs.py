@@ -26,7 +26,6 @@ from attncheck.execution.operations import Task
 from attncheck.execution.programs import (
     MAX_HEADER,
     WIRE,
-    Description,
     ProtocolError,
     Refused,
     call_request,
@@ -236,14 +235,6 @@ def test_the_next_answer_lies_behind_the_stages_of_one() -> None:
 def test_an_answer_that_is_none_says_what_was_expected(answer: bytes, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
         read_answer(BytesIO(answer))
-
-
-def test_a_description_is_read_with_what_is_not_said_left_as_it_is() -> None:
-    assert read_description(BytesIO(line(DESCRIBED))) == Description({"attention": ("mask", "scale")})
-    said = {"name": "mine", "version": "2", "grouped_heads": False, "classes": {"float16": "fused"}}
-    found = read_description(BytesIO(line({**DESCRIBED, **said, "dtypes": ["float16"]})))
-    assert {name: getattr(found, name) for name in said} == said
-    assert found.dtypes == ("float16",)
 
 
 def test_a_description_that_is_none_says_what_was_expected() -> None:

@@ -136,33 +136,6 @@ def test_of_what_is_handed_over_an_adapter_is_shown_and_of_another_function_what
     assert select_implementations(None, [f"{tmp_path / 'kernel.py'}:attention"]).implementations
 
 
-FAKE = """
-class Tensor: ...
-def softmax(tensor):
-    raise TypeError("softmax(): argument 'input' must be Tensor, not numpy.ndarray")
-"""
-
-
-def test_one_that_cannot_use_numpy_s_arrays_is_told_to_declare_its_framework_and_no_other(tmp_path: Path) -> None:
-    for name, body, begins in (
-        ("torch", "return torch.softmax(query)", "TypeError: softmax"),
-        ("tensorflow", "return query.masked_fill(0)", "AttributeError: 'numpy.ndarray'"),
-        ("jax", "return query @ key.transpose(-2, -1)", "ValueError: axes"),
-        ("torch", "raise ValueError('heads do not divide')", ""),
-    ):
-        (tmp_path / f"{name}.py").write_text(FAKE, encoding="utf-8")
-        text = f"import {name}, numpy\ndef attention(query, key, value):\n    {body}\n"
-        (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
-        (outcome,) = in_worker(own(f"{tmp_path / 'kernel.py'}:attention"), [attention_task()], tmp_path)
-        assert isinstance(outcome, Failure)
-        assert outcome.verdict == "error"
-        if begins:
-            assert outcome.message.startswith(begins)
-            assert f'attention.framework = "{name}" below it, or --framework {name}' in outcome.message
-        else:
-            assert outcome.message == "ValueError: heads do not divide"
-
-
 # What an implementation lacks for a case, known before anything is drawn, and what it requires of shapes
 
 
@@ -398,17 +371,6 @@ def test_what_was_added_is_said_in_words_and_nothing_is_where_all_is_met() -> No
     assert found.task.inputs["past_key"].shape == (2, 2, 3, 8)
     np.testing.assert_array_equal(found.task.inputs["key_lengths"], [9, 9])
     assert found.task.options == {"scale": 1 / np.sqrt(5)}
-
-
-def test_how_keys_are_masked() -> None:
-    for options, accepts, added in (
-        ({}, {"mask"}, {"mask"}),
-        ({}, {"mask", "key_lengths"}, {"key_lengths"}),
-        ({"is_causal": True}, {"scale"}, set()),  # no query reaches the keys that are added
-    ):
-        task = Task("attention", options, inputs())
-        found = padded(task, {"key_length_multiple": 4}, accepts=frozenset(accepts))
-        assert found.task.inputs.keys() - task.inputs.keys() == added
 
 
 NAN, INF = np.full((2, 2, 6, 5), np.nan), np.full((2, 2, 6, 5), np.inf)

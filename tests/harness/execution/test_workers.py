@@ -32,7 +32,7 @@ from attncheck.execution.call import (
     WorkerProcess,
     end_strays,
 )
-from attncheck.execution.describing import DescribedWorkers
+from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
@@ -44,6 +44,7 @@ from attncheck.execution.runner import (
     group_by_process,
     group_runners,
 )
+from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.reading.expected_failures import load_expected_failures
@@ -197,6 +198,15 @@ def test_a_worker_that_follows_the_first_is_loaded_anew(kernel: Path, tmp_path: 
         assert isinstance(runner.evaluate(attention_task()), Computed)
         runner.close()
     assert len({pid for pid, _ in noted(tmp_path, "loaded")}) == 2
+
+
+def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp_path: Path) -> None:
+    path, begun = tmp_path / "kernel.py", tmp_path / "begun"
+    path.write_text(f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+    with DescribedWorkers() as workers:
+        workers.begin(DescriptionRequest(Target.of(str(path))))
+        wait_until(lambda: begun.is_file() and bool(begun.read_text()))
+    wait_until(lambda: has_ended(int(begun.read_text())))
 
 
 # Modes of a framework in one process
