@@ -7,7 +7,6 @@ import locale
 import multiprocessing
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -262,32 +261,6 @@ def test_what_python_and_numpy_keep_is_put_back(snapshot: ProcessState, tmp_path
     assert snapshot.restore()
     assert all(changed.values()), changed
     assert state() == before
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_signals_are_handled_as_before_and_timers_are_off(snapshot: ProcessState) -> None:
-    before = signal.getsignal(signal.SIGALRM)
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    signal.setitimer(signal.ITIMER_REAL, 50.0, 50.0)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    assert snapshot.restore()
-    assert signal.getsignal(signal.SIGALRM) == before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-def test_output_that_goes_elsewhere_cannot_be_put_back(snapshot: ProcessState, tmp_path: Path) -> None:
-    kept = os.dup(2)
-    try:
-        with (tmp_path / "elsewhere").open("w") as file:
-            os.dup2(file.fileno(), 2)
-        assert not snapshot.restore()
-        os.close(2)
-        assert not snapshot.restore()
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-    assert snapshot.restore()
 
 
 # Threads
