@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import importlib
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from here import INSIDE, run_here
@@ -64,6 +67,23 @@ def run_pytest(
         return subprocess.CompletedProcess(arguments, int(code), *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def fuzzing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Callable[[str, int], Path], Any]]:
+    """Return what makes an input of a fuzzing target from a seed, and the targets that take it."""
+    folder = tmp_path_factory.mktemp("fuzz") / "input"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+        make_input: Any = importlib.import_module("fuzz_pool").make_input
+
+        def make(target: str, seed: int) -> Path:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make_input(target, seed, 0, folder)
+            return folder
+
+        yield make, importlib.import_module("fuzz_targets").TARGETS
 
 
 ROW = """

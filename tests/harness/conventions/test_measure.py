@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import tables_beside
 
 import attncheck
-from attncheck.conventions import QUESTIONS, ConventionQuestion, Measured, ask_all, is_meant, truth_of_meaning
+from attncheck.conventions import QUESTIONS, Measured, ask_all, is_meant, truth_of_meaning
 from attncheck.dtypes import rounded_once
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
@@ -86,80 +87,18 @@ def test_a_kernel_that_means_what_cases_mean(dtype: str | None, write: Write) ->
     assert found["NaN in a masked value"].means == "it makes the output NaN"
 
 
-MEANINGS: list[dict[str, tuple[str, str, str]]] = [
-    {
-        "causal, more keys than queries": (
-            "column <= row)",
-            "column <= row + keys - queries)",
-            "the corner is bottom right",
-        ),
-        "causal, more queries than keys": ("", "", "the corner is bottom right, without a key: zero"),
-        "causal, after a past": ("", "", "after the past"),
-        "key_lengths": ("column < key", "column <= key", "one more than the first ones"),
-        "window (2, 0)": ("row - window[0])", "row - window[0] + 1)", "its own and one before"),
-        "grouped heads": (
-            "np.repeat(key, groups, 1), np.repeat(value, groups, 1)",
-            "np.tile(key, (1, groups, 1, 1)), np.tile(value, (1, groups, 1, 1))",
-            "h % Hkv",
-        ),
-        "log_sum_exp": ("(np.log(total) + highest)", "((np.log(total) + highest) / np.log(2))", "2"),
-        "bias": ("scores = scores + bias", "scores = scores + bias * scale", "the scores before the scale"),
-        "scale, of 0": ("if scale is None else scale", "if not scale else scale", "as without a scale"),
-    },
-    {
-        "causal, with a mask": (
-            "if mask is not None:",
-            "if mask is not None and not is_causal:",
-            "only causality counts",
-        ),
-        "a query without a key": ("np.where(total == 0, 1, total)", "total", "NaN"),
-        "window (1, 1), more keys than queries": (
-            "row, column = np.arange(queries)[:, None]",
-            "row, column = np.arange(queries)[:, None] + (0 if is_causal else keys - queries)",
-            "so that the last query stands at the last key",
-        ),
-        "log_sum_exp without a key": (
-            "log_sum_exp.astype",
-            "np.maximum(log_sum_exp, -1e4).astype",
-            "something else: -10000",
-        ),
-        "softcap, with a bias": (
-            "scores = scores + bias",
-            "scores = query @ np.swapaxes(key, -1, -2) * scale + bias\n"
-            "        scores = softcap * np.tanh(scores / softcap) if softcap else scores",
-            "the scores with the bias",
-        ),
-    },
-    {
-        "mask": ("allowed & mask", "allowed & ~mask", "may not attend"),
-        "softcap, with a mask": (
-            "if softcap is not None:",
-            "if softcap is not None and mask is None:",
-            "something",
-        ),
-        "NaN in a masked value": ("@ value\n", "@ np.nan_to_num(value)\n", "something"),
-    },
-    {
-        "softcap, with a mask": (
-            "scores = np.where(allowed, scores, -np.inf)",
-            "scores = np.where(allowed, scores, -softcap if softcap else -np.inf)",
-            "the scores after the mask",
-        ),
-        "NaN in a masked value": ("@ value\n", "@ np.nan_to_num(value)\n", "nothing"),
-    },
-    {"scale, by default": ("query.shape[-1] ** -0.5", "1 / query.shape[-1]", "1/D")},
-]
-"""Kernels that mean otherwise in several questions at once, each with its words."""
+MEANINGS: list[dict[str, tuple[str, str, str]]] = tables_beside(__file__)["meanings"]
+"""Kernels that mean otherwise in several questions at once: of each, a text, what stands for it, and its words."""
 
 
-@pytest.mark.parametrize("number", range(len(MEANINGS)))
-def test_a_kernel_that_means_otherwise(number: int, write: Write) -> None:
-    answers = measured(write(*((before, after) for before, after, _ in MEANINGS[number].values() if before)))
-    for name, (_, _, words) in MEANINGS[number].items():
-        found = answers[name]
-        assert found.means.startswith(words) if words.startswith("something") else found.means == words
-        assert found.kind == ("open" if words.startswith("something") else "measured")
-        assert found.departs == bool(found.question.expected), name
+def test_a_kernel_that_means_otherwise(write: Write) -> None:
+    for meanings in MEANINGS:
+        answers = measured(write(*((before, after) for before, after, _ in meanings.values() if before)))
+        for name, (_, _, words) in meanings.items():
+            found = answers[name]
+            assert found.means.startswith(words) if words.startswith("something") else found.means == words
+            assert found.kind == ("open" if words.startswith("something") else "measured")
+            assert found.departs == bool(found.question.expected), name
 
 
 def test_what_it_does_is_declared_as_it_is_found(write: Write) -> None:
@@ -176,6 +115,13 @@ def test_what_it_does_is_declared_as_it_is_found(write: Write) -> None:
     wrongly = measured(write(uniform, below='attention.conventions = {"empty_rows": "nan"}\n'))[name]
     assert (wrongly.declared, wrongly.means, wrongly.contradicts) == ("NaN", "the mean of all values", True)
     assert wrongly.declaration == "uniform"
+    by_keyword = measured(
+        write(
+            ("past_value=None):", 'past_value=None, empty_rows="nan"):'),
+            ("np.where(total == 0, 1, total)", 'np.where(total == 0, 1 if empty_rows == "zero" else 0, total)'),
+        )
+    )
+    assert (by_keyword[name].means, by_keyword[name].declaration) == ("NaN", "")
 
 
 def test_what_is_inaccurate_is_recognised_all_the_same(write: Write) -> None:
@@ -186,17 +132,6 @@ def test_what_is_inaccurate_is_recognised_all_the_same(write: Write) -> None:
     assert wrong["mask"].kind == "open"
     assert wrong["mask"].means.startswith("something else: shape (1, 2, 3, 4), first number ")
     assert wrong["NaN in a masked key"].kind == "open"
-
-
-def test_what_is_asked_for_by_a_keyword_needs_no_declaration(write: Write) -> None:
-    asked = measured(
-        write(
-            ("past_value=None):", 'past_value=None, empty_rows="nan"):'),
-            ("np.where(total == 0, 1, total)", 'np.where(total == 0, 1 if empty_rows == "zero" else 0, total)'),
-        )
-    )
-    assert asked["a query without a key"].means == "NaN"
-    assert asked["a query without a key"].declaration == ""
 
 
 def test_what_it_cannot_be_asked_and_what_fails_says_why(write: Write) -> None:
@@ -211,13 +146,8 @@ def test_what_it_cannot_be_asked_and_what_fails_says_why(write: Write) -> None:
     assert "softcap" in found["softcap, with a bias"].means
     assert found["window (2, 0)"].kind == "failed"
     assert "no windows" in found["window (2, 0)"].means
-
-
-def test_a_dtype_that_is_not_declared_is_refused(write: Write) -> None:
-    target = write(below='attention.capabilities = {"dtypes": ["float32"]}\n')
-    assert {each.kind for each in measured(target).values()} == {"measured"}
     with pytest.raises(UsageError, match=r"kernel\.attention declares no float64; expected one of float32"):
-        measured(target, "float64")
+        measured(write(below='attention.capabilities = {"dtypes": ["float32"]}\n'), "float64")
 
 
 def test_the_command_shows_a_table_and_what_is_declared_wrongly(write: Write, invoke: Invoke) -> None:
@@ -277,55 +207,38 @@ attention.signature = "flash_attn"
 """
 
 
-@pytest.mark.parametrize(
-    ("corner", "few", "many", "window", "departs"),
-    [
-        (
-            "k.shape[2] - q.shape[2]",
-            "the corner is bottom right",
-            "the corner is bottom right, without a key: zero",
-            "so that the last query stands at the last key",
-            False,
-        ),
-        ("0", "the corner is top left", "the corner is top left", "at the first key", True),
-    ],
-)
-def test_a_function_called_like_flash_attention_is_asked_by_its_own_words(
-    corner: str, few: str, many: str, window: str, departs: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "flash.py").write_text(FLASH.replace("CORNER", corner), encoding="utf-8")
-    found = measured(f"{tmp_path / 'flash.py'}:attention")
-    answers = [
-        found[name]
-        for name in (
-            "causal, more keys than queries",
-            "causal, more queries than keys",
-            "window (1, 1), more keys than queries",
-        )
-    ]
-    assert [each.means for each in answers] == [few, many, window]
-    assert {each.departs for each in answers} == {departs}
-    assert answers[0].question.asks == "which keys a query sees with causal=True"
+def test_a_function_called_like_flash_attention_is_asked_by_its_own_words(tmp_path: Path) -> None:
+    names = (
+        "causal, more keys than queries",
+        "causal, more queries than keys",
+        "window (1, 1), more keys than queries",
+    )
+    right, left = "the corner is bottom right", "the corner is top left"
+    at_the_end = (right, f"{right}, without a key: zero", "so that the last query stands at the last key")
+    for number, (corner, means, departs) in enumerate(
+        (("k.shape[2] - q.shape[2]", at_the_end, False), ("0", (left, left, "at the first key"), True))
+    ):
+        path = tmp_path / f"flash{number}.py"
+        path.write_text(FLASH.replace("CORNER", corner), encoding="utf-8")
+        found = measured(f"{path}:attention")
+        assert [found[name].means for name in names] == list(means)
+        assert {found[name].departs for name in names} == {departs}
+        assert found[names[0]].question.asks == "which keys a query sees with causal=True"
 
 
 MODELS = [(dtype, model) for model, dtypes in ROUNDING_MODELS.items() for dtype in DTYPES if dtype in dtypes]
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name.replace(" ", "-"))
-def test_the_answer_of_a_meaning_is_that_of_no_other(question: ConventionQuestion) -> None:
-    for meaning in question.meanings:
-        for dtype, model in MODELS if meaning.problem is not None else [("float64", "native")]:
-            if meaning.problem is None:
-                exact = np.zeros((1, 2, 3) if question.stage == "log_sum_exp" else (1, 2, 3, 4))
-                exact[:, :, meaning.rows] = meaning.constant
-            else:
-                exact = truth_of_meaning(meaning, dtype).exact[question.stage].high / meaning.factor
-            array = rounded_once(exact, dtype)
-            found = [each.words for each in question.meanings if is_meant(question, each, array, dtype, model)]
-            assert found == [meaning.words], (dtype, model)
-
-
-def test_names_are_unique() -> None:
-    names = [question.name for question in QUESTIONS]
-    assert len({*names}) == len(names)
-    assert all(len({meaning.words for meaning in each.meanings}) == len(each.meanings) for each in QUESTIONS)
+def test_the_answer_of_a_meaning_is_that_of_no_other() -> None:
+    assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
+    for question in QUESTIONS:
+        for meaning in question.meanings:
+            for dtype, model in MODELS if meaning.problem is not None else [("float64", "native")]:
+                if meaning.problem is None:
+                    exact = np.zeros((1, 2, 3) if question.stage == "log_sum_exp" else (1, 2, 3, 4))
+                    exact[:, :, meaning.rows] = meaning.constant
+                else:
+                    exact = truth_of_meaning(meaning, dtype).exact[question.stage].high / meaning.factor
+                array = rounded_once(exact, dtype)
+                found = [each.words for each in question.meanings if is_meant(question, each, array, dtype, model)]
+                assert found == [meaning.words], (question.name, dtype, model)

@@ -74,40 +74,33 @@ def attention(
 QKV = {"Q": uniform(2, 4, 3, 8), "K": uniform(2, 2, 5, 8), "V": uniform(2, 2, 5, 6)}
 MERGED = {"Q": uniform(2, 3, 32), "K": uniform(2, 5, 16), "V": uniform(2, 5, 12)}
 PAST = {"past_key": uniform(2, 2, 4, 8), "past_value": uniform(2, 2, 4, 6)}
-PRESENT = ("Y", "present_key", "present_value")
+PRESENT, MATRIX = ("Y", "present_key", "present_value"), ("Y", "qk_matmul_output")
 MASK = RNG.random((3, 5)) < 0.6
 MASK[0] = False
-TESTS: dict[str, Callable[[str], BackendTest]] = {
-    "test_plain": lambda name: attention(name, QKV),
-    "test_options": lambda name: attention(
-        name, QKV, ("Y", "qk_matmul_output"), is_causal=1, scale=0.1, softcap=2.0, qk_matmul_output_mode=1
+TESTS: dict[str, tuple[dict[str, Array], tuple[str, ...], int, dict[str, Any]]] = {
+    "test_plain": (QKV, ("Y",), 23, {}),
+    "test_options": (QKV, MATRIX, 23, {"is_causal": 1, "scale": 0.1, "softcap": 2.0, "qk_matmul_output_mode": 1}),
+    "test_boolean_mask": ({**QKV, "attn_mask": MASK}, MATRIX, 23, {"qk_matmul_output_mode": 2}),
+    "test_mask_per_head": ({**QKV, "attn_mask": uniform(4, 3, 5)}, MATRIX, 23, {"qk_matmul_output_mode": 3}),
+    "test_past": ({**QKV, **PAST}, PRESENT, 23, {"is_causal": 1}),
+    "test_3d": ({**MERGED, **PAST, "attn_mask": uniform(3, 9)}, PRESENT, 23, {"q_num_heads": 4, "kv_num_heads": 2}),
+    "test_lengths": ({**QKV, "nonpad_kv_seqlen": np.array([3, 5])}, ("Y",), 24, {"is_causal": 1}),
+    "test_short_mask": (
+        {**QKV, "nonpad_kv_seqlen": np.array([2, 4]), "attn_mask": uniform(3, 4)},
+        ("Y",),
+        24,
+        {"is_causal": 1},
     ),
-    "test_boolean_mask": lambda name: attention(
-        name, {**QKV, "attn_mask": MASK}, ("Y", "qk_matmul_output"), qk_matmul_output_mode=2
-    ),
-    "test_mask_per_head": lambda name: attention(
-        name, {**QKV, "attn_mask": uniform(4, 3, 5)}, ("Y", "qk_matmul_output"), qk_matmul_output_mode=3
-    ),
-    "test_past": lambda name: attention(name, {**QKV, **PAST}, PRESENT, is_causal=1),
-    "test_3d": lambda name: attention(
-        name, {**MERGED, **PAST, "attn_mask": uniform(3, 9)}, PRESENT, q_num_heads=4, kv_num_heads=2
-    ),
-    "test_lengths": lambda name: attention(
-        name, {**QKV, "nonpad_kv_seqlen": np.array([3, 5])}, opset=24, is_causal=1
-    ),
-    "test_short_mask": lambda name: attention(
-        name, {**QKV, "nonpad_kv_seqlen": np.array([2, 4]), "attn_mask": uniform(3, 4)}, opset=24, is_causal=1
-    ),
-    "test_window": lambda name: attention(name, QKV, opset=25, left_window_size=1, right_window_size=2),
-}  # fmt: skip
+    "test_window": (QKV, ("Y",), 25, {"left_window_size": 1, "right_window_size": 2}),
+}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of tests as ONNX writes them, those of softmax with the numbers that NumPy computes."""
     folder = tmp_path_factory.mktemp("node")
-    for name, made in TESTS.items():
-        write_test(folder / name, made(name))
+    for name, (inputs, outputs, opset, attributes) in TESTS.items():
+        write_test(folder / name, attention(name, inputs, outputs, opset, **attributes))
     for axis in (0, 1, -1):
         scores = uniform(2, 3, 4)
         weights = np.exp(scores) / np.exp(scores).sum(axis=axis, keepdims=True)
@@ -204,17 +197,17 @@ def test_queries_before_the_first_key_have_a_mask(data: Path, tmp_path: Path) ->
     assert "is_causal" not in cases["test-short-mask"].options
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bits_come_back(tmp_path: Path, dtype: str) -> None:
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
-    narrow = {name: uniform(*array.shape, dtype=kind) for name, array in QKV.items()}
-    test = BackendTest("test_narrow", "Attention", 23, {}, narrow, {"Y": uniform(2, 4, 3, 6, dtype=kind)})
-    write_test(tmp_path / "data" / "test_narrow", test)
-    import_from(tmp_path / "data", tmp_path / "cases")
-    [case] = cases_of(tmp_path / "cases").values()
-    assert (case.dtypes, case.computed_in) == ((dtype,), dtype)
-    run("export", "onnx", str(tmp_path / "back"), str(tmp_path / "cases"))
-    assert tensors(tmp_path / "back" / "test_narrow") == tensors(tmp_path / "data" / "test_narrow")
+def test_sixteen_bits_come_back(tmp_path: Path) -> None:
+    for dtype, kind in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
+        data, cases, back = (tmp_path / dtype / name for name in ("data", "cases", "back"))
+        narrow = {name: uniform(*array.shape, dtype=kind) for name, array in QKV.items()}
+        output = {"Y": uniform(2, 4, 3, 6, dtype=kind)}
+        write_test(data / "test_narrow", BackendTest("test_narrow", "Attention", 23, {}, narrow, output))
+        import_from(data, cases)
+        [case] = cases_of(cases).values()
+        assert (case.dtypes, case.computed_in) == ((dtype,), dtype)
+        run("export", "onnx", str(back), str(cases))
+        assert tensors(back / "test_narrow") == tensors(data / "test_narrow")
 
 
 def test_the_exact_answer_takes_the_place_of_given_outputs_where_it_is_asked_for(data: Path, tmp_path: Path) -> None:
@@ -230,15 +223,8 @@ def test_the_exact_answer_takes_the_place_of_given_outputs_where_it_is_asked_for
 
 
 def test_cases_of_the_corpus_are_computed_alike_by_the_standard_s_evaluator(tmp_path: Path) -> None:
-    chosen = (
-        "attention/*",
-        "caches/*",
-        "lengths/*",
-        "masks_of_models/*",
-        "query_offsets/*",
-        "probes/masks/*",
-        "windows/*",
-    )
+    files = ("attention", "caches", "lengths", "masks_of_models", "query_offsets", "probes/masks", "windows")
+    chosen = [f"{name}/*" for name in files]
     said = run("export", "onnx", str(tmp_path), *chosen, "--dtype", "float64", "--no-cache")
     assert "sinks, which the operator does not have" in said
     folders = sorted(tmp_path.iterdir())
@@ -270,37 +256,32 @@ def test_what_is_behind_float64_decides_in_the_middle() -> None:
         assert float(rounded(negative, "bfloat16")[0]) == -wanted
 
 
-def single(operator: str, inputs: dict[str, Array], attributes: dict[str, Any], opset: int = 23) -> BackendTest:
-    outputs = {"output" if operator == "Softmax" else "Y": np.zeros((2, 4, 3, 6), np.float32)}
-    return BackendTest("test_single", operator, opset, attributes, inputs, outputs)
+LEFT_OUT: tuple[tuple[str, str, dict[str, Array], dict[str, Any], int], ...] = (
+    ("a softmax_precision that is narrower", "Attention", QKV, {"softmax_precision": 10}, 23),
+    ("an attribute dropout", "Attention", QKV, {"dropout": 1}, 23),
+    ("an attribute scale that is no number", "Attention", QKV, {"scale": "half"}, 23),
+    ("a scale that is not positive", "Attention", QKV, {"scale": -1.0}, 23),
+    ("inputs of float16 and float32", "Attention", {**QKV, "Q": QKV["Q"].astype(np.float16)}, {}, 23),
+    ("without q_num_heads", "Attention", MERGED, {}, 23),
+    ("nonpad_kv_seqlen behind a past", "Attention", {**QKV, **PAST, "nonpad_kv_seqlen": np.array([3, 5])}, {}, 23),
+    ("one key, which is either", "Attention", {**QKV, "attn_mask": uniform(3, 1)}, {}, 23),
+    ("what no case may be: shape 2x2x5x7", "Attention", {**QKV, "K": uniform(2, 2, 5, 7)}, {}, 23),
+    ("a row of minus infinity alone", "Softmax", {"input": np.full((2, 3), -np.inf, np.float32)}, {}, 13),
+    ("before opset 13", "Softmax", {"input": uniform(2, 3)}, {}, 11),
+)
 
 
-LEFT_OUT: dict[str, Callable[[], BackendTest]] = {
-    "a softmax_precision that is narrower": lambda: single("Attention", QKV, {"softmax_precision": 10}),
-    "an attribute dropout": lambda: single("Attention", QKV, {"dropout": 1}),
-    "an attribute scale that is no number": lambda: single("Attention", QKV, {"scale": "half"}),
-    "a scale that is not positive": lambda: single("Attention", QKV, {"scale": -1.0}),
-    "inputs of float16 and float32": lambda: single("Attention", {**QKV, "Q": QKV["Q"].astype(np.float16)}, {}),
-    "without q_num_heads": lambda: single("Attention", MERGED, {}),
-    "nonpad_kv_seqlen behind a past": lambda: single(
-        "Attention", {**QKV, **PAST, "nonpad_kv_seqlen": np.array([3, 5])}, {}
-    ),
-    "one key, which is either": lambda: single("Attention", {**QKV, "attn_mask": uniform(3, 1)}, {}),
-    "what no case may be: shape 2x2x5x7": lambda: single("Attention", {**QKV, "K": uniform(2, 2, 5, 7)}, {}),
-    "a row of minus infinity alone": lambda: single("Softmax", {"input": np.full((2, 3), -np.inf, np.float32)}, {}, 13),
-    "before opset 13": lambda: single("Softmax", {"input": uniform(2, 3)}, {}, 11),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("reason", LEFT_OUT)
-def test_what_no_case_says_is_left_out_with_its_reason(tmp_path: Path, capsys: Any, reason: str) -> None:
-    write_test(tmp_path / "data" / "test_single", LEFT_OUT[reason]())
-    with pytest.raises(OnnxDataError, match="none of its tests is a case"):
-        cli.app(["import", "onnx", str(tmp_path / "data"), "-o", str(tmp_path / "cases")], standalone_mode=False)
-    said = capsys.readouterr().out
-    assert "left out: 1 (test_single): " in said
-    assert reason in said
-    assert not list((tmp_path / "cases").rglob("*.*"))
+def test_what_no_case_says_is_left_out_with_its_reason(tmp_path: Path, capsys: Any) -> None:
+    for number, (reason, operator, inputs, attributes, opset) in enumerate(LEFT_OUT):
+        folder, cases = tmp_path / f"data{number}", tmp_path / f"cases{number}"
+        outputs = {"output" if operator == "Softmax" else "Y": np.zeros((2, 4, 3, 6), np.float32)}
+        write_test(folder / "test_single", BackendTest("test_single", operator, opset, attributes, inputs, outputs))
+        with pytest.raises(OnnxDataError, match="none of its tests is a case"):
+            cli.app(["import", "onnx", str(folder), "-o", str(cases)], standalone_mode=False)
+        said = capsys.readouterr().out
+        assert "left out: 1 (test_single): " in said
+        assert reason in said
+        assert not list(cases.rglob("*.*"))
 
 
 def external(tensor: Any) -> None:

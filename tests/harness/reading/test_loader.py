@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import shutil
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse
 from attncheck.reading.yaml_reader import MAX_BYTES, YamlFault, read_yaml
 
 Load = Callable[[str | bytes], list[Case]]
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 HEAD = """\
 title: A title
@@ -105,29 +102,11 @@ def test_a_fault_at_the_top_of_the_file_is_told_once_for_all_cases(load_text: Lo
     assert (fault.case, fault.field) == (None, "arrays.a")
 
 
-@pytest.fixture(scope="module")
-def reads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], str]]:
-    """Make an input of a target from a seed, and take it; what a reader raises comes through."""
-    folder = tmp_path_factory.mktemp("fuzz") / "input"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        make_input: Any = importlib.import_module("fuzz_pool").make_input
-        targets: Any = importlib.import_module("fuzz_targets").TARGETS
-
-        def read(target: str, seed: int) -> str:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            make_input(target, seed, 0, folder)
-            outcome: str = targets[target].take(folder)
-            return outcome
-
-        yield read
-
-
 @settings(max_examples=120)
 @given(target=st.sampled_from(["loader", "loader", "expected_failures", "config"]), seed=st.integers(0, 2**32))
-def test_any_file_is_read_or_refused(reads: Callable[[str, int], str], target: str, seed: int) -> None:
-    assert reads(target, seed) in ("accepted", "refused")
+def test_any_file_is_read_or_refused(fuzzing: Any, target: str, seed: int) -> None:
+    make, targets = fuzzing
+    assert targets[target].take(make(target, seed)) in ("accepted", "refused")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes are files on POSIX systems")

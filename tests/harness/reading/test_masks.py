@@ -120,16 +120,8 @@ FORMATS = {"float64": (53, -1074), "float32": (24, -149), "float16": (11, -24), 
 def nearest(number: float, dtype: str) -> Fraction:
     """The closest number of a format without an end to its exponents; in the middle, the even one."""
     bits, least = FORMATS[dtype]
-    exact = Fraction(number)
-    if not exact:
-        return exact
-    exponent = 0
-    while abs(exact) >= Fraction(2) ** (exponent + 1):
-        exponent += 1
-    while abs(exact) < Fraction(2) ** exponent:
-        exponent -= 1
-    unit = Fraction(2) ** max(exponent - bits + 1, least)
-    return round(exact / unit) * unit  # Python rounds a fraction in the middle to the even number
+    unit = Fraction(2) ** max(math.frexp(number)[1] - bits, least)
+    return round(Fraction(number) / unit) * unit  # Python rounds a fraction in the middle to the even number
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

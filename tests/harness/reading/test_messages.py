@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import re
-import shutil
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -204,27 +201,10 @@ def test_the_schemas_are_schemas_which_the_corpus_and_the_examples_of_the_refere
         assert [f"{error.instance_path}: {error.message[:200]}" for error in errors] == [], path.name
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Path]]:
-    """Write a file of the fuzzing campaign."""
-    folder = tmp_path_factory.mktemp("schema") / "input"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        make_input: Any = importlib.import_module("fuzz_pool").make_input
-
-        def make(seed: int) -> Path:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            make_input("loader", seed, 0, folder)
-            return folder / "case.yaml"
-
-        yield make
-
-
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
-def test_the_schema_accepts_what_is_loaded(written: Callable[[int], Path], seed: int) -> None:
-    path = written(seed)
+def test_the_schema_accepts_what_is_loaded(fuzzing: Any, seed: int) -> None:
+    path = fuzzing[0]("loader", seed) / "case.yaml"
     with suppress(YamlFault, CaseError):
         data = without_infinity(read_yaml(path).data)
         load_case_file(path, "case.yaml", "case", load_tags(CORPUS, "tags.yaml"))

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scripts import Bench
 
 from attncheck.attention.sampling import rows_of_stage
 from attncheck.backends import EVERYTHING
@@ -111,16 +112,10 @@ def test_what_is_used_comes_along_and_the_rest_stays_behind(module: Module) -> N
     assert "unused" not in code
     assert "# Why it is doubled." in code
     assert "attncheck" not in code
-
-
-def test_names_that_two_modules_share_do_not_meet(module: Module) -> None:
-    module("first", "def helper():\n    return 1\n\n\ndef told():\n    return helper()\n")
-    module(
-        "second",
-        "from attncheck.first import told\n\n\ndef helper():\n    return 2\n\n\ndef both():\n"
-        "    return told(), helper()\n",
-    )
-    assert run(inlined("attncheck.second", ["both"]))["second"].both() == (1, 2)
+    module("third", "def helper():\n    return 1\n\n\ndef told():\n    return helper()\n")
+    both = "from attncheck.third import told\ndef helper():\n    return 2\ndef both():\n    return told(), helper()\n"
+    module("fourth", both)
+    assert run(inlined("attncheck.fourth", ["both"]))["fourth"].both() == (1, 2), "names of two modules do not meet"
 
 
 def test_a_module_that_does_more_than_define_is_refused_and_functions_are_copied_as_they_stand(module: Module) -> None:
@@ -134,13 +129,13 @@ def test_a_module_that_does_more_than_define_is_refused_and_functions_are_copied
     assert run(f"Any = None\n{code}")["unpack"]("float64", (0,), "eJwDAAAAAAE=").shape == (0,)
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
-def test_every_mode_of_every_backend_can_be_taken_apart(name: str) -> None:
-    for mode in EVERYTHING[name].all_modes.values():
-        names = {"prepare", "from_numpy", "to_numpy"} if mode.attribute is None else {mode.attribute}
-        code = inlined(mode.module, names)
-        compile(code, mode.module, "exec")
-        assert "attncheck." not in code
+def test_every_mode_of_every_backend_can_be_taken_apart() -> None:
+    for entry in EVERYTHING.values():
+        for mode in entry.all_modes.values():
+            names = {"prepare", "from_numpy", "to_numpy"} if mode.attribute is None else {mode.attribute}
+            code = inlined(mode.module, names)
+            compile(code, mode.module, "exec")
+            assert "attncheck." not in code
 
 
 def tokens(queries: int, keys: int, more: str = "") -> str:
@@ -158,27 +153,23 @@ inputs:
   value: {values: [[1, 2], [3, 4], [5, 6]]}
   mask: {values: [[1, 0, 1], [1, 1, 1]]}
 """
-
-
 LARGE = """
 inputs:
   query: {values: [[60000, 60000]]}
   key: {values: [[60000, 60000], [1, 0]]}
   value: {values: [[1, 2], [3, 4]]}
 """
-
-
 EMPTY_ROW = "  mask: {values: [[0, 0, 0], [1, 0, 1]]}"
-
-
 FIELDS = {
     "plain": tokens(9, 8),
     "causal": f"options: {{is_causal: true}}\n{tokens(9, 8)}",
     "nan": NAN,
     "large": LARGE,
     "many rows": tokens(4100, 65),
-    **{kind: f"options: {{empty_rows: {kind}}}\n{tokens(2, 3, EMPTY_ROW)}" for kind in ("zero", "uniform")},
-    "nan rows": f"options: {{empty_rows: nan}}\n{tokens(2, 3, EMPTY_ROW)}",
+    **{
+        f"{kind} rows": f"options: {{empty_rows: {kind}}}\n{tokens(2, 3, EMPTY_ROW)}"
+        for kind in ("zero", "uniform", "nan")
+    },
 }
 
 
@@ -207,9 +198,9 @@ def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.
 
 
 @pytest.mark.parametrize("fields", FIELDS)
-def test_the_script_finds_wrong_what_the_judge_finds_wrong(one_case: Callable[..., Case], fields: str) -> None:
+def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields: str) -> None:
     for dtype in ("float32", "float16"):
-        case = one_case("attention", f"dtypes: [{dtype}]\n{FIELDS[fields]}")
+        case = bench.case("attention", f"dtypes: [{dtype}]\n{FIELDS[fields]}")
         truth = truth_of(case, dtype)
         random = np.random.default_rng(7)
         found = 0
@@ -228,9 +219,9 @@ def test_the_script_finds_wrong_what_the_judge_finds_wrong(one_case: Callable[..
         assert found or dtype == "float16", "something has to be wrong for this to say anything"
 
 
-def test_what_is_open_is_right_whatever_it_is(one_case: Callable[..., Case]) -> None:
+def test_what_is_open_is_right_whatever_it_is(bench: Bench) -> None:
     # Where a mask forbids the key of a query that holds NaN, selection gives -inf and addition NaN.
-    case = one_case("attention", NAN)
+    case = bench.case("attention", NAN)
     expected = expected_of(truth_of(case, "float32"), "masked", case.stage_shapes["masked"], "native")
     assert expected.exact is not None
     for anything in (np.nan, -np.inf, 3):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scripts import Bench, Done
 from typer.testing import CliRunner
 
 from attncheck.cli import app
@@ -18,7 +17,6 @@ from attncheck.execution.implementation_selection import select_callable
 from attncheck.execution.implementations import Implementation, entry_of
 from attncheck.execution.user_code import Target
 from attncheck.explain import explain_case, find_implementation
-from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.repro import repro_script, write_scripts
 from attncheck.repro.script import MAX_LINES, _one_of_each_first
@@ -28,11 +26,6 @@ from attncheck.searching.search import element_of
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 app.load()  # all commands, whichever another test has loaded
-
-Done = subprocess.CompletedProcess[str]
-OneCase = Callable[..., Case]
-Kernel = Callable[..., str]
-Reproduce = Callable[..., Done]
 
 PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
 DRAWN = "softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other"
@@ -57,34 +50,36 @@ def command_writes(tmp_path: Path, *arguments: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_the_exit_status_and_the_story_say_what_the_harness_said(
-    tmp_path: Path, right_kernels: str, wrong_kernels: str, run_script: Callable[[str], Done]
-) -> None:
-    for path, goes_wrong in ((right_kernels, False), (wrong_kernels, True)):
-        text = command_writes(tmp_path, PLAIN, path, "--no-reduce")
+def test_the_exit_status_and_the_story_say_what_the_harness_said(bench: Bench, tmp_path: Path) -> None:
+    case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
+    for path, options, goes_wrong in (
+        (bench.right, ["--no-reduce"], False),
+        (bench.wrong, ["--no-reduce"], True),
+        (bench.wrong, [], True),
+    ):
+        text = command_writes(tmp_path, case, f"{path}:attention", *options)
+        assert (len(text.splitlines()) > MAX_LINES) == bool(options)
         story = ast.get_docstring(ast.parse(text)) or ""
-        assert ("It goes wrong at" in story) == goes_wrong
-        assert ("Every stage is within its error bound" in story) != goes_wrong
-        done = run_script(text)
+        assert not options or ("It goes wrong at" in story) == goes_wrong
+        assert not options or ("Every stage is within its error bound" in story) != goes_wrong
+        done = bench.run(text)
         ends_with(goes_wrong, done)
         assert ("WRONG" in done.stdout) == goes_wrong
 
 
-def test_a_frameworks_code_comes_along_but_for_what_the_case_does_not_use(
-    one_case: OneCase, run_in_a_process: Callable[[str], Done]
-) -> None:
-    text = repro_script(one_case("attention", ATTENTION), find_implementation("numpy"), "float64", (), "No story.")
+def test_a_frameworks_code_comes_along_but_for_what_the_case_does_not_use(bench: Bench) -> None:
+    text = repro_script(bench.case("attention", ATTENTION), find_implementation("numpy"), "float64", (), "No story.")
     assert "def attention(" in text
     assert "def mask_scores(" in text
     assert "def multi_head_attention(" not in text
-    done = run_in_a_process(text)
+    done = bench.run(text)
     ends_with(0, done)
     right = [line.split()[0] for line in done.stdout.splitlines() if "is right" in line]
     assert right == ["raw_scores", "scores", "weights", "log_sum_exp", "output"]
 
 
-def test_the_docstring_keeps_a_story_as_it_is_and_no_line_is_endless(one_case: OneCase) -> None:
-    case, numpy = one_case("attention", ATTENTION.replace("2, 4,", "2, 400,")), find_implementation("numpy")
+def test_the_docstring_keeps_a_story_as_it_is_and_no_line_is_endless(bench: Bench) -> None:
+    case, numpy = bench.case("attention", ATTENTION.replace("2, 4,", "2, 400,")), find_implementation("numpy")
     told = "A path\\to and \\N, \"quoted\", '''thrice''' and a last \\"
     text = repro_script(case, numpy, "float32", (), told)
     docstring = ast.get_docstring(ast.parse(text), clean=False)
@@ -97,11 +92,11 @@ def test_the_docstring_keeps_a_story_as_it_is_and_no_line_is_endless(one_case: O
     assert ast.get_docstring(ast.parse(text), clean=False) == docstring.replace(told, "a ''' b\ufffd\ufffd")
 
 
-def test_inputs_lie_in_memory_as_the_harness_lays_them(one_case: OneCase, kernel: Kernel, reproduce: Reproduce) -> None:
+def test_inputs_lie_in_memory_as_the_harness_lays_them(bench: Bench) -> None:
     # Known from what a layout is: (B, H, L, D) = (2, 3, 4, 5) of float32, four bytes each.
     strided, transposed, broadcast = (480, 160, 40, 8), (240, 20, 60, 4), (0, 0, 20, 4)
     text = "def attention(query, key, value):\n    print('strides', query.strides, key.strides, value.strides)\n"
-    path = kernel(f"{text}    return query\n")
+    path = bench.kernel(f"{text}    return query\n")
     for layouts, expected in {
         "{query: strided, key: transposed}": (strided, transposed, (240, 80, 20, 4)),
         "{key: broadcast, value: broadcast}": ((240, 80, 20, 4), broadcast, broadcast),
@@ -116,81 +111,71 @@ def test_inputs_lie_in_memory_as_the_harness_lays_them(one_case: OneCase, kernel
           key: {{concat: [head, head], axis: 0}}
           value: {{concat: [head, head], axis: 0}}
         """
-        ends_with(1, reproduce(one_case("attention", fields), path), f"strides {' '.join(map(str, expected))}")
+        ends_with(1, bench.reproduce(bench.case("attention", fields), path), f"strides {' '.join(map(str, expected))}")
 
 
-def test_of_many_query_rows_those_are_judged_that_the_harness_judges(
-    one_case: OneCase, kernel: Kernel, right_kernels: str, reproduce: Reproduce
-) -> None:
+def test_of_many_query_rows_those_are_judged_that_the_harness_judges(bench: Bench) -> None:
     fields = """
     inputs:
       query: {draw: randn, shape: [1, 1, 4100, 2]}
       key: {draw: randn, shape: [1, 1, 65, 2]}
       value: {draw: randn, shape: [1, 1, 65, 3]}
     """
-    case = one_case("attention", fields)
-    done = reproduce(case, f"{right_kernels}:attention")
+    case = bench.case("attention", fields)
+    done = bench.reproduce(case, f"{bench.right}:attention")
     ends_with(0, done, "output is right; 64 query rows of 4100 are judged")
     spoil = "\n\nright = attention\n\ndef attention(*given):\n    out = right(*given)\n"
     spoil += "    out[:, :, {row}] += 1\n    return out\n"
-    text = Path(right_kernels).read_text(encoding="utf-8")
+    text = Path(bench.right).read_text(encoding="utf-8")
     # The last row is always judged; the second is at no edge, and the fixed seed does not draw it.
-    last, second = (kernel(text + spoil.format(row=row), f"row{row}.py") for row in (-1, 1))
-    ends_with(1, reproduce(case, f"{last}:attention"), "at [0, 0, 4099, ")
-    ends_with(0, reproduce(case, f"{second}:attention"))
+    last, second = (bench.kernel(text + spoil.format(row=row), f"row{row}.py") for row in (-1, 1))
+    ends_with(1, bench.reproduce(case, f"{last}:attention"), "at [0, 0, 4099, ")
+    ends_with(0, bench.reproduce(case, f"{second}:attention"))
 
 
-def test_what_has_no_exact_answer_is_counted_and_not_judged(
-    one_case: OneCase, right_kernels: str, reproduce: Reproduce
-) -> None:
+def test_what_has_no_exact_answer_is_counted_and_not_judged(bench: Bench) -> None:
     for scores, said in {
         "[[.inf, 1.0]]": "weights is not judged: it has no exact answer",
         "[[.inf, 1.0], [0.0, 1.0]]": "weights is right; 2 of 4 numbers have no exact answer\n",
     }.items():
-        case = one_case("softmax", f"allow_nonfinite: true\ninputs:\n  scores: {{values: {scores}}}\n")
-        ends_with(0, reproduce(case, right_kernels), said)
+        case = bench.case("softmax", f"allow_nonfinite: true\ninputs:\n  scores: {{values: {scores}}}\n")
+        ends_with(0, bench.reproduce(case, bench.right), said)
 
 
-@pytest.mark.parametrize(
-    ("body", "said", "in_few_lines"),
-    [
-        ("return query", "output has shape (1, 2, 3, 5); expected (1, 2, 3, 6)", "has shape"),
-        ("import numpy as np; return np.zeros((1, 2, 3, 6))", "output has dtype float64; expected float32", ""),
-        ("return [1.0]", "output is a list; expected an array", ""),
-        ("return {'scores': query}", "output is not returned", ""),
-        ("key[:] = 0; return query", "key is changed by the call", ""),
-        ("raise ValueError('not today')", "ValueError: not today", "not today"),
-        ("return {'output': value[:, :, :2] * float('nan')}", "", "WRONG"),
-    ],
+NO_RESULTS = (
+    ("return query", "output has shape (1, 2, 3, 5); expected (1, 2, 3, 6)", "has shape"),
+    ("import numpy as np; return np.zeros((1, 2, 3, 6))", "output has dtype float64; expected float32", ""),
+    ("return [1.0]", "output is a list; expected an array", ""),
+    ("return {'scores': query}", "output is not returned", ""),
+    ("key[:] = 0; return query", "key is changed by the call", ""),
+    ("raise ValueError('not today')", "ValueError: not today", "not today"),
+    ("return {'output': value[:, :, :2] * float('nan')}", "", "WRONG"),
 )
-def test_what_is_no_right_result_at_all_is_wrong_too(
-    one_case: OneCase,
-    kernel: Kernel,
-    reproduce: Reproduce,
-    run_script: Callable[..., Done],
-    body: str,
-    said: str,
-    in_few_lines: str,
-) -> None:
-    path = kernel(f"def attention(query, key, value, *, is_causal=False):\n    {body}\n")
-    if said:
-        ends_with(1, reproduce(one_case("attention", ATTENTION), path), said)
-    if in_few_lines:
-        ends_with(1, run_script(compact(one_case, path, "float32") or ""), in_few_lines)
 
 
-def test_of_what_no_script_can_show_none_is_written_and_why_is_said(
-    tmp_path: Path, kernel: Kernel, one_case: OneCase
-) -> None:
-    path, output = kernel("def attention(query, key, value): ...\n"), tmp_path / "none.py"
+def test_what_is_no_right_result_at_all_is_wrong_too(bench: Bench) -> None:
+    for number, (body, said, in_few_lines) in enumerate(NO_RESULTS):
+        path = bench.kernel(
+            f"def attention(query, key, value, *, is_causal=False):\n    {body}\n", f"kernel{number}.py"
+        )
+        if said:
+            ends_with(1, bench.reproduce(bench.case("attention", ATTENTION), path), said)
+        if in_few_lines:
+            ends_with(1, bench.run(compact(bench, path, "float32") or ""), in_few_lines)
+
+
+def test_of_what_no_script_can_show_none_is_written_and_why_is_said(bench: Bench, tmp_path: Path) -> None:
+    path, output = bench.kernel("def attention(query, key, value): ...\n"), tmp_path / "none.py"
     result = CliRunner().invoke(app, ["repro", DRAWN, path, "--output", str(output)])
     assert isinstance(result.exception, UsageError)
     assert "has no softmax; there is nothing to reproduce" in str(result.exception)
-    path = kernel(RESTRICTED.replace("mask=None, scale=None", "mask=None").replace("if scale is None else scale", ""))
+    path = bench.kernel(
+        RESTRICTED.replace("mask=None, scale=None", "mask=None").replace("if scale is None else scale", "")
+    )
     result = CliRunner().invoke(app, ["repro", PLAIN, f"{path}:attention", "--output", str(output)])
     assert "unsupported: takes no scale, which has to be given where the width is padded" in str(result.exception)
     assert not output.exists()
-    case = one_case("attention", ATTENTION)
+    case = bench.case("attention", ATTENTION)
     with pytest.raises(UsageError, match=r"numpy\.eager declares no float16"):
         repro_script(case, find_implementation("numpy"), "float16", (), "")
     an_object = select_callable(lambda query, key, value: value, None, "mine")
@@ -210,11 +195,11 @@ def test_of_what_no_script_can_show_none_is_written_and_why_is_said(
     ],
 )
 def test_a_script_carries_a_frameworks_code_and_in_bfloat16_says_that_it_needs_ml_dtypes(
-    one_case: OneCase, run_in_a_process: Callable[..., Done], name: str, dtype: str, packages: list[str]
+    bench: Bench, name: str, dtype: str, packages: list[str]
 ) -> None:
-    text = repro_script(one_case("attention", ATTENTION), find_implementation(name), dtype, (), "No story.")
+    text = repro_script(bench.case("attention", ATTENTION), find_implementation(name), dtype, (), "No story.")
     assert ("It needs numpy, torch and ml_dtypes." in text) == (dtype == "bfloat16")
-    ends_with(0, run_in_a_process(text, packages), "output is right")
+    ends_with(0, bench.run_in_a_process(text, packages), "output is right")
 
 
 QUERY_AND_KEY = "query: {draw: randn, shape: [2, 3, 4, 5]}\n  key: {draw: randn, shape: [2, 3, 6, 5]}\n"
@@ -224,35 +209,35 @@ TOKENS = "options: {heads: 2}\ninputs:\n" + "".join(
     f"  {name}: {{draw: randn, shape: [2, 3, 4]}}\n  {name}_weight: {{draw: randn, shape: [4, 6]}}\n"
     for name in ("query", "key", "value")
 )
-FUNCTIONS = {
-    "dot_scores": ("scoring", f"options: {{score: dot}}\ninputs:\n  {QUERY_AND_KEY}", ["scores"]),
-    "cosine_scores": ("scoring", f"options: {{score: cosine}}\ninputs:\n  {QUERY_AND_KEY}", ["scores"]),
-    "general_scores": (
+FUNCTIONS = (
+    ("scoring", f"options: {{score: dot}}\ninputs:\n  {QUERY_AND_KEY}", ["scores"]),
+    ("scoring", f"options: {{score: cosine}}\ninputs:\n  {QUERY_AND_KEY}", ["scores"]),
+    (
         "scoring",
         f"options: {{score: general}}\ninputs:\n  {QUERY_AND_KEY}  weight: {{draw: randn, shape: [5, 5]}}\n",
         ["scores"],
     ),
-    "additive_scores": (
+    (
         "scoring",
         f"options: {{score: additive}}\ninputs:\n  {QUERY_AND_KEY}"
         "  query_weight: {draw: randn, shape: [5, 8]}\n  key_weight: {draw: randn, shape: [5, 8]}\n"
         "  score_vector: {draw: randn, shape: [8]}\n",
         ["scores"],
     ),
-    "mask_scores": (
+    (
         "masking",
         "inputs:\n  scores: {draw: randn, shape: [2, 3]}\n  mask: {values: [[1, 0, 1], [1, 1, 0]]}\n",
         ["masked"],
     ),
-    "softmax": ("softmax", "inputs:\n  scores: {draw: randn, shape: [2, 3, 4, 6]}\n", ["weights"]),
-    "attention": ("attention", CAUSAL, ["output"]),
-    "attention_gradients": (
+    ("softmax", "inputs:\n  scores: {draw: randn, shape: [2, 3, 4, 6]}\n", ["weights"]),
+    ("attention", CAUSAL, ["output"]),
+    (
         "attention_gradients",
         f"{WITH_VALUE}  grad_output: {{draw: randn, shape: [2, 3, 4, 7]}}\n",
         ["grad_query", "grad_key", "grad_value"],
     ),
-    "multi_head_attention": ("multi_head_attention", TOKENS, ["output"]),
-}
+    ("multi_head_attention", TOKENS, ["output"]),
+)
 AS_DICT = """
 
 several = attention_gradients
@@ -262,28 +247,18 @@ def attention_gradients(*given):
 """
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_every_function_of_a_module_is_called_and_what_it_returns_is_named(
-    one_case: OneCase,
-    reproduce: Reproduce,
-    kernel: Kernel,
-    right_kernels: str,
-    wrong_kernels: str,
-    function: str,
-) -> None:
-    operation, fields, stages = FUNCTIONS[function]
-    case = one_case(operation, fields)
-    right = [right_kernels]
-    if function == "attention_gradients":  # which may come as a dict
-        right.append(kernel(Path(right_kernels).read_text(encoding="utf-8") + AS_DICT))
-    for path in right:
-        done = reproduce(case, path)
-        ends_with(0, done)
-        lines = [line for line in done.stdout.splitlines() if line.endswith("is right")]
-        assert lines == [f"{stage} is right" for stage in stages]
-    done = reproduce(case, wrong_kernels)
-    ends_with(1, done)
-    assert [line.split()[0] for line in done.stdout.splitlines() if "is WRONG at" in line] == stages
+def test_every_function_of_a_module_is_called_and_what_it_returns_is_named(bench: Bench) -> None:
+    as_dict = bench.kernel(Path(bench.right).read_text(encoding="utf-8") + AS_DICT)
+    for operation, fields, stages in FUNCTIONS:
+        case = bench.case(operation, fields)
+        for path in [bench.right, *([as_dict] if operation == "attention_gradients" else [])]:
+            done = bench.reproduce(case, path)
+            ends_with(0, done)
+            lines = [line for line in done.stdout.splitlines() if line.endswith("is right")]
+            assert lines == [f"{stage} is right" for stage in stages]
+        done = bench.reproduce(case, bench.wrong)
+        ends_with(1, done)
+        assert [line.split()[0] for line in done.stdout.splitlines() if "is WRONG at" in line] == stages
 
 
 UNIFORM = """
@@ -297,15 +272,13 @@ def attention(query, key, value, *, mask, KEYWORD):
 """
 
 
-def test_a_convention_is_asked_for_where_the_function_takes_it(
-    one_case: OneCase, reproduce: Reproduce, kernel: Kernel
-) -> None:
+def test_a_convention_is_asked_for_where_the_function_takes_it(bench: Bench) -> None:
     mask = "  mask: {values: [[1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]}\n"
-    case = one_case("attention", f"options: {{empty_rows: uniform}}\n{WITH_VALUE}{mask}")
+    case = bench.case("attention", f"options: {{empty_rows: uniform}}\n{WITH_VALUE}{mask}")
     for keyword in ("", "empty_rows='zero'", "**options"):
         for fill, code in (("-1e9", 0), ("-np.inf", 1)):
             text = UNIFORM.replace("KEYWORD", keyword).replace("mask, )", "mask)").replace("FILL", fill)
-            ends_with(code, reproduce(case, f"{kernel(text)}:attention"))
+            ends_with(code, bench.reproduce(case, f"{bench.kernel(text)}:attention"))
 
 
 ATTRIBUTES = """
@@ -336,46 +309,43 @@ instance = Kernels()
 """
 
 
-@pytest.mark.parametrize(
-    "attribute", ["my_kernel", "holder", "instance", "instance.bound", "Kernels.inside", "Kernels.inside.attention"]
-)
-def test_whatever_the_harness_can_call_the_script_calls(
-    one_case: OneCase, reproduce: Reproduce, kernel: Kernel, right_kernels: str, attribute: str
-) -> None:
-    path = kernel(Path(right_kernels).read_text(encoding="utf-8") + ATTRIBUTES)
-    ends_with(0, reproduce(one_case("attention", CAUSAL), f"{path}:{attribute}"), "output is right")
-
-
-@pytest.mark.parametrize("name", ["my-kernel 2.py", "random.py", "types.py", "class.py"])
-def test_a_file_may_be_called_anything_and_lie_beside_the_script(
-    one_case: OneCase, reproduce: Reproduce, kernel: Kernel, right_kernels: str, name: str
-) -> None:
-    kernel("FACTOR = 1\n", "beside_it.py")
+def test_whatever_the_harness_can_call_the_script_calls(bench: Bench) -> None:
+    text, case = Path(bench.right).read_text(encoding="utf-8"), bench.case("attention", CAUSAL)
+    path = bench.kernel(text + ATTRIBUTES)
+    targets = [
+        f"{path}:{attribute}"
+        for attribute in (
+            "my_kernel",
+            "holder",
+            "instance",
+            "instance.bound",
+            "Kernels.inside",
+            "Kernels.inside.attention",
+        )
+    ]
+    bench.kernel("FACTOR = 1\n", "beside_it.py")
     drawing = "from beside_it import FACTOR\nimport random\nimport types\n\nrandom.random(), types.ModuleType\n"
-    path = kernel(f"{Path(right_kernels).read_text(encoding='utf-8')}\n{drawing}", name)
-    ends_with(0, reproduce(one_case("attention", CAUSAL), f"{path}:attention"), "output is right")
+    for name in ("my-kernel 2.py", "random.py", "types.py", "class.py"):
+        ends_with(0, bench.reproduce(case, f"{bench.kernel(text + drawing, name)}:attention"), "output is right")
+        Path(path).with_name(name).unlink()
+    for target in targets:
+        ends_with(0, bench.reproduce(case, target), "output is right")
 
 
 def test_a_module_of_the_working_directory_is_found_from_elsewhere_and_another_file_may_be_named(
-    one_case: OneCase,
-    reproduce: Reproduce,
-    run_script: Callable[..., Done],
-    right_kernels: str,
-    wrong_kernels: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "elsewhere" / "of_mine"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "fast.py").write_text(Path(right_kernels).read_text(encoding="utf-8"), encoding="utf-8")
+    (package / "fast.py").write_text(Path(bench.right).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    case = one_case("attention", CAUSAL)
-    ends_with(0, reproduce(case, "of_mine.fast:attention"), "output is right")
-    ends_with(1, reproduce(case, wrong_kernels))
+    case = bench.case("attention", CAUSAL)
+    ends_with(0, bench.reproduce(case, "of_mine.fast:attention"), "output is right")
+    ends_with(1, bench.reproduce(case, bench.wrong))
     text = (tmp_path / "report.py").read_text(encoding="utf-8")
-    assert f"{wrong_kernels} (or a file that is named behind the command)" in text
-    ends_with(0, run_script(text, arguments=[right_kernels]))
+    assert f"{bench.wrong} (or a file that is named behind the command)" in text
+    ends_with(0, bench.run(text, arguments=[bench.right]))
 
 
 RESTRICTED = """
@@ -399,38 +369,32 @@ attention.requires = {
 """
 
 
-@pytest.mark.parametrize(
-    ("was", "instead", "says"),
-    [
-        ("return {", "return {", ""),
-        ("weights @ value}", "2 * weights @ value}", "output is WRONG"),
-        ("scores, -np.inf)", "scores, -3)", "weights gives"),  # masked keys have weights
-    ],
-    ids=["right", "wrong", "wrong in what was added"],
-)
-def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(
-    tmp_path: Path, kernel: Kernel, run_script: Callable[[str], Done], was: str, instead: str, says: str
-) -> None:
-    text = command_writes(tmp_path, PLAIN, f"{kernel(RESTRICTED.replace(was, instead))}:attention")
-    assert "It makes one call, padded with zero columns (" in text
-    assert "scale=" in text
-    assert '"weights": KeptElements(' in text
-    done = run_script(text)
-    ends_with(bool(says), done, says)
-    assert "AssertionError" not in done.stderr
+def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(bench: Bench, tmp_path: Path) -> None:
+    for number, (was, instead, says) in enumerate(
+        (
+            ("return {", "return {", ""),
+            ("weights @ value}", "2 * weights @ value}", "output is WRONG"),
+            ("scores, -np.inf)", "scores, -3)", "weights gives"),  # masked keys, which were added, have weights
+        )
+    ):
+        path = bench.kernel(RESTRICTED.replace(was, instead), f"padded{number}.py")
+        text = command_writes(tmp_path, PLAIN, f"{path}:attention")
+        for words in ("It makes one call, padded with zero columns (", "scale=", '"weights": KeptElements('):
+            assert words in text
+        done = bench.run(text)
+        ends_with(bool(says), done, says)
+        assert "AssertionError" not in done.stderr
 
 
-def test_a_check_keeps_a_script_for_what_fails_and_none_of_an_earlier_run(
-    tmp_path: Path, right_kernels: str, wrong_kernels: str, run_script: Callable[..., Done]
-) -> None:
+def test_a_check_keeps_a_script_for_what_fails_and_none_of_an_earlier_run(bench: Bench, tmp_path: Path) -> None:
     results = tmp_path / "results"
     options = ["-d", "float32", "--output", str(results)]
-    assert CliRunner().invoke(app, ["check", DRAWN, "-i", wrong_kernels, *options]).exit_code == 1
+    assert CliRunner().invoke(app, ["check", DRAWN, "-i", bench.wrong, *options]).exit_code == 1
     ((place, name),) = json.loads((results / "scripts" / "index.json").read_text()).items()
     assert place.startswith(f"{DRAWN}|")
     assert place.endswith("|float32")
-    ends_with(1, run_script((results / "scripts" / name).read_text()))
-    assert CliRunner().invoke(app, ["check", DRAWN, "-i", right_kernels, *options]).exit_code == 0
+    ends_with(1, bench.run((results / "scripts" / name).read_text()))
+    assert CliRunner().invoke(app, ["check", DRAWN, "-i", bench.right, *options]).exit_code == 0
     assert not (results / "scripts").exists()
 
 
@@ -449,24 +413,25 @@ options: {{is_causal: true}}
 """
 
 
-def compact(one_case: OneCase, path: str, dtype: str, fields: str = FIELDS) -> str | None:
+def compact(bench: Bench, path: str, dtype: str, fields: str = FIELDS) -> str | None:
     """Write the short form, or none where it takes more."""
-    case, entry = one_case("attention", fields.format(dtype=dtype)), entry_of(Target.of(f"{path}:attention"), {}, None)
+    case, entry = (
+        bench.case("attention", fields.format(dtype=dtype)),
+        entry_of(Target.of(f"{path}:attention"), {}, None),
+    )
     kernel = Implementation(entry, next(iter(entry.all_modes)))
     found = explain_case(case, kernel, dtype, Limits())
     text = repro_script(case, kernel, dtype, found.judgements, "", element=element_of(found) or "nothing")
     return text if len(text.splitlines()) <= MAX_LINES else None
 
 
-def test_the_short_form_ends_as_the_harness_did_and_what_needs_more_has_none(
-    one_case: OneCase, right_kernels: str, wrong_kernels: str, run_script: Callable[..., Done]
-) -> None:
-    for path, is_wrong in ((right_kernels, False), (wrong_kernels, True)):
+def test_the_short_form_ends_as_the_harness_did_and_what_needs_more_has_none(bench: Bench) -> None:
+    for path, is_wrong in ((bench.right, False), (bench.wrong, True)):
         for dtype in ("float64", "float32"):
-            text = compact(one_case, path, dtype)
+            text = compact(bench, path, dtype)
             assert text is not None
             assert len(text.splitlines()) <= MAX_LINES
-            done = run_script(text)
+            done = bench.run(text)
             ends_with(is_wrong, done)
             assert ("WRONG" in done.stdout) == is_wrong
     for old, new in (
@@ -474,15 +439,4 @@ def test_the_short_form_ends_as_the_harness_did_and_what_needs_more_has_none(
         ("1, 3,", "1, 30,"),
         ("is_causal: true", "is_causal: true, empty_rows: nan"),
     ):
-        assert compact(one_case, right_kernels, "float32", FIELDS.replace(old, new)) is None
-
-
-@pytest.mark.parametrize("reduces", [True, False])
-def test_repro_reduces_first_unless_it_is_not_to(
-    tmp_path: Path, wrong_kernels: str, run_script: Callable[..., Done], reduces: bool
-) -> None:
-    options = [] if reduces else ["--no-reduce"]
-    case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
-    text = command_writes(tmp_path, case, f"{wrong_kernels}:attention", *options)
-    assert (len(text.splitlines()) <= MAX_LINES) == reduces
-    ends_with(1, run_script(text))
+        assert compact(bench, bench.right, "float32", FIELDS.replace(old, new)) is None

@@ -62,45 +62,40 @@ def test_what_is_judged_is_replaced_and_all_else_stays(make_row: MakeRow) -> Non
     }
 
 
-def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+DAMAGED = (
+    *("", "[]", "{}", f'{{"format": {FORMAT}}}', "[" * 100_000),
+    *(
+        f'{{"format": {FORMAT}, {rest}'
+        for rest in (
+            '"failed": {"a": 1}}',
+            '"failed": [["a", "float64"]]}',
+            '"failed": [["a", "float64", 3]]}',
+            '"failed": [], "selected": [["a"]]}',
+            '"failed": [["a", "b", "\ud800',
+        )
+    ),
+)
+
+
+def test_it_is_read_as_it_was_written_or_refused_in_one_error(tmp_path: Path) -> None:
+    path = tmp_path / FAILED_FILE
     assert read_failed(tmp_path / "nowhere") is None
     assert read_failed(tmp_path) is None
     record = FailedRecord({("a", "float64", "n")}, {("b", "float32", "t")}, [("a", "float64")])
-    (tmp_path / FAILED_FILE).write_text(json.dumps({"format": FORMAT, **record.as_record()}))
+    path.write_text(json.dumps({"format": FORMAT, **record.as_record()}))
     found = read_failed(tmp_path)
     assert found == Failed(frozenset({("a", "float64", "n"), ("b", "float32", "t")}), frozenset({("a", "float64")}))
     assert found.units(["t", "other"]) == {("b", "float32")}
-
-
-DAMAGED = [
-    "",
-    "[]",
-    "{}",
-    '{"format": 9}',
-    '{"format": 9, "failed": {"a": 1}}',
-    '{"format": 9, "failed": [["a", "float64"]]}',
-    '{"format": 9, "failed": [["a", "float64", 3]]}',
-    '{"format": 9, "failed": [], "selected": [["a"]]}',
-    '{"format": 7, "failed": []}',
-    "[" * 100_000,
-    '{"format": 9, "failed": [["a", "b", "\ud800',
-]
-
-
-def test_failures_of_the_former_format_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / FAILED_FILE).write_text(json.dumps({"format": FORMAT - 1, "failed": []}))
+    for text in DAMAGED:
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        with pytest.raises(ResultsError, match=r"failed\.json"):
+            read_failed(tmp_path)
+    path.write_text(json.dumps({"format": FORMAT - 1, "failed": []}))
     words = rf"has results format {FORMAT - 1}; .* reads {FORMAT}: an older attncheck wrote it; run it again"
     with pytest.raises(ResultsError, match=words):
         read_failed(tmp_path)
-
-
-def test_a_damaged_file_or_a_folder_in_its_place_is_one_error_that_names_it(tmp_path: Path) -> None:
-    for text in DAMAGED:
-        (tmp_path / FAILED_FILE).write_bytes(text.encode("utf-8", "surrogatepass"))
-        with pytest.raises(ResultsError, match=r"failed\.json"):
-            read_failed(tmp_path)
-    (tmp_path / FAILED_FILE).unlink()
-    (tmp_path / FAILED_FILE).mkdir()
+    path.unlink()
+    path.mkdir()
     with pytest.raises(ResultsError, match=r"failed\.json cannot be read"):
         read_failed(tmp_path)
 
@@ -154,40 +149,35 @@ def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed(cases: list[Cas
     assert found.note == f"2 of 4 cases failed last time in {tmp_path} and run alone"
     assert failed_alone(cases, ["float32"], ["n"], folder).only == {(D, "float32")}
     assert ids(failed_alone(cases, (), ["n", "t"], folder).cases) == [A, B, D]
-
-
-def test_where_nothing_failed_nothing_runs_and_that_is_said(cases: list[Case], tmp_path: Path) -> None:
-    folder = write(tmp_path, (A, "float64", "n"))
-    found = failed_alone(cases, (), ["other"], folder)  # whose run did not come to its end
-    assert (ids(found.cases), found.only) == ([A, B, C, D], None)
-    assert found.note == f"{tmp_path} has no whole run of other: every selected case runs"
-    (folder / "summary.json").write_text('{"implementations": ["n", "other"]}')
-    found = failed_alone(cases, (), ["other"], folder)
-    assert (ids(found.cases), found.only) == ([], frozenset())
-    assert found.note == f"nothing failed last time in {tmp_path}: nothing runs"
-    note = f"nothing selected failed last time in {tmp_path}: nothing runs"
-    assert failed_alone(cases[1:], (), ["n"], folder).note == note
-    assert failed_alone(cases, ["float32"], ["n"], folder).note == note
-    assert ids(failed_alone(cases[1:], (), ["n"], folder).cases) == []
-
-
-def test_without_earlier_results_or_with_damaged_ones_everything_runs(cases: list[Case], tmp_path: Path) -> None:
-    found = failed_alone(cases, (), ["n"], tmp_path / "new")
-    assert found.note == f"there are no earlier results in {tmp_path / 'new'}: every selected case runs"
-    (tmp_path / FAILED_FILE).write_text("{")
-    found = failed_alone(cases, (), ["n"], tmp_path)
-    assert (ids(found.cases), found.only) == ([A, B, C, D], None)
-    assert found.note.startswith(f"what failed last time is not known: {tmp_path / FAILED_FILE} cannot be read")
-    assert failed_first(cases, (), ["n"], tmp_path).note.endswith(": the cases run in their order")
-
-
-def test_a_run_that_goes_on_has_the_cases_that_it_was_narrowed_to(cases: list[Case], tmp_path: Path) -> None:
     folder = write(tmp_path, (A, "float64", "n"), selected=[(A, "float64"), (C, "float32")])
     assert failed_alone(cases, (), ["n"], folder, resume=True).only == {(A, "float64"), (C, "float32")}
-    folder = write(tmp_path, (A, "float64", "n"))
-    found = failed_alone(cases, (), ["n"], folder, resume=True)
-    assert (ids(found.cases), found.only) == ([A, B, C, D], None)
-    assert found.note == f"the run in {tmp_path} was of everything that was selected, and goes on"
+    (folder / "summary.json").write_text('{"implementations": ["n", "other"]}')
+    for selected, dtypes, names, said in (
+        (cases, (), ["other"], "nothing"),
+        (cases[1:], (), ["n"], "nothing selected"),
+        (cases, ["float32"], ["n"], "nothing selected"),
+    ):
+        found = failed_alone(selected, dtypes, names, folder)
+        assert (ids(found.cases), found.only) == ([], frozenset())
+        assert found.note == f"{said} failed last time in {tmp_path}: nothing runs"
+
+
+def test_where_what_failed_is_not_known_everything_runs(cases: list[Case], tmp_path: Path) -> None:
+    new, damaged, partial = (tmp_path / name for name in ("new", "damaged", "partial"))
+    for folder in (damaged, partial):
+        folder.mkdir()
+    (damaged / FAILED_FILE).write_text("{")
+    write(partial, (A, "float64", "n"))
+    for folder, name, resume, note in (
+        (new, "n", False, f"there are no earlier results in {new}: every selected case runs"),
+        (damaged, "n", False, f"what failed last time is not known: {damaged / FAILED_FILE} cannot be read"),
+        (partial, "other", False, f"{partial} has no whole run of other: every selected case runs"),
+        (partial, "n", True, f"the run in {partial} was of everything that was selected, and goes on"),
+    ):
+        found = failed_alone(cases, (), [name], folder, resume=resume)
+        assert (ids(found.cases), found.only) == ([A, B, C, D], None)
+        assert found.note.startswith(note)
+    assert failed_first(cases, (), ["n"], damaged).note.endswith(": the cases run in their order")
 
 
 def test_what_failed_comes_first_and_the_rest_behind_it_in_its_order(cases: list[Case], tmp_path: Path) -> None:
@@ -202,13 +192,12 @@ def test_what_failed_comes_first_and_the_rest_behind_it_in_its_order(cases: list
 
 
 def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
-    for given, judged in {"5": 5, "20%": 5, "100%": 25, "0": 0}.items():
-        assert Minimum.of(given, "--min-judged").is_reached(judged, 25), given
-    for given, judged in {"5": 4, "20.1%": 5, "100 %": 24}.items():
-        assert not Minimum.of(given, "--min-judged").is_reached(judged, 25), given
+    for given, judged, is_reached in (
+        *(("5", 5, True), ("20%", 5, True), ("100%", 25, True), ("0", 0, True)),
+        *(("5", 4, False), ("20.1%", 5, False), ("100 %", 24, False)),
+    ):
+        assert Minimum.of(given, "--min-judged").is_reached(judged, 25) is is_reached, given
     assert Minimum.of(5, "here") == Minimum.of("5", "here")
-    for text in ("20", "80%", "12.5%"):
-        assert str(Minimum.of(text, "here")) == text
     for wrong in ("", "many", "-1", "101%", "1e3", "5 cases", "NaN%", True, 1.5, None, [5]):
         with pytest.raises(UsageError, match=r"^here: expected a number of cases, such as 20, or a share, .*; got "):
             Minimum.of(wrong, "here")  # type: ignore[arg-type]
@@ -230,15 +219,14 @@ SHORT: tuple[tuple[dict[str, int], RequestedRun, list[str]], ...] = (
 )
 
 
-def test_what_falls_short_is_told() -> None:
+def test_what_falls_short_of_all_cases_or_of_those_that_are_offered_is_told() -> None:
     for judged, asked, lines in SHORT:
         assert shortfalls(judged, asked, {}) == lines
-
-
-def test_the_minimum_is_that_of_the_operations_that_are_offered() -> None:
     asked = RequestedRun(25, (), Minimum.of("80%", ""))
-    assert shortfalls({"a": 8, "b": 20}, asked, {"a": 15}) == []
-    told = "a was judged in 7 of the 10 cases of what it offers; at least 80% have to be (min_judged)"
-    assert shortfalls({"a": 7, "b": 20}, asked, {"a": 15}) == [told]
-    nothing = "a was judged in 0 of 25 cases; at least 80% have to be (min_judged)"
-    assert shortfalls({"a": 0, "b": 20}, asked, {"a": 25}) == [nothing]
+    told = "a was judged in {} cases{}; at least 80% have to be (min_judged)"
+    for judged, offered, lines in (
+        (8, 15, []),
+        (7, 15, [told.format("7 of the 10", " of what it offers")]),
+        (0, 25, [told.format("0 of 25", "")]),
+    ):
+        assert shortfalls({"a": judged, "b": 20}, asked, {"a": offered}) == lines

@@ -27,9 +27,8 @@ from attncheck.results.records import CaseRecords, cases_text, read_cases, with_
 from attncheck.results.writer import ResultsWriter
 
 MakeRow = Callable[..., Row]
-
-
 WriteRun = Callable[..., Path]
+MakeRecord = Callable[..., dict[str, Any]]
 
 
 def files_of(directory: Path) -> set[str]:
@@ -79,23 +78,21 @@ def test_an_array_comes_back_bit_for_bit(write_run: WriteRun) -> None:
 def test_full_parts_are_written_whole(tmp_path: Path, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResultsWriter, "ROWS_PER_PART", 2)
     monkeypatch.setattr(ResultsWriter, "ARRAY_BYTES_PER_PART", 16)
-    writer = ResultsWriter(tmp_path / "out")
-    writer.add_rows([make_row(case="file/a")])
-    assert files_of(tmp_path / "out") == set()
-    writer.add_arrays([StoredArray("file/a", "float64", "numpy.eager", "weights", np.zeros(2))])
-    assert files_of(tmp_path / "out") == {"rows/part-00000.parquet", "arrays/part-00000.parquet"}
-    writer.add_rows([make_row(case="file/b"), make_row(case="file/c"), make_row(case="file/d")])
-    writer.add_rows([make_row(case="file/e")])
-    writer.flush()
-    writer.flush()
-    assert files_of(tmp_path / "out") == {
-        "rows/part-00000.parquet",
-        "rows/part-00001.parquet",
-        "rows/part-00002.parquet",
+    writer, rows = ResultsWriter(tmp_path), {name: make_row(case=name) for name in "abcde"}
+    writer.add_rows([rows["a"]])
+    assert files_of(tmp_path) == set()
+    writer.add_arrays([StoredArray("a", "float64", "numpy.eager", "weights", np.zeros(2))])
+    assert files_of(tmp_path) == {"rows/part-00000.parquet", "arrays/part-00000.parquet"}
+    writer.add_rows([rows[name] for name in "bcd"])
+    writer.add_rows([rows["e"]])
+    for _ in range(2):
+        writer.flush()
+    assert files_of(tmp_path) == {
         "arrays/part-00000.parquet",
+        *(f"rows/part-0000{number}.parquet" for number in range(3)),
     }
-    parts = [pq.read_table(path) for path in sorted((tmp_path / "out" / "rows").iterdir())]
-    assert [part["case"].to_pylist() for part in parts] == [["file/a"], ["file/b", "file/c", "file/d"], ["file/e"]]
+    parts = [pq.read_table(path) for path in sorted((tmp_path / "rows").iterdir())]
+    assert [part["case"].to_pylist() for part in parts] == [["a"], ["b", "c", "d"], ["e"]]
 
 
 def test_a_part_is_written_again_later(tmp_path: Path, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,30 +171,25 @@ def test_an_empty_folder_or_one_in_which_a_run_was_killed_at_once_is_used(tmp_pa
     }
 
 
-def test_an_interrupted_run_is_readable(make_row: MakeRow, write_run: WriteRun) -> None:
+def test_an_interrupted_run_is_readable_and_goes_on(make_row: MakeRow, write_run: WriteRun) -> None:
     directory = write_run([make_row()], summary=False)
-    (directory / "rows" / ".part-00001.parquet.partial").write_bytes(b"half")
+    for name in ("rows/.part-00001.parquet.partial", ".summary.json.partial"):
+        (directory / name).write_bytes(b"half")
     run = read_run(directory)
     assert (len(run.rows), run.summary) == (1, None)
+    ResultsWriter(directory, resume=True)
+    assert files_of(directory) - {"rows/.part-00001.parquet.partial"} == {
+        "environment.json",
+        "cases.json",
+        "rows/part-00000.parquet",
+    }
     directory = write_run(summary=False)
     (directory / "cases.json").unlink()
     run = read_run(directory)
     assert (len(run.rows), run.cases, run.arrays()) == (0, {}, {})
 
 
-def test_a_run_that_goes_on_says_throughout_what_it_is(write_run: WriteRun, make_row: MakeRow) -> None:
-    directory = write_run([make_row()])
-    (directory / ".summary.json.partial").write_text("{")
-    ResultsWriter(directory, resume=True)
-    assert files_of(directory) == {"environment.json", "cases.json", "rows/part-00000.parquet"}
-
-
-MakeRecord = Callable[..., dict[str, Any]]
-
-
 TEXTS = st.text(st.characters(codec=None, exclude_categories=()), max_size=30)
-
-
 CONTENT = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
@@ -209,20 +201,22 @@ CONTENT = st.recursive(
 def test_what_is_packed_comes_back(contents: dict[str, Any], longer: int) -> None:
     records = {identity: {"id": identity, "content": [content] * longer} for identity, content in contents.items()}
     packed = CaseRecords(records.values())
-    assert dict(packed) == records
-    assert list(packed) == list(records)
-    assert len(packed) == len(records)
+    assert (dict(packed), list(packed), len(packed)) == (records, list(records), len(records))
 
 
-def test_records_put_together_are_in_order_and_the_later_one_stays() -> None:
+def test_records_put_together_are_in_order_and_the_later_one_stays(make_case_record: MakeRecord) -> None:
     one = CaseRecords([{"id": "c", "of": 1}, {"id": "a", "of": 1}])
     other = CaseRecords([{"id": "b", "of": 2}, {"id": "a", "of": 2}])
     both = CaseRecords.together([one, other])
-    assert {identity: record["of"] for identity, record in both.items()} == {"a": 2, "b": 2, "c": 1}
-    assert list(both) == ["a", "c", "b"]
-    assert "d" not in both
+    assert [(identity, record["of"]) for identity, record in both.items()] == [("a", 2), ("c", 1), ("b", 2)]
     with pytest.raises(KeyError):
         both["d"]
+    cases = CaseRecords([make_case_record(id="file/b")])
+    named = with_unnamed(cases, ["file/b", "file/a"])  # a case without a record gets a bare one
+    bare = named["file/a"]
+    assert (bare["name"], bare["file"], bare["operation"], bare["source"]["kind"]) == ("a", "file", "", "unknown")
+    assert named["file/b"] == cases["file/b"]
+    assert with_unnamed(cases, ["file/b"]) is cases
 
 
 def test_many_records_take_little_memory(make_case_record: MakeRecord) -> None:
@@ -270,15 +264,6 @@ def test_every_layout_says_the_same_and_damage_is_noted(make_case_record: MakeRe
         cases, (told,) = read_cases(path)
         assert note in told
         assert len(cases) == (2 if "1 of 3" in note else 0)
-
-
-def test_a_case_without_a_record_gets_a_bare_one(make_case_record: MakeRecord) -> None:
-    cases = CaseRecords([make_case_record(id="file/b")])
-    named = with_unnamed(cases, ["file/b", "file/a"])
-    bare = named["file/a"]
-    assert (bare["name"], bare["file"], bare["operation"], bare["source"]["kind"]) == ("a", "file", "", "unknown")
-    assert named["file/b"] == cases["file/b"]
-    assert with_unnamed(cases, ["file/b"]) is cases
 
 
 def test_what_is_not_of_numbers_is_refused_in_one_line() -> None:

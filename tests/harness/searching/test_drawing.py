@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,22 +23,46 @@ def drawn_from(count: int, operation: str | None = None, shapes: int | None = 40
     return [draw_problem(Draw(1, shapes, operation), number) for number in range(count)]
 
 
-def test_a_problem_of_a_campaign_follows_from_its_number() -> None:
-    first, again = drawn_from(5)[4], drawn_from(5)[4]
-    assert (first.id, first.options) == (again.id, again.options)
-    assert all(np.array_equal(array, again.inputs[name], equal_nan=True) for name, array in first.inputs.items())
+def searched(seed: int = 1, count: int = 250) -> list[ConcreteCase]:
+    source = ProblemSource(Draw(seed, None), DTYPES)
+    return [source.problem(number) for number in range(count)]
+
+
+def test_a_problem_follows_from_seed_and_number() -> None:
+    for one, again in ((drawn_from(5), drawn_from(5)), (searched(count=20), searched(count=20))):
+        for first, second in zip(one, again, strict=True):
+            assert (first.operation, first.options) == (second.operation, second.options)
+            assert all(first.inputs[name].tobytes() == second.inputs[name].tobytes() for name in first.inputs)
     assert len({problem.id for problem in drawn_from(50)}) == 50
+    assert features_of(searched(2, 1)[0]) != features_of(searched(1, 1)[0])
 
 
-def test_a_campaign_draws_whatever_the_specification_has() -> None:
-    drawn = drawn_from(400)
-    assert {problem.operation for problem in drawn} == set(OPERATIONS)
+def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Path) -> None:
+    drawn, problems = drawn_from(400), searched()
+    for some in (drawn, problems):
+        assert {problem.operation for problem in some} == set(OPERATIONS)
+        assert set(OPTIONS) - {name for problem in some for name in problem.options} == FILE_ALONE
     assert {problem.regime for problem in drawn} == set(REGIMES)
-    assert set(OPTIONS) - {name for problem in drawn for name in problem.options} == FILE_ALONE
     forms = {word for problem in drawn for word in problem.asked.split(" + ")}
-    assert {f"mask {form}" for form in ("padding", "random", "blocks", "documents")} <= forms
-    assert {f"bias {form}" for form in ("with -inf", "ALiBi", "of buckets", "lowest")} <= forms
-    assert {"of attention", "empty parts", "self", "nothing", "heads shared", "one head shared"} <= forms
+    assert forms >= {
+        *(f"mask {form}" for form in ("padding", "random", "blocks", "documents")),
+        *(f"bias {form}" for form in ("with -inf", "ALiBi", "of buckets", "lowest")),
+        *("of attention", "empty parts", "self", "nothing", "heads shared", "one head shared"),
+    }
+    assert {each.dtype for each in problems} == set(DTYPES)
+    inputs = {name for operation in OPERATIONS.values() for name in operation.inputs}
+    assert inputs <= {name for each in problems for name in each.inputs}
+    assert set(EDGES) <= {length for each in problems for length in each.lengths.values()}
+    layouts = {layout for each in problems for layout in each.memory_layout.values()}
+    assert layouts == {"strided", "transposed", "broadcast"}
+    specials = {each.special.partition(" in ")[0] for each in problems}
+    assert {"NaN", "infinity", "zeros", "ones", "equal rows", "large numbers", "small numbers"} <= specials
+    read = 0
+    for number, problem in enumerate(problems[::5]):
+        with suppress(CaseError):
+            read_concrete(problem, tmp_path, f"search/drawn-{number}")
+            read += 1
+    assert read > 0.9 * len(problems[::5])
 
 
 def test_what_a_campaign_draws_has_many_shapes() -> None:
@@ -80,67 +103,24 @@ def test_what_a_dtype_cannot_hold_on_the_way_is_left_out() -> None:
     assert not drawn.fits("float16")
 
 
-COUNT = 250
-
-
-def drawn(seed: int = 1, count: int = COUNT) -> list[ConcreteCase]:
-    source = ProblemSource(Draw(seed, None), DTYPES)
-    return [source.problem(number) for number in range(count)]
-
-
-def test_a_problem_follows_from_seed_and_number() -> None:
-    one, other = drawn(count=20), drawn(count=20)
-    for first, second in zip(one, other, strict=True):
-        assert (first.operation, first.options, first.dtype) == (second.operation, second.options, second.dtype)
-        assert all(first.inputs[name].tobytes() == second.inputs[name].tobytes() for name in first.inputs)
-    assert features_of(drawn(seed=2, count=1)[0]) != features_of(one[0])
-
-
-def test_everything_that_can_be_asked_is_soon_asked(tmp_path: Path) -> None:
-    problems = drawn()
-    assert {each.operation for each in problems} == set(OPERATIONS)
-    assert {each.dtype for each in problems} == set(DTYPES)
-    options = {name for each in problems for name in each.options}
-    assert set(OPTIONS) - options == FILE_ALONE
-    inputs = {name for operation in OPERATIONS.values() for name in operation.inputs}
-    assert inputs <= {name for each in problems for name in each.inputs}
-    lengths = Counter(length for each in problems for length in each.lengths.values())
-    assert set(EDGES) <= set(lengths)
-    assert {layout for each in problems for layout in each.memory_layout.values()} == {
-        *("strided", "transposed", "broadcast")
-    }
-    specials = {each.special.partition(" in ")[0] for each in problems}
-    assert {"NaN", "infinity", "zeros", "ones", "equal rows", "large numbers", "small numbers"} <= specials
-    read, some = 0, problems[::5]
-    for number, problem in enumerate(some):
-        with suppress(CaseError):
-            read_concrete(problem, tmp_path, f"search/drawn-{number}")
-            read += 1
-    assert read > 0.9 * len(some)
-
-
-def test_what_is_lacking_is_not_drawn_but_seldom() -> None:
+def test_what_is_lacking_or_known_to_fail_is_seldom_drawn() -> None:
     def lacks(problem: ConcreteCase) -> tuple[str, ...]:
         return tuple(name for name in ("window", "softcap") if name in problem.options)
 
-    source = ProblemSource(Draw(1, None, "attention"), ("float32",), lacks_of=lacks)
-    found = [lacks(source.problem(number)) for number in range(100)]
-    assert sum(map(bool, found)) < 15
-
-
-def test_what_is_known_to_fail_is_asked_less() -> None:
     def is_causal(problem: ConcreteCase) -> bool:
         return bool(problem.options.get("is_causal"))
 
-    counts = [
-        sum(is_causal(source.problem(number)) for number in range(80))
+    draw = Draw(1, None, "attention")
+    free, lacking, known = (
+        [source.problem(number) for number in range(100)]
         for source in (
-            ProblemSource(Draw(1, None, "attention"), ("float32",)),
-            ProblemSource(Draw(1, None, "attention"), ("float32",), is_known=is_causal),
+            ProblemSource(draw, ("float32",)),
+            ProblemSource(draw, ("float32",), lacks_of=lacks),
+            ProblemSource(draw, ("float32",), is_known=is_causal),
         )
-    ]
-    assert counts[1] < 0.5 * counts[0]
-    assert np.isfinite(counts).all()
+    )
+    assert sum(map(bool, map(lacks, lacking))) < 15
+    assert sum(map(is_causal, known)) < 0.5 * sum(map(is_causal, free))
 
 
 def problem(options: dict[str, object] | None = None, keys: int = 3, dtype: str = "float32") -> ConcreteCase:

@@ -134,16 +134,8 @@ def test_it_goes_on_and_says_what_is_mended(run: Run, first: tuple[Path, Any]) -
 @pytest.mark.usefixtures("workers_here")
 def test_the_same_number_of_problems_of_a_seed_is_the_same_search(run: Run, first: tuple[Path, Any]) -> None:
     write(WRONG)
-    found = [record_of(result) for result in (first[1], run(*PROBLEMS, "--json", "--output", "other"))]
-    for each in found:
-        for name in ("seconds", "folder"):
-            each.pop(name)
-        each.pop("next")
-        for failure in each["failures"]:
-            for name in ("case", "file", "next"):
-                failure.pop(name)
-    assert found[0] == found[1]
-    assert found[0]["findings"]
+    one, other = (record_of(result) for result in (first[1], run(*PROBLEMS, "--json", "--output", "other")))
+    assert one["findings"] == other["findings"] != []
     cases = [
         sorted(path.read_text(encoding="utf-8") for path in folder.glob("*.yaml"))
         for folder in (first[0] / "found", Path("other"))

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from here import evaluation_here
 from numpy.typing import NDArray
 
 from attncheck import cli
@@ -21,11 +22,8 @@ from attncheck.vectors import Name, RecordedOutputs, VectorsWriter, digest_of_ca
 ROOT = Path(__file__).parents[3]
 READERS = ROOT / "examples" / "vectors"
 DTYPES = {
-    "float64": np.float64,
-    "float32": np.float32,
-    "float16": np.float16,
+    **{name: np.dtype(name) for name in ("float64", "float32", "float16", "bool")},
     "bfloat16": ml_dtypes.bfloat16,
-    "bool": bool,
 }
 
 
@@ -36,7 +34,7 @@ def export(folder: Path, *words: str) -> None:
 def verify(folder: Path, outputs: Path, output: Path, *words: str) -> int:
     """Judge outputs; return the exit code."""
     given = ["vectors", "verify", str(folder), *words, "--outputs", str(outputs), "-o", str(output)]
-    with pytest.raises(SystemExit) as ended:
+    with evaluation_here(), pytest.raises(SystemExit) as ended:
         cli.app(given, standalone_mode=True)
     return int(ended.value.code or 0)
 
@@ -109,42 +107,27 @@ def test_the_file_of_arrays_is_one_of_safetensors(folder: Path) -> None:
     assert place["offset"] % 8 == 0
 
 
-@pytest.mark.usefixtures("workers_here")
-def test_right_outputs_agree_and_what_is_not_there_is_unsupported(
+def test_outputs_are_judged_and_what_is_not_there_is_unsupported(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outputs = {
-        name: array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array for name, array in computed(folder)
-    }
-    np.savez(tmp_path / "outputs.npz", **outputs)
-    assert verify(folder, tmp_path / "outputs.npz", tmp_path / "run", "attention") == 0
+    outputs, file = dict(computed(folder)), tmp_path / "outputs.npz"
+    narrow = {name: array for name, array in outputs.items() if array.dtype == ml_dtypes.bfloat16}
+    np.savez(file, **outputs | {name: array.view(np.uint16) for name, array in narrow.items()})
+    assert verify(folder, file, tmp_path / "run", "attention") == 0
     out = capsys.readouterr().out
     assert "vectors.outputs agrees" in out
     assert "no output was handed in" in out
     assert (tmp_path / "run" / "report" / "report.html").is_file()
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_a_wrong_output_is_found_with_its_place(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name, output = next(
-        (name, array) for name, array in computed(folder) if array.dtype == np.float32 and array.size > 4
-    )
-    wrong = output.copy()
+    name, wrong = next((name, array) for name, array in outputs.items() if array.itemsize == 4 and array.size > 4)
     wrong.flat[3] *= np.float32(1.01)
-    np.savez(tmp_path / "outputs.npz", **{name: wrong})
-    assert verify(folder, tmp_path / "outputs.npz", tmp_path / "run", "attention") == 1
+    np.savez(file, **{name: wrong})
+    assert verify(folder, file, tmp_path / "run", "attention") == 1
     assert name.rpartition("/")[0].rpartition("/")[0] in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_outputs_may_be_safetensors_and_are_judged_by_the_model_that_is_named(folder: Path, tmp_path: Path) -> None:
-    with VectorsWriter(tmp_path / "mine") as writer:
-        writer.add({}, {name: array for name, array in computed(folder) if array.dtype == ml_dtypes.bfloat16})
-    outputs = tmp_path / "mine" / "vectors.safetensors"
-    assert verify(folder, outputs, tmp_path / "run", "attention", "--rounding-model", "bfloat16=fused") == 0
-    given = ["vectors", "verify", str(folder), "--outputs", str(outputs), "--rounding-model", "float32=fused"]
+    with VectorsWriter(tmp_path / "mine") as writer:  # they may be safetensors, judged by the model that is named
+        writer.add({}, narrow)
+    file = tmp_path / "mine" / "vectors.safetensors"
+    assert verify(folder, file, tmp_path / "run", "attention", "--rounding-model", "bfloat16=fused") == 0
+    given = ["vectors", "verify", str(folder), "--outputs", str(file), "--rounding-model", "float32=fused"]
     with pytest.raises(UsageError, match="expected a dtype and one of its rounding models, as float16=fused"):
         cli.app(given, standalone_mode=False)
 
@@ -178,23 +161,27 @@ def test_a_call_is_recognised_by_its_bits_alone_and_a_case_that_has_changed_is_n
 def test_what_cannot_be_read_is_said(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ResultsError, match=r"cannot be read.*; expected what `attncheck vectors export` wrote"):
         list(read_lines(tmp_path))
-    (tmp_path / "vectors.jsonl").write_text('{"attncheck_vectors":1,"id":"a"}\nnothing\n', encoding="utf-8")
-    with pytest.raises(ResultsError, match=r"line 2: .*expected a line of vectors"):
-        list(read_lines(tmp_path))
-    (tmp_path / "vectors.jsonl").write_text('{"attncheck_vectors":2,"id":"a"}\n', encoding="utf-8")
-    with pytest.raises(ResultsError, match="line 1: vectors of another version than 1"):
-        list(read_lines(tmp_path))
-    with pytest.raises(ResultsError, match=r"expected outputs in a file that ends with \.npz or \.safetensors"):
-        names_in(tmp_path / "outputs.txt")
+    for text, message in (
+        ('{"attncheck_vectors":1,"id":"a"}\nnothing\n', "line 2: .*expected a line of vectors"),
+        ('{"attncheck_vectors":2,"id":"a"}\n', "line 1: vectors of another version than 1"),
+    ):
+        (tmp_path / "vectors.jsonl").write_text(text, encoding="utf-8")
+        with pytest.raises(ResultsError, match=message):
+            list(read_lines(tmp_path))
     (tmp_path / "outputs.npz").write_bytes(b"no zip")
-    with pytest.raises(ResultsError, match="cannot be read"):
-        names_in(tmp_path / "outputs.npz")
+    for name, message in (
+        ("outputs.txt", r"expected outputs in a file that ends with \.npz or \.safetensors"),
+        ("outputs.npz", "cannot be read"),
+    ):
+        with pytest.raises(ResultsError, match=message):
+            names_in(tmp_path / name)
     np.savez(tmp_path / "other.npz", nothing=np.zeros(1))
-    given = ["vectors", "verify", str(folder), "attention", "--outputs", str(tmp_path / "other.npz")]
-    with pytest.raises(UsageError, match="the outputs have no name of a stage of the vectors"):
-        cli.app(given, standalone_mode=False)
-    with pytest.raises(UsageError, match="name the file of outputs with --outputs"):
-        cli.app(["vectors", "verify", str(folder)], standalone_mode=False)
+    for words, message in (
+        (["attention", "--outputs", str(tmp_path / "other.npz")], "the outputs have no name of a stage of the vectors"),
+        ([], "name the file of outputs with --outputs"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            cli.app(["vectors", "verify", str(folder), *words], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
