@@ -33,7 +33,7 @@ if LIBRARIES["onnx"].is_installed:
     from onnx.reference import ReferenceEvaluator
 
     from attncheck.onnx_data.exporting import rounded
-    from attncheck.onnx_data.files import BackendTest, write_test
+    from attncheck.onnx_data.files import BackendTest, _model_of, write_test
 
 pytestmark = pytest.mark.onnx
 RNG = np.random.default_rng(8068)
@@ -47,28 +47,15 @@ def uniform(*shape: int, dtype: Any = np.float32) -> Array:
     return RNG.random(shape).astype(dtype)
 
 
-def evaluated(test: BackendTest, outputs: tuple[str, ...]) -> dict[str, Array]:
-    """Compute a test's outputs by the evaluator that the standard comes with."""
-    names = [name if name in test.inputs else "" for name in ORDER]
-    every = ("Y", "present_key", "present_value", "qk_matmul_output")
-    node = helper.make_node("Attention", names, [name if name in outputs else "" for name in every], **test.attributes)
-    kinds = {"bool": TensorProto.BOOL, "int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
-    inputs = [
-        helper.make_tensor_value_info(name, kinds[each.dtype.name], each.shape) for name, each in test.inputs.items()
-    ]
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    opset = helper.make_opsetid("", test.opset)
-    model = helper.make_model(helper.make_graph([node], "g", inputs, infos), opset_imports=[opset], ir_version=10)
-    found = ReferenceEvaluator(model).run(list(outputs), dict(test.inputs))
-    return dict(zip(outputs, found, strict=True))
-
-
 def attention(
     name: str, inputs: Mapping[str, Array], outputs: tuple[str, ...] = ("Y",), opset: int = 23, **attributes: Any
 ) -> BackendTest:
+    """Make a test whose outputs are those of the evaluator that the standard comes with."""
     given = {each: inputs[each] for each in ORDER if each in inputs}
-    test = BackendTest(name, "Attention", opset, attributes, given, {})
-    return BackendTest(name, "Attention", opset, attributes, given, evaluated(test, outputs))
+    unknown = dict.fromkeys(outputs, np.zeros(1, np.float32))
+    model = _model_of(BackendTest(name, "Attention", opset, attributes, given, unknown))
+    found = ReferenceEvaluator(model).run(list(outputs), dict(given))
+    return BackendTest(name, "Attention", opset, attributes, given, dict(zip(outputs, found, strict=True)))
 
 
 QKV = {"Q": uniform(2, 4, 3, 8), "K": uniform(2, 2, 5, 8), "V": uniform(2, 2, 5, 6)}

@@ -1,11 +1,13 @@
-"""Case files are loaded whole, or refused in little time and memory, whatever they hold."""
+"""Case files are loaded whole, their repeated cases written out, or refused in little time and memory."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from hypothesis import strategies as st
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading import arrays, case_maker
 from attncheck.reading.case import Case
+from attncheck.reading.for_each import MAX_CASES, write_out
 from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
-from attncheck.reading.yaml_reader import MAX_BYTES, YamlFault, read_yaml
+from attncheck.reading.yaml_reader import MAX_BYTES, MAX_NODES, FieldPath, YamlFault, read_yaml
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -49,7 +52,27 @@ TRILLION = "1000000x1000000 is 1000000000000 elements; expected at most 67108864
 TOGETHER = "numbers are made for the case; expected at most 134217728"
 DOUBLED = "".join(f"      a{number}: {{sum: [a{number - 1}, a{number - 1}]}}\n" for number in range(1, 60))
 NOTES = ", ".join([f"&a {'x' * 3999}", *["*a"] * (MAX_BYTES // 3999 + 1)])
+
+
+def repeated(values: str, *scores: str, more: str = "") -> str:
+    """Write a file of cases that are made for several values."""
+    return f"for_each: {{{values}}}\n{file_of(*scores, more=more)}"
+
+
+THOUSAND = ", ".join(map(str, range(1000)))
+DOUBLED_VALUES = ", ".join(f"a{n}: {{x: [{{each: a{n - 1}}}, {{each: a{n - 1}}}]}}" for n in range(1, 60))
+NESTED_VALUES = ", ".join(f"a{n}: {{x: [{{each: a{n - 1}}}]}}" for n in range(1, 2000))
+REPEATED = (
+    (
+        repeated(f"a: [{THOUSAND}], b: [{THOUSAND}], c: [{THOUSAND}]", "{values: [{each: a}, {each: b}, {each: c}]}"),
+        f"this makes 1000000000 cases; expected at most {MAX_CASES} in a file",
+    ),
+    (repeated(f"a: [{THOUSAND}]", *["{values: [{each: a}]}"] * 2), "this makes 1000 cases and 1000 before them"),
+    (repeated(f"a0: [1], {DOUBLED_VALUES}", "{values: {each: a59}}"), f"more than {MAX_NODES} values, written out"),
+    (repeated(f"a0: [1], {NESTED_VALUES}", "{values: {each: a1999}}"), "nested more than 100 levels deep, written out"),
+)
 HUGE = (
+    *((text, None, None, message) for text, message in REPEATED),
     (file_of("{constant: 1, shape: [1000000, 1000000]}"), 8, "inputs.scores.shape", TRILLION),
     (file_of("{draw: rand, shape: [1000000, 1000000]}"), 8, "inputs.scores.shape", TRILLION),
     (
@@ -156,3 +179,75 @@ def test_the_arrays_of_a_file_are_checked_once(load_text: Load, monkeypatch: pyt
     assert len(load_text(text)) == 20
     assert len([path for path in seen if path[0] == "arrays"]) == 200
     assert "at most 200 items" in faults_of(load_text, text.replace("large: ", "a: {identity: 1}, large: "))[0].message
+
+
+# Cases that for_each repeats, of any data: what is put in a place is what stands there in the file.
+
+scalars = st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["x", "float16", "a text"])
+references = st.sampled_from(["a", "b", "c"]).map(lambda name: {"each": name})
+
+
+def _trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    fields = st.sampled_from(["p", "q", "r"])
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(fields, inner, max_size=3), max_leaves=6
+    )
+
+
+values_of_a = st.lists(_trees(scalars), min_size=1, max_size=3)
+values_of_b = st.lists(_trees(scalars | st.just({"each": "a"})), min_size=1, max_size=2)
+
+
+def _filled(data: Any, values: dict[str, Any]) -> Any:
+    """What a case should be, the obvious way."""
+    if isinstance(data, dict) and set(data) == {"each"}:
+        return _filled(values[data["each"]], values)
+    if isinstance(data, list):
+        return [_filled(each, values) for each in data]
+    if not isinstance(data, dict):
+        return data
+    return {
+        field: _filled(each, values)
+        for field, each in data.items()
+        if not (isinstance(each, dict) and set(each) == {"each"} and _filled(each, values) is None)
+    }
+
+
+def _paths(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+    yield path, data
+    for part, inner in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield from _paths(inner, (*path, part))
+
+
+@settings(max_examples=80)
+@given(
+    first=values_of_a,
+    second=values_of_b,
+    body=st.dictionaries(
+        st.sampled_from(["p", "q", "r"]), _trees(scalars | references.filter(lambda each: each["each"] != "c"))
+    ),
+)
+def test_any_data_is_filled_in(scratch_file: Path, first: list[Any], second: list[Any], body: dict[str, Any]) -> None:
+    body = {**body, "all": [{"each": "a"}, {"each": "b"}]}
+    labelled = [{f"value {place}": each for place, each in enumerate(values)} for values in (first, second)]
+    written = {
+        "for_each": dict(zip("ab", labelled, strict=True)),
+        "cases": [{"name": "Plain"}, {"name": "Case", **body}],
+    }
+    scratch_file.write_text(json.dumps(written, indent=1), encoding="utf-8")
+    document, faults = write_out(read_yaml(scratch_file))
+    assert not faults
+    wanted = [_filled(body, {"a": one, "b": other}) for one, other in product(first, second)]
+    made = [{field: each for field, each in case.items() if field != "name"} for case in document.data["cases"]]
+    assert made == [{}, *wanted]
+    lines = scratch_file.read_text(encoding="utf-8").splitlines()
+    for path, data in _paths(document.data):
+        found, line = document.locate(path)
+        assert found == path
+        assert line is not None
+        assert 1 <= line <= len(lines)
+        source: Any = written
+        for part in document.source(path):
+            source = source[part]
+        if not isinstance(data, dict | list) and path[-1:] != ("name",):
+            assert source == data

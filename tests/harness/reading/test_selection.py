@@ -41,18 +41,20 @@ TABLES = tables_beside(__file__)
 
 pytestmark = pytest.mark.usefixtures("few_files")
 
-OWN = """\
+FILE = """\
 title: Cases of one's own
-source: {{kind: derivation, title: Made for the tests}}
+source: {kind: derivation, title: Made for the tests}
 operation: softmax
 cases:
-  - name: Plain
-    inputs: {{scores: {{values: [[1, 2]]}}}}
-    tags: [{tag}]
-  - name: In double alone
-    inputs: {{scores: {{values: [[1, 2]]}}}}
-    dtypes: [float64]
 """
+
+
+def write_cases(path: Path, *names: str, more: str = "") -> Path:
+    """Write a case file with a case of each name, and more fields in each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cases = "".join(f"  - {{name: {name!r}, inputs: {{scores: {{values: [[1, 2]]}}}}{more}}}\n" for name in names)
+    path.write_text(FILE + cases, encoding="utf-8")
+    return path
 
 
 def ids(selection: Selection) -> list[str]:
@@ -60,21 +62,14 @@ def ids(selection: Selection) -> list[str]:
     return [case.id for case in selection.cases]
 
 
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A folder of somebody's, with a tag of its own."""
-    write(tmp_path / "mine" / "tags.yaml", "tags:\n  my-tag: {probes: Mine., defect: Mine too.}\n")
-    return write(tmp_path / "mine" / "cases.yaml", OWN.format(tag="my-tag")).parent
-
-
-def files_of(identities: Iterable[str]) -> set[str]:
-    return {identity.rpartition("/")[0] for identity in identities}
+    folder = write_cases(tmp_path / "mine" / "cases.yaml", "In double", "Plain", more=", tags: [my-tag]").parent
+    text = (folder / "cases.yaml").read_text().replace("tags: [my-tag]", "dtypes: [float64]", 1)
+    (folder / "cases.yaml").write_text(text)
+    (folder / "tags.yaml").write_text("tags:\n  my-tag: {probes: Mine., defect: Mine too.}\n")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +135,11 @@ def test_what_holds_no_cases_is_refused(own: Path, tmp_path: Path, monkeypatch: 
 
 def test_a_folder_of_ones_own_is_read_with_its_tags_and_what_lies_below(own: Path, tmp_path: Path) -> None:
     for name in ("deeper/further.yml", ".git/hidden.yaml", "deeper/.cache/hidden.yaml"):
-        write(own / name, OWN.format(tag="uniform"))  # a bundled tag
-    both = ["mine/cases/in-double-alone", "mine/cases/plain"]
+        write_cases(own / name, "Tagged", more=", tags: [uniform]")  # a bundled tag
+    both = ["mine/cases/in-double", "mine/cases/plain"]
     whole = select_cases(["mine"], base=tmp_path)
     assert "my-tag" in whole.tags
-    assert ids(whole) == [*both, "mine/deeper/further/in-double-alone", "mine/deeper/further/plain"]
+    assert ids(whole) == [*both, "mine/deeper/further/tagged"]
     for name in ("mine/", "./mine", "mine/../mine", str(own)):
         assert ids(select_cases([name, "mine/cases.yaml"], base=tmp_path)) == ids(whole)
     assert ids(select_cases(["mine/cases.yaml"], base=tmp_path)) == both
@@ -163,22 +158,22 @@ def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path,
 
 
 def test_a_file_with_a_fault_is_left_out_and_the_others_are_read(own: Path, tmp_path: Path) -> None:
-    write(own / "bad.yaml", OWN.format(tag="no-such-tag"))
+    write_cases(own / "bad.yaml", "Plain", more=", tags: [no-such-tag]")
     selection = select_cases(["mine"], base=tmp_path)
     assert {case.file for case in selection.cases} == {"mine/cases.yaml"}
     (fault,) = selection.faults
-    assert str(fault).startswith('mine/bad.yaml:7: case "Plain": ')
+    assert str(fault).startswith('mine/bad.yaml:5: case "Plain": ')
     assert "undefined tag 'no-such-tag'" in str(fault)
 
 
 def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> None:
-    write(tmp_path / "here" / "x", "")
+    (tmp_path / "here").mkdir()
     shutil.copytree(own, tmp_path / "other" / "mine")
     selection = select_cases(["../mine", "../other/mine"], base=tmp_path / "here")
     assert len(selection.cases) == 2
     assert [(fault.file, fault.message) for fault in selection.faults] == [
-        ("mine/cases.yaml", f"the same case id as in {own / 'cases.yaml'}: mine/cases/plain"),
-        ("mine/cases.yaml", f"the same case id as in {own / 'cases.yaml'}: mine/cases/in-double-alone"),
+        ("mine/cases.yaml", f"the same case id as in {own / 'cases.yaml'}: mine/cases/{name}")
+        for name in ("in-double", "plain")
     ]
 
 
@@ -249,21 +244,7 @@ def test_cases_of_tiles_come_besides_others_by_a_glob_or_by_their_ids(tmp_path: 
 
 # Single cases by what people call them.
 
-FILE = """\
-title: Cases of one's own
-source: {kind: derivation, title: Made for the tests}
-operation: softmax
-cases:
-"""
 BUNDLED = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
-
-
-def write_cases(path: Path, *names: str) -> Path:
-    """Write a case file with a case of each name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    cases = "".join(f"  - {{name: {name!r}, inputs: {{scores: {{values: [[1, 2]]}}}}}}\n" for name in names)
-    path.write_text(FILE + cases, encoding="utf-8")
-    return path
 
 
 @pytest.fixture

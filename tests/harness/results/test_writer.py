@@ -144,12 +144,12 @@ def test_a_folder_with_foreign_content_is_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_a_living_process_writes_to_and_one_whose_name_is_no_text_are_refused(tmp_path: Path) -> None:
     of_this_process = ResultsWriter(tmp_path)
     claim = tmp_path / ".writer.partial"
-    node, _, started = claim.read_text().rsplit(" ", 2)
+    node, _, _ = claim.read_text().rsplit(" ", 2)
     other = psutil.Process(os.getppid())
     claim.write_text(f"{node} {other.pid} {other.create_time()}")
     with pytest.raises(OutputError, match=rf"another run writes there \(process {other.pid}\); wait for it, or name"):
         ResultsWriter(tmp_path)
-    claim.write_text(f"{node} {other.pid} {started}")  # another process had this number
+    claim.write_text(f"{node} {other.pid} {other.create_time() - 1000}")  # another process had this number
     ResultsWriter(tmp_path)
     of_this_process.write_json("summary.json", {})
     assert not claim.exists()
