@@ -121,6 +121,8 @@ class Reading:
         found = self.change(problem)
         forms = () if found is None else (found,) if isinstance(found, Problem | Form) else found
         for form in (Form(each) if isinstance(each, Problem) else each for each in forms):
+            if form.replacement is None and not form.stage_aliases and is_same(form.problem, problem):
+                continue
             yield self.alternative(replace(form, problem=form.problem.lowered()) if self.before_lowering else form)
 
     def alternative(self, form: Form, **more: Any) -> Alternative:
@@ -141,6 +143,16 @@ class Reading:
         )
 
 
+def is_same(one: Problem, other: Problem) -> bool:
+    """Return whether two problems of one operation have the same options and the same numbers."""
+    if one is other:
+        return True
+    if one.options != other.options or one.inputs.keys() != other.inputs.keys():
+        return False
+    pairs = ((array, other.inputs[name]) for name, array in one.inputs.items())
+    return all(a is b or (a.dtype == b.dtype and a.tobytes() == b.tobytes() and a.shape == b.shape) for a, b in pairs)
+
+
 def convention(name: str, says: str, change: Change, of: str = "", stage: str = "masked", **more: Any) -> Reading:
     """Return a reading that somebody means."""
     return Reading(name, says, change, of, stage, Verdict.SEMANTIC, **more)
@@ -155,8 +167,20 @@ def set_to(**options: Any) -> Changed:
 
 
 def with_input(name: str, change: Callable[[Any], Any]) -> Changed:
-    """Change one input."""
-    return lambda problem: problem.with_inputs(**{name: change(problem.inputs[name])})
+    """Change one input, where the change is not None."""
+
+    def changed(problem: Problem) -> Problem | None:
+        other = change(problem.inputs[name])
+        return None if other is None else problem.with_inputs(**{name: other})
+
+    return changed
+
+
+def with_each(names: Iterable[str], change: Callable[[Any], Any]) -> Changed:
+    """Change several inputs alike, those that are there."""
+    return lambda problem: problem.with_inputs(
+        **{name: change(problem.inputs[name]) for name in names if name in problem.inputs}
+    )
 
 
 def without(name: str) -> Changed:
@@ -164,16 +188,32 @@ def without(name: str) -> Changed:
     return lambda problem: problem.without_input(name)
 
 
-def of_first(name: str, axis: int) -> Changed:
-    """Take for all entries of an axis of an input what belongs to the first, as a stride of zero does."""
+def only(applies: Callable[[Problem], object], change: Change) -> Change:
+    """Change problems of some kind alone."""
+    return lambda problem: change(problem) if applies(problem) else None
 
-    def change(problem: Problem) -> Problem | None:
-        array = problem.inputs[name]
-        if array.ndim < -axis or array.shape[axis] < 2:
-            return None
-        return problem.with_inputs(**{name: np.broadcast_to(array.take([0], axis), array.shape)})
+
+def toggled(option: str, words: Mapping[Any, str]) -> Change:
+    """Take the other one of two values of an option, of which the first is the default, each in ``words``."""
+
+    def change(problem: Problem) -> Form:
+        own = problem.options.get(option) or next(iter(words))
+        (other,) = words.keys() - {own}
+        return Form(problem.with_options(**{option: other}), {"taken": words[other], "meant": words[own]})
 
     return change
+
+
+def of_first(name: str, axis: int) -> Changed:
+    """Take for all entries of an axis of an input what belongs to the first, as a stride of zero does."""
+    return with_input(
+        name,
+        lambda array: (
+            np.broadcast_to(array.take([0], axis), array.shape)
+            if array.ndim >= -axis and array.shape[axis] > 1
+            else None
+        ),
+    )
 
 
 def exchanged(one: str, other: str) -> Changed:
@@ -189,14 +229,16 @@ def exchanged(one: str, other: str) -> Changed:
 
 def transposed(name: str) -> Changed:
     """Swap the last two axes of an input, where they are equally long."""
+    return with_input(
+        name,
+        lambda array: np.swapaxes(array, -1, -2) if array.ndim > 1 and array.shape[-2] == array.shape[-1] else None,
+    )
 
-    def change(problem: Problem) -> Problem | None:
-        array = problem.inputs[name]
-        if array.ndim < 2 or not array.shape[-2] == array.shape[-1] > 1:
-            return None
-        return problem.with_inputs(**{name: np.swapaxes(array, -1, -2)})
 
-    return change
+def identity(weight: Any) -> Any:
+    """Return the matrices that leave all as it is, where they are square."""
+    *_, rows, columns = weight.shape
+    return np.broadcast_to(np.eye(rows, dtype=weight.dtype), weight.shape) if rows == columns else None
 
 
 def with_mask(problem: Problem) -> Problem:

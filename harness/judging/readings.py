@@ -33,16 +33,18 @@ from attncheck.judging.alternatives import (
     folded,
     has_scale,
     of_first,
+    only,
     queries_and_keys,
     scale_of,
     set_to,
     with_allowed,
+    with_each,
     with_input,
     with_mask,
     without,
 )
 from attncheck.judging.diagnosis import ACCURACY
-from attncheck.judging.readings_of_entries import ENTRY_READINGS, taken
+from attncheck.judging.readings_of_entries import ENTRY_READINGS, taken, within_window
 from attncheck.judging.readings_of_gradients import GRADIENT_READINGS
 from attncheck.judging.readings_of_scores import SCORE_READINGS, is_masked
 from attncheck.judging.replaced_steps import REPLACED_STEPS
@@ -98,25 +100,20 @@ def _aligned(alignment: str, position: str) -> Change:
 def _aligned_separately(problem: Problem, other: Problem) -> Iterator[Problem]:
     """Yield one of causality and window aligned otherwise, the other one as the case means it."""
     queries, keys = queries_and_keys(problem)
-    positions = np.arange(queries)[:, np.newaxis] + query_offset(other.options, other.inputs)
-    left, right = problem.options["window"]
-    behind = np.arange(keys) - positions
-    within = np.full(behind.shape, fill_value=True)
-    within &= left is None or behind >= -left
-    within &= right is None or behind <= right
-    yield with_allowed(problem.with_options(is_causal=False), behind <= 0)
-    yield with_allowed(problem.with_options(window=None), within)
+    positions, key = np.arange(queries)[:, np.newaxis] + query_offset(other.options, other.inputs), np.arange(keys)
+    yield with_allowed(problem.with_options(is_causal=False), key <= positions)
+    yield with_allowed(problem.with_options(window=None), within_window(problem, positions, key))
 
 
-def _window_moved(left: int, right: int) -> Change:
+def _window_moved(*moves: int) -> Change:
     """Move ends of a window that are given."""
 
     def change(problem: Problem) -> Form | None:
         window = problem.options["window"]
-        if any(end is None and move for end, move in zip(window, (left, right), strict=True)):
+        if any(end is None and move for end, move in zip(window, moves, strict=True)):
             return None
-        other = [end if end is None else end + move for end, move in zip(window, (left, right), strict=True)]
-        return Form(problem.with_options(window=tuple(other)), {"window": _shown(other), "meant": _shown(window)})
+        other = tuple(end if end is None else end + move for end, move in zip(window, moves, strict=True))
+        return Form(problem.with_options(window=other), {"window": _shown(other), "meant": _shown(window)})
 
     return change
 
@@ -136,11 +133,6 @@ def _diagonal(allows: Callable[[Any], Any]) -> Change:
     return change
 
 
-def _swapped_sides(problem: Problem) -> Problem | None:
-    left, right = problem.options["window"]
-    return None if left == right else problem.with_options(window=(right, left))
-
-
 def _last_row(problem: Problem) -> Problem | None:
     """Let the last query see all keys: of tiles, the one that is left over has lost its mask."""
     plain = problem.canonical()
@@ -151,19 +143,6 @@ def _last_row(problem: Problem) -> Problem | None:
     unmasked = allowed.copy()
     unmasked[..., -1, :] = True
     return folded(problem).with_options(is_causal=False).with_inputs(mask=unmasked)
-
-
-def _transposed_mask(problem: Problem) -> Problem | None:
-    mask, (queries, keys) = problem.inputs["mask"], queries_and_keys(problem)
-    if mask.ndim < 2 or queries != keys or max(mask.shape[-2:]) < 2:
-        return None
-    return problem.with_inputs(mask=np.swapaxes(mask, -1, -2))
-
-
-def _mask_added(problem: Problem) -> Problem:
-    mask = problem.inputs["mask"]
-    bias = problem.inputs["bias"] + mask if "bias" in problem.inputs else mask.astype(np.float64)
-    return problem.with_inputs(mask=np.ones_like(mask), bias=bias)
 
 
 def _fill_added(problem: Problem) -> Form | None:
@@ -192,18 +171,13 @@ def _offsets_changed(change: Changed) -> Change:
 
     def changed(problem: Problem) -> Form | None:
         other = change(problem)
-        if other is None:
-            return None
-        return Form(other, stage="rotated_query" if "rotary_cos" in problem.inputs else "masked")
+        return (
+            None
+            if other is None
+            else Form(other, stage="rotated_query" if "rotary_cos" in problem.inputs else "masked")
+        )
 
     return changed
-
-
-def _one_too_far(problem: Problem) -> Problem | None:
-    """Move queries on by one place, where no table of positions ends."""
-    if "rotary_cos" in problem.inputs:
-        return None
-    return problem.with_inputs(query_offsets=problem.inputs["query_offsets"] + 1)
 
 
 def _filled(number: Callable[[Problem], float]) -> Change:
@@ -279,7 +253,11 @@ _ATTENDING = (
                    with_input("key_lengths", partial(np.add, moved)), "key_lengths")
         for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less"))
     ),
-    Reading("mask-added", "the mask is added to the scores as the numbers 0 and 1", _mask_added, "mask"),
+    Reading("mask-added", "the mask is added to the scores as the numbers 0 and 1",
+            lambda problem: problem.with_inputs(
+                mask=np.ones_like(problem.inputs["mask"]),
+                bias=problem.inputs.get("bias", np.zeros(())) + problem.inputs["mask"],
+            ), "mask"),
     Reading("fill-added", "{fill} is added to a forbidden score; the case means it in its place", _fill_added,
             "mask_fill"),
     Reading("fill-scaled", "the fill is put in place before the scores are scaled",
@@ -309,9 +287,12 @@ _ATTENDING = (
             _diagonal(lambda behind: behind <= -1), "is_causal"),
     Reading("causal-mirrored", "causality is mirrored: query i sees the keys j >= i",
             _diagonal(lambda behind: behind >= 0), "is_causal"),
-    Reading("window-sides-swapped", "left and right of the window are swapped", _swapped_sides, "window"),
+    Reading("window-sides-swapped", "left and right of the window are swapped",
+            lambda problem: problem.with_options(window=tuple(problem.options["window"])[::-1]), "window"),
     Reading("last-row-unmasked", "the last query row is not masked", _last_row),
-    Reading("mask-transposed", "queries and keys of the mask are swapped", _transposed_mask, "mask"),
+    Reading("mask-transposed", "queries and keys of the mask are swapped", only(
+        lambda problem: len(set(queries_and_keys(problem))) == 1,
+        with_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
     Reading("query-offsets-ignored", "the query offsets are ignored", _offsets_changed(without("query_offsets")),
             "query_offsets"),
     Reading("query-offsets-of-first-batch-entry", "the query offset of the first batch entry is taken for all",
@@ -322,7 +303,10 @@ _ATTENDING = (
     Reading("query-offsets-of-longest", "the largest query offset is taken for all",
             _offsets_changed(with_input("query_offsets", lambda each: np.full_like(each, each.max(initial=0)))),
             "query_offsets"),
-    Reading("query-offsets-one-too-far", "query offsets are one too far", _offsets_changed(_one_too_far),
+    Reading("query-offsets-one-too-far", "query offsets are one too far", _offsets_changed(lambda problem: (
+                None if "rotary_cos" in problem.inputs else  # where a table of positions ends
+                problem.with_inputs(query_offsets=problem.inputs["query_offsets"] + 1)
+            )),
             "query_offsets"),
 )  # fmt: skip
 
@@ -330,15 +314,12 @@ _ATTENDING = (
 # Sequences and pages, before they are laid out.
 
 
-def _lengths_moved(steps: int) -> Change:
-    return _with_lengths(lambda lengths, most: np.clip(lengths + steps, 0, most))
-
-
 def _with_lengths(change: Callable[[Any, Any], Any]) -> Change:
-    """Change key lengths, given the most that each may be."""
+    """Change key lengths, given the most that each may be, which they are cut to."""
 
     def changed(problem: Problem) -> Problem:
-        return problem.with_inputs(key_lengths=change(problem.inputs["key_lengths"], _most_keys(problem)))
+        most = _most_keys(problem)
+        return problem.with_inputs(key_lengths=np.clip(change(problem.inputs["key_lengths"], problem), 0, most))
 
     return changed
 
@@ -352,30 +333,33 @@ def _most_keys(called: Problem) -> Any:
 
 
 def _limits_moved(steps: int) -> Change:
-    def change(called: Problem) -> Problem | None:
-        keys = called.inputs["cu_seqlens_k"]
+    def change(queries: Any, keys: Any) -> tuple[Any, Any] | None:
         moved = np.clip(keys + steps, 0, keys[-1])
         moved[[0, -1]] = keys[[0, -1]]
-        if len(keys) < 3 or (np.diff(moved) < 0).any():
+        return None if len(keys) < 3 or (np.diff(moved) < 0).any() else (queries, moved)
+
+    return _limits_as(change)
+
+
+def _limits_as(change: Callable[[Any, Any], tuple[Any, Any] | None]) -> Change:
+    """Take other limits of queries and of keys."""
+
+    def changed(called: Problem) -> Problem | None:
+        limits = change(called.inputs["cu_seqlens_q"], called.inputs["cu_seqlens_k"])
+        if limits is None:
             return None
-        return called.without_input("key_lengths").with_inputs(cu_seqlens_k=moved)
+        return called.without_input("key_lengths").with_inputs(cu_seqlens_q=limits[0], cu_seqlens_k=limits[1])
 
-    return change
-
-
-def _limits_ignored(called: Problem) -> Problem | None:
-    queries, keys = called.inputs["cu_seqlens_q"][[0, -1]], called.inputs["cu_seqlens_k"][[0, -1]]
-    if len(called.inputs["cu_seqlens_k"]) < 3:
-        return None
-    return called.without_input("key_lengths").with_inputs(cu_seqlens_q=queries, cu_seqlens_k=keys)
+    return changed
 
 
-def _limits_of_queries(called: Problem) -> Problem | None:
-    queries, keys = called.inputs["cu_seqlens_q"], called.inputs["cu_seqlens_k"]
+def _of_queries(queries: Any, keys: Any) -> tuple[Any, Any] | None:
     other = np.minimum(queries, keys[-1])
-    if other[-1] != keys[-1] or np.array_equal(other, keys):
-        return None
-    return called.without_input("key_lengths").with_inputs(cu_seqlens_k=other)
+    return (queries, other) if other[-1] == keys[-1] and not np.array_equal(other, keys) else None
+
+
+def _page(called: Problem) -> int:
+    return int(called.inputs["key_pages"].shape[1])
 
 
 def _pages_in_order(called: Problem) -> Problem:
@@ -392,23 +376,7 @@ def _pages_reversed(called: Problem) -> Problem:
     return called.with_inputs(block_table=table)
 
 
-def _pages_as(change: Callable[[Any], Any]) -> Changed:
-    """Read pages of keys and values otherwise."""
-    return lambda called: called.with_inputs(
-        **{name: change(called.inputs[name]) for name in ("key_pages", "value_pages")}
-    )
-
-
-def _heads_first(pages: Any) -> Any:
-    return pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2)
-
-
-def _lengths_to_pages(change: Callable[[Any, int], Any]) -> Changed:
-    def changed(called: Problem) -> Problem:
-        other = change(called.inputs["key_lengths"], called.inputs["key_pages"].shape[1])
-        return called.with_inputs(key_lengths=np.clip(other, 0, _most_keys(called)))
-
-    return changed
+_PAGES = ("key_pages", "value_pages")
 
 
 def _aligned_in_sequences(called: Problem) -> Form | None:
@@ -416,26 +384,25 @@ def _aligned_in_sequences(called: Problem) -> Form | None:
     return Form(called.with_options(alignment="top_left"), {"subject": subject[0]}) if subject else None
 
 
-def _of_sequences(change: Change) -> Change:
-    """Change only what is packed or in pages."""
-    return lambda called: None if called.inputs.keys().isdisjoint({"cu_seqlens_k", "block_table"}) else change(called)
+def _in_sequences(called: Problem) -> bool:
+    return not called.inputs.keys().isdisjoint({"cu_seqlens_k", "block_table"})
 
 
 _SEQUENCES = tuple(
-    replace(reading, change=_of_sequences(reading.change), before_lowering=True)
+    replace(reading, change=only(_in_sequences, reading.change), before_lowering=True)
     for reading in (
         convention("aligned-top-left",
                    "{subject} is aligned top-left in each sequence; the case means its last query and key",
                    _aligned_in_sequences),
         convention("key-lengths-one-too-long",
                    "a key length is taken for the last key's index; the case means the number of keys",
-                   _lengths_moved(1), "key_lengths"),
+                   _with_lengths(lambda lengths, called: lengths + 1), "key_lengths"),
         convention("key-lengths-one-too-short", "a key length is taken for one less; the case means the number of keys",
-                   _lengths_moved(-1), "key_lengths"),
+                   _with_lengths(lambda lengths, called: lengths - 1), "key_lengths"),
         Reading("key-lengths-of-first-batch-entry", "the key length of the first sequence is taken for all",
-                _with_lengths(lambda lengths, most: np.minimum(lengths[:1], most)), "key_lengths"),
+                _with_lengths(lambda lengths, called: lengths[:1]), "key_lengths"),
         Reading("key-lengths-ignored", "the key lengths are ignored",
-                lambda called: None if "block_table" in called.inputs else called.without_input("key_lengths"),
+                only(lambda called: "block_table" not in called.inputs, without("key_lengths")),
                 "key_lengths"),
         *(
             Reading(f"{name}-ignored", f"{called} is ignored", set_to(**{option: neutral}), option)
@@ -444,11 +411,13 @@ _SEQUENCES = tuple(
             )
         ),
         Reading("sequences-ignored", "the limits of sequences are ignored: every query sees the keys of all",
-                _limits_ignored, "cu_seqlens_k"),
+                _limits_as(lambda queries, keys: (queries[[0, -1]], keys[[0, -1]]) if len(keys) > 2 else None),
+                "cu_seqlens_k"),
         Reading("limits-one-too-late", "sequences of keys end one too late: the next sequence's first key is seen",
                 _limits_moved(1), "cu_seqlens_k"),
         Reading("limits-one-too-early", "sequences of keys end one too early", _limits_moved(-1), "cu_seqlens_k"),
-        Reading("limits-of-queries", "the limits of queries are taken for keys", _limits_of_queries, "cu_seqlens_k"),
+        Reading("limits-of-queries", "the limits of queries are taken for keys", _limits_as(_of_queries),
+                "cu_seqlens_k"),
         Reading("block-table-of-first-batch-entry", "the block table of the first batch entry is taken for all",
                 of_first("block_table", -2), "block_table"),
         Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _pages_in_order,
@@ -456,14 +425,16 @@ _SEQUENCES = tuple(
         Reading("block-table-transposed", "the block table is read with the strides of its transpose",
                 with_input("block_table", lambda table: table.T.reshape(table.shape)), "block_table"),
         Reading("slots-in-reverse", "the slots of each page are read in reverse",
-                _pages_as(lambda pages: pages[:, ::-1]), "block_table"),
-        Reading("pages-with-heads-first", "heads and slots of a page are confused", _pages_as(_heads_first),
+                with_each(_PAGES, lambda pages: pages[:, ::-1]), "block_table"),
+        Reading("pages-with-heads-first", "heads and slots of a page are confused", with_each(_PAGES, lambda pages: (
+                    pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2)
+                )),
                 "block_table"),
         *(
             Reading(f"key-lengths-{how}-to-pages", f"key lengths are rounded {how} to whole pages",
-                    _lengths_to_pages(change), "block_table")
-            for how, change in (("up", lambda lengths, page: -(-lengths // page) * page),
-                                ("down", lambda lengths, page: lengths // page * page))
+                    _with_lengths(change), "block_table")
+            for how, change in (("up", lambda lengths, called: -(-lengths // _page(called)) * _page(called)),
+                                ("down", lambda lengths, called: lengths // _page(called) * _page(called)))
         ),
         Reading("pages-in-reverse", "the pages of each sequence are read in reverse", _pages_reversed, "block_table"),
     )

@@ -18,8 +18,10 @@ from attncheck.judging.alternatives import (
     Form,
     Reading,
     exchanged,
+    only,
     queries_and_keys,
     with_allowed,
+    with_each,
     with_input,
     with_mask,
 )
@@ -41,23 +43,16 @@ _ORDERS: Mapping[str, tuple[str, Order]] = {
 
 
 def taken(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Changed:
-    """Take of some inputs, for each entry of an axis, what belongs to another one; None where that is the same.
+    """Take of some inputs, for each entry of an axis, what belongs to another one.
 
     There have to be more than the ``fewest`` entries, or it would be another reading.
     """
-
-    def change(problem: Problem) -> Problem | None:
-        given = {name: problem.inputs[name] for name in names if name in problem.inputs}
-        others = {
-            name: array.take(order(array.shape[axis]), axis)
-            for name, array in given.items()
-            if array.ndim >= -axis and array.shape[axis] > fewest
-        }
-        if all(np.array_equal(other, given[name], equal_nan=other.dtype.kind == "f") for name, other in others.items()):
-            return None
-        return problem.with_inputs(**others)
-
-    return change
+    return with_each(
+        names,
+        lambda array: (
+            array.take(order(array.shape[axis]), axis) if array.ndim >= -axis and array.shape[axis] > fewest else array
+        ),
+    )
 
 
 def _entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int], stage: str, *orders: str,
@@ -70,7 +65,7 @@ def _entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, in
             yield Reading(
                 f"{slug}-{order}-{word.replace(' ', '-')}",
                 f"{called} {says.format(word)}",
-                lambda problem, change=change: change(problem) if when(problem) else None,  # type: ignore[misc]
+                only(when, change),
                 names[0],
                 stage,
             )
@@ -159,20 +154,15 @@ _GROUPS = (
 
 
 def _by_group(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> Changed:
-    """Take what is another head's: ``head_of(query head, heads of keys, size of a group)``."""
+    """Take what is another head's: ``head_of(query head, heads of keys, size of a group)``; not the first's for all."""
 
     def change(problem: Problem) -> Problem | None:
-        array, heads = (
-            problem.inputs[name],
-            problem.inputs[name].shape[axis] if problem.inputs[name].ndim >= -axis else 1,
-        )
-        if not has_heads(problem) or heads != problem.inputs["query"].shape[-3] or heads == 1:
+        array = problem.inputs[name]
+        if not has_heads(problem) or array.ndim < -axis or array.shape[axis] != problem.inputs["query"].shape[-3]:
             return None
-        shared = problem.inputs["key"].shape[-3]
-        taken_heads = head_of(np.arange(heads), shared, heads // shared)
-        if (taken_heads == np.arange(heads)).all() or not taken_heads.any():  # right, or the first head for all
-            return None
-        return problem.with_inputs(**{name: array.take(taken_heads, axis)})
+        heads, shared = array.shape[axis], problem.inputs["key"].shape[-3]
+        order = head_of(np.arange(heads), shared, heads // shared)
+        return problem.with_inputs(**{name: array.take(order, axis)}) if order.any() else None
 
     return change
 
@@ -219,10 +209,6 @@ def _joined(change: Callable[[Any, int], Any], *names: str) -> Change:
 
 
 _PAST = ("past_key", "past_value")
-
-
-def _past_read_as(change: Callable[[Any], Any], names: Sequence[str]) -> Changed:
-    return lambda problem: problem.with_inputs(**{name: change(problem.inputs[name]) for name in names})
 
 
 def _zeroed(joined: Any, slots: slice) -> Any:
@@ -273,7 +259,7 @@ _CACHED = (
         )
     ),
     *(
-        Reading(f"past-{of}{slug}", f"{called} of the past are {how}", _past_read_as(change, names), "past_key", stage)
+        Reading(f"past-{of}{slug}", f"{called} of the past are {how}", with_each(names, change), "past_key", stage)
         for of, called, names, stage in (
             ("", "keys and values", _PAST, LOGITS[0]), ("values-", "values", _PAST[1:], MEANS[0])
         )
@@ -324,24 +310,18 @@ def _one_position_late(name: str) -> Change:
     return change
 
 
+def _has_plain_heads(problem: Problem) -> bool:
+    return has_heads(problem) and "query_norm" not in problem.inputs
+
+
 def _exchanged_queries(problem: Problem) -> Problem | None:
-    others = {"past_key", "rotary_cos", "query_norm", "key_factor"}
-    if not has_heads(problem) or not problem.inputs.keys().isdisjoint(others):
-        return None
-    return exchanged("query", "key")(problem)
+    others = {"past_key", "rotary_cos", "key_factor"}
+    is_plain = _has_plain_heads(problem) and problem.inputs.keys().isdisjoint(others)
+    return exchanged("query", "key")(problem) if is_plain else None
 
 
-def _last_column_zero(name: str) -> Changed:
-    def change(problem: Problem) -> Problem | None:
-        array = problem.inputs[name]
-        if not has_heads(problem) or array.shape[-1] < 2 or "query_norm" in problem.inputs:
-            return None
-        others = {other: problem.inputs[other].copy() for other in (name, f"past_{name}") if other in problem.inputs}
-        for other in others.values():
-            other[..., -1] = 0
-        return problem.with_inputs(**others)
-
-    return change
+def _without_last_column(array: Any) -> Any:
+    return np.concatenate([array[..., :-1], np.zeros_like(array[..., -1:])], axis=-1) if array.shape[-1] > 1 else array
 
 
 def _last_key_dropped(problem: Problem) -> Problem | None:
@@ -352,27 +332,31 @@ def _last_key_dropped(problem: Problem) -> Problem | None:
 
 
 def _with_lengths_as(pattern: Callable[[Any, Any, Any], Any]) -> Changed:
-    """Allow other keys than the lengths do: ``pattern(length, query, key)``, of a length (B, 1, 1, 1)."""
+    """Allow other keys than the lengths do: ``pattern(lengths, query, key)``; not all, as if they were ignored."""
 
     def change(problem: Problem) -> Problem | None:
-        lengths, (queries, keys) = problem.inputs["key_lengths"], queries_and_keys(problem)
-        allowed = pattern(lengths.reshape(-1, 1, 1, 1), np.arange(queries)[:, np.newaxis], np.arange(keys))
-        if allowed.all():  # as if they were ignored
-            return None
-        mask = problem.inputs.get("mask")
-        return problem.without_input("key_lengths").with_inputs(mask=allowed if mask is None else mask & allowed)
+        queries, keys = queries_and_keys(problem)
+        allowed = pattern(problem.inputs["key_lengths"], np.arange(queries)[:, np.newaxis], np.arange(keys))
+        return None if allowed.all() else _with_mask_and(allowed, problem.without_input("key_lengths"))
 
     return change
 
 
+def _with_mask_and(allowed: Any, problem: Problem) -> Problem:
+    """Let a mask of four axes forbid what is not allowed, too."""
+    return problem.with_inputs(mask=allowed & problem.inputs.get("mask", True))
+
+
+def _by_batch(lengths: Any) -> Any:
+    return lengths.reshape(-1, 1, 1, 1)
+
+
 def _lengths_of_heads(problem: Problem) -> Problem | None:
-    lengths, (_, keys) = problem.inputs["key_lengths"], queries_and_keys(problem)
-    query = problem.inputs.get("query", problem.inputs.get("scores"))
+    lengths, query = problem.inputs["key_lengths"], problem.inputs.get("query", problem.inputs.get("scores"))
     if query is None or query.ndim < 4 or len(lengths) != query.shape[-3]:
         return None
-    allowed = np.arange(keys) < lengths.reshape(1, -1, 1, 1)
-    mask = problem.inputs.get("mask")
-    return problem.without_input("key_lengths").with_inputs(mask=allowed if mask is None else mask & allowed)
+    allowed = np.arange(queries_and_keys(problem)[1]) < lengths.reshape(1, -1, 1, 1)
+    return _with_mask_and(allowed, problem.without_input("key_lengths"))
 
 
 def _of_batch_for_heads(name: str) -> Changed:
@@ -387,28 +371,26 @@ def _of_batch_for_heads(name: str) -> Changed:
     return change
 
 
-def _positions(problem: Problem) -> tuple[Array, Array] | None:
-    """Return where queries and keys stand, (Lq, 1) and (Lk,); None where each batch entry says that itself."""
-    if "query_offsets" in problem.inputs:
-        return None
-    queries, keys = queries_and_keys(problem)
-    return np.arange(queries)[:, np.newaxis] + query_offset(problem.options, problem.inputs), np.arange(keys)
+def _pattern(
+    of: Sequence[str], pattern: Callable[[Problem, Array, Array], Any], change: Callable[[Problem, Any], Problem]
+) -> Changed:
+    """Change a problem that has some options, given who may attend to whom by another pattern, of (Lq, 1) and (Lk,).
 
+    It is that of the positions of queries and of keys, unless each batch entry says itself where its queries stand.
+    """
 
-def _pattern(rule: str, pattern: Callable[[Problem, Array, Array], Any]) -> Changed:
-    """Allow other keys than causality or a window does: ``pattern(problem, positions of queries, of keys)``."""
-
-    def change(problem: Problem) -> Problem | None:
-        positions = _positions(problem)
-        if positions is None or not problem.options.get(rule):
+    def changed(problem: Problem) -> Problem | None:
+        if "query_offsets" in problem.inputs or not all(problem.options.get(name) for name in of):
             return None
-        allowed = np.broadcast_to(pattern(problem, *positions), queries_and_keys(problem))
-        return with_allowed(with_mask(problem).with_options(**{rule: None}), allowed)
+        queries, keys = queries_and_keys(problem)
+        positions = np.arange(queries)[:, np.newaxis] + query_offset(problem.options, problem.inputs)
+        return change(problem, np.broadcast_to(pattern(problem, positions, np.arange(keys)), (queries, keys)))
 
-    return change
+    return changed
 
 
-def _within(problem: Problem, query: Array, key: Array) -> Any:
+def within_window(problem: Problem, query: Array, key: Array) -> Any:
+    """Return which keys lie in the window of which queries, by their positions."""
     left, right = problem.options["window"]
     behind = key - query
     within = np.ones(behind.shape, dtype=np.bool_)
@@ -434,40 +416,17 @@ def _plus(side: Any, steps: int) -> Any:
     return None if side is None else side + steps
 
 
-def _either(problem: Problem) -> Problem | None:
-    positions = _positions(problem)
-    if positions is None or not problem.options.get("is_causal"):
-        return None
-    query, key = positions
-    allowed = (key <= query) | _within(problem, query, key)
-    return with_allowed(problem.with_options(window=None, is_causal=False), allowed)
-
-
-def _mask_or_causal(problem: Problem) -> Problem | None:
-    positions = _positions(problem)
-    if positions is None or not problem.options.get("is_causal"):
-        return None
-    query, key = positions
-    return problem.with_options(is_causal=False).with_inputs(mask=problem.inputs["mask"] | (key <= query))
-
-
-def _at_the_lengths_end(problem: Problem) -> Form | None:
+def _at_the_lengths_end(problem: Problem) -> Problem | None:
     """Let the last query stand at the last key that counts."""
-    lengths, (queries, keys) = problem.inputs["key_lengths"], queries_and_keys(problem)
     if not (problem.options.get("is_causal") or problem.options.get("window")):
         return None
-    positions = np.arange(queries)[:, np.newaxis] + lengths.reshape(-1, 1, 1, 1) - queries
-    key = np.arange(keys)
-    allowed = (key < lengths.reshape(-1, 1, 1, 1)) & np.asarray(
-        not problem.options.get("is_causal") or key <= positions
-    )
+    lengths, (queries, keys) = _by_batch(problem.inputs["key_lengths"]), queries_and_keys(problem)
+    positions, key = np.arange(queries)[:, np.newaxis] + lengths - queries, np.arange(keys)
+    allowed = (key < lengths) & np.asarray(not problem.options.get("is_causal") or key <= positions)
     if problem.options.get("window"):
-        allowed = allowed & _within(problem, positions, key)
-    mask = problem.inputs.get("mask")
+        allowed = allowed & within_window(problem, positions, key)
     plain = problem.without_input("key_lengths").without_input("query_offsets")
-    return Form(
-        plain.with_options(is_causal=False, window=None).with_inputs(mask=allowed if mask is None else mask & allowed)
-    )
+    return _with_mask_and(allowed, plain.with_options(is_causal=False, window=None))
 
 
 _PLACES = (
@@ -481,7 +440,9 @@ _PLACES = (
     Reading("query-and-key-exchanged", "queries are taken for keys, and the other way round", _exchanged_queries,
             stage=LOGITS[0]),
     *(
-        Reading(f"last-{slug}-dropped", f"the last {says} is left out", _last_column_zero(name), name, stage)
+        Reading(f"last-{slug}-dropped", f"the last {says} is left out",
+                only(_has_plain_heads, with_each([name, f"past_{name}"], _without_last_column)),
+                name, stage)
         for name, slug, says, stage in (
             ("query", "feature", "element of queries and keys", LOGITS[0]),
             ("value", "value-column", "column of the values", MEANS[0]),
@@ -489,11 +450,11 @@ _PLACES = (
     ),
     Reading("last-key-dropped", "no query sees the last key", _last_key_dropped),
     Reading("key-lengths-from-the-end", "key lengths count from the last key",
-            lambda problem: _with_lengths_as(
-                lambda length, query, key: key >= queries_and_keys(problem)[1] - length
-            )(problem), "key_lengths"),
+            _with_lengths_as(lambda lengths, query, key: key >= len(key) - _by_batch(lengths)), "key_lengths"),
     Reading("key-lengths-of-queries-too", "key lengths are taken for those of queries, too",
-            _with_lengths_as(lambda length, query, key: (query < length) & (key < length)), "key_lengths"),
+            _with_lengths_as(
+                lambda lengths, query, key: (query < _by_batch(lengths)) & (key < _by_batch(lengths))
+            ), "key_lengths"),
     Reading("key-lengths-of-heads", "key lengths are those of heads, not of batch entries", _lengths_of_heads,
             "key_lengths"),
     Reading("key-lengths-at-least-one", "a key length of 0 is taken for 1",
@@ -505,10 +466,12 @@ _PLACES = (
                 _of_batch_for_heads(name), name, stage)
         for name, stage in (("mask", "masked"), ("bias", "biased"))
     ),
-    Reading("mask-or-causality", "a key is seen that the mask or causality allows, where both must", _mask_or_causal,
-            "mask"),
-    Reading("window-or-causality", "a key is seen that the window or causality allows, where both must", _either,
-            "window"),
+    Reading("mask-or-causality", "a key is seen that the mask or causality allows, where both must", _pattern(
+        ["is_causal"], lambda problem, query, key: key <= query, lambda problem, seen: problem.with_options(
+            is_causal=False).with_inputs(mask=problem.inputs["mask"] | seen)), "mask"),
+    Reading("window-or-causality", "a key is seen that the window or causality allows, where both must", _pattern(
+        ["is_causal"], lambda problem, query, key: (key <= query) | within_window(problem, query, key),
+        lambda problem, seen: with_allowed(problem.with_options(window=None, is_causal=False), seen)), "window"),
     *(
         Reading(f"window-{slug}", says, _window_as(change), "window")
         for slug, says, change in (
@@ -527,14 +490,15 @@ _PLACES = (
         )
     ),
     *(
-        Reading(f"window-{slug}", says, _pattern("window", pattern), "window")
+        Reading(f"window-{slug}", says, _pattern(["window"], pattern, lambda problem, seen: with_allowed(
+            with_mask(problem).with_options(window=None), seen)), "window")
         for slug, says, pattern in (
             ("of-first-query", "the window of the first query is taken for all",
-             lambda problem, query, key: _within(problem, query[:1], key)),
+             lambda problem, query, key: within_window(problem, query[:1], key)),
             ("without-own-key", "no query sees its own key in the window",
-             lambda problem, query, key: _within(problem, query, key) & (query != key)),
+             lambda problem, query, key: within_window(problem, query, key) & (query != key)),
             ("inverted", "the window forbids what is within",
-             lambda problem, query, key: ~_within(problem, query, key)),
+             lambda problem, query, key: ~within_window(problem, query, key)),
         )
     ),
 )  # fmt: skip
@@ -546,15 +510,14 @@ _PLACES = (
 def _rows(change: Callable[[Any, Any, Any, Any], Any]) -> Changed:
     """Change rows of a mask: ``change(mask, key, first, last)``; a row that allows none stays so."""
 
-    def changed(problem: Problem) -> Problem | None:
-        mask, keys = problem.inputs["mask"], problem.inputs["mask"].shape[-1]
+    def changed(mask: Any) -> Any:
+        keys = mask.shape[-1]
         if mask.ndim < 2 or keys < 2:
             return None
         first, last = mask.argmax(-1)[..., np.newaxis], keys - 1 - mask[..., ::-1].argmax(-1)[..., np.newaxis]
-        other = change(mask, np.arange(keys), first, last) & mask.any(axis=-1, keepdims=True)
-        return None if np.array_equal(other, mask) else problem.with_inputs(mask=other)
+        return change(mask, np.arange(keys), first, last) & mask.any(axis=-1, keepdims=True)
 
-    return changed
+    return with_input("mask", changed)
 
 
 def _last_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
@@ -563,12 +526,9 @@ def _last_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
 
 
 def _and_causal(problem: Problem) -> Problem | None:
-    queries, keys = queries_and_keys(problem)
-    mask = problem.inputs["mask"]
-    if mask.ndim < 2 or mask.shape[-2] < 2:
-        return None
-    other = mask & np.tri(queries, keys, keys - queries, dtype=bool)
-    return None if np.array_equal(other, mask) else problem.with_inputs(mask=other)
+    (queries, keys), mask = queries_and_keys(problem), problem.inputs["mask"]
+    has_rows = mask.ndim > 1 and mask.shape[-2] > 1
+    return problem.with_inputs(mask=mask & np.tri(queries, keys, keys - queries, dtype=bool)) if has_rows else None
 
 
 _ROWS = (

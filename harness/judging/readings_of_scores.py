@@ -26,11 +26,14 @@ from attncheck.judging.alternatives import (
     folded,
     has_default_scale,
     has_scale,
+    identity,
     numbered,
     of_first,
+    only,
     scale_of,
     scales_in_words,
     set_to,
+    toggled,
     transposed,
     widths_of,
     with_input,
@@ -121,10 +124,13 @@ def _bias_times(problem: Problem, factor: float, words: str) -> Sequence[Form]:
 
 def with_bias_times(problem: Problem, factor: float) -> Problem:
     """Multiply what is finite of a bias: minus infinity stays what it is."""
-    bias = problem.inputs["bias"].astype(np.float64)
+    return problem.with_inputs(bias=_times(problem.inputs["bias"], factor))
+
+
+def _times(array: Any, factor: float) -> Any:
+    array = array.astype(np.float64)
     with np.errstate(over="ignore"):  # the lowest number of a dtype may become minus infinity, as it does in base 2
-        multiplied = np.where(np.isfinite(bias), bias, 0.0) * factor
-    return problem.with_inputs(bias=np.where(np.isfinite(bias), multiplied, bias))
+        return np.where(np.isfinite(array), np.where(np.isfinite(array), array, 0.0) * factor, array)
 
 
 _BIASES: Sequence[Number] = (
@@ -156,16 +162,6 @@ _SOFTCAPS: Sequence[Number] = (
 def _with_softcap(problem: Problem, softcap: float, words: str) -> Sequence[Form]:
     words_of = {"taken": f"{softcap:.6g}", "meant": f"{problem.options['softcap']:.6g}"}
     return [Form(problem.with_options(softcap=softcap), words_of)] if softcap > 0 else []
-
-
-def _sinks(change: Callable[[Any, Problem], Any]) -> Changed:
-    return lambda problem: problem.with_inputs(sinks=change(problem.inputs["sinks"].astype(np.float64), problem))
-
-
-def _scaled_sinks(sinks: Any, problem: Problem) -> Any:
-    """Scale what is finite: minus infinity stays what it is."""
-    scale = scale_of(problem) if has_scale(problem) else 1.0
-    return np.where(np.isfinite(sinks), np.where(np.isfinite(sinks), sinks, 0.0) * scale, sinks)
 
 
 _LATE_SOFTCAP = "the softcap is applied after {}; the case means before it"
@@ -202,13 +198,6 @@ def is_masked(problem: Problem) -> bool:
     return bool(asking & problem.inputs.keys() or any(problem.options.get(name) for name in asking))
 
 
-def _without_weight(problem: Problem) -> Problem | None:
-    weight = problem.inputs["weight"]
-    if weight.shape[0] != weight.shape[1]:
-        return None
-    return problem.with_inputs(weight=np.eye(len(weight), dtype=weight.dtype))
-
-
 _SCORES = (
     convention("softcap-after-biased", _LATE_SOFTCAP.format("the bias"),
                _softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped"),
@@ -217,10 +206,14 @@ _SCORES = (
     convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap"),
     *numbered(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap", _SOFTCAPS,
               _with_softcap, lambda problem: float(problem.options["softcap"]), of="softcap", stage="capped"),
-    Reading("sinks-twice", "the sinks count twice", _sinks(lambda sinks, problem: sinks + math.log(2)), "sinks",
-            "weights"),
-    Reading("sinks-scaled", "the sinks are scaled as scores are", _sinks(_scaled_sinks), "sinks", "weights"),
-    Reading("score-weight-ignored", "the weight of the score is ignored", _without_weight, "weight", "scores"),
+    Reading("sinks-twice", "the sinks count twice",
+            with_input("sinks", lambda sinks: sinks.astype(np.float64) + math.log(2)), "sinks", "weights"),
+    Reading("sinks-scaled", "the sinks are scaled as scores are",
+            lambda problem: problem.with_inputs(
+                sinks=_times(problem.inputs["sinks"], scale_of(problem) if has_scale(problem) else 1.0)
+            ), "sinks", "weights"),
+    Reading("score-weight-ignored", "the weight of the score is ignored", with_input("weight", identity), "weight",
+            "scores"),
     Reading("score-bias-negated", "the bias of the score is subtracted", with_input("score_bias", np.negative),
             "score_bias", "scores"),
     *numbered(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} instead of "
@@ -244,28 +237,17 @@ _SCORES = (
 # Rotary embeddings and norms of queries and keys.
 
 
-def _rotated(change: Callable[[Problem], Problem | Form | None], of: str = "query") -> Change:
+def _rotated(change: Change, of: str = "query") -> Change:
     """Change a rotation; what follows from the wrong stage is wrong, too, and stands before it in their order."""
 
     def changed(problem: Problem) -> Form | None:
         found = change(problem)
         form = Form(found) if isinstance(found, Problem) else found
+        assert form is None or isinstance(form, Form)
         part = "normalized" if problem.options.get("norm_after_rotation") else "rotated"
         return form and replace(form, stage=f"{part}_{of}")
 
     return changed
-
-
-def _other_pairs(problem: Problem) -> Form:
-    neighbours, halves = "neighbours", "elements that are R apart"
-    taken, meant = (halves, neighbours) if problem.options.get("rotary_interleaved") else (neighbours, halves)
-    other = problem.with_options(rotary_interleaved=taken == neighbours)
-    return Form(other, {"taken": taken, "meant": meant})
-
-
-def _not_rotated(problem: Problem) -> Problem:
-    cos, sin = problem.inputs["rotary_cos"], problem.inputs["rotary_sin"]
-    return problem.with_inputs(rotary_cos=np.ones_like(cos), rotary_sin=np.zeros_like(sin))
 
 
 def _rotated_without_past(problem: Problem) -> Problem | None:
@@ -276,10 +258,14 @@ def _rotated_without_past(problem: Problem) -> Problem | None:
     return problem.with_inputs(**{n: np.concatenate([each[:past], each])[: len(each)] for n, each in tables.items()})
 
 
-def _rotated_without_offsets(problem: Problem) -> Problem | None:
-    if "query_offsets" not in problem.inputs:
-        return None
-    return folded(problem).with_inputs(**rows_of_tables(problem.without_input("query_offsets").inputs))
+def _rotated_at(offsets: Changed) -> Changed:
+    """Rotate as if queries of each batch entry stood elsewhere, and mask as is meant."""
+
+    def change(problem: Problem) -> Problem | None:
+        other = offsets(problem) if {"rotary_cos", "query_offsets"} <= problem.inputs.keys() else None
+        return None if other is None else folded(problem).with_inputs(**rows_of_tables(other.inputs))
+
+    return change
 
 
 def _past_again(problem: Problem) -> Problem | None:
@@ -293,14 +279,6 @@ def _past_again(problem: Problem) -> Problem | None:
     return plain.with_inputs(**{f"key_{name}": table for name, table in tables.items()})
 
 
-def _rotated_by_first_offset(problem: Problem) -> Problem | None:
-    offsets = problem.inputs["query_offsets"]
-    if "rotary_cos" not in problem.inputs or (offsets == offsets[0]).all():
-        return None
-    same = problem.with_inputs(query_offsets=np.broadcast_to(offsets[:1], offsets.shape))
-    return folded(problem).with_inputs(**rows_of_tables(same.inputs))
-
-
 def _rotated_alone(left: str) -> Change:
     def change(problem: Problem) -> Problem:
         plain = folded(problem)
@@ -311,45 +289,29 @@ def _rotated_alone(left: str) -> Change:
 
 
 _ROTATIONS = (
-    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}", _rotated(_other_pairs),
-               "rotary_cos"),
-    Reading("rotary-ignored", "the rotary embedding is ignored", _rotated(_not_rotated), "rotary_cos"),
+    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}", _rotated(toggled(
+                   "rotary_interleaved", {False: "elements that are R apart", True: "neighbours"}
+               )), "rotary_cos"),
+    Reading("rotary-ignored", "the rotary embedding is ignored", _rotated(
+        lambda problem: problem.with_inputs(rotary_cos=np.ones_like(problem.inputs["rotary_cos"]),
+                                            rotary_sin=np.zeros_like(problem.inputs["rotary_sin"]))), "rotary_cos"),
     Reading("rotary-backwards", "the rotary embedding turns backwards",
             _rotated(with_input("rotary_sin", np.negative)), "rotary_cos"),
     Reading("rotary-without-past", "positions of the rotary embedding do not count the past",
             _rotated(_rotated_without_past), "rotary_cos"),
     Reading("rotary-without-offsets", "positions of the rotary embedding do not count the query offsets",
-            _rotated(_rotated_without_offsets), "rotary_cos"),
+            _rotated(_rotated_at(without("query_offsets"))), "rotary_cos"),
     Reading("rotary-of-past-again", "what is cached is rotated again", _rotated(_past_again, "key"), "rotary_cos"),
     Reading("rotary-of-first-batch-entry", "queries of all batch entries are rotated by the first one's offset",
-            _rotated(_rotated_by_first_offset), "query_offsets"),
+            _rotated(only(lambda problem: np.ptp(problem.inputs["query_offsets"]), _rotated_at(
+                with_input("query_offsets", lambda offsets: np.broadcast_to(offsets[:1], offsets.shape))
+            ))), "query_offsets"),
     *(
         Reading(f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone", _rotated_alone(left),
                 "rotary_cos")
         for name, left in (("query", "key"), ("key", "query"))
     ),
 )  # fmt: skip
-
-
-def _norm_width(problem: Problem) -> Form:
-    is_full = problem.options.get("norm_over") == "full"
-    taken, meant = ("each head", "all heads") if is_full else ("all heads", "each head")
-    return Form(problem.with_options(norm_over="head" if is_full else "full"), {"taken": taken, "meant": meant})
-
-
-def _norm_kind(problem: Problem) -> Form:
-    names = {"rms": "the root of the mean of squares", "l2": "the length"}
-    kind = problem.options.get("norm") or "rms"
-    instead = "l2" if kind == "rms" else "rms"
-    return Form(problem.with_options(norm=instead), {"taken": names[instead], "meant": names[kind]})
-
-
-def _norm_order(problem: Problem) -> Form | None:
-    if problem.inputs.keys().isdisjoint({"rotary_cos", "query_cos"}):
-        return None
-    is_late = bool(problem.options.get("norm_after_rotation"))
-    taken, meant = ("before", "after") if is_late else ("after", "before")
-    return Form(problem.with_options(norm_after_rotation=not is_late), {"taken": taken, "meant": meant})
 
 
 def _epsilon_at(where: str) -> Change:
@@ -401,9 +363,13 @@ _NORMS = tuple(
     replace(reading, of="query_norm", stage="normalized_key" if reading.name == "norm-of-query-alone" else
             "normalized_query")
     for reading in (
-        convention("norm-width", "a norm is taken of {taken}; the case means {meant}", _norm_width),
-        convention("norm-kind", "vectors are divided by {taken}; the case means {meant}", _norm_kind),
-        convention("norm-order", "the norm is taken {taken} the rotation; the case means {meant} it", _norm_order),
+        convention("norm-width", "a norm is taken of {taken}; the case means {meant}",
+                   toggled("norm_over", {"head": "each head", "full": "all heads"})),
+        convention("norm-kind", "vectors are divided by {taken}; the case means {meant}",
+                   toggled("norm", {"rms": "the root of the mean of squares", "l2": "the length"})),
+        convention("norm-order", "the norm is taken {taken} the rotation; the case means {meant} it",
+                   only(lambda problem: problem.inputs.keys() & {"rotary_cos", "query_cos"},
+                        toggled("norm_after_rotation", {False: "before", True: "after"}))),
         *(
             convention(f"norm-epsilon-{name}", text, _epsilon_at(where))
             for name, where, text in (
@@ -437,25 +403,9 @@ _NORMS = tuple(
 # Latent vectors, and scales of 8 bits, before they are widened.
 
 
-def _projection(name: str, change: Callable[[Any], Any]) -> Change:
-    """Change the projection (H, C, D) of latent vectors, where that is another one."""
-
-    def changed(called: Problem) -> Problem | None:
-        other = change(called.inputs[f"{name}_projection"])
-        return None if other is None else called.with_inputs(**{f"{name}_projection": other})
-
-    return changed
-
-
 def _viewed(weight: Any) -> Any:
     """Read (C, H, D) in memory as (H, C, D)."""
     return weight.swapaxes(0, 1).reshape(weight.shape)
-
-
-def _identity(weight: Any) -> Any:
-    if weight.shape[1] != weight.shape[2]:
-        return None
-    return np.broadcast_to(np.eye(weight.shape[1], dtype=weight.dtype), weight.shape)
 
 
 _LATENTS = (
@@ -475,14 +425,14 @@ _LATENTS = (
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
         for slug, says, change in (
             ("of-next-head", "the {name} projection of the next head is taken",
-             _projection(name, lambda weight: np.roll(weight, -1, 0) if len(weight) > 1 else None)),
+             with_input(f"{name}_projection", lambda weight: np.roll(weight, -1, 0))),
             ("of-first-head", "the {name} projection of the first head is taken for all",
              of_first(f"{name}_projection", -3)),
             ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
             ("viewed", "the {name} projection is viewed as heads first, without a transposition",
              with_input(f"{name}_projection", _viewed)),
             ("ignored", "latent vectors are taken for the {name}s: their projection is left out",
-             _projection(name, _identity)),
+             with_input(f"{name}_projection", identity)),
         )
     ),
     Reading("latent-projections-swapped", "the projections of keys and values are swapped",
@@ -490,14 +440,10 @@ _LATENTS = (
 )  # fmt: skip
 
 
-def _divided_scale(name: str) -> Change:
-    def change(called: Problem) -> Problem | None:
-        scale = called.inputs[name]
-        with np.errstate(divide="ignore", over="ignore"):
-            inverse = (1 / scale.astype(np.float64)).astype(scale.dtype)
-        return called.with_inputs(**{name: inverse}) if np.isfinite(inverse.astype(np.float64)).all() else None
-
-    return change
+def _inverse(scale: Any) -> Any:
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = (1 / scale.astype(np.float64)).astype(scale.dtype)
+    return inverse if np.isfinite(inverse.astype(np.float64)).all() else None
 
 
 _STORED_SCALES = (
@@ -507,7 +453,7 @@ _STORED_SCALES = (
         for slug, says, change in (
             ("ignored", "the scale of the {name}s is left out", with_input(f"{name}_scale", np.ones_like)),
             ("twice", "the scale of the {name}s is multiplied twice", with_input(f"{name}_scale", np.square)),
-            ("divided", "the {name}s are divided by their scale", _divided_scale(f"{name}_scale")),
+            ("divided", "the {name}s are divided by their scale", with_input(f"{name}_scale", _inverse)),
             ("of-first-head", "the {name} scale of the first head is taken for all", of_first(f"{name}_scale", -2)),
         )
     ),
@@ -528,7 +474,7 @@ def _tiled(problem: Problem) -> Problem | None:
         heads, shared = problem.inputs["query"].shape[-3], problem.inputs["key"].shape[-3]
         names: tuple[str, ...] = ("key", "value", "key_factor", "value_factor")
         axis = -3
-    elif OPERATIONS[problem.operation].has_projections:
+    elif _projects(problem):
         heads, shared = _heads_of(problem).values()
         names, axis = ("key_weight", "value_weight", "key_bias", "value_bias"), -1
     else:
@@ -575,7 +521,7 @@ def _of_next_head(read: str) -> Change:
 
     def change(problem: Problem) -> Problem | None:
         inputs = problem.inputs
-        if OPERATIONS[problem.operation].has_projections:
+        if _projects(problem):
             heads = _heads_of(problem)["key"]
             weights = {part: inputs[part] for part in (f"{read}_weight", f"{read}_bias") if part in inputs}
             rolled = {part: _taken(array, np.roll(np.arange(heads), -1), heads, -1) for part, array in weights.items()}
@@ -592,7 +538,7 @@ def _of_next_head(read: str) -> Change:
 
 def _dealt_out(problem: Problem) -> Problem | None:
     """Give head h the columns h, h + H, h + 2 H, ..."""
-    if not OPERATIONS[problem.operation].has_projections:
+    if not _projects(problem):
         return None
     counts = _heads_of(problem)
     others: dict[str, Any] = {}
@@ -611,17 +557,14 @@ def _merged_in_reverse(problem: Problem) -> Problem | None:
     return problem.with_inputs(output_weight=other) if heads > 1 else None
 
 
-def _projected(change: Change) -> Change:
-    """Change only problems that project their inputs."""
-    return lambda problem: change(problem) if OPERATIONS[problem.operation].has_projections else None
+def _projects(problem: Problem) -> bool:
+    return OPERATIONS[problem.operation].has_projections
 
 
 def _biased_before(name: str) -> Changed:
     def change(problem: Problem) -> Problem | None:
-        weight, bias = problem.inputs[f"{name}_weight"], problem.inputs[f"{name}_bias"]
-        if weight.shape[0] != weight.shape[1]:
-            return None
-        return problem.with_inputs(**{f"{name}_bias": bias.astype(np.float64) @ weight.astype(np.float64)})
+        weight, bias = (problem.inputs[f"{name}_{kind}"].astype(np.float64) for kind in ("weight", "bias"))
+        return problem.with_inputs(**{f"{name}_bias": bias @ weight}) if weight.shape[0] == weight.shape[1] else None
 
     return change
 
@@ -643,7 +586,7 @@ _HEADS = (
     ),
     *(
         Reading(f"{name}-{slug}", f"the {kind} of the {name} projection is {how}",
-                _projected(change(f"{name}_{kind}")), f"{name}_{kind}", name)
+                only(_projects, change(f"{name}_{kind}")), f"{name}_{kind}", name)
         for name in (*PROJECTIONS, "output")
         for kind, slug, how, change in (
             ("bias", "bias-missing", "missing", without), ("weight", "weight-transposed", "transposed", transposed)
@@ -651,12 +594,12 @@ _HEADS = (
     ),
     *(
         Reading(f"{name}-bias-twice", f"the bias of the {name} projection is added twice",
-                _projected(with_input(f"{name}_bias", lambda bias: 2 * bias)), f"{name}_bias", name)
+                only(_projects, with_input(f"{name}_bias", lambda bias: 2 * bias)), f"{name}_bias", name)
         for name in (*PROJECTIONS, "output")
     ),
     *(
         Reading(f"{name}-bias-projected", f"the bias of the {name} projection is added before the product",
-                _projected(_biased_before(name)), f"{name}_bias", name)
+                only(_projects, _biased_before(name)), f"{name}_bias", name)
         for name in PROJECTIONS
     ),
     Reading("output-bias-of-each-head", "each head adds the bias of the output projection",
@@ -664,9 +607,9 @@ _HEADS = (
                 output_bias=problem.inputs["output_bias"] * _heads_of(problem)["query"]
             ), "output_bias", "output"),
     Reading("key-and-value-inputs-swapped", "the inputs of the key and value projections are swapped",
-            _projected(exchanged("key", "value")), "key", "key"),
+            only(_projects, exchanged("key", "value")), "key", "key"),
     Reading("key-and-value-weights-swapped", "the weights of the key and value projections are swapped",
-            _projected(exchanged("key_weight", "value_weight")), "key_weight", "key"),
+            only(_projects, exchanged("key_weight", "value_weight")), "key_weight", "key"),
     Reading("heads-split-interleaved", "heads are split with the head's number running fastest, (D, H) for (H, D)",
             _dealt_out, "heads", "query"),
     Reading("heads-merged-in-reverse", "heads are merged in reverse order", _merged_in_reverse, "output_weight",
@@ -687,35 +630,24 @@ def _other_base(taken: str, meant: str) -> Change:
 
 def _empty_part(number: float) -> Changed:
     def change(problem: Problem) -> Problem | None:
-        totals, outputs = problem.inputs["log_sum_exps"], problem.inputs["outputs"]
+        totals = problem.inputs["log_sum_exps"]
         is_empty = np.isneginf(totals)
-        if not is_empty.any():
-            return None
-        zeroed = np.where(is_empty[..., np.newaxis], np.zeros((), outputs.dtype), outputs)
-        return problem.with_inputs(
-            log_sum_exps=np.where(is_empty, np.array(number, totals.dtype), totals), outputs=zeroed
-        )
+        other = np.where(is_empty, np.array(number, totals.dtype), totals)
+        return _without_empty(problem).with_inputs(log_sum_exps=other) if is_empty.any() else None
 
     return change
+
+
+def _without_empty(problem: Problem) -> Problem:
+    """Let empty parts hold zeros: what they hold counts for nothing."""
+    is_empty, outputs = np.isneginf(problem.inputs["log_sum_exps"])[..., np.newaxis], problem.inputs["outputs"]
+    return problem.with_inputs(outputs=np.where(is_empty, np.zeros((), outputs.dtype), outputs))
 
 
 def _first_in_other_base(problem: Problem) -> Problem:
     totals = problem.inputs["log_sum_exps"].astype(np.float64)
     totals[0] *= 1 / math.log(2) if problem.options.get("lse_base") == "2" else math.log(2)
     return problem.with_inputs(log_sum_exps=totals)
-
-
-def _reversed_outputs(problem: Problem) -> Problem | None:
-    """Reverse outputs; what an empty part holds counts for nothing wherever it comes to stand."""
-    totals, outputs = problem.inputs["log_sum_exps"], problem.inputs["outputs"]
-    kept = np.where(np.isneginf(totals)[..., np.newaxis], np.zeros((), outputs.dtype), outputs)
-    return problem.with_inputs(outputs=kept[::-1]) if len(outputs) > 1 else None
-
-
-def _last_part_lost(problem: Problem) -> Problem | None:
-    shorter = problem.inputs["log_sum_exps"].copy()
-    shorter[-1] = -np.inf
-    return problem.with_inputs(log_sum_exps=shorter) if len(shorter) > 1 else None
 
 
 _PARTS = tuple(
@@ -740,9 +672,12 @@ _PARTS = tuple(
         Reading("log-sum-exps-with-heads-and-queries-confused", "log-sum-exps (Lq, H) are read as (H, Lq)",
                 with_input("log_sum_exps", lambda each: each.reshape(*each.shape[:2], each.shape[3], each.shape[2])
                            .swapaxes(2, 3)), stage="weights"),
-        Reading("last-part-lost", "the last part is lost", _last_part_lost, stage="weights"),
+        Reading("last-part-lost", "the last part is lost", with_input(
+            "log_sum_exps", lambda totals: np.concatenate([totals[:-1], np.full_like(totals[-1:], -np.inf)])
+            if len(totals) > 1 else None), stage="weights"),
         Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
-    _reversed_outputs, stage="output"),
+                only(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: with_input(
+                    "outputs", lambda outputs: outputs[::-1])(_without_empty(problem))), stage="output"),
     )
 )  # fmt: skip
 
