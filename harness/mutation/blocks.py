@@ -13,42 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.backends.numpy_backend import (
-    _cap,
-    _dot,
-    _row_maximum,
-    _row_sum,
-    _scale_of,
-    _softmax_with_sinks,
-    dot_scores,
-    softmax,
-)
-from attncheck.mutation.forms import (
-    GIVEN,
-    NEVER_HELD,
-    NO_RULES,
-    Masks,
-    Online,
-    allowed_keys,
-    averaged,
-    bias_added,
-    bias_dropped,
-    bias_read_as,
-    both,
-    distance,
-    dropped,
-    in_attention,
-    inputs_changed,
-    logits_read_as,
-    mask_read_as,
-    masks_read_as,
-    maximum_read_as,
-    outputs_read_as,
-    scores_read_as,
-    values_read_as,
-    where,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, bfloat16
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, mutant
 
@@ -62,10 +29,10 @@ def _without_keys(first_dropped: Callable[[int], int]) -> Steps:
         keys = logits.shape[-1]
         return np.where(np.arange(keys) < first_dropped(keys), logits, -np.inf)
 
-    return logits_read_as(visible)
+    return forms.logits_read_as(visible)
 
 
-def _online(online: Online) -> Steps:
+def _online(online: forms.Online) -> Steps:
     return online.steps
 
 
@@ -73,10 +40,10 @@ def _online(online: Online) -> Steps:
 def width_beyond_a_multiple_of_8_dropped(query: Array, key: Array) -> Array:
     width = query.shape[-1]
     whole = width - width % 8 if width > 8 else width
-    return _dot(query[..., :whole], key[..., :whole])
+    return backend._dot(query[..., :whole], key[..., :whole])
 
 
-@_faulty_blocks(outputs_read_as, at="context", defect="the last tile of queries is not written: fla#892")
+@_faulty_blocks(forms.outputs_read_as, at="context", defect="the last tile of queries is not written: fla#892")
 def query_rows_beyond_a_multiple_of_16_zero(output: Array) -> Array:
     queries = output.shape[-2]
     if queries > 16:
@@ -94,7 +61,7 @@ def _is_decoding(scores: Array) -> bool:
 
 def _dropped_in_decoding(option: str) -> Steps:
     """Do as if a rule had not been given where there is one query."""
-    return masks_read_as(lambda scores, masks: {option: None} if _is_decoding(scores) else {})
+    return forms.masks_read_as(lambda scores, masks: {option: None} if _is_decoding(scores) else {})
 
 
 def _is_extending(call: Call) -> bool:
@@ -114,24 +81,24 @@ def _split(merge: Merge, *, parts: int = 4, is_asked: Callable[[Array], bool] = 
             return np.asarray(weights @ value)
         edges = [keys * part // parts for part in range(parts + 1)]
         spans = [slice(*edge) for edge in pairwise(edges)]
-        stages = [softmax(logits[..., span]) for span in spans]
+        stages = [backend.softmax(logits[..., span]) for span in spans]
         averages = np.stack(
             [part["weights"] @ value[..., span, :] for part, span in zip(stages, spans, strict=True)], -1
         )
         statistics = np.stack([part["log_sum_exp"] for part in stages], -1)
-        maxima = np.concatenate([_row_maximum(logits[..., span]) for span in spans], -1)
+        maxima = np.concatenate([backend._row_maximum(logits[..., span]) for span in spans], -1)
         shares = merge(maxima, np.exp(statistics - maxima), statistics)
         return np.asarray((averages * shares[..., np.newaxis, :]).sum(-1)).astype(logits.dtype)
 
-    return averaged(average)
+    return forms.averaged(average)
 
 
 def _shares(statistics: Array) -> Array:
-    weights: Array = softmax(statistics)["weights"]
+    weights: Array = backend.softmax(statistics)["weights"]
     return weights
 
 
-_merged = partial(_decoding, at="context", hidden=NEVER_HELD)
+_merged = partial(_decoding, at="context", hidden=forms.NEVER_HELD)
 
 
 @_merged(_split, defect="parts count by their maximum alone: sglang#40903's kind")
@@ -162,7 +129,7 @@ def last_split_lost(maxima: Array, sums: Array, statistics: Array) -> Array:
 @_merged(_split, defect="a part of which every key is masked: flashinfer#4051, #1178")
 def empty_split_gives_nan(maxima: Array, sums: Array, statistics: Array) -> Array:
     """Multiply 0 with minus infinity where a part has no key, but some other one has."""
-    is_lost = np.isneginf(statistics) & ~np.isneginf(_row_maximum(statistics))
+    is_lost = np.isneginf(statistics) & ~np.isneginf(backend._row_maximum(statistics))
     return np.where(is_lost, np.nan, _shares(statistics))
 
 
@@ -186,25 +153,26 @@ _faulty_blocks(_without_keys, "only_the_first_16_keys", "the loop over blocks ru
     lambda keys: 16)
 _faulty_blocks("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",
     "the last tile overlaps the one before it",
-    lambda exponentials: np.asarray(_row_sum(exponentials) + _row_sum(exponentials[...,
+    lambda exponentials: np.asarray(backend._row_sum(exponentials) + backend._row_sum(exponentials[...,
         exponentials.shape[-1] - exponentials.shape[-1] % 16 :] if exponentials.shape[-1] > 16 else exponentials[...,
         :0])))
-_faulty_blocks(maximum_read_as, "maximum_of_the_first_16_keys", "the maximum is not updated: overflow in later blocks",
-    lambda logits: _row_maximum(logits[..., :16]))
+_faulty_blocks(forms.maximum_read_as, "maximum_of_the_first_16_keys",
+        "the maximum is not updated: overflow in later blocks",
+    lambda logits: backend._row_maximum(logits[..., :16]))
 _faulty_blocks(_online, "sum_not_rescaled_in_the_second_block", "tile maximum and running maximum mixed: gcnasm#21",
-    Online(16, rescales_sum=lambda block: block != 1), at="log_sum_exp", hidden=NEVER_HELD)
+    forms.Online(16, rescales_sum=lambda block: block != 1), at="log_sum_exp", hidden=forms.NEVER_HELD)
 _faulty_blocks(_online, "output_not_rescaled_in_the_second_block", "one rescale of the accumulator missed: gcnasm#21",
-    Online(16, rescales_output=lambda block: block != 1), at="context", hidden=NEVER_HELD)
+    forms.Online(16, rescales_output=lambda block: block != 1), at="context", hidden=forms.NEVER_HELD)
 _faulty_blocks(_online, "output_never_rescaled", "no rescale of the accumulator at all",
-    Online(16, rescales_output=lambda block: False), at="context", hidden=NEVER_HELD)
+    forms.Online(16, rescales_output=lambda block: False), at="context", hidden=forms.NEVER_HELD)
 _faulty_blocks(_online, "output_kept_in_bfloat16_between_blocks",
     "the accumulator lives in the output's type: torch's backward",
-    Online(16, store=bfloat16), at="context", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, hidden=NEVER_HELD)
-_faulty_blocks(scores_read_as, "scale_compounds_over_blocks",
+    forms.Online(16, store=bfloat16), at="context", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, hidden=forms.NEVER_HELD)
+_faulty_blocks(forms.scores_read_as, "scale_compounds_over_blocks",
     "qk_scale *= log2e inside the loop over keys: FlagGems#424",
     lambda scores: np.asarray(scores * (math.log2(math.e) ** (np.arange(scores.shape[-1]) // 16)).astype(scores.dtype)),
     at="scores")
-_faulty_blocks(values_read_as, "last_value_stale_where_lk_mod_32_is_1", "reads the row before: pytorch#191937",
+_faulty_blocks(forms.values_read_as, "last_value_stale_where_lk_mod_32_is_1", "reads the row before: pytorch#191937",
     lambda value: np.concatenate([value[..., :-1, :], value[..., -2:-1, :]], axis=-2) if value.shape[-2] > 1
         and value.shape[-2] % 32 == 1 else value,
     at="context")
@@ -214,34 +182,35 @@ _decoding(_dropped_in_decoding, "mask_ignored_in_decoding",
 _decoding(_dropped_in_decoding, "key_lengths_ignored_in_decoding",
     "positions behind the current one are read: tt-metal#41215",
     "key_lengths", diagnosis="key-lengths-ignored")
-_decoding(bias_added, "bias_ignored_in_decoding", "a path for one query that knows no bias: onnxruntime#29020's kind",
+_decoding(forms.bias_added, "bias_ignored_in_decoding",
+        "a path for one query that knows no bias: onnxruntime#29020's kind",
     lambda scores, bias, masks: scores if _is_decoding(scores) else np.asarray(scores + bias), at="biased",
     diagnosis="bias-ignored")
-_decoding(inputs_changed, "first_batch_entry_for_all_in_decoding",
+_decoding(forms.inputs_changed, "first_batch_entry_for_all_in_decoding",
     "structure: the batch stride of the cache is left out where there is one query",
     lambda query, key, value: (query, key, value) if query.shape[-2] > 1 else (query, np.broadcast_to(key[:1],
         key.shape), np.broadcast_to(value[:1], value.shape)),
     at="raw_scores")
 # Stack the heads of a group as rows of one query, in the order of the other axis.
-_decoding(inputs_changed, "heads_of_groups_stacked_across_in_decoding",
+_decoding(forms.inputs_changed, "heads_of_groups_stacked_across_in_decoding",
     "the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
     lambda query, key, value: (query, key, value) if query.shape[-2] > 1 or query.shape[1] == key.shape[1]
         else (query[:, np.arange(query.shape[1]).reshape(-1, key.shape[1]).T.reshape(-1)], key, value),
     at="raw_scores", diagnosis="heads-tiled")
-_decoding(logits_read_as, "keys_beyond_128_lost_in_decoding",
+_decoding(forms.logits_read_as, "keys_beyond_128_lost_in_decoding",
     "structure: the number of splits is that of the first tile",
     lambda logits: np.where((np.arange(logits.shape[-1]) < 128) | (logits.shape[-2] > 1), logits, -np.inf),
     at="weights")
 # Let several queries attend to all of the past.
-_decoding(in_attention, "mask_does_not_reach_the_past_of_several_queries",
+_decoding(forms.in_attention, "mask_does_not_reach_the_past_of_several_queries",
     "extending reads all of the cache: transformers#30437's kind",
-    lambda call: masks_read_as(lambda scores, masks: {**NO_RULES, "mask": allowed_keys(scores,
+    lambda call: forms.masks_read_as(lambda scores, masks: {**forms.NO_RULES, "mask": forms.allowed_keys(scores,
         masks) | (np.arange(scores.shape[-1]) < call.past)}) if _is_extending(call) and call.mask is not None else {},
     diagnosis=("mask-ignored", "query-mask-ignored", "mask-beside-past"))
 # Add the bias behind the past alone.
-_decoding(in_attention, "bias_does_not_reach_the_past_of_several_queries",
+_decoding(forms.in_attention, "bias_does_not_reach_the_past_of_several_queries",
     "extending adds the bias to the new keys alone: transformers#30437's kind",
-    lambda call: bias_added(lambda scores, bias, masks: np.where(np.arange(scores.shape[-1]) < call.past, scores,
+    lambda call: forms.bias_added(lambda scores, bias, masks: np.where(np.arange(scores.shape[-1]) < call.past, scores,
         scores + bias)) if _is_extending(call) else {},
     at="biased")
 # fmt: on
@@ -250,12 +219,12 @@ _decoding(in_attention, "bias_does_not_reach_the_past_of_several_queries",
 _pair = partial(mutant, "pairs", dtypes=KERNELS, at="biased")
 
 
-def _on_path(other: str, without: Callable[[Callable[[Masks], bool]], Steps]) -> Steps:
+def _on_path(other: str, without: Callable[[Callable[[forms.Masks], bool]], Steps]) -> Steps:
     """Do without something on the path that another option takes, of which ``mask_scores`` need not be told."""
     option = other.removeprefix("a_")
-    if option in NO_RULES or option == "bias":
+    if option in forms.NO_RULES or option == "bias":
         return without(lambda masks: masks[option] is not None)
-    return where(GIVEN[option], without(lambda masks: True))
+    return forms.where(forms.GIVEN[option], without(lambda masks: True))
 
 
 _IGNORED = {
@@ -280,7 +249,7 @@ for _option, _other, _defect in (
     ("key_lengths", "a_window", "the window ends behind the padding: jax#23349's kind"),
 ):
     _pair(partial(_on_path, _other), f"{_option.removeprefix('is_')}_dropped_with_{_other}", _defect,
-        partial(dropped, _option), at="masked", diagnosis=_IGNORED[_option])  # fmt: skip
+        partial(forms.dropped, _option), at="masked", diagnosis=_IGNORED[_option])  # fmt: skip
 
 
 for _other, _defect in (
@@ -290,7 +259,9 @@ for _other, _defect in (
     ("a_softcap", "a cap takes a path without a bias: vllm#7425's kind"),
     ("a_past", "a cache takes a path without a bias: transformers#30437's kind"),
 ):
-    _pair(partial(_on_path, _other), f"bias_dropped_with_{_other}", _defect, bias_dropped, diagnosis="bias-ignored")
+    _pair(
+        partial(_on_path, _other), f"bias_dropped_with_{_other}", _defect, forms.bias_dropped, diagnosis="bias-ignored"
+    )
 
 
 def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
@@ -298,11 +269,11 @@ def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
 
     def steps(call: Call) -> Steps:
         def uncapped(logits: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-            return _softmax_with_sinks(logits - call.scores + call.stages["scores"], sinks, empty_rows)
+            return backend._softmax_with_sinks(logits - call.scores + call.stages["scores"], sinks, empty_rows)
 
         return {"_softmax_with_sinks": uncapped} if call.softcap is not None and is_asked(call) else {}
 
-    return in_attention(steps)
+    return forms.in_attention(steps)
 
 
 for _other, _defect in (
@@ -311,8 +282,8 @@ for _other, _defect in (
     ("key_lengths", "lengths take a path without a cap: onnxruntime#28379's kind"),
     ("a_past", "decoding from a cache knows no cap: vllm#7425's kind"),
 ):
-    _pair(_softcap_dropped, f"softcap_dropped_with_{_other}", _defect, GIVEN[_other.removeprefix("a_")], at="weights",
-        diagnosis="softcap-ignored")  # fmt: skip
+    _pair(_softcap_dropped, f"softcap_dropped_with_{_other}", _defect, forms.GIVEN[_other.removeprefix("a_")],
+        at="weights", diagnosis="softcap-ignored")  # fmt: skip
 
 
 @_pair("dot_scores", at="capped", diagnosis="softcap-of-twice-scaled-scores")
@@ -320,14 +291,14 @@ def scale_applied_twice_with_a_softcap(
     query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
 ) -> Stages:
     """structure: the scale is part of the cap's argument, and applied once more"""
-    stages = dot_scores(query, key, scale=scale)
+    stages = backend.dot_scores(query, key, scale=scale)
     if softcap is None:
         return stages
-    return stages | {"capped": _cap(stages["scores"] * _scale_of(query, scale), softcap)}
+    return stages | {"capped": backend._cap(stages["scores"] * backend._scale_of(query, scale), softcap)}
 
 
 @_pair(
-    in_attention,
+    forms.in_attention,
     at="biased",
     defect="structure: one pointer for all that belongs to a head of keys",
     diagnosis="bias-by-key-heads",
@@ -337,17 +308,17 @@ def bias_of_query_heads_read_by_key_heads(call: Call) -> Steps:
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
     if call.bias is None or not call.has_groups or call.bias.shape[1] != heads:
         return {}
-    return bias_read_as(lambda bias, scores: bias[:, np.arange(heads) // (heads // kv_heads)])
+    return forms.bias_read_as(lambda bias, scores: bias[:, np.arange(heads) // (heads // kv_heads)])
 
 
 def _own_corner(scores: Array, lengths: Array) -> Array:
     """Return j - i as it is where the last query stands at each entry's last key: (B, 1, Lq, T)."""
     offset = (lengths - scores.shape[-2])[:, np.newaxis, np.newaxis, np.newaxis]
-    return np.asarray(distance(scores) - offset)
+    return np.asarray(forms.distance(scores) - offset)
 
 
-@_pair(masks_read_as, at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
-def window_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
+@_pair(forms.masks_read_as, at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
+def window_at_the_last_key_of_each_length(scores: Array, masks: forms.Masks) -> forms.Masks:
     """the window counts from each entry's last key: flash-attention#1778's kind"""
     if masks["window"] is None or masks["key_lengths"] is None:
         return {}
@@ -355,35 +326,36 @@ def window_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
     within = np.ones_like(behind, dtype=bool)
     within &= True if left is None else behind >= -left
     within &= True if right is None else behind <= right
-    return {"window": None, "mask": both(masks["mask"], within)}
+    return {"window": None, "mask": forms.both(masks["mask"], within)}
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 # Read the mask of batch entry b and head h at h B + b, where it differs between both.
-_pair(mask_read_as, "mask_of_each_batch_and_head_read_across", "(B, H) read as (H, B): lighthouse#77, FuxiCTR#130",
+_pair(forms.mask_read_as, "mask_of_each_batch_and_head_read_across",
+        "(B, H) read as (H, B): lighthouse#77, FuxiCTR#130",
     lambda mask, scores: mask if mask.shape[:2] != (scores.shape[0], scores.shape[1])
         else mask.reshape(scores.shape[1], scores.shape[0], *mask.shape[2:]).swapaxes(0, 1),
     at="masked")
 # Read the mask of head h, which all batch entries share, one head further in each of them.
-_pair(mask_read_as, "mask_per_head_read_with_a_batch_stride",
+_pair(forms.mask_read_as, "mask_per_head_read_with_a_batch_stride",
     "a shared mask moves on with the batch: graph-transformer-pytorch#2's kind",
     lambda mask, scores: mask if mask.shape[:2] != (1, scores.shape[1])
         else np.asarray(mask[0][(np.arange(scores.shape[1]) + np.arange(scores.shape[0])[:,
         np.newaxis]) % scores.shape[1]]),
     at="masked")
-_pair(masks_read_as, "causal_at_the_last_key_of_each_length",
+_pair(forms.masks_read_as, "causal_at_the_last_key_of_each_length",
     "causality counts from each entry's last key: flash-attention#1778's kind",
     lambda scores, masks: {} if not masks["is_causal"] or masks["key_lengths"] is None else {"is_causal": False,
-        "mask": both(masks["mask"], _own_corner(scores, masks["key_lengths"]) <= 0)},
+        "mask": forms.both(masks["mask"], _own_corner(scores, masks["key_lengths"]) <= 0)},
     at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
-_pair(in_attention, "bias_scaled_when_causal",
+_pair(forms.in_attention, "bias_scaled_when_causal",
     "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
-    lambda call: {} if not call.is_causal else bias_read_as(lambda bias, scores:
+    lambda call: {} if not call.is_causal else forms.bias_read_as(lambda bias, scores:
         (bias * call.factor).astype(bias.dtype)),
     diagnosis="bias-scaled")
 # Read a bias for each distance from the other corner where the window is given.
-_pair(bias_added, "bias_one_key_late_in_a_window",
+_pair(forms.bias_added, "bias_one_key_late_in_a_window",
     "structure: the offset of a window's first key is added to the bias, too",
     lambda scores, bias, masks: np.asarray(scores + (np.roll(bias, 1, axis=-1) if masks["window"] is not None
         and bias.shape[-1] != 1 else bias)), diagnosis="bias-one-key-late")

@@ -8,32 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages, Window
-from attncheck.backends.numpy_backend import (
-    _project,
-    _read,
-    _rotate,
-    _seen_from_the_end,
-    _seen_from_the_first_key,
-    _sequences,
-    _split_heads,
-    attention,
-    multi_head_attention,
-    packed_attention_gradients,
-    paged_attention,
-)
-from attncheck.mutation.forms import (
-    Masks,
-    allowed_keys,
-    bias_read_as,
-    causal_keys,
-    dropped,
-    filled,
-    in_attention,
-    lengths_pattern,
-    lengths_read_as,
-    mask_read_as,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, bfloat16, float16
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, equivalent, mutant
 
@@ -41,34 +18,34 @@ _faulty_lengths = partial(mutant, "lengths", at="masked")
 _faulty_caches = partial(mutant, "caches", at="masked")
 
 
-def _dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
-    return dropped("key_lengths", unwanted)
+def _dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
+    return forms.dropped("key_lengths", unwanted)
 
 
-def _keys(scores: Array, masks: Masks) -> Array:
+def _keys(scores: Array, masks: forms.Masks) -> Array:
     """Return which keys are no padding."""
-    return allowed_keys(scores, {"key_lengths": masks["key_lengths"]})
+    return forms.allowed_keys(scores, {"key_lengths": masks["key_lengths"]})
 
 
-def _queries(scores: Array, masks: Masks) -> Array:
+def _queries(scores: Array, masks: forms.Masks) -> Array:
     """Return which queries are no padding, if as many are as keys: (B, 1, Lq, 1)."""
     positions = np.arange(scores.shape[-2])[:, np.newaxis]
     return np.asarray(positions < masks["key_lengths"][:, np.newaxis, np.newaxis, np.newaxis])
 
 
-@_faulty_lengths(lengths_pattern, diagnosis="key-lengths-of-heads")
-def key_lengths_of_heads(scores: Array, masks: Masks) -> Array:
+@_faulty_lengths(forms.lengths_pattern, diagnosis="key-lengths-of-heads")
+def key_lengths_of_heads(scores: Array, masks: forms.Masks) -> Array:
     """one length per head where B == H: lighthouse#77's kind"""
     within = _keys(scores, masks)
     return np.swapaxes(within, 0, 1) if scores.shape[0] == scores.shape[1] else within
 
 
-def _mask_dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
-    return dropped("mask", unwanted)
+def _mask_dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
+    return forms.dropped("mask", unwanted)
 
 
 @equivalent(
-    lengths_read_as,
+    forms.lengths_read_as,
     defect="a clamp on lengths that are too long",
     proof="j < length is asked for 0 <= j < T alone: every length of T or more allows all of them, every length of 0 "
     "or less none.",
@@ -98,11 +75,11 @@ def _caches_joined(join: Callable[[Array, Array, Array, Array], tuple[Array, Arr
         **given: object,
     ) -> Stages:
         if past_key is None or past_value is None:
-            return attention(query, key, value, **given)  # type: ignore[arg-type]
+            return backend.attention(query, key, value, **given)  # type: ignore[arg-type]
         keys, values = join(past_key, past_value, key, value)
         given |= {"past_key": keys[..., : past_key.shape[-2], :], "past_value": values[..., : past_value.shape[-2], :]}
         key, value = keys[..., past_key.shape[-2] :, :], values[..., past_value.shape[-2] :, :]
-        return attention(query, key, value, **given)  # type: ignore[arg-type]
+        return backend.attention(query, key, value, **given)  # type: ignore[arg-type]
 
     return {"attention": joined_attention}
 
@@ -195,9 +172,9 @@ def _mask_behind_a_past(change: Callable[[Array, Array, int], Array]) -> Steps:
     def steps(call: Call) -> Steps:
         if not call.past or call.mask is None or call.mask.shape[-1] == 1:
             return {}
-        return mask_read_as(lambda mask, scores: change(mask, scores, call.past))
+        return forms.mask_read_as(lambda mask, scores: change(mask, scores, call.past))
 
-    return in_attention(steps)
+    return forms.in_attention(steps)
 
 
 @_faulty_caches(_mask_behind_a_past, at="masked", diagnosis="aligned-top-left")
@@ -206,36 +183,36 @@ def causal_mask_behind_a_past_aligned_top_left(mask: Array, scores: Array, past:
     queries, keys = scores.shape[-2:]
     behind = np.tri(queries, keys, past, dtype=bool)
     is_causal = bool((np.broadcast_to(mask, np.broadcast_shapes(mask.shape, behind.shape)) == behind).all())
-    return causal_keys(queries, keys) if is_causal else mask
+    return forms.causal_keys(queries, keys) if is_causal else mask
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_lengths(lengths_read_as, "key_lengths_one_too_long", "j <= length: tt-metal#41215",
+_faulty_lengths(forms.lengths_read_as, "key_lengths_one_too_long", "j <= length: tt-metal#41215",
     lambda lengths, keys: np.asarray(lengths + 1), diagnosis="key-lengths-one-too-long")
 _faulty_lengths(_dropped_if, "key_lengths_ignored", "the argument has no effect: jax#23349",
     lambda masks: True, diagnosis="key-lengths-ignored")
-_faulty_lengths(lengths_read_as, "key_lengths_of_the_first_batch_entry",
+_faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_first_batch_entry",
     "one length for the whole batch: graph-transformer-pytorch#2's kind",
     lambda lengths, keys: np.broadcast_to(lengths[:1], lengths.shape), diagnosis="key-lengths-of-first-batch-entry")
-_faulty_lengths(lengths_read_as, "key_lengths_of_the_longest_batch_entry",
+_faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
     "padding up to the longest entry is attended",
     lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="empty-rows-unmasked")
-_faulty_lengths(lengths_pattern, "key_lengths_counted_from_the_end", "padding expected on the left",
+_faulty_lengths(forms.lengths_pattern, "key_lengths_counted_from_the_end", "padding expected on the left",
     lambda scores, masks: _keys(scores, masks)[..., ::-1], diagnosis="key-lengths-from-the-end")
-_faulty_lengths(lengths_pattern, "key_lengths_applied_to_queries", "padding on the wrong axis: transformer#40",
+_faulty_lengths(forms.lengths_pattern, "key_lengths_applied_to_queries", "padding on the wrong axis: transformer#40",
     lambda scores, masks: _queries(scores, masks))
-_faulty_lengths(lengths_pattern, "key_lengths_applied_to_queries_too",
+_faulty_lengths(forms.lengths_pattern, "key_lengths_applied_to_queries_too",
     "queries beyond the length of the keys get nothing: unpadding of self-attention",
     lambda scores, masks: np.asarray(_keys(scores, masks) & _queries(scores, masks)),
     diagnosis="key-lengths-of-queries-too")
-_faulty_lengths(lengths_read_as, "key_lengths_rounded_up_to_four",
+_faulty_lengths(forms.lengths_read_as, "key_lengths_rounded_up_to_four",
     "whole groups of four keys are attended: tt-metal#41215's kind",
     lambda lengths, keys: np.asarray(-(-lengths // 4) * 4))
-_faulty_lengths(lengths_read_as, "key_length_of_zero_taken_for_all",
+_faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
     "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
     lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")
-_faulty_lengths(lengths_read_as, "key_lengths_at_least_one", "an empty entry attends to its first key",
+_faulty_lengths(forms.lengths_read_as, "key_lengths_at_least_one", "an empty entry attends to its first key",
     lambda lengths, keys: np.maximum(lengths, 1), diagnosis="key-lengths-at-least-one")
 _faulty_lengths(_dropped_if, "key_lengths_dropped_when_causal",
     "only one of lengths and causality is used: onnxruntime#14363",
@@ -246,7 +223,7 @@ _faulty_lengths(_dropped_if, "key_lengths_dropped_when_a_mask_is_given",
 _faulty_lengths(_mask_dropped_if, "mask_dropped_when_key_lengths_are_given",
     "only one of lengths and mask is used: onnxruntime#28379's kind",
     lambda masks: masks["key_lengths"] is not None, diagnosis="mask-ignored")
-_faulty_lengths(filled, "key_lengths_filled_with_minus_1e4",
+_faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
     "a finite fill for padding: onnxruntime#14363, transformers#12109",
     lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
         else np.asarray(-10000.0, biased.dtype)),
@@ -260,19 +237,20 @@ _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_be
     lambda window, past: window, diagnosis="aligned-top-left")
 _faulty_caches("_seen_from_the_first_key", "window_moved_one_too_far_behind_a_past",
     "positions start at P + 1: mlx-lm#390",
-    lambda window, past: _seen_from_the_first_key(window, past + 1), diagnosis="window-one-key-late")
+    lambda window, past: backend._seen_from_the_first_key(window, past + 1), diagnosis="window-one-key-late")
 _faulty_caches(_mask_behind_a_past, "mask_does_not_reach_the_past",
     "only new keys are masked, the past is always attended: onnxruntime#28379's kind",
     lambda mask, scores, past: np.asarray(mask | (np.arange(mask.shape[-1]) < past)), diagnosis="mask-beside-past")
 _faulty_caches(_mask_behind_a_past, "mask_shifted_by_the_past", "the mask's first column meets the first new key",
     lambda mask, scores, past: np.roll(mask, past, axis=-1), diagnosis="mask-from-first-new-key")
-_faulty_caches(in_attention, "key_lengths_counted_from_the_first_new_key",
+_faulty_caches(forms.in_attention, "key_lengths_counted_from_the_first_new_key",
     "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind",
-    lambda call: lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past)),
+    lambda call: forms.lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past)),
     diagnosis="key-lengths-of-new-keys")
-_faulty_caches(in_attention, "bias_shifted_by_the_past",
+_faulty_caches(forms.in_attention, "bias_shifted_by_the_past",
     "ALiBi's distances start at the first new key: vllm#945's kind",
-    lambda call: {} if not call.past or call.bias is None or call.bias.shape[-1] == 1 else bias_read_as(lambda bias,
+    lambda call: {} if not call.past or call.bias is None or call.bias.shape[-1] == 1 else forms.bias_read_as(
+        lambda bias,
         scores: np.roll(bias, call.past, axis=-1)),
     at="biased", diagnosis="bias-from-first-new-key")
 # fmt: on
@@ -287,7 +265,7 @@ def _past_read_as(change: Callable[[str, Array, dict[str, Any]], Array]) -> Step
     def attend(*arrays: Array, **given: Any) -> Stages:
         if given.get("past_key") is not None:
             given |= {f"past_{name}": change(name, given[f"past_{name}"], given) for name in ("key", "value")}
-        return multi_head_attention(*arrays, **given)
+        return backend.multi_head_attention(*arrays, **given)
 
     return {"multi_head_attention": attend}
 
@@ -299,7 +277,7 @@ def past_projected_again(name: str, past: Array, given: dict[str, Any]) -> Array
     if weight.shape[0] != heads * width:
         return past
     merged = past.swapaxes(1, 2).reshape(batch, length, heads * width)
-    return _split_heads(_project(merged, weight, None), heads)
+    return backend._split_heads(backend._project(merged, weight, None), heads)
 
 
 @_faulty_projected(_past_read_as)
@@ -312,8 +290,8 @@ def past_biased_again(name: str, past: Array, given: dict[str, Any]) -> Array:
 def _attention_with_past_rotated(*arrays: Array, **given: Any) -> Stages:
     cos, past = given.get("rotary_cos"), given.get("past_key")
     if cos is not None and past is not None:
-        given["past_key"] = _rotate(past, cos, given["rotary_sin"], given.get("rotary_interleaved", False))
-    return attention(*arrays, **given)
+        given["past_key"] = backend._rotate(past, cos, given["rotary_sin"], given.get("rotary_interleaved", False))
+    return backend.attention(*arrays, **given)
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -344,7 +322,7 @@ def _limits_read_as(change: Callable[[Array, Array, Array | None], Limits]) -> S
     """Take the limits and lengths for other ones."""
 
     def sequences(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
-        return _sequences(*change(cu_seqlens_q, cu_seqlens_k, key_lengths))
+        return backend._sequences(*change(cu_seqlens_q, cu_seqlens_k, key_lengths))
 
     return {"packed_attention._sequences": sequences}
 
@@ -352,7 +330,7 @@ def _limits_read_as(change: Callable[[Array, Array, Array | None], Limits]) -> S
 @_faulty_sequences("packed_attention._sequences", diagnosis="limits-one-too-late")
 def sequences_end_one_key_too_late(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
     """the first key of the next document is seen: nanoVLM#204"""
-    parts = _sequences(cu_seqlens_q, cu_seqlens_k, None)
+    parts = backend._sequences(cu_seqlens_q, cu_seqlens_k, None)
     begins = [keys.start + (number > 0) for number, (_, keys, _) in enumerate(parts)]
     ends = [keys.stop + (number < len(parts) - 1) for number, (_, keys, _) in enumerate(parts)]
     return [(own, slice(min(begin, end), end), 0) for (own, _, _), begin, end in zip(parts, begins, ends, strict=True)]
@@ -368,7 +346,7 @@ def empty_sequences_of_queries_skipped(queries: Array, keys: Array, lengths: Arr
 @_faulty_sequences("packed_attention._seen_from_the_end", diagnosis="aligned-top-left")
 def packed_causality_aligned_top_left(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
     """the other corner in each document: flash-attention before 2.1"""
-    mask = _seen_from_the_end(keys, keys, is_causal, window)
+    mask = backend._seen_from_the_end(keys, keys, is_causal, window)
     if mask is None:
         return None
     rows = np.ones((1, 1, queries, keys), np.bool_)
@@ -384,14 +362,14 @@ _faulty_gradients = partial(mutant, "packed sequences", at="grad_query")
 @mutant("packed sequences", "packed_attention_gradients", at="grad_key")
 def key_gradients_of_the_next_sequence(**given: Any) -> Stages:
     """gradients of keys are written from the start of the pack: AReaL#1103's kind"""
-    found = packed_attention_gradients(**given)
+    found = backend.packed_attention_gradients(**given)
     return {**found, "grad_key": np.roll(found["grad_key"], 1, axis=-2)}
 
 
 @mutant("packed sequences", "packed_attention_gradients", at="grad_sinks")
 def sink_gradients_overwritten(**given: Any) -> Stages:
     """gradients of sinks of the last sequence alone, the others overwritten: nki-samples#106's kind"""
-    found = packed_attention_gradients(**given)
+    found = backend.packed_attention_gradients(**given)
     if given.get("sinks") is None:
         return found
     queries, keys, lengths = given["cu_seqlens_q"], given["cu_seqlens_k"], given.get("key_lengths")
@@ -399,7 +377,7 @@ def sink_gradients_overwritten(**given: Any) -> Stages:
     last |= {name: given[name][:, :, keys[-2] :] for name in ("key", "value")}
     last |= {"cu_seqlens_q": queries[-2:] - queries[-2], "cu_seqlens_k": keys[-2:] - keys[-2]}
     last["key_lengths"] = None if lengths is None else lengths[-1:]
-    return {**found, "grad_sinks": packed_attention_gradients(**{**given, **last})["grad_sinks"]}
+    return {**found, "grad_sinks": backend.packed_attention_gradients(**{**given, **last})["grad_sinks"]}
 
 
 # Pages.
@@ -409,14 +387,14 @@ def sink_gradients_overwritten(**given: Any) -> Stages:
 def block_table_ignored(block_table: Array, **given: Any) -> Stages:
     """the table has no effect: pages are read in their order"""
     in_order = np.arange(block_table.size).reshape(block_table.shape) % len(given["key_pages"])
-    return paged_attention(block_table=in_order, **given)
+    return backend.paged_attention(block_table=in_order, **given)
 
 
 @_faulty_pages("_read", defect="a stale page: vllm#47042, the last page of a sequence is the one before it")
 def last_page_is_the_one_before(pages: Array, table: Array) -> Array:
     stale = table.copy()
     stale[-1:] = table[-2:-1] if len(table) > 1 else table[-1:]
-    return _read(pages, stale)
+    return backend._read(pages, stale)
 
 
 def _lengths_read_as(change: Callable[[Array, int, int], Array]) -> Steps:
@@ -425,7 +403,7 @@ def _lengths_read_as(change: Callable[[Array, int, int], Array]) -> Steps:
     def paged(key_pages: Array, block_table: Array, key_lengths: Array, **given: Any) -> Stages:
         page, most = key_pages.shape[1], key_pages.shape[1] * block_table.shape[1]
         other = np.clip(change(key_lengths, page, most), 0, most)
-        return paged_attention(key_pages=key_pages, block_table=block_table, key_lengths=other, **given)
+        return backend.paged_attention(key_pages=key_pages, block_table=block_table, key_lengths=other, **given)
 
     return {"paged_attention": paged}
 
@@ -438,11 +416,11 @@ def unused_slots_are_multiplied_by_zero(
     parts = []
     is_causal, window = options.pop("is_causal", False), options.pop("window", None)
     for own, pages, used in zip(query, block_table, key_lengths, strict=True):
-        key, value = _read(key_pages, pages), _read(value_pages, pages)
+        key, value = backend._read(key_pages, pages), backend._read(value_pages, pages)
         mask = np.zeros((1, 1, own.shape[-2], key.shape[-2]), np.bool_)
-        seen = _seen_from_the_end(own.shape[-2], int(used), is_causal, window)
+        seen = backend._seen_from_the_end(own.shape[-2], int(used), is_causal, window)
         mask[..., :used] = True if seen is None else seen
-        parts.append(attention(own[np.newaxis], key, value, mask=mask, **options))
+        parts.append(backend.attention(own[np.newaxis], key, value, mask=mask, **options))
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
@@ -459,7 +437,7 @@ def _sinks_dropped(function: Callable[..., Stages]) -> Callable[..., Stages]:
     proof="what has no query has no row in any result",
 )
 def sequences_without_queries_left_out(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
-    parts = _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)
+    parts = backend._sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)
     return [part for part in parts if part[0].start < part[0].stop]
 
 
@@ -481,30 +459,32 @@ _faulty_sequences(_limits_read_as, "used_keys_one_too_few", "j < length - 1",
     diagnosis="key-lengths-one-too-short")
 _faulty_sequences("packed_attention._seen_from_the_end", "packed_window_dropped",
     "the window is dropped behind cu_seqlens: sglang#30050",
-    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, is_causal, None))
+    lambda queries, keys, is_causal, window: backend._seen_from_the_end(queries, keys, is_causal, None))
 _faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_dropped",
     "causality is dropped behind cu_seqlens",
-    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, False, window))
+    lambda queries, keys, is_causal, window: backend._seen_from_the_end(queries, keys, False, window))
 _faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
     "the longest document is cut at a tile: max_seqlen too small",
     lambda cu_seqlens_q, cu_seqlens_k, key_lengths: [(own, slice(keys.start, min(keys.stop, keys.start + 16)),
-        0) for own, keys, _ in _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)])
+        0) for own, keys, _ in backend._sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)])
 _faulty_gradients("packed_attention_gradients._sequences", "gradients_of_sequences_that_see_each_other",
     "no limits in the backward pass: transformers#46634's kind",
-    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: _sequences(cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]], None))
+    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: backend._sequences(cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]],
+        None))
 _faulty_gradients("packed_attention_gradients._seen_from_the_end", "packed_gradients_without_causality",
     "the backward pass drops causality behind cu_seqlens",
-    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, False, window))
+    lambda queries, keys, is_causal, window: backend._seen_from_the_end(queries, keys, False, window))
 _faulty_pages("paged_attention", "block_table_transposed", "the table is read with the strides of its transpose",
-    lambda block_table, **given: paged_attention(block_table=block_table.T.reshape(block_table.shape), **given),
+    lambda block_table, **given: backend.paged_attention(block_table=block_table.T.reshape(block_table.shape), **given),
     diagnosis="block-table-transposed")
 _faulty_pages("_read", "slots_in_reverse", "slots of a page are read in reverse",
-    lambda pages, table: _read(pages[:, ::-1], table), diagnosis="slots-in-reverse")
+    lambda pages, table: backend._read(pages[:, ::-1], table), diagnosis="slots-in-reverse")
 _faulty_pages("_read", "large_pages_read_by_one_tile",
     "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
-    lambda pages, table: _read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
+    lambda pages, table: backend._read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
 _faulty_pages("_read", "pages_read_with_heads_first", "heads and slots of a page are confused: NHD for HND",
-    lambda pages, table: _read(pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2), table),
+    lambda pages, table: backend._read(pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2),
+        table),
     diagnosis="pages-with-heads-first")
 _faulty_pages(_lengths_read_as, "lengths_rounded_up_to_pages", "whole pages are attended",
     lambda lengths, page, most: -(-lengths // page) * page, diagnosis="key-lengths-up-to-pages")
@@ -516,11 +496,11 @@ _faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top
     diagnosis="aligned-top-left")
 _faulty_pages("paged_attention._seen_from_the_end", "paged_window_dropped",
     "the window is dropped behind a cache: sglang#30050",
-    lambda queries, keys, is_causal, window: _seen_from_the_end(queries, keys, is_causal, None),
+    lambda queries, keys, is_causal, window: backend._seen_from_the_end(queries, keys, is_causal, None),
     diagnosis="window-ignored")
 mutant("paged caches", None, "sinks_dropped_behind_pages", "sinks are dropped in batched decoding: sglang#30050",
-    {"paged_attention.attention": _sinks_dropped(attention)}, at="log_sum_exp", diagnosis="sinks-ignored")
+    {"paged_attention.attention": _sinks_dropped(backend.attention)}, at="log_sum_exp", diagnosis="sinks-ignored")
 mutant("packed sequences", None, "sinks_dropped_behind_limits",
     "sinks are dropped behind cu_seqlens: vllm-metal#212's kind",
-    {"packed_attention.attention": _sinks_dropped(attention)}, at="log_sum_exp", diagnosis="sinks-ignored")
+    {"packed_attention.attention": _sinks_dropped(backend.attention)}, at="log_sum_exp", diagnosis="sinks-ignored")
 # fmt: on

@@ -14,41 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.backends.numpy_backend import (
-    _dot,
-    _row_maximum,
-    _row_sum,
-    _scale_of,
-    _softmax_with_sinks,
-    _sum_over_queries,
-    _weighted_sum,
-    attention,
-    attention_gradients,
-    dot_scores,
-    merge_states,
-    multi_head_attention,
-    softmax,
-)
-from attncheck.mutation.forms import (
-    NEVER_HELD,
-    Online,
-    Product,
-    averaged,
-    delta_from_output,
-    delta_read_as,
-    grouped_by,
-    in_attention,
-    in_gradients,
-    normalised,
-    products_by,
-    reciprocal_read_as,
-    rows_read_as,
-    scored,
-    stages_remembered,
-    weights_again,
-    with_score_bias,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import (
     ALL,
     NARROW,
@@ -85,8 +53,8 @@ def _sorted_sum(exponentials: Array) -> Array:
     return sequential_sum(np.sort(exponentials, axis=-1))
 
 
-def _in_order(product: Product, total: Callable[[Array], Array]) -> Steps:
-    return {**products_by(product), "_softmax_with_sinks._row_sum": total}
+def _in_order(product: forms.Product, total: Callable[[Array], Array]) -> Steps:
+    return {**forms.products_by(product), "_softmax_with_sinks._row_sum": total}
 
 
 # Running sums of float16 are kept in float16 here, as einsum may, and so is a scaled query: these are of other
@@ -100,23 +68,23 @@ for _block in (16, 64):
     control(
         why="one pass over the keys, rescaled",
         dtypes=WIDE,
-        hidden=NEVER_HELD,
+        hidden=forms.NEVER_HELD,
         name=f"online_softmax_in_blocks_of_{_block}",
-    )(Online(_block).steps)
+    )(forms.Online(_block).steps)
 
 
-@control(scored, why="the scale's root is folded into query and key", dtypes=WIDE)
+@control(forms.scored, why="the scale's root is folded into query and key", dtypes=WIDE)
 def query_and_key_prescaled(query: Array, key: Array, factor: float) -> Stages:
     root = math.sqrt(abs(factor))
-    return {"scores": _dot(query * math.copysign(root, factor), key * root)}
+    return {"scores": backend._dot(query * math.copysign(root, factor), key * root)}
 
 
-@control(averaged, why="the values are averaged before the division by the sum")
+@control(forms.averaged, why="the values are averaged before the division by the sum")
 def divided_last(logits: Array, weights: Array, value: Array) -> Array:
-    maximum = _row_maximum(logits)
+    maximum = backend._row_maximum(logits)
     empty = maximum == -np.inf
     exponentials = np.exp(logits - np.where(empty, 0, maximum))
-    return np.asarray((exponentials @ value) / np.where(empty, 1, _row_sum(exponentials)))
+    return np.asarray((exponentials @ value) / np.where(empty, 1, backend._row_sum(exponentials)))
 
 
 @control("general_scores", why="the bias is a feature that is always 1: [q W, b] . [k, 1]", dtypes=WIDE)
@@ -126,10 +94,10 @@ def bilinear_bias_as_one_more_feature(
     """Begin every sum with the bias."""
     left = query @ weight
     if score_bias is None:
-        return {"scores": _dot(left, key)}
+        return {"scores": backend._dot(left, key)}
     bias = np.broadcast_to(score_bias[:, np.newaxis, np.newaxis], (*left.shape[:-1], 1))
     ones = np.ones((*key.shape[:-1], 1), key.dtype)
-    return {"scores": _dot(np.concatenate([bias, left], axis=-1), np.concatenate([ones, key], axis=-1))}
+    return {"scores": backend._dot(np.concatenate([bias, left], axis=-1), np.concatenate([ones, key], axis=-1))}
 
 
 @control("multi_head_attention", hidden=frozenset({"key", *LOGITS, "log_sum_exp"}) - {"capped"})
@@ -142,8 +110,8 @@ def key_bias_dropped(*arrays: Array, sinks: Array | None = None, **given: Any) -
     if given.get("rotary_cos") is not None:
         raise NotImplementedError("a rotated bias is another one for every key")
     if given.get("past_key") is not None:  # which has the bias, so that the new keys keep theirs
-        return multi_head_attention(*arrays, **given)
-    return multi_head_attention(*arrays, **{**given, "key_bias": None})
+        return backend.multi_head_attention(*arrays, **given)
+    return backend.multi_head_attention(*arrays, **{**given, "key_bias": None})
 
 
 @control("attention_gradients")
@@ -151,40 +119,40 @@ def masks_that_are_added(*arrays: Array, empty_rows: EmptyRows = "zero", **given
     """the gradient of a row without a key goes on to its scores, where the mask is a sum and no selection"""
 
     def forward(*inputs: Array, **options: Any) -> Stages:
-        return attention(*inputs, **options | {"empty_rows": empty_rows})
+        return backend.attention(*inputs, **options | {"empty_rows": empty_rows})
 
-    gradients: Stages = within(attention_gradients, attention=forward)(*arrays, **given)
+    gradients: Stages = within(backend.attention_gradients, attention=forward)(*arrays, **given)
     return gradients
 
 
-@control(in_gradients, dtypes=WIDE)
+@control(forms.in_gradients, dtypes=WIDE)
 def backward_weights_from_log_sum_exp(call: Call) -> Steps:
     """p = exp(s - L), made again in the backward pass, and the row sum from the output"""
     return {
-        "attention": stages_remembered(call, weights_again(call.logits, call.log_sum_exp)),
-        "_row_sum": lambda terms: delta_from_output(call),
+        "attention": forms.stages_remembered(call, forms.weights_again(call.logits, call.log_sum_exp)),
+        "_row_sum": lambda terms: forms.delta_from_output(call),
     }
 
 
-def _in_tiles(rows: int) -> Product:
+def _in_tiles(rows: int) -> forms.Product:
     """Add up tiles of so many queries, one after the other."""
 
     def product(weights: Array, given: Array) -> Array:
-        total = _sum_over_queries(weights[..., :rows, :], given[..., :rows, :])
+        total = backend._sum_over_queries(weights[..., :rows, :], given[..., :rows, :])
         for start in range(rows, weights.shape[-2], rows):
             tile = slice(start, start + rows)
-            total = total + _sum_over_queries(weights[..., tile, :], given[..., tile, :])
+            total = total + backend._sum_over_queries(weights[..., tile, :], given[..., tile, :])
         return total
 
     return product
 
 
-@control(in_gradients, why="a (ds k) for (a ds) k")
+@control(forms.in_gradients, why="a (ds k) for (a ds) k")
 def query_gradient_scaled_last(call: Call) -> Steps:
     return {
         "_scale_of": lambda query, scale: 1.0,
-        "_weighted_sum": lambda gradient, key: _weighted_sum(gradient, key) * call.factor,
-        "_sum_over_queries": lambda weights, rows: _sum_over_queries(
+        "_weighted_sum": lambda gradient, key: backend._weighted_sum(gradient, key) * call.factor,
+        "_sum_over_queries": lambda weights, rows: backend._sum_over_queries(
             weights if rows is call.grad_output else weights * call.factor, rows
         ),
         "attention": lambda *arrays, **given: call.stages,
@@ -198,28 +166,28 @@ def softcap_by_expm1(scores: Array, softcap: float) -> Array:
     return np.asarray(softcap * np.copysign(-grown / (2 + grown), argument))
 
 
-@control(normalised, why="what a window or a mask forbids is left out of the sums")
+@control(forms.normalised, why="what a window or a mask forbids is left out of the sums")
 def attended_keys_gathered(logits: Array) -> Stages:
     """Take only the keys that may be attended, side by side, and put their weights back where they belong."""
     order = np.argsort(logits == -np.inf, axis=-1, kind="stable")
-    stages = softmax(np.take_along_axis(logits, order, axis=-1))
+    stages = backend.softmax(np.take_along_axis(logits, order, axis=-1))
     weights = np.zeros_like(logits)
     np.put_along_axis(weights, order, stages["weights"], axis=-1)
     return stages | {"weights": weights}
 
 
 @control(
-    averaged,
+    forms.averaged,
     why="each half has its softmax, merged by log_sum_exp as in split decoding",
-    hidden=NEVER_HELD,
+    hidden=forms.NEVER_HELD,
     classes=_STORED,
 )
 def halves_of_the_keys_merged(logits: Array, weights: Array, value: Array) -> Array:
     """Attend to the first and to the last half of the keys, and merge the two by their log_sum_exp."""
     half = logits.shape[-1] // 2
     halves = (slice(half), slice(half, None))
-    parts = [softmax(logits[..., span]) for span in halves]
-    shares = softmax(np.stack([part["log_sum_exp"] for part in parts], axis=-1))["weights"]
+    parts = [backend.softmax(logits[..., span]) for span in halves]
+    shares = backend.softmax(np.stack([part["log_sum_exp"] for part in parts], axis=-1))["weights"]
     first, last = (part["weights"] @ value[..., span, :] for part, span in zip(parts, halves, strict=True))
     return np.asarray(first * shares[..., :1] + last * shares[..., 1:])
 
@@ -227,7 +195,7 @@ def halves_of_the_keys_merged(logits: Array, weights: Array, value: Array) -> Ar
 @control("cosine_scores", why="q k / (|q| |k|) for (q / |q|) (k / |k|)")
 def cosine_divided_after_the_product(query: Array, key: Array, *, scale: float | None = None) -> Stages:
     lengths = [np.linalg.norm(vectors, axis=-1, keepdims=True) for vectors in (query, key)]
-    cosine = _dot(query, key) / (lengths[0] * np.swapaxes(lengths[1], -1, -2))
+    cosine = backend._dot(query, key) / (lengths[0] * np.swapaxes(lengths[1], -1, -2))
     return {"scores": cosine if scale is None else cosine * scale}
 
 
@@ -268,7 +236,7 @@ def _added(parts: Iterable[Array], like: Array) -> Array:
     return np.asarray(total)
 
 
-def _blocked(terms: int) -> Product:
+def _blocked(terms: int) -> forms.Product:
     """Multiply matrices by blocks of the inner axis, one after the other."""
 
     def product(left: Array, right: Array) -> Array:
@@ -278,13 +246,13 @@ def _blocked(terms: int) -> Product:
     return product
 
 
-def _over_tiles_of_queries(tile: int) -> Product:
+def _over_tiles_of_queries(tile: int) -> forms.Product:
     """Sum over queries tile by tile."""
 
     def product(weights: Array, rows: Array) -> Array:
         tiles = spans(weights.shape[-2], tile)
-        parts = (_sum_over_queries(weights[..., span, :], rows[..., span, :]) for span in tiles)
-        return _added(parts, weights) if tiles else _sum_over_queries(weights, rows)
+        parts = (backend._sum_over_queries(weights[..., span, :], rows[..., span, :]) for span in tiles)
+        return _added(parts, weights) if tiles else backend._sum_over_queries(weights, rows)
 
     return product
 
@@ -292,19 +260,19 @@ def _over_tiles_of_queries(tile: int) -> Product:
 def _tiled_backward(call: Call, tile: int) -> Steps:
     """Go back as fused kernels do: weights from log_sum_exp, Delta from the output, sums over tiles of queries."""
     return {
-        "attention": stages_remembered(call, weights_again(call.logits, call.log_sum_exp)),
-        "_row_sum": lambda terms: delta_from_output(call),
+        "attention": forms.stages_remembered(call, forms.weights_again(call.logits, call.log_sum_exp)),
+        "_row_sum": lambda terms: forms.delta_from_output(call),
         "_weighted_sum": _blocked(tile),
         "_sum_over_queries": _over_tiles_of_queries(tile),
     }
 
 
-def _flash(tile: int, product: Product = np.matmul) -> Inside:
+def _flash(tile: int, product: forms.Product = np.matmul) -> Inside:
     """Take keys in tiles; exponentials are stored in the format of the ends before they meet the values."""
 
     def inside(store: Store) -> Steps:
-        online = Online(tile, product=lambda weights, value: product(store(weights), value))
-        return {**online.steps, **in_gradients(lambda call: _tiled_backward(call, tile))}
+        online = forms.Online(tile, product=lambda weights, value: product(store(weights), value))
+        return {**online.steps, **forms.in_gradients(lambda call: _tiled_backward(call, tile))}
 
     return inside
 
@@ -336,7 +304,7 @@ def _in_base_two(store: Store) -> Steps:
     library = numpy_with(
         exp=lambda shifted: np.exp2(shifted * math.log2(math.e)), log=lambda total: np.log2(total) * math.log(2)
     )
-    score = scored(lambda query, key, factor: {"scores": _dot(query * factor, key)})
+    score = forms.scored(lambda query, key, factor: {"scores": backend._dot(query * factor, key)})
     return {**score, "_softmax_with_sinks.np": library, **_averaged_from(store)}
 
 
@@ -365,9 +333,9 @@ def _with_log2e_in_the_scale(store: Store) -> Steps:
         folded: list[Array] = []
 
         def score(query: Array, key: Array, *, scale: float | None, softcap: float | None) -> Stages:
-            stages = dot_scores(query, key, scale=scale, softcap=softcap)
+            stages = backend.dot_scores(query, key, scale=scale, softcap=softcap)
             if softcap is None:
-                folded.append(stages["raw_scores"] * (_scale_of(query, scale) * _LOG2E))
+                folded.append(stages["raw_scores"] * (backend._scale_of(query, scale) * _LOG2E))
             else:
                 folded.append(np.tanh(stages["scores"] / softcap) * (softcap * _LOG2E))
             return stages
@@ -375,12 +343,14 @@ def _with_log2e_in_the_scale(store: Store) -> Steps:
         def normalise(logits: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
             in_two = np.where(np.isneginf(logits), logits, folded[-1])
             sinks = None if sinks is None else sinks * _LOG2E
-            stages = within(_softmax_with_sinks, np=numpy_with(exp=np.exp2, log=np.log2))(in_two, sinks, empty_rows)
+            stages = within(backend._softmax_with_sinks, np=numpy_with(exp=np.exp2, log=np.log2))(
+                in_two, sinks, empty_rows
+            )
             return {**stages, "log_sum_exp": stages["log_sum_exp"] * math.log(2)}
 
         return {"dot_scores": score, "_softmax_with_sinks": normalise}
 
-    return {**in_attention(steps), **_averaged_from(store)}
+    return {**forms.in_attention(steps), **_averaged_from(store)}
 
 
 _right(
@@ -395,14 +365,14 @@ def _split(spans_of: Callable[[int], list[slice]]) -> Inside:
     def inside(store: Store) -> Steps:
         def average(logits: Array, weights: Array, value: Array) -> Array:
             chosen = spans_of(logits.shape[-1])
-            parts = [softmax(logits[..., span]) for span in chosen]
+            parts = [backend.softmax(logits[..., span]) for span in chosen]
             if not parts:
                 return np.asarray(weights @ value)
-            shares = softmax(np.stack([part["log_sum_exp"] for part in parts], axis=-1))["weights"]
+            shares = backend.softmax(np.stack([part["log_sum_exp"] for part in parts], axis=-1))["weights"]
             averages = [store(part["weights"]) @ value[..., span, :] for part, span in zip(parts, chosen, strict=True)]
             return _added((each * shares[..., n : n + 1] for n, each in enumerate(averages)), value)
 
-        return averaged(average)
+        return forms.averaged(average)
 
     return inside
 
@@ -431,17 +401,17 @@ def keys_in_another_order(store: Store) -> Steps:
         return np.argsort(np.arange(keys) % 7, kind="stable")
 
     def normalise(logits: Array) -> Stages:
-        stages = softmax(logits[..., order(logits.shape[-1])])
+        stages = backend.softmax(logits[..., order(logits.shape[-1])])
         return stages | {"weights": stages["weights"][..., np.argsort(order(logits.shape[-1]))]}
 
     def average(weights: Array, value: Array) -> Array:
         chosen = order(weights.shape[-1])
         return np.asarray(store(weights)[..., chosen] @ np.ascontiguousarray(value[..., chosen, :]))
 
-    return {**normalised(normalise), "attention._weighted_sum": average}
+    return {**forms.normalised(normalise), "attention._weighted_sum": average}
 
 
-def _by(product: Product, total: Callable[[Array], Array]) -> Inside:
+def _by(product: forms.Product, total: Callable[[Array], Array]) -> Inside:
     """Use another product of matrices and another row sum."""
 
     def inside(store: Store) -> Steps:
@@ -457,7 +427,9 @@ def _by(product: Product, total: Callable[[Array], Array]) -> Inside:
 def _blocked_sum(terms: int) -> Callable[[Array], Array]:
     def total(exponentials: Array) -> Array:
         nothing = np.zeros((*exponentials.shape[:-1], 1), exponentials.dtype)
-        return sum((_row_sum(exponentials[..., span]) for span in spans(exponentials.shape[-1], terms)), nothing)
+        return sum(
+            (backend._row_sum(exponentials[..., span]) for span in spans(exponentials.shape[-1], terms)), nothing
+        )
 
     return total
 
@@ -468,7 +440,7 @@ for _terms in (32, 8):
         _by(_blocked(_terms), _blocked_sum(_terms))
     )
 _right(why="products and sums in float64, rounded once", name="kernel_with_sums_in_float64")(
-    _by(wider(np.matmul), wider(_row_sum))
+    _by(wider(np.matmul), wider(backend._row_sum))
 )
 _right(why="tiles of 64 keys, products in blocks of 16", name="kernel_with_tiles_and_blocks")(_flash(64, _blocked(16)))
 
@@ -483,7 +455,10 @@ def widths_padded_to_32(store: Store) -> Steps:
     def average(weights: Array, value: Array) -> Array:
         return np.asarray((store(weights) @ padded(value))[..., : value.shape[-1]])
 
-    return {"dot_scores._dot": lambda query, key: _dot(padded(query), padded(key)), "attention._weighted_sum": average}
+    return {
+        "dot_scores._dot": lambda query, key: backend._dot(padded(query), padded(key)),
+        "attention._weighted_sum": average,
+    }
 
 
 @_right(why="keys that are masked have a weight of exactly 0")
@@ -495,7 +470,7 @@ def keys_padded_to_64(store: Store) -> Steps:
         return np.concatenate([logits, np.full((*logits.shape[:-1], missing), -np.inf, logits.dtype)], axis=-1)
 
     def normalise(logits: Array) -> Stages:
-        stages = softmax(filled_up(logits))
+        stages = backend.softmax(filled_up(logits))
         return stages | {"weights": stages["weights"][..., : logits.shape[-1]]}
 
     def average(weights: Array, value: Array) -> Array:
@@ -503,7 +478,7 @@ def keys_padded_to_64(store: Store) -> Steps:
         padded = np.pad(weights, [(0, 0)] * (weights.ndim - 1) + missing[:1])
         return np.asarray(store(padded) @ np.pad(value, [(0, 0)] * (value.ndim - 2) + missing))
 
-    return {**normalised(normalise), "attention._weighted_sum": average}
+    return {**forms.normalised(normalise), "attention._weighted_sum": average}
 
 
 @_right(why="tiles that nobody attends to are not read")
@@ -518,7 +493,7 @@ def tiles_of_queries_that_skip_keys(store: Store) -> Steps:
             output[..., span, :] = store(weights[..., span, :end]) @ value[..., :end, :]
         return output
 
-    return averaged(average)
+    return forms.averaged(average)
 
 
 @_right(why="statistics first, then the average, in tiles of 64 keys")
@@ -526,7 +501,7 @@ def two_passes_over_tiles(store: Store) -> Steps:
     """Take maximum and sum in tiles of 64 keys, then the average of stored weights in a second pass."""
     product = _blocked(64)
     return {
-        **normalised(Online(64).normalise),
+        **forms.normalised(forms.Online(64).normalise),
         "attention._weighted_sum": lambda weights, value: product(store(weights), value),
     }
 
@@ -541,7 +516,7 @@ def _group_as_rows(left: Array, right: Array) -> Array:
 
 @_right(why="the query heads of a group are rows of one tile, nothing is repeated")
 def groups_as_rows(store: Store) -> Steps:
-    return grouped_by(_group_as_rows) | {
+    return forms.grouped_by(_group_as_rows) | {
         "attention._weighted_sum": lambda weights, value: _group_as_rows(store(weights), value)
     }
 
@@ -551,13 +526,13 @@ def kernel_that_divides_last(store: Store) -> Steps:
     """Average exponentials, and multiply with the reciprocal of their sum."""
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
-        maximum = _row_maximum(logits)
+        maximum = backend._row_maximum(logits)
         empty = np.isneginf(maximum)
         exponentials = np.exp(logits - np.where(empty, 0, maximum))
-        total = np.where(empty, 1, _row_sum(exponentials))
+        total = np.where(empty, 1, backend._row_sum(exponentials))
         return np.asarray((store(exponentials) @ value) * (1 / total))
 
-    return averaged(average)
+    return forms.averaged(average)
 
 
 @_right(why="a (ds k) for (a ds) k, p dp - p Delta")
@@ -569,13 +544,13 @@ def kernel_that_scales_the_gradient_last(store: Store) -> Steps:
         return _tiled_backward(call, 128) | {
             "_softmax_gradient": lambda weights, gradient, delta: weights * gradient - weights * delta,
             "_scale_of": lambda query, scale: 1.0,
-            "_weighted_sum": lambda gradient, key: _weighted_sum(gradient, key) * call.factor,
+            "_weighted_sum": lambda gradient, key: backend._weighted_sum(gradient, key) * call.factor,
             "_sum_over_queries": lambda weights, rows: over_queries(
                 weights if rows is call.grad_output else weights * call.factor, rows
             ),
         }
 
-    return {**_averaged_from(store), **in_gradients(steps)}
+    return {**_averaged_from(store), **forms.in_gradients(steps)}
 
 
 @_right(why="the class eager, sums in pairs", classes=_EAGER, hidden=frozenset())
@@ -591,16 +566,18 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
         return store(pairwise_sum(exponentials)) if exponentials.shape[-1] else nothing
 
     library = numpy_with(exp=lambda shifted: store(np.exp(store(shifted))), log=lambda total: store(np.log(total)))
-    stored_softmax = within(_softmax_with_sinks, np=library, _row_sum=total)
+    stored_softmax = within(backend._softmax_with_sinks, np=library, _row_sum=total)
 
     def average(weights: Array, value: Array) -> Array:
         return pairwise_matmul(weights, value) if weights.shape[-1] else np.asarray(weights @ value)
 
     return {
-        **scored(score),
-        **normalised(lambda logits: {name: store(each) for name, each in stored_softmax(logits, None, "zero").items()}),
+        **forms.scored(score),
+        **forms.normalised(
+            lambda logits: {name: store(each) for name, each in stored_softmax(logits, None, "zero").items()}
+        ),
         "attention._weighted_sum": average,
-        "merge_states": merge_states,  # of statistics in float32, whatever the ends are
+        "merge_states": backend.merge_states,  # of statistics in float32, whatever the ends are
     }
 
 
@@ -610,49 +587,52 @@ control("_softmax_with_sinks._row_sum", "sum_sorted", "the row sum from the smal
     _sorted_sum, dtypes=WIDE)
 control(None, "sums_sequential", "one running sum each", _in_order(sequential_matmul, sequential_sum), dtypes=WIDE)
 control(None, "sums_pairwise", "sums by halves", _in_order(pairwise_matmul, pairwise_sum), dtypes=WIDE)
-control(scored, "query_prescaled", "the scale is folded into the query",
-    lambda query, key, factor: {"scores": _dot(query * factor, key)}, dtypes=WIDE)
+control(forms.scored, "query_prescaled", "the scale is folded into the query",
+    lambda query, key, factor: {"scores": backend._dot(query * factor, key)}, dtypes=WIDE)
 control("_softmax_with_sinks.np", "exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise",
     numpy_with(exp=lambda shifted: np.exp2(shifted * math.log2(math.e)), log=lambda total:
         np.log2(total) * math.log(2)))
-control(reciprocal_read_as, "reciprocal_multiplied", "e (1/l) for e/l", lambda total: np.asarray(1 / total))
-control(products_by, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts", by_transposes)
-control(products_by, "products_by_einsum", "einsum for matmul", einsum, dtypes=WIDE)
-control(products_by, "products_row_by_row", "matrix times vector, one query at a time", by_rows)
+control(forms.reciprocal_read_as, "reciprocal_multiplied", "e (1/l) for e/l", lambda total: np.asarray(1 / total))
+control(forms.products_by, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts", by_transposes)
+control(forms.products_by, "products_by_einsum", "einsum for matmul", einsum, dtypes=WIDE)
+control(forms.products_by, "products_row_by_row", "matrix times vector, one query at a time", by_rows)
 control(None, "accumulated_in_float64", "sums and exponentials in float64, rounded once",
-    {**products_by(wider(np.matmul)), "_softmax_with_sinks.np": numpy_with(exp=wider(np.exp)),
-        "_softmax_with_sinks._row_sum": wider(_row_sum), "additive_scores.np": numpy_with(tanh=wider(np.tanh))},
+    {**forms.products_by(wider(np.matmul)), "_softmax_with_sinks.np": numpy_with(exp=wider(np.exp)),
+        "_softmax_with_sinks._row_sum": wider(backend._row_sum), "additive_scores.np": numpy_with(tanh=wider(np.tanh))},
     dtypes=("float32", "float16"))
-control(products_by, "fused_multiply_add", "one rounding per multiplication and addition",
+control(forms.products_by, "fused_multiply_add", "one rounding per multiplication and addition",
     fused_multiply_add, dtypes=("float32",))
 control("general_scores", "bilinear_key_first", "q (W k) for (q W) k",
-    lambda query, key, weight, *, score_bias=None: with_score_bias(_dot(query, key @ weight.T), score_bias))
+    lambda query, key, weight, *, score_bias=None: forms.with_score_bias(backend._dot(query, key @ weight.T),
+        score_bias))
 control("general_scores", "bilinear_by_einsum", "the bilinear score in one einsum",
-    lambda query, key, weight, *, score_bias=None: with_score_bias(np.asarray(np.einsum("...qd,de,...ke->...qk", query,
+    lambda query, key, weight, *, score_bias=None: forms.with_score_bias(np.asarray(np.einsum("...qd,de,...ke->...qk",
+        query,
         weight, key)), score_bias),
     dtypes=WIDE)
-control(rows_read_as, "uniform_rows_by_the_least_finite_number",
+control(forms.rows_read_as, "uniform_rows_by_the_least_finite_number",
     "equal scores have equal weights, whatever they are: torch.finfo(dtype).min in place of masked scores",
     lambda logits, seen: np.where(np.isneginf(logits) & np.isfinite(seen), np.finfo(logits.dtype).min, seen))
 # in 16 bits the class eager has no row sum from an output that was stored
-control(delta_read_as, "gradient_row_sum_from_the_output",
+control(forms.delta_read_as, "gradient_row_sum_from_the_output",
     "sum p dp = g o: Dao et al. 2022, FlashAttention, appendix B.4",
-    lambda call, terms: delta_from_output(call), dtypes=WIDE)
-control(in_gradients, "fused_backward_pass", "weights made again, row sum from the output, sums in tiles of 64 queries",
+    lambda call, terms: forms.delta_from_output(call), dtypes=WIDE)
+control(forms.in_gradients, "fused_backward_pass",
+        "weights made again, row sum from the output, sums in tiles of 64 queries",
     lambda call: {**backward_weights_from_log_sum_exp(call), "_sum_over_queries": _in_tiles(64)}, dtypes=WIDE)
 control("_sum_over_queries", "gradients_in_tiles_of_16_queries", "sums over queries tile by tile", _in_tiles(16))
 control("_softmax_gradient", "softmax_gradient_distributed",
     "p dp - p delta for p (dp - delta), as automatic differentiation gives it",
     lambda weights, grad_weights, mean: np.asarray(weights * grad_weights - weights * mean))
-control(in_gradients, "softcap_slope_by_cosh", "1 - tanh^2 = 1 / cosh^2",
+control(forms.in_gradients, "softcap_slope_by_cosh", "1 - tanh^2 = 1 / cosh^2",
     lambda call: {"_cap_slope": lambda capped, softcap: 1 / np.cosh(call.stages["scores"] / softcap) ** 2})
 # Multiply (B, H, L, X) with (B, Hkv, X, Y), each query head with its group's.
-control(grouped_by, "grouped_heads_by_einsum", "query heads of a group side by side, nothing repeated",
+control(forms.grouped_by, "grouped_heads_by_einsum", "query heads of a group side by side, nothing repeated",
     lambda left, right: np.asarray(np.einsum("bkglx,bkxy->bkgly", left.reshape(right.shape[0], right.shape[1],
         left.shape[1] // right.shape[1], *left.shape[2:]), right).reshape(*left.shape[:3], right.shape[-1])),
     dtypes=WIDE)
 control(Kernel, "fused_kernel_with_weights_of_8_bits",
     "one pass over tiles of 64 keys, exponentials rounded to 8 bits before they meet the values",
-    lambda store: Online(64, product=lambda weights, value: _to_eight_bits(weights) @ value).steps, dtypes=NARROW,
+    lambda store: forms.Online(64, product=lambda weights, value: _to_eight_bits(weights) @ value).steps, dtypes=NARROW,
     classes=dict.fromkeys(NARROW, "fused_fp8"))
 # fmt: on

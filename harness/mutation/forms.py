@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attncheck.backends import numpy_backend
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.backends.numpy_backend import _row_maximum, _row_sum, _softmax_with_sinks
 from attncheck.mutation.kernel import Array, Store, exactly
 from attncheck.mutation.mutant import Call, PerCall, Step, Steps, Variant, within
 
@@ -24,7 +23,7 @@ Masks: TypeAlias = dict[str, Any]
 """What ``mask_scores`` is asked for besides the scores: bias, mask, is_causal, window and so on."""
 _NOTHING: Masks = {
     name: each.default
-    for name, each in signature(numpy_backend.mask_scores).parameters.items()
+    for name, each in signature(backend.mask_scores).parameters.items()
     if each.kind is Parameter.KEYWORD_ONLY
 }
 NO_RULES: Masks = {option: each for option, each in _NOTHING.items() if option != "bias"}
@@ -40,7 +39,7 @@ def forbids(masks: Masks) -> bool:
 def allowed_keys(scores: Array, masks: Masks) -> Array:
     """Return which key each query may attend to, (B, H, Lq, T), as the backend has it."""
     asked = {**_NOTHING, **masks, "bias": None, "mask_fill": None}
-    stages = numpy_backend.mask_scores(np.zeros(scores.shape, bool), **asked)
+    stages = backend.mask_scores(np.zeros(scores.shape, bool), **asked)
     return np.asarray(~np.isneginf(stages["masked"])) if "masked" in stages else np.ones(scores.shape, bool)
 
 
@@ -72,11 +71,11 @@ def masks_read_as(change: Callable[[Array, Masks], Masks]) -> Steps:
     def mask_scores(scores: Array, **given: Any) -> Stages:
         masks = {**_NOTHING, **given}
         if not forbids(masks):
-            return numpy_backend.mask_scores(scores, **masks)
+            return backend.mask_scores(scores, **masks)
         masks |= change(scores, masks)
         if masks["mask"] is None:  # whatever is left of the rules, there is a stage for them
             masks["mask"] = np.ones((), bool)
-        return numpy_backend.mask_scores(scores, **masks)
+        return backend.mask_scores(scores, **masks)
 
     return {"mask_scores": mask_scores}
 
@@ -141,7 +140,7 @@ def filled(fill: Callable[[Array, Array, Masks], Array]) -> Steps:
 
     def mask_scores(scores: Array, **given: Any) -> Stages:
         masks = {**_NOTHING, **given}
-        stages = numpy_backend.mask_scores(scores, **masks)
+        stages = backend.mask_scores(scores, **masks)
         if "masked" in stages:
             stages["masked"] = fill(stages.get("biased", scores), allowed_keys(scores, masks), masks)
         return stages
@@ -155,9 +154,9 @@ def bias_added(add: Callable[[Array, Array, Masks], Array]) -> Steps:
     def mask_scores(scores: Array, **given: Any) -> Stages:
         masks = {**_NOTHING, **given}
         if masks["bias"] is None:
-            return numpy_backend.mask_scores(scores, **masks)
+            return backend.mask_scores(scores, **masks)
         biased = add(scores, masks["bias"], masks)
-        return {"biased": biased} | numpy_backend.mask_scores(biased, **{**masks, "bias": None})
+        return {"biased": biased} | backend.mask_scores(biased, **{**masks, "bias": None})
 
     return {"mask_scores": mask_scores}
 
@@ -175,7 +174,7 @@ def bias_read_as(change: Callable[[Array, Array], Array]) -> Steps:
 def allowed_in(call: Call, **changed: Any) -> Array:
     """Return which key each query of a call may attend to, or may with other masks, (B, H, Lq, T)."""
     offsets = call.query_offsets
-    window = call.window if offsets is not None else numpy_backend._seen_from_the_first_key(call.window, call.past)
+    window = call.window if offsets is not None else backend._seen_from_the_first_key(call.window, call.past)
     masks = {"mask": call.mask, "is_causal": call.is_causal, "window": window, "key_lengths": call.key_lengths}
     masks["query_offsets"] = offsets
     return allowed_keys(np.zeros(call.scores_shape, bool), masks | changed)
@@ -214,10 +213,10 @@ def inputs_changed(change: Callable[[Array, Array, Array], tuple[Array, Array, A
         if given.get("past_key") is not None:
             _, past_key, past_value = change(query, given["past_key"], given["past_value"])
             given |= {"past_key": past_key, "past_value": past_value}
-        return numpy_backend.attention(*change(query, key, value), **given)
+        return backend.attention(*change(query, key, value), **given)
 
     def attention_gradients(query: Array, key: Array, value: Array, grad_output: Array, **given: Any) -> Stages:
-        return numpy_backend.attention_gradients(*change(query, key, value), grad_output, **given)
+        return backend.attention_gradients(*change(query, key, value), grad_output, **given)
 
     return {"attention": attention, "attention_gradients": attention_gradients}
 
@@ -226,9 +225,9 @@ def scored(score: Callable[[Array, Array, float], Stages]) -> Steps:
     """Score in another way, by ``score(query, key, factor)``, and cap what comes of it."""
 
     def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
-        stages = score(query, key, numpy_backend._scale_of(query, scale))
+        stages = score(query, key, backend._scale_of(query, scale))
         if softcap is not None:
-            stages["capped"] = numpy_backend._cap(stages["scores"], softcap)
+            stages["capped"] = backend._cap(stages["scores"], softcap)
         return stages
 
     return {"dot_scores": dot_scores}
@@ -238,7 +237,7 @@ def scores_read_as(change: Callable[[Array], Array]) -> Steps:
     """Change the scaled scores."""
 
     def score(query: Array, key: Array, factor: float) -> Stages:
-        stages = numpy_backend.dot_scores(query, key, scale=factor)
+        stages = backend.dot_scores(query, key, scale=factor)
         return stages | {"scores": change(stages["scores"])}
 
     return scored(score)
@@ -253,8 +252,8 @@ def rows_read_as(
     """
 
     def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        seen = numpy_backend._fill_empty_rows(scores, sinks, empty_rows)
-        return numpy_backend._softmax_with_sinks(change(scores, seen) if is_asked(empty_rows) else seen, sinks, "zero")
+        seen = backend._fill_empty_rows(scores, sinks, empty_rows)
+        return backend._softmax_with_sinks(change(scores, seen) if is_asked(empty_rows) else seen, sinks, "zero")
 
     return {"_softmax_with_sinks": softmax}
 
@@ -271,7 +270,7 @@ def normalised(normalise: Callable[[Array], Stages]) -> Steps:
     """
 
     def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        logits = numpy_backend._fill_empty_rows(scores, sinks, empty_rows)
+        logits = backend._fill_empty_rows(scores, sinks, empty_rows)
         if sinks is None:
             return normalise(logits)
         stages = normalise(with_sink(logits, sinks))
@@ -284,7 +283,7 @@ def sinks_read_as(change: Callable[[Array], Array]) -> Steps:
     """Take the sinks for others."""
 
     def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        return numpy_backend._softmax_with_sinks(scores, None if sinks is None else change(sinks), empty_rows)
+        return backend._softmax_with_sinks(scores, None if sinks is None else change(sinks), empty_rows)
 
     return {"_softmax_with_sinks": softmax}
 
@@ -299,7 +298,7 @@ def maximum_read_as(maximum: Callable[[Array], Array]) -> Steps:
     """Subtract something else than a row's maximum, where the row has a key."""
 
     def row_maximum(scores: Array) -> Array:
-        right = numpy_backend._row_maximum(scores)
+        right = backend._row_maximum(scores)
         return np.where(right == -np.inf, right, maximum(scores))
 
     return {"_row_maximum": row_maximum}
@@ -310,7 +309,7 @@ def reciprocal_read_as(reciprocal: Callable[[Array], Array]) -> Steps:
 
     def normalise(logits: Array) -> Stages:
         stages, exponentials = with_exponentials(logits)
-        total = numpy_backend._row_sum(exponentials)
+        total = backend._row_sum(exponentials)
         weights = np.where(total == 0, 0, exponentials * reciprocal(np.where(total == 0, 1, total)))
         return stages | {"weights": weights}
 
@@ -323,9 +322,9 @@ def with_exponentials(logits: Array) -> tuple[Stages, Array]:
 
     def row_sum(exponentials: Array) -> Array:
         seen.append(exponentials)
-        return numpy_backend._row_sum(exponentials)
+        return backend._row_sum(exponentials)
 
-    stages: Stages = within(numpy_backend._softmax_with_sinks, _row_sum=row_sum)(logits, None, "zero")
+    stages: Stages = within(backend._softmax_with_sinks, _row_sum=row_sum)(logits, None, "zero")
     return stages, seen[0]
 
 
@@ -364,7 +363,7 @@ def averaged(average: Average) -> Steps:
         right = call.step("_softmax_with_sinks")
 
         def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-            seen.append(numpy_backend._fill_empty_rows(scores, sinks, empty_rows))
+            seen.append(backend._fill_empty_rows(scores, sinks, empty_rows))
             stages: Stages = right(scores, sinks, empty_rows)
             return stages
 
@@ -462,7 +461,7 @@ def delta_read_as(delta: Callable[[Call, Array], Array]) -> Steps:
 
 def delta_from_output(call: Call) -> Array:
     """Return sum p dp as g o: Dao et al. 2022, FlashAttention, appendix B.4."""
-    return numpy_backend._row_sum(call.grad_output * call.stages["output"])
+    return backend._row_sum(call.grad_output * call.stages["output"])
 
 
 def weights_made_again(call: Call, allowed: Array) -> Array:
@@ -480,7 +479,7 @@ def in_groups(gradient: Array, kv_heads: int) -> Array:
 
 def gradients_read_as(change: Callable[[Stages], Stages]) -> Steps:
     """Change what comes out at the end of the backward pass."""
-    return {"attention_gradients": lambda *arrays, **given: change(numpy_backend.attention_gradients(*arrays, **given))}
+    return {"attention_gradients": lambda *arrays, **given: change(backend.attention_gradients(*arrays, **given))}
 
 
 def value_weights_read_as(change: Callable[[Call, Array], Array]) -> Steps:
@@ -488,7 +487,7 @@ def value_weights_read_as(change: Callable[[Call, Array], Array]) -> Steps:
 
     def steps(call: Call) -> Steps:
         def sum_over_queries(weights: Array, rows: Array) -> Array:
-            return numpy_backend._sum_over_queries(change(call, weights), rows)
+            return backend._sum_over_queries(change(call, weights), rows)
 
         return {"_sum_over_queries": sum_over_queries}
 
@@ -500,7 +499,7 @@ def bias_logits_read_as(change: Callable[[Call, Array], Array]) -> Steps:
 
     def steps(call: Call) -> Steps:
         def sum_broadcast(gradient: Array, bias: Array) -> Array:
-            return numpy_backend._sum_broadcast(change(call, gradient), bias)
+            return backend._sum_broadcast(change(call, gradient), bias)
 
         return {"_sum_broadcast": sum_broadcast}
 
@@ -513,7 +512,7 @@ def only(names: str | Iterable[str], steps: Steps) -> Steps:
 
     def attention_gradients(*arrays: Any, **given: Any) -> Stages:
         other = faulty.attention_gradients(*arrays, **given)
-        return numpy_backend.attention_gradients(*arrays, **given) | {name: other[name] for name in chosen}
+        return backend.attention_gradients(*arrays, **given) | {name: other[name] for name in chosen}
 
     return {"attention_gradients": attention_gradients}
 
@@ -558,9 +557,9 @@ class Online:
     def normalise(self, logits: Array) -> Stages:
         """Return log_sum_exp, and weights made in a second pass."""
         maximum, total, _ = self._run(logits, None)
-        stages: Stages = within(_softmax_with_sinks, _row_maximum=lambda scores: maximum, _row_sum=lambda terms: total)(
-            logits, None, "zero"
-        )
+        stages: Stages = within(
+            backend._softmax_with_sinks, _row_maximum=lambda scores: maximum, _row_sum=lambda terms: total
+        )(logits, None, "zero")
         return stages
 
     def average(self, logits: Array, weights: Array, value: Array) -> Array:
@@ -575,12 +574,12 @@ class Online:
         output = np.zeros((*logits.shape[:-1], 1 if value is None else value.shape[-1]), logits.dtype)
         for number, start in enumerate(range(0, logits.shape[-1], self.block)):
             tile = logits[..., start : start + self.block]
-            grown = np.maximum(maximum, _row_maximum(tile))
+            grown = np.maximum(maximum, backend._row_maximum(tile))
             shift = np.where(grown == -np.inf, 0, grown)
             correction = np.exp(maximum - shift)
             exponentials = np.exp(tile - shift)
             total = total * (correction if self.rescales_sum(number) else 1)
-            total = total + _row_sum(exponentials)
+            total = total + backend._row_sum(exponentials)
             if value is not None:
                 output = output * (correction if self.rescales_output(number) else 1)
                 output = self.store(output + self.product(exponentials, value[..., start : start + self.block, :]))

@@ -10,34 +10,9 @@ from functools import partial
 
 import numpy as np
 
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
-from attncheck.backends.numpy_backend import (
-    _cap_slope,
-    _row_maximum,
-    _row_sum,
-    _scale_of,
-    _sum_broadcast,
-    _sum_over_queries,
-    _weighted_sum,
-)
-from attncheck.mutation.forms import (
-    GIVEN,
-    Product,
-    allowed_in,
-    bias_logits_read_as,
-    delta_read_as,
-    distance,
-    gradients_read_as,
-    in_gradients,
-    in_groups,
-    of_keys,
-    of_values,
-    only,
-    value_weights_read_as,
-    weights_again,
-    weights_made_again,
-    weights_remembered,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, bfloat16, float16, tf32
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, equivalent, mutant
 
@@ -50,27 +25,29 @@ _DELTA = "attention_gradients._row_sum"
 @_faulty_gradients(_DELTA, at="grad_query", diagnosis="softmax-gradient-averaged")
 def row_sum_of_the_gradient_averaged(terms: Array) -> Array:
     """the mean over the keys for their sum"""
-    return np.asarray(_row_sum(terms) / max(1, terms.shape[-1]))
+    return np.asarray(backend._row_sum(terms) / max(1, terms.shape[-1]))
 
 
 def _unscaled(name: str) -> Steps:
     """Leave the scale out of one gradient."""
-    return only(name, {"attention_gradients._scale_of": lambda query, scale: 1.0})
+    return forms.only(name, {"attention_gradients._scale_of": lambda query, scale: 1.0})
 
 
 def _in_key_gradient(steps_of: Callable[[Call], Steps]) -> Steps:
-    return only("grad_key", in_gradients(steps_of))
+    return forms.only("grad_key", forms.in_gradients(steps_of))
 
 
-@_faulty_gradients(value_weights_read_as, at="grad_value", diagnosis="value-gradient-unnormalised")
+@_faulty_gradients(forms.value_weights_read_as, at="grad_value", diagnosis="value-gradient-unnormalised")
 def value_gradient_from_unnormalised_weights(call: Call, weights: Array) -> Array:
     """exp(s - m) for the weights in dv"""
-    maximum = _row_maximum(call.logits)
+    maximum = backend._row_maximum(call.logits)
     return np.asarray(np.exp(call.logits - np.where(np.isinf(maximum), 0, maximum)))
 
 
 @_faulty_gradients(
-    value_weights_read_as, at="grad_value", defect="dropout is active in the backward pass alone: pytorch#124464's kind"
+    forms.value_weights_read_as,
+    at="grad_value",
+    defect="dropout is active in the backward pass alone: pytorch#124464's kind",
 )
 def value_gradient_from_dropped_out_weights(call: Call, weights: Array) -> Array:
     """Drop one weight of ten, and enlarge the others."""
@@ -78,7 +55,7 @@ def value_gradient_from_dropped_out_weights(call: Call, weights: Array) -> Array
     return np.asarray(weights * kept * np.asarray(1 / 0.9, weights.dtype))
 
 
-@_faulty_gradients(gradients_read_as, at="grad_query", diagnosis="gradients-of-first-batch-entry-alone")
+@_faulty_gradients(forms.gradients_read_as, at="grad_query", diagnosis="gradients-of-first-batch-entry-alone")
 def gradients_zero_beyond_the_first_batch_entry(gradients: Stages) -> Stages:
     """zeros for batch > 0: pytorch#139462's kind"""
     kept = {name: gradient.copy() for name, gradient in gradients.items()}
@@ -87,7 +64,7 @@ def gradients_zero_beyond_the_first_batch_entry(gradients: Stages) -> Stages:
     return kept
 
 
-@_faulty_gradients(in_gradients, at="grad_query", diagnosis="softcap-slope-of-uncapped-scores")
+@_faulty_gradients(forms.in_gradients, at="grad_query", diagnosis="softcap-slope-of-uncapped-scores")
 def softcap_slope_of_uncapped_scores(call: Call) -> Steps:
     """1 - x^2 from the saved input where the saved output is due"""
 
@@ -105,26 +82,26 @@ def softcap_slope_of_uncapped_scores(call: Call) -> Steps:
     "and so is its square. 1 minus that is at least 0. NaN stays NaN.",
 )
 def softcap_slope_clipped_at_zero(capped: Array, softcap: float) -> Array:
-    return np.maximum(_cap_slope(capped, softcap), 0)
+    return np.maximum(backend._cap_slope(capped, softcap), 0)
 
 
-@_faulty_gradients(of_values, at="grad_value", defect="the last tile of queries is dropped: FlagGems#898")
+@_faulty_gradients(forms.of_values, at="grad_value", defect="the last tile of queries is dropped: FlagGems#898")
 def value_gradient_without_queries_beyond_a_multiple_of_64(weights: Array, rows: Array) -> Array:
     queries = weights.shape[-2]
     whole = queries - queries % 64 if queries > 64 else queries
-    return _sum_over_queries(weights[..., :whole, :], rows[..., :whole, :])
+    return backend._sum_over_queries(weights[..., :whole, :], rows[..., :whole, :])
 
 
-@_faulty_gradients(of_keys, at="grad_key")
+@_faulty_gradients(forms.of_keys, at="grad_key")
 def key_gradient_nan_from_padded_queries(weights: Array, rows: Array) -> Array:
     """statistics of padding rows are not initialised: tilelang#2461, fla#892"""
-    gradient = _sum_over_queries(weights, rows)
+    gradient = backend._sum_over_queries(weights, rows)
     return np.full_like(gradient, np.nan) if weights.shape[-2] % 16 else gradient
 
 
 def _over_groups(total: Callable[[Array], Array]) -> Steps:
     """Bring the gradients of a group's query heads (B, Hkv, H / Hkv, ..) together in another way."""
-    return {"_sum_heads": lambda gradient, kv_heads: total(in_groups(gradient, kv_heads))}
+    return {"_sum_heads": lambda gradient, kv_heads: total(forms.in_groups(gradient, kv_heads))}
 
 
 @_faulty_gradients("_sum_heads", at="grad_key", diagnosis="group-gradient-as-if-tiled")
@@ -143,7 +120,7 @@ _faulty_gradients(_DELTA, "row_sum_of_the_gradient_over_queries",
     lambda terms: np.asarray(terms.sum(axis=-2, keepdims=True)), diagnosis="softmax-gradient-over-queries")
 _faulty_gradients(_DELTA, "row_sum_of_the_gradient_in_the_first_16_keys",
     "delta of the first block alone: FlagGems#898's kind",
-    lambda terms: _row_sum(terms[..., :16]))
+    lambda terms: backend._row_sum(terms[..., :16]))
 _faulty_gradients("_softmax_gradient", "row_sum_of_the_gradient_unweighted", "sum dp for sum p dp",
     lambda weights, grad_weights, mean:
         np.asarray(weights * (grad_weights - row_sum_of_the_gradient_averaged(grad_weights))),
@@ -162,12 +139,12 @@ _faulty_gradients(_unscaled, "key_gradient_without_scale",
     "grad_key", at="grad_key", diagnosis="gradients-unscaled")
 _faulty_gradients(_in_key_gradient, "key_gradient_scaled_twice",
     "an already scaled query enters dk, and the scale once more",
-    lambda call: {"_sum_over_queries": lambda weights, rows: _sum_over_queries(weights * call.factor, rows)},
+    lambda call: {"_sum_over_queries": lambda weights, rows: backend._sum_over_queries(weights * call.factor, rows)},
     at="grad_key", diagnosis="gradients-scaled-twice")
 _faulty_gradients("attention_gradients._scale_of", "gradient_scale_off_by_1e_5",
     "a constant printed with five digits in the backward pass",
-    lambda query, scale: _scale_of(query, scale) * (1 + 1e-05), dtypes=WIDE)
-_faulty_gradients(gradients_read_as, "key_and_value_gradients_with_heads_and_length_swapped",
+    lambda query, scale: backend._scale_of(query, scale) * (1 + 1e-05), dtypes=WIDE)
+_faulty_gradients(forms.gradients_read_as, "key_and_value_gradients_with_heads_and_length_swapped",
     "transposed twice, silent where L == H: diffusers#14341",
     lambda gradients: gradients | {name: np.swapaxes(gradients[name], 1, 2) for name in [name for name in ("grad_key",
         "grad_value") if gradients[name].shape[1] == gradients[name].shape[2]]},
@@ -176,9 +153,9 @@ _faulty_gradients("_cap_slope", "softcap_slope_missing", "the backward pass forg
     lambda capped, softcap: np.ones_like(capped), diagnosis="softcap-slope-missing")
 _faulty_gradients("_cap_slope", "softcap_slope_not_squared", "1 - tanh for 1 - tanh^2",
     lambda capped, softcap: np.asarray(1 - capped / softcap), diagnosis="softcap-slope-not-squared")
-_faulty_gradients(of_keys, "key_gradient_of_the_first_64_queries",
+_faulty_gradients(forms.of_keys, "key_gradient_of_the_first_64_queries",
     "the loop over tiles of queries runs once: pytorch#158212's kind",
-    lambda weights, rows: _sum_over_queries(weights[..., :64, :], rows[..., :64, :]), at="grad_key")
+    lambda weights, rows: backend._sum_over_queries(weights[..., :64, :], rows[..., :64, :]), at="grad_key")
 _faulty_gradients(_over_groups, "group_gradient_of_its_first_head",
     "one query head of a group contributes, the others are lost: FlagGems#898",
     lambda grouped: grouped[:, :, 0], at="grad_key", diagnosis="group-gradient-of-first-head")
@@ -189,7 +166,7 @@ _faulty_gradients(_over_groups, "group_gradient_without_its_last_head",
 _faulty_gradients(_over_groups, "group_gradient_averaged", "the mean over a group's query heads for their sum",
     lambda grouped: np.asarray(grouped.mean(axis=2)), at="grad_key", diagnosis="group-gradient-averaged")
 _faulty_gradients(None, "value_gradient_of_groups_summed_as_if_tiled", "dk right, dv by another head map",
-    only("grad_value", {"_sum_heads": group_gradient_summed_as_if_tiled}), at="grad_value",
+    forms.only("grad_value", {"_sum_heads": group_gradient_summed_as_if_tiled}), at="grad_value",
     diagnosis="value-gradient-as-if-tiled")
 _faulty_gradients("_sum_broadcast", "bias_gradient_not_summed",
     "a broadcast bias gets a gradient of the scores' shape: jax#30593, TransformerEngine#2537",
@@ -200,22 +177,22 @@ _faulty_gradients("_sum_broadcast", "bias_gradient_of_the_first_of_a_broadcast_a
     at="grad_bias", diagnosis="bias-gradient-of-first")
 _faulty_gradients("_sum_broadcast", "bias_gradient_summed_over_heads_for_batch",
     "the wrong axis is added up, silent where B == H: TransformerEngine#2537's kind",
-    lambda gradient, bias: _sum_broadcast(np.swapaxes(gradient, 0, 1) if gradient.shape[0] == gradient.shape[1]
+    lambda gradient, bias: backend._sum_broadcast(np.swapaxes(gradient, 0, 1) if gradient.shape[0] == gradient.shape[1]
         else gradient, bias),
     at="grad_bias", diagnosis="bias-gradient-of-batch-for-heads")
 _faulty_gradients("_sum_broadcast", "bias_gradient_averaged", "the mean along broadcast axes for the sum",
-    lambda gradient, bias: np.asarray(_sum_broadcast(gradient,
+    lambda gradient, bias: np.asarray(backend._sum_broadcast(gradient,
         bias) * (bias.size / gradient.size)).astype(gradient.dtype),
     at="grad_bias", diagnosis="bias-gradient-averaged")
 _faulty_gradients("_sum_broadcast", "bias_gradient_zero", "no gradient for the bias: jax#27184, pytorch#148476",
     lambda gradient, bias: np.zeros_like(bias), at="grad_bias", diagnosis="gradient-of-bias-zero")
-_faulty_gradients(bias_logits_read_as, "bias_gradient_scaled",
+_faulty_gradients(forms.bias_logits_read_as, "bias_gradient_scaled",
     "the bias treated as if it were scaled with the scores: TransformerEngine#236's kind",
     lambda call, gradient: np.asarray(gradient * call.factor), at="grad_bias", diagnosis="bias-gradient-scaled")
-_faulty_gradients(bias_logits_read_as, "bias_gradient_through_the_softcap",
+_faulty_gradients(forms.bias_logits_read_as, "bias_gradient_through_the_softcap",
     "the bias treated as if it were capped with the scores: onnx#7865's kind",
     lambda call, gradient: gradient if call.softcap is None
-        else np.asarray(gradient * _cap_slope(call.stages["capped"], call.softcap)),
+        else np.asarray(gradient * backend._cap_slope(call.stages["capped"], call.softcap)),
     at="grad_bias", diagnosis="bias-gradient-through-softcap")
 # fmt: on
 
@@ -223,7 +200,7 @@ _faulty_gradients(bias_logits_read_as, "bias_gradient_through_the_softcap",
 def _without(option: str) -> Steps:
     """Let the backward pass know nothing of an option that masks."""
     neutral = {option: False if option == "is_causal" else None}
-    return weights_remembered(lambda call: weights_made_again(call, allowed_in(call, **neutral)))
+    return forms.weights_remembered(lambda call: forms.weights_made_again(call, forms.allowed_in(call, **neutral)))
 
 
 for _option, _defect in (
@@ -243,15 +220,15 @@ def _causal_off_by(steps: int) -> Steps:
     def weights(call: Call) -> Array:
         if not call.is_causal:
             return call.weights
-        allowed = allowed_in(call, is_causal=False) & (distance(call.weights) <= steps)
-        return weights_again(np.where(allowed, call.unmasked, -np.inf), call.log_sum_exp)
+        allowed = forms.allowed_in(call, is_causal=False) & (forms.distance(call.weights) <= steps)
+        return forms.weights_again(np.where(allowed, call.unmasked, -np.inf), call.log_sum_exp)
 
-    return weights_remembered(weights)
+    return forms.weights_remembered(weights)
 
 
 def _from_log_sum_exp(change: Callable[[Array], Array]) -> Steps:
     """Make the weights from another log_sum_exp."""
-    return weights_remembered(lambda call: weights_again(call.logits, change(call.log_sum_exp)))
+    return forms.weights_remembered(lambda call: forms.weights_again(call.logits, change(call.log_sum_exp)))
 
 
 def _with_empty_rows(number: Callable[[int], float]) -> Steps:
@@ -261,7 +238,7 @@ def _with_empty_rows(number: Callable[[int], float]) -> Steps:
         filled = np.asarray(number(call.weights.shape[-1]), call.weights.dtype)
         return np.where(np.isneginf(call.log_sum_exp), filled, call.weights)
 
-    return weights_remembered(weights)
+    return forms.weights_remembered(weights)
 
 
 def _tiles_kept_in(store: Store) -> Steps:
@@ -271,14 +248,14 @@ def _tiles_kept_in(store: Store) -> Steps:
         total = np.zeros((), weights.dtype)
         for start in range(0, weights.shape[-2], 32):
             tile = slice(start, start + 32)
-            total = store(total + _sum_over_queries(weights[..., tile, :], rows[..., tile, :]))
+            total = store(total + backend._sum_over_queries(weights[..., tile, :], rows[..., tile, :]))
         return total
 
     return {"_sum_over_queries": product}
 
 
 @equivalent(
-    weights_remembered,
+    forms.weights_remembered,
     defect="a clamp that has nothing to clamp",
     proof="No weight is above 1: all exponentials are at least 0, so every rounded partial sum is at least each of "
     "its terms, and a quotient of two numbers of which the divisor is not smaller does not round above 1. NaN stays "
@@ -296,14 +273,15 @@ _faulty_gradients(_causal_off_by, "causal_sees_the_next_key_in_the_backward_pass
 _faulty_gradients(_causal_off_by, "causal_without_its_own_key_in_the_backward_pass",
     "j < i in the backward pass alone: onnxruntime#25927's kind",
     -1, diagnosis="causal-without-own-key-on-the-way-back")
-_faulty_gradients(weights_remembered, "bias_forgotten_in_the_backward_pass",
+_faulty_gradients(forms.weights_remembered, "bias_forgotten_in_the_backward_pass",
     "p made again from scores without the bias: jax#32242's kind",
-    lambda call: call.weights if call.bias is None else weights_again(call.logits - np.where(np.isfinite(call.bias),
+    lambda call: call.weights if call.bias is None else forms.weights_again(call.logits - np.where(np.isfinite(
+        call.bias),
         call.bias, 0), call.log_sum_exp), diagnosis="bias-ignored-on-the-way-back")
-_faulty_gradients(weights_remembered, "softcap_forgotten_in_the_backward_pass",
+_faulty_gradients(forms.weights_remembered, "softcap_forgotten_in_the_backward_pass",
     "p made again from scores that are not capped: vllm#7425's kind",
     lambda call: call.weights if call.softcap is None
-        else weights_again(call.logits - call.stages["capped"] + call.stages["scores"], call.log_sum_exp),
+        else forms.weights_again(call.logits - call.stages["capped"] + call.stages["scores"], call.log_sum_exp),
     diagnosis="softcap-ignored-on-the-way-back")
 _faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_base_two",
     "log2 written, log read: flashinfer#2113",
@@ -317,20 +295,22 @@ _faulty_gradients(_with_empty_rows, "gradient_nan_at_an_empty_row",
 _faulty_gradients(_with_empty_rows, "gradient_uniform_at_an_empty_row",
     "the output is set to 0, the weights of the backward pass are not: keras#21123's kind",
     lambda keys: 1 / keys, diagnosis="empty-rows-uniform")
-_faulty_gradients(weights_remembered, "backward_weights_in_bfloat16", "p is stored in bfloat16 for the backward pass",
+_faulty_gradients(forms.weights_remembered, "backward_weights_in_bfloat16",
+        "p is stored in bfloat16 for the backward pass",
     lambda call: bfloat16(call.weights), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_gradients(weights_remembered, "backward_weights_in_float16", "p is stored in float16 for the backward pass",
+_faulty_gradients(forms.weights_remembered, "backward_weights_in_float16",
+        "p is stored in float16 for the backward pass",
     lambda call: float16(call.weights), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_gradients(delta_read_as, "row_sum_from_an_output_in_bfloat16",
+_faulty_gradients(forms.delta_read_as, "row_sum_from_an_output_in_bfloat16",
     "delta = sum g o from an output that was rounded for storage",
-    lambda call, terms: _row_sum(call.grad_output * bfloat16(call.stages["output"])), dtypes=WIDE,
+    lambda call, terms: backend._row_sum(call.grad_output * bfloat16(call.stages["output"])), dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_gradients(_tiles_kept_in, "gradients_kept_in_bfloat16_between_tiles",
     "dk and dv are added up in the output's type: torch's CPU kernel",
     bfloat16, at="grad_key", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_gradients("_sum_over_queries", "gradient_products_in_tf32",
     "TF32 in the backward pass: pytorch#161022, mlx#3860",
-    lambda weights, rows: _sum_over_queries(tf32(weights), tf32(rows)), at="grad_key",
+    lambda weights, rows: backend._sum_over_queries(tf32(weights), tf32(rows)), at="grad_key",
     dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 # fmt: on
 
@@ -341,8 +321,10 @@ _backward = partial(mutant, "gradients of pairs", dtypes=KERNELS, at="grad_query
 def _again_without(option: str, is_asked: Callable[[Call], bool]) -> Steps:
     """Make the weights again from scores that are masked in another way, where another option is given."""
     neutral = {option: False if option == "is_causal" else None}
-    return weights_remembered(
-        lambda call: weights_made_again(call, allowed_in(call, **neutral)) if is_asked(call) else call.weights
+    return forms.weights_remembered(
+        lambda call: (
+            forms.weights_made_again(call, forms.allowed_in(call, **neutral)) if is_asked(call) else call.weights
+        )
     )
 
 
@@ -354,14 +336,14 @@ for _option, _of, _given, _defect in (
     ("mask", "of_groups", "groups", "p made again without the mask where heads are shared: FlagGems#898's kind"),
 ):
     _backward(partial(_again_without, _option), f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass_{_of}",
-        _defect, GIVEN[_given])
+        _defect, forms.GIVEN[_given])
 # fmt: on
 
 
 def _without_slope(is_asked: Callable[[Call], bool]) -> Steps:
     """Forget the softcap on the way back."""
     missing: Steps = {"_cap_slope": lambda capped, softcap: np.ones_like(capped)}
-    return in_gradients(lambda call: missing if is_asked(call) else {})
+    return forms.in_gradients(lambda call: missing if is_asked(call) else {})
 
 
 def _spread_along(call: Call, axis: int) -> bool:
@@ -377,7 +359,7 @@ def _late_by_a_tile(tile: int) -> Steps:
         query, key = (np.arange(length) // tile for length in weights.shape[-2:])
         return np.where((query[:, np.newaxis] == key) & (key > 0), 0, weights)
 
-    return value_weights_read_as(change)
+    return forms.value_weights_read_as(change)
 
 
 for _tile in (16, 64):
@@ -385,18 +367,18 @@ for _tile in (16, 64):
         "structure: the loop over tiles of queries begins behind the diagonal", _tile, at="grad_value")  # fmt: skip
 
 
-def _zero_from(first: Callable[[int], int]) -> Product:
+def _zero_from(first: Callable[[int], int]) -> forms.Product:
     """Leave the gradient of keys or values at zero from this one on."""
 
     def product(weights: Array, rows: Array) -> Array:
-        gradient = _sum_over_queries(weights, rows)
+        gradient = backend._sum_over_queries(weights, rows)
         gradient[..., first(gradient.shape[-2]) :, :] = 0
         return gradient
 
     return product
 
 
-@_backward(gradients_read_as, at="grad_query", defect="structure: one block of 64 columns is written")
+@_backward(forms.gradients_read_as, at="grad_query", defect="structure: one block of 64 columns is written")
 def query_gradient_beyond_width_64_zero(gradients: Stages) -> Stages:
     gradients["grad_query"][..., 64:] = 0
     return gradients
@@ -409,49 +391,50 @@ _backward(_without_slope, "softcap_slope_missing_behind_a_mask",
     lambda call: "masked" in call.stages, diagnosis="softcap-slope-missing")
 _backward(_without_slope, "softcap_slope_missing_with_a_bias",
     "the biased path forgets the cap on the way back: onnx#7865's kind",
-    GIVEN["bias"], diagnosis="softcap-slope-missing")
-_backward(in_gradients, "query_gradient_scaled_twice_with_a_softcap",
+    forms.GIVEN["bias"], diagnosis="softcap-slope-missing")
+_backward(forms.in_gradients, "query_gradient_scaled_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
-    lambda call: {} if call.softcap is None else {"_weighted_sum": lambda gradient, key: _weighted_sum(gradient,
+    lambda call: {} if call.softcap is None else {"_weighted_sum": lambda gradient, key: backend._weighted_sum(gradient,
         key) * call.factor})
 # Keep the last query of a bias that all share, where causality writes row by row.
-_backward(bias_logits_read_as, "bias_gradient_of_the_last_query_when_causal",
+_backward(forms.bias_logits_read_as, "bias_gradient_of_the_last_query_when_causal",
     "a bias that queries share is written row by row and not added up: jax#30593's kind",
     lambda call, gradient: gradient if not (call.is_causal and _spread_along(call, 2))
         else np.where((np.arange(gradient.shape[-2]) == gradient.shape[-2] - 1)[:, np.newaxis], gradient, 0),
     at="grad_bias")
-_backward(bias_logits_read_as, "bias_gradient_of_the_first_batch_entry_with_key_lengths",
+_backward(forms.bias_logits_read_as, "bias_gradient_of_the_first_batch_entry_with_key_lengths",
     "a bias that batch entries share is not added up: TransformerEngine#2537's kind",
     lambda call, gradient: gradient if call.key_lengths is None or not _spread_along(call, 0)
         else np.where((np.arange(len(gradient)) == 0)[:, np.newaxis, np.newaxis, np.newaxis], gradient, 0),
     at="grad_bias")
-_backward(bias_logits_read_as, "bias_gradient_averaged_in_groups",
+_backward(forms.bias_logits_read_as, "bias_gradient_averaged_in_groups",
     "query heads of a group get the mean of their gradients: FlagGems#898's kind",
-    lambda call, gradient: gradient if not call.has_groups or _spread_along(call, 1) else np.repeat(in_groups(gradient,
+    lambda call, gradient: gradient if not call.has_groups or _spread_along(call, 1) else np.repeat(forms.in_groups(
+        gradient,
         call.key.shape[1]).mean(axis=2), gradient.shape[1] // call.key.shape[1], axis=1).astype(gradient.dtype),
     at="grad_bias")
-_backward(bias_logits_read_as, "bias_gradient_zero_in_a_window",
+_backward(forms.bias_logits_read_as, "bias_gradient_zero_in_a_window",
     "no gradient for the bias where a window is given: jax#27184's kind",
     lambda call, gradient: gradient if call.window is None else np.zeros_like(gradient), at="grad_bias",
     diagnosis="gradient-of-bias-zero")
-_backward(value_weights_read_as, "value_gradient_of_the_first_head_of_causal_groups",
+_backward(forms.value_weights_read_as, "value_gradient_of_the_first_head_of_causal_groups",
     "the causal path reads one head of each group: FlagGems#898's kind",
     lambda call, weights: weights if not call.is_causal or not call.has_groups
         else np.where((np.arange(weights.shape[1]) % (weights.shape[1] // call.key.shape[1]) == 0)[:, np.newaxis,
         np.newaxis], weights, 0),
     at="grad_value")
-_backward(of_keys, "key_gradient_behind_whole_tiles_of_64_zero",
+_backward(forms.of_keys, "key_gradient_behind_whole_tiles_of_64_zero",
     "the last tile of keys is not written: FlagGems#898's kind",
     _zero_from(lambda keys: keys - keys % 64 if keys > 64 else keys), at="grad_key")
 _backward("_sum_over_queries", "key_and_value_gradients_beyond_128_keys_zero",
     "the grid of the backward pass has one tile of 128 keys: pytorch#158212's kind",
     _zero_from(lambda keys: 128), at="grad_key")
-_backward(of_values, "value_gradient_of_the_first_128_queries",
+_backward(forms.of_values, "value_gradient_of_the_first_128_queries",
     "the loop over tiles of queries runs once: pytorch#158212's kind",
-    lambda weights, rows: _sum_over_queries(weights[..., :128, :], rows[..., :128, :]), at="grad_value")
+    lambda weights, rows: backend._sum_over_queries(weights[..., :128, :], rows[..., :128, :]), at="grad_value")
 _backward("attention_gradients._weighted_sum", "query_gradient_of_the_first_128_keys",
     "the loop over tiles of keys runs once: pytorch#158212's kind",
-    lambda gradient, key: _weighted_sum(gradient[..., :128], key[..., :128, :]))
+    lambda gradient, key: backend._weighted_sum(gradient[..., :128], key[..., :128, :]))
 _backward("attention_gradients._row_sum", "row_sum_of_the_gradient_in_the_first_128_keys",
     "the sum over a row ends with its first tile: Odyssey#2134's kind",
     lambda terms: np.asarray(terms[..., :128].sum(axis=-1, keepdims=True)))

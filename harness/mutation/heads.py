@@ -16,15 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import _merge_heads, _project, _repeat_heads, multi_head_attention
-from attncheck.mutation.forms import (
-    bias_read_as,
-    in_attention,
-    inputs_changed,
-    mask_read_as,
-    outputs_read_as,
-    values_read_as,
-    weights_read_as,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, bfloat16, tf32
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Call, Steps, mutant
 from attncheck.spec import PROJECTIONS
@@ -36,13 +28,13 @@ _faulty_grouped = partial(mutant, "grouped", at="raw_scores")
 Three = tuple[Array, Array, Array]
 
 
-@_faulty_heads(outputs_read_as, at="context", defect="zeros for batch > 0: pytorch#139462")
+@_faulty_heads(forms.outputs_read_as, at="context", defect="zeros for batch > 0: pytorch#139462")
 def output_zero_beyond_the_first_batch_entry(output: Array) -> Array:
     output[1:] = 0
     return output
 
 
-@_faulty_value(weights_read_as, at="weights", defect="a single slot of P is lost")
+@_faulty_value(forms.weights_read_as, at="weights", defect="a single slot of P is lost")
 def one_weight_zeroed(weights: Array) -> Array:
     """Zero the weight of the first key of the last row."""
     changed = weights.copy()
@@ -156,9 +148,9 @@ _faulty_heads("_merge_heads", "heads_merged_in_reverse", "the output projection 
     lambda context: _merge_heads(context[:, ::-1]), diagnosis="heads-merged-in-reverse")
 _faulty_heads("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B) read as (B, H): gazelle93#1",
     lambda context: _merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
-_faulty_value(values_read_as, "two_values_swapped", "two rows of the value change places",
+_faulty_value(forms.values_read_as, "two_values_swapped", "two rows of the value change places",
     lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
-_faulty_value(inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
+_faulty_value(forms.inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
     lambda query, key, value: (query, key, value[..., : min(key.shape[-1], value.shape[-1])]))
 _faulty_grouped(_keys, "keys_of_groups_tiled", _TILED, groups_tiled, diagnosis="key-heads-tiled")
 _faulty_grouped(_values, "values_of_groups_tiled", _TILED, groups_tiled, at="context",
@@ -177,12 +169,12 @@ _faulty_grouped(_both, "groups_shifted_by_one_head",
     lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads), diagnosis="groups-one-head-late")
 _faulty_grouped(_both, "groups_of_two_heads", "two query heads per group, whatever their number: HipKittens#22's kind",
     lambda head, kv_heads, group: np.asarray(np.minimum(head // 2, kv_heads - 1)), diagnosis="groups-of-two-heads")
-_faulty_grouped(in_attention, "mask_of_batch_entries_taken_for_groups",
+_faulty_grouped(forms.in_attention, "mask_of_batch_entries_taken_for_groups",
     "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108",
-    lambda call: mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")
-_faulty_grouped(in_attention, "bias_of_batch_entries_taken_for_groups",
+    lambda call: forms.mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")
+_faulty_grouped(forms.in_attention, "bias_of_batch_entries_taken_for_groups",
     "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903's kind",
-    lambda call: bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call)), at="biased")
+    lambda call: forms.bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call)), at="biased")
 # fmt: on
 
 

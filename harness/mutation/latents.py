@@ -9,26 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.backends import numpy_backend
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import LseBase, Norm, Stages
-from attncheck.backends.numpy_backend import (
-    _length,
-    _logarithms_in_base,
-    _mean_of_parts,
-    _merge_heads,
-    _natural_logarithms,
-    _normalize,
-    _of_latents,
-    _rms,
-    _split_heads,
-    _squares,
-    _without_empty_parts,
-    attention,
-    latent_attention,
-    merge_states,
-    normalized_attention,
-    softmax,
-)
 from attncheck.mutation.kernel import Array, bfloat16
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, EVERY, WIDE, Steps, control, mutant, within
 
@@ -45,7 +27,7 @@ def _asked_for(change: Callable[[Given], Given]) -> Steps:
 
     def attend(*arrays: Array, **given: Any) -> Stages:
         call = {**dict(zip(_ARRAYS, arrays, strict=False)), **given}
-        return latent_attention(**{**call, **change(call)})
+        return backend.latent_attention(**{**call, **change(call)})
 
     return {"latent_attention": attend}
 
@@ -89,27 +71,27 @@ def _viewed(weight: Array) -> Array:
 @_faulty_value(_by, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 def mean_of_latents_in_bfloat16(**call: Any) -> Stages:
     """the mean of latent vectors is stored in bfloat16 before W_UV"""
-    stages = latent_attention(**call)
+    stages = backend.latent_attention(**call)
     mean = bfloat16(stages["weights"] @ call["latent"][:, np.newaxis])
     return stages | {"output": np.asarray(mean @ call["value_projection"])}
 
 
 @control("_of_latents", why="keys and values are made of three latent vectors at a time")
 def made_in_chunks(latent: Array, projection: Array) -> Array:
-    parts = [_of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
-    return np.concatenate(parts, axis=2) if parts else _of_latents(latent, projection)
+    parts = [backend._of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
+    return np.concatenate(parts, axis=2) if parts else backend._of_latents(latent, projection)
 
 
 @control(_by, why="the part that is rotated stands in front", name="rotated_part_in_front")
 def _in_front(query_rotary: Array | None = None, key_rotary: Array | None = None, **call: Any) -> Stages:
     if query_rotary is None or key_rotary is None:
-        return latent_attention(**call)
+        return backend.latent_attention(**call)
     names = ("key_projection", "value_projection")
-    key, value = (_of_latents(call["latent"], call[name]) for name in names)
+    key, value = (backend._of_latents(call["latent"], call[name]) for name in names)
     shared = np.broadcast_to(key_rotary[:, np.newaxis], (*key.shape[:-1], key_rotary.shape[-1]))
     query = np.concatenate([query_rotary, call["query"]], axis=-1)
     kept = {name: option for name, option in call.items() if name not in _ARRAYS}
-    return attention(query, np.concatenate([shared, key], axis=-1), value, **kept)
+    return backend.attention(query, np.concatenate([shared, key], axis=-1), value, **kept)
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -178,7 +160,7 @@ def _told_apart(change: Callable[..., Array]) -> Steps:
         def normalize(*arguments: Any) -> Array:
             return change(next(names), *arguments)
 
-        stages: Stages = within(normalized_attention, _normalize=normalize)(*arrays, **given)
+        stages: Stages = within(backend.normalized_attention, _normalize=normalize)(*arrays, **given)
         return stages
 
     return {"normalized_attention": attend}
@@ -186,7 +168,7 @@ def _told_apart(change: Callable[..., Array]) -> Steps:
 
 @_faulty_norm("_normalize", defect="the norm behind the split: vllm-metal#767, mlxcel#316", diagnosis="norm-width")
 def a_head_for_the_full_width(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
-    normalized = _normalize(inputs, None if is_full else weight, norm, epsilon, is_full=False)
+    normalized = backend._normalize(inputs, None if is_full else weight, norm, epsilon, is_full=False)
     if not is_full or weight is None:
         return normalized
     return np.asarray(normalized * weight.reshape(inputs.shape[1], 1, -1))
@@ -195,8 +177,8 @@ def a_head_for_the_full_width(inputs: Array, weight: Array | None, norm: Norm, e
 def _in_order(*, behind: bool) -> Callable[..., Stages]:
     def attend(*arrays: Array, norm_after_rotation: bool = False, **given: Any) -> Stages:
         is_late = behind if given.get("rotary_cos") is not None else norm_after_rotation
-        found = normalized_attention(*arrays, norm_after_rotation=is_late, **given)
-        order = normalized_attention(*arrays, norm_after_rotation=norm_after_rotation, **given)
+        found = backend.normalized_attention(*arrays, norm_after_rotation=is_late, **given)
+        order = backend.normalized_attention(*arrays, norm_after_rotation=norm_after_rotation, **given)
         return {stage: found[stage] for stage in order}
 
     return attend
@@ -229,7 +211,7 @@ def norm_weights_swapped(
     if given.get("norm_over") != "full" or query.shape[1] == key.shape[1]:
         query_norm_weight, key_norm_weight = key_norm_weight, query_norm_weight
     weights: dict[str, Any] = {"query_norm_weight": query_norm_weight, "key_norm_weight": key_norm_weight}
-    return normalized_attention(query, key, value, **weights, **given)
+    return backend.normalized_attention(query, key, value, **weights, **given)
 
 
 @_faulty_norm("_squares", dtypes=("float16",))
@@ -243,11 +225,15 @@ def _by_rows(change: Callable[..., Array]) -> Steps:
     """Normalise rows, of a head or of all heads, in another right way, in float32 where they have 16 bits."""
 
     def normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
-        rows = _merge_heads(inputs) if is_full else inputs
+        rows = backend._merge_heads(inputs) if is_full else inputs
         wide = rows if rows.dtype.itemsize > 2 else rows.astype(np.float32)
-        divisor = _rms(_squares(rows), epsilon) if norm == "rms" else _length(_squares(rows), epsilon)
+        divisor = (
+            backend._rms(backend._squares(rows), epsilon)
+            if norm == "rms"
+            else backend._length(backend._squares(rows), epsilon)
+        )
         found = change(wide, divisor, weight).astype(inputs.dtype)
-        return _split_heads(found, inputs.shape[1]) if is_full else found
+        return backend._split_heads(found, inputs.shape[1]) if is_full else found
 
     return {"_normalize": normalize}
 
@@ -263,13 +249,15 @@ def squares_in_float64(rows: Array) -> Array:
 _faulty_norm("_normalize", "norm_left_out", "the norm is never called: Cerebras/modelzoo#85",
     lambda inputs, *_: inputs, diagnosis="norm-ignored")
 _faulty_norm(_told_apart, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
-    lambda name, inputs, *rest: inputs if name == "query" else _normalize(inputs, *rest), diagnosis="norm-of-key-alone")
+    lambda name, inputs, *rest: inputs if name == "query" else backend._normalize(inputs, *rest),
+        diagnosis="norm-of-key-alone")
 mutant("norms", _told_apart, "norm_of_queries_alone",
     "one of two norms is missed: huggingface/transformers#37620's kind",
-    lambda name, inputs, *rest: inputs if name == "key" else _normalize(inputs, *rest), at="normalized_key",
+    lambda name, inputs, *rest: inputs if name == "key" else backend._normalize(inputs, *rest),
+        at="normalized_key",
     diagnosis="norm-of-query-alone")
 _faulty_norm("_normalize", "full_width_for_a_head", "the model's width for a head's: PaddleFormers#2998",
-    lambda inputs, weight, norm, epsilon, is_full: _normalize(inputs, weight if is_full or weight is None
+    lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs, weight if is_full or weight is None
         else np.tile(weight, inputs.shape[1]), norm, epsilon, is_full=True),
     diagnosis="norm-width")
 _faulty_norm("normalized_attention", "norm_behind_the_rotation",
@@ -288,22 +276,23 @@ _faulty_norm("_length", "epsilon_under_the_root_of_a_length", "sqrt(x.x + epsilo
     lambda squares, epsilon: np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon)),
     diagnosis="norm-epsilon-inside")
 _faulty_norm("_rms", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
-    lambda squares, epsilon: _rms(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
+    lambda squares, epsilon: backend._rms(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
 _faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
     "epsilon is at least 1e-4, so that float16 has it: nntrainer#4318",
-    lambda squares, epsilon: _rms(squares, max(epsilon, 1e-4)), diagnosis="norm-epsilon-at-least-1e-4")
+    lambda squares, epsilon: backend._rms(squares, max(epsilon, 1e-4)), diagnosis="norm-epsilon-at-least-1e-4")
 _faulty_norm("_rms", "epsilon_times_the_largest_square",
     "epsilon is added behind a division by the largest element: apple/coremltools#2821",
     lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True) + epsilon * squares.max(axis=-1,
         keepdims=True, initial=0))))
 _faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
-    lambda squares, epsilon: _length(squares, epsilon), diagnosis="norm-kind")
+    lambda squares, epsilon: backend._length(squares, epsilon), diagnosis="norm-kind")
 _faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
     lambda normalized, weight: np.asarray(normalized * (1 + weight)), diagnosis="norm-weight-plus-one")
 _faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are not loaded",
     lambda normalized, weight: normalized, diagnosis="norm-weight-ignored")
 _faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
-    lambda inputs, weight, norm, epsilon, is_full: _normalize(inputs - inputs.mean(axis=(1, 3) if is_full else 3,
+    lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs - inputs.mean(axis=(1, 3) if is_full
+        else 3,
         keepdims=True), weight, norm, epsilon, is_full), diagnosis="norm-of-differences")
 # fmt: on
 
@@ -319,17 +308,17 @@ def _read_as(natural: Callable[[Array, LseBase], Array]) -> Steps:
 
 def _weighed(weigh: Callable[[Array], Array]) -> Steps:
     """Weigh the parts otherwise, by their natural log-sum-exps (B, H, Lq, N); log_sum_exp is right."""
-    return {"merge_states.softmax": lambda scores: softmax(scores) | {"weights": weigh(scores)}}
+    return {"merge_states.softmax": lambda scores: backend.softmax(scores) | {"weights": weigh(scores)}}
 
 
 def _totalled(total: Callable[[Array], Array]) -> Steps:
     """Return another log_sum_exp, made from the natural ones of the parts."""
-    return {"merge_states.softmax": lambda scores: softmax(scores) | {"log_sum_exp": total(scores)}}
+    return {"merge_states.softmax": lambda scores: backend.softmax(scores) | {"log_sum_exp": total(scores)}}
 
 
 def _softmax_of(change: Callable[[Array], Array]) -> Steps:
     """Take the softmax of other log-sum-exps."""
-    return {"merge_states.softmax": lambda scores: softmax(change(scores))}
+    return {"merge_states.softmax": lambda scores: backend.softmax(change(scores))}
 
 
 def _maximum(scores: Array) -> Array:
@@ -343,7 +332,7 @@ def first_part_in_the_other_base(scores: Array, base: LseBase) -> Array:
     """a prefix in base e meets a suffix in base 2: sglang#40903"""
     factor = np.ones(scores.shape[-1], scores.dtype)
     factor[0] = 1 / _LN2 if base == "2" else _LN2
-    return np.asarray(_natural_logarithms(scores, base) * factor)
+    return np.asarray(backend._natural_logarithms(scores, base) * factor)
 
 
 @_faulty_merge("merge_states.softmax", at="weights", defect="e^L without its maximum: inf / inf, or 0 / 0: trl#7181")
@@ -356,14 +345,14 @@ def parts_merged_without_their_maximum(scores: Array) -> Stages:
 @_faulty_merge("merge_states.softmax", at="weights", diagnosis="empty-rows-nan")
 def nothing_at_all_gives_nan(scores: Array) -> Stages:
     """-inf minus -inf where all parts are empty: flashinfer#4051"""
-    stages = softmax(scores)
+    stages = backend.softmax(scores)
     empty = np.isneginf(scores).all(axis=-1, keepdims=True)
     return stages | {"weights": np.where(empty, np.nan, stages["weights"])}
 
 
 @_faulty_merge("merge_states", at="output", defect="the first part is handed on where all are empty: vllm#39148's kind")
 def first_part_handed_on_where_all_are_empty(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
-    stages = merge_states(outputs, log_sum_exps, lse_base=lse_base)
+    stages = backend.merge_states(outputs, log_sum_exps, lse_base=lse_base)
     empty = np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis]
     return stages | {"output": np.where(empty, outputs[0], stages["output"])}
 
@@ -371,7 +360,7 @@ def first_part_handed_on_where_all_are_empty(outputs: Array, log_sum_exps: Array
 @_faulty_merge(_totalled, at="log_sum_exp")
 def whole_of_nothing_is_plus_infinity(scores: Array) -> Array:
     """a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181"""
-    total = softmax(scores)["log_sum_exp"]
+    total = backend.softmax(scores)["log_sum_exp"]
     return np.where(np.isneginf(total), np.inf, total)
 
 
@@ -384,7 +373,7 @@ def running_log_sum_exp_is_the_larger_one(scores: Array) -> Array:
     weights[..., :1] = ~np.isneginf(running)
     for number in range(1, scores.shape[-1]):
         own = scores[..., number : number + 1]
-        shares = softmax(np.concatenate([running, own], axis=-1))["weights"]
+        shares = backend.softmax(np.concatenate([running, own], axis=-1))["weights"]
         weights[..., :number] *= shares[..., :1]
         weights[..., number : number + 1] = shares[..., 1:]
         running = np.maximum(running, own)
@@ -401,17 +390,20 @@ def _merged_by(merge: Callable[[list[Pair]], Pair]) -> Steps:
     """Merge by a function of the parts, in float32 or wider, their log-sum-exps natural."""
 
     def merge_states(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
-        parts = _without_empty_parts(outputs, log_sum_exps).astype(log_sum_exps.dtype)
-        output, total = merge(list(zip(parts, _natural_logarithms(log_sum_exps, lse_base), strict=True)))
-        return {"log_sum_exp": _logarithms_in_base(total, lse_base), "output": output.astype(outputs.dtype)}
+        parts = backend._without_empty_parts(outputs, log_sum_exps).astype(log_sum_exps.dtype)
+        output, total = merge(list(zip(parts, backend._natural_logarithms(log_sum_exps, lse_base), strict=True)))
+        return {
+            "log_sum_exp": backend._logarithms_in_base(total, lse_base),
+            "output": output.astype(outputs.dtype),
+        }
 
     return {"merge_states": merge_states}
 
 
 def _merged_pair(one: Pair, other: Pair) -> Pair:
     """Merge two parts by a softmax of two."""
-    stages = softmax(np.stack([one[1], other[1]], axis=-1))
-    return _mean_of_parts(stages["weights"], np.stack([one[0], other[0]], axis=-2)), stages["log_sum_exp"]
+    stages = backend.softmax(np.stack([one[1], other[1]], axis=-1))
+    return backend._mean_of_parts(stages["weights"], np.stack([one[0], other[0]], axis=-2)), stages["log_sum_exp"]
 
 
 _right_merge = partial(control, _merged_by, dtypes=EVERY)
@@ -452,9 +444,9 @@ def parts_merged_by_a_logistic_function(parts: list[Pair]) -> Pair:
 @_right_merge(why="weights e^(L_n - L) from an L that was stored, as split decoding combines")
 def parts_weighed_from_the_stored_whole(parts: list[Pair]) -> Pair:
     totals = np.stack([total for _, total in parts], axis=-1)
-    whole = softmax(totals)["log_sum_exp"]
+    whole = backend.softmax(totals)["log_sum_exp"]
     shift = np.where(np.isneginf(whole), 0, whole)[..., np.newaxis]
-    return _mean_of_parts(np.exp(totals - shift), np.stack([output for output, _ in parts], axis=-2)), whole
+    return backend._mean_of_parts(np.exp(totals - shift), np.stack([output for output, _ in parts], axis=-2)), whole
 
 
 @_right_merge(why="exponentials and the logarithm in base 2")
@@ -466,7 +458,7 @@ def parts_merged_in_powers_of_two(parts: list[Pair]) -> Pair:
     weights = powers / np.where(sums == 0, 1, sums)
     with np.errstate(divide="ignore"):
         whole = (highest + np.log2(sums))[..., 0] * _LN2
-    return _mean_of_parts(weights, np.stack([output for output, _ in parts], axis=-2)), whole
+    return backend._mean_of_parts(weights, np.stack([output for output, _ in parts], axis=-2)), whole
 
 
 @_right_merge(why="outputs times e^(L_n - m), added up, and divided at the end")
@@ -483,8 +475,8 @@ def parts_divided_at_the_end(parts: list[Pair]) -> Pair:
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 _faulty_merge(None, "parts_are_always_merged_in_base_two", "log is written and log2 is read: sglang#35045",
-    {"_natural_logarithms": lambda scores, base: _natural_logarithms(scores, "2"), "_logarithms_in_base":
-        lambda scores, base: _logarithms_in_base(scores, "2")},
+    {"_natural_logarithms": lambda scores, base: backend._natural_logarithms(scores, "2"), "_logarithms_in_base":
+        lambda scores, base: backend._logarithms_in_base(scores, "2")},
     diagnosis="lse-base-2")
 _faulty_merge("_logarithms_in_base", "whole_returned_in_base_e",
     "the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
@@ -495,7 +487,7 @@ _faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
 _faulty_merge(_weighed, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
     lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
 _faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much each part weighs",
-    lambda scores: softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
+    lambda scores: backend.softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
     diagnosis="parts-averaged")
 _faulty_merge(_softmax_of, "empty_part_weighs_as_zero", "the logarithm of an empty part's sum is 0: mlx#2608",
     lambda scores: np.where(np.isneginf(scores), 0, scores), diagnosis="empty-part-at-zero")
@@ -510,11 +502,13 @@ _faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in
 _faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
     lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
 _faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
-    lambda scores: np.asarray(softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]), at="log_sum_exp",
+    lambda scores: np.asarray(backend.softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]),
+        at="log_sum_exp",
     diagnosis="log-sum-exp-without-maximum")
 _faulty_merge("_mean_of_parts", "outputs_in_reverse_order",
     "structure: outputs are gathered in the order in which devices answer",
-    lambda weights, parts: _mean_of_parts(weights, parts[..., ::-1, :]), at="output", diagnosis="parts-reversed")
+    lambda weights, parts: backend._mean_of_parts(weights, parts[..., ::-1, :]), at="output",
+        diagnosis="parts-reversed")
 _faulty_merge(_softmax_of, "last_part_not_merged", "structure: one part fewer is merged than there are",
     lambda scores: np.where(np.arange(scores.shape[-1]) < max(scores.shape[-1] - 1, 1), scores,
         -np.inf).astype(scores.dtype),
@@ -524,7 +518,8 @@ _faulty_merge(_softmax_of, "parts_beyond_32_lost", "structure: a warp merges its
     diagnosis="last-part-lost")
 _faulty_merge(_read_as, "heads_and_queries_of_log_sum_exps_confused",
     "(Lq, H) is read as (H, Lq): statistics of kernels have their own layout",
-    lambda scores, base: _natural_logarithms(np.ascontiguousarray(scores).reshape(scores.shape[0], scores.shape[2],
+    lambda scores, base: backend._natural_logarithms(np.ascontiguousarray(scores).reshape(scores.shape[0],
+        scores.shape[2],
         scores.shape[1], scores.shape[3]).swapaxes(1, 2), base),
     diagnosis="log-sum-exps-with-heads-and-queries-confused")
 _faulty_merge(_softmax_of, "log_sum_exps_of_parts_in_bfloat16",
@@ -535,9 +530,10 @@ _faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
     lambda scores: np.asarray(np.maximum(scores, np.asarray(-100, scores.dtype))),
     diagnosis="empty-part-at-minus-100")
 control(_by, "projections_absorbed", "the projections are absorbed: no key and no value is made",
-    numpy_backend.ABSORBED.latent_attention)
+    backend.ABSORBED.latent_attention)
 control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
-    lambda latent, projection: _of_latents(np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:,
+    lambda latent, projection: backend._of_latents(np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(
+        projection[:,
         ::-1])))
 control(_by_rows, "norm_by_reciprocal_root", "the reciprocal of the root is multiplied",
     lambda rows, divisor, weight: np.asarray(rows * (1 / divisor) * (1 if weight is None else weight)))

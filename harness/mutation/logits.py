@@ -8,33 +8,9 @@ from functools import partial
 
 import numpy as np
 
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
-from attncheck.backends.numpy_backend import (
-    _cap,
-    _row_maximum,
-    _row_sum,
-    _scale_of,
-    _softmax_with_sinks,
-    dot_scores,
-    softmax,
-)
-from attncheck.mutation.forms import (
-    averaged,
-    bias_added,
-    bias_dropped,
-    bias_read_as,
-    filled,
-    gradients_read_as,
-    in_attention,
-    inputs_changed,
-    logits_read_as,
-    maximum_read_as,
-    normalised,
-    reciprocal_read_as,
-    sinks_read_as,
-    weights_read_as,
-    with_exponentials,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import (
     Array,
     Store,
@@ -70,12 +46,12 @@ def softcap_before_the_scale(
     query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
 ) -> Stages:
     """the cap bounds raw scores: vllm#7425's kind"""
-    stages = dot_scores(query, key, scale=scale)
+    stages = backend.dot_scores(query, key, scale=scale)
     if softcap is None:
         return stages
-    factor = _scale_of(query, scale)
+    factor = backend._scale_of(query, scale)
     raw = np.divide(stages["scores"], factor) if factor else stages["scores"]
-    return stages | {"capped": _cap(raw, softcap) * factor}
+    return stages | {"capped": backend._cap(raw, softcap) * factor}
 
 
 def _tanh(tanh: Callable[[Array], Array]) -> Steps:
@@ -86,14 +62,14 @@ def _tanh(tanh: Callable[[Array], Array]) -> Steps:
 _faulty_sinks = partial(mutant, "sinks", at="weights")
 
 
-@_faulty_sinks(in_attention, at="weights", diagnosis="sinks-by-key-heads")
+@_faulty_sinks(forms.in_attention, at="weights", diagnosis="sinks-by-key-heads")
 def sinks_read_by_key_heads(call: Call) -> Steps:
     """query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254"""
     group = call.query.shape[1] // call.key.shape[1]
-    return sinks_read_as(lambda sinks: sinks[np.arange(len(sinks)) // group])
+    return forms.sinks_read_as(lambda sinks: sinks[np.arange(len(sinks)) // group])
 
 
-@_faulty_sinks(gradients_read_as, at="grad_sinks", diagnosis="gradient-of-sinks-zero")
+@_faulty_sinks(forms.gradients_read_as, at="grad_sinks", diagnosis="gradient-of-sinks-zero")
 def sinks_without_a_gradient(gradients: Stages) -> Stages:
     """no gradient for the sink: flash-attention#1973"""
     if "grad_sinks" in gradients:
@@ -105,17 +81,18 @@ def sinks_without_a_gradient(gradients: Stages) -> Stages:
 # fmt: off
 _faulty_softcap("_cap", "softcap_ignored", "the argument is not passed on: vllm#7425",
     lambda scores, softcap: scores, diagnosis="softcap-ignored")
-_faulty_softcap(in_attention, "softcap_after_the_mask",
+_faulty_softcap(forms.in_attention, "softcap_after_the_mask",
     "-inf becomes -cap, and masked keys get weights: onnx#7865, onnxruntime#28379",
-    lambda call: {} if call.softcap is None else filled(lambda biased, allowed, masks: np.where(allowed, biased,
+    lambda call: {} if call.softcap is None else forms.filled(lambda biased, allowed, masks: np.where(allowed, biased,
         np.asarray(-call.softcap, biased.dtype))),
     at="masked", diagnosis="softcap-after-masked")
-_faulty_softcap(in_attention, "softcap_after_the_bias", "the bias is capped together with the scores: onnx#7865's kind",
-    lambda call: {} if call.softcap is None else bias_added(lambda scores, bias, masks:
-        _cap(np.asarray(call.stages["scores"] + bias), call.softcap)),
+_faulty_softcap(forms.in_attention, "softcap_after_the_bias",
+        "the bias is capped together with the scores: onnx#7865's kind",
+    lambda call: {} if call.softcap is None else forms.bias_added(lambda scores, bias, masks:
+        backend._cap(np.asarray(call.stages["scores"] + bias), call.softcap)),
     at="biased", diagnosis="softcap-after-biased")
 _faulty_softcap("_cap", "softcap_applied_twice", "by the caller and by the kernel",
-    lambda scores, softcap: _cap(_cap(scores, softcap), softcap), diagnosis="softcap-twice")
+    lambda scores, softcap: backend._cap(backend._cap(scores, softcap), softcap), diagnosis="softcap-twice")
 _faulty_softcap("_cap", "softcap_not_multiplied_back", "tanh(s / c) without the factor c",
     lambda scores, softcap: np.asarray(np.tanh(scores / softcap)), diagnosis="softcap-not-multiplied-back")
 _faulty_softcap("_cap", "softcap_not_divided_by", "c tanh(s) for c tanh(s / c)",
@@ -133,38 +110,39 @@ _faulty_softcap(_tanh, "softcap_in_bfloat16", "tanh evaluated in bfloat16",
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softcap(_tanh, "softcap_tanh_in_float16", "tanh.approx: eleven bits",
     lambda argument: float16(np.tanh(argument)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_softcap(in_attention, "softcap_dropped_when_a_bias_is_given", "a bias takes another path, which knows no cap",
-    lambda call: bias_added(lambda scores, bias, masks: np.asarray(call.stages["scores"] + bias)), at="biased",
+_faulty_softcap(forms.in_attention, "softcap_dropped_when_a_bias_is_given",
+        "a bias takes another path, which knows no cap",
+    lambda call: forms.bias_added(lambda scores, bias, masks: np.asarray(call.stages["scores"] + bias)), at="biased",
     diagnosis="softcap-ignored")
-_faulty_softcap(in_attention, "softcap_dropped_when_something_is_masked",
+_faulty_softcap(forms.in_attention, "softcap_dropped_when_something_is_masked",
     "a mask takes another path, which knows no cap",
-    lambda call: {} if call.bias is not None else filled(lambda biased, allowed, masks: np.where(allowed,
+    lambda call: {} if call.bias is not None else forms.filled(lambda biased, allowed, masks: np.where(allowed,
         call.stages["scores"], -np.inf)),
     at="masked", diagnosis=("softcap-ignored", "fill-minus-infinity"))
-_faulty_bias(in_attention, "bias_scaled_with_scores", "(q k + b) scale for q k scale + b: TransformerEngine#236",
-    lambda call: bias_read_as(lambda bias, scores: np.asarray(bias * call.factor)), diagnosis="bias-scaled")
-_faulty_bias(bias_read_as, "bias_in_the_wrong_base",
+_faulty_bias(forms.in_attention, "bias_scaled_with_scores", "(q k + b) scale for q k scale + b: TransformerEngine#236",
+    lambda call: forms.bias_read_as(lambda bias, scores: np.asarray(bias * call.factor)), diagnosis="bias-scaled")
+_faulty_bias(forms.bias_read_as, "bias_in_the_wrong_base",
     "an exp2 kernel forgot log2(e) on the bias: segment-anything-fast#71",
     lambda bias, scores: np.asarray(bias * math.log(2)), diagnosis="bias-times-ln2")
-_faulty_bias(bias_read_as, "bias_of_heads_taken_for_batch",
+_faulty_bias(forms.bias_read_as, "bias_of_heads_taken_for_batch",
     "(H, Lq, Lk) read as (B, Lq, Lk) where B == H: mlx-lm#1903, onnx#8108",
     lambda bias, scores: bias.swapaxes(0, 1) if (bias.ndim == 4 and bias.shape[0] == 1
         and (bias.shape[1] == scores.shape[1])) and scores.shape[0] == scores.shape[1] else bias,
     diagnosis="bias-of-batch-for-heads")
-_faulty_bias(bias_dropped, "bias_dropped_when_a_mask_is_given",
+_faulty_bias(forms.bias_dropped, "bias_dropped_when_a_mask_is_given",
     "only one of mask and bias is used: onnxruntime#14363's kind",
     lambda masks: masks["mask"] is not None, diagnosis="bias-ignored")
-_faulty_bias(filled, "bias_added_after_a_finite_mask",
+_faulty_bias(forms.filled, "bias_added_after_a_finite_mask",
     "-1e4 first, then a bias that can lift it: Automodel#2658's planes",
     lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(-10000.0, biased.dtype) + (np.zeros((),
         biased.dtype) if masks["bias"] is None else masks["bias"])),
     at="masked", diagnosis="masked-at-minus-1e4")
-_faulty_sinks(sinks_read_as, "sinks_counted_twice",
+_faulty_sinks(forms.sinks_read_as, "sinks_counted_twice",
     "each of two splits of the keys counts the sink: rocm-libraries#12229",
     lambda sinks: np.asarray(sinks + math.log(2)), diagnosis="sinks-twice")
-_faulty_sinks(in_attention, "sinks_scaled_with_scores",
+_faulty_sinks(forms.in_attention, "sinks_scaled_with_scores",
     "the sink is scaled as the scores are: rocm-libraries#12229's kind",
-    lambda call: sinks_read_as(lambda sinks: np.asarray(sinks * call.factor)), diagnosis="sinks-scaled")
+    lambda call: forms.sinks_read_as(lambda sinks: np.asarray(sinks * call.factor)), diagnosis="sinks-scaled")
 # fmt: on
 
 
@@ -206,9 +184,9 @@ def _over_axis(axis: int) -> Steps:
 
     def normalise(logits: Array) -> Stages:
         turned = np.swapaxes(logits, axis, -1)
-        return softmax(logits) | {"weights": np.swapaxes(softmax(turned)["weights"], axis, -1)}
+        return backend.softmax(logits) | {"weights": np.swapaxes(backend.softmax(turned)["weights"], axis, -1)}
 
-    return normalised(normalise)
+    return forms.normalised(normalise)
 
 
 # fmt: off
@@ -219,19 +197,19 @@ for _axis, _which, _where in ((-2, "queries", "annotated_deep_learning#146"), (1
 # fmt: on
 
 
-@_faulty_softmax(normalised, at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
+@_faulty_softmax(forms.normalised, at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
 def log_sum_exp_without_maximum(logits: Array) -> Stages:
     """log of the shifted sum alone"""
-    stages, exponentials = with_exponentials(logits)
-    maximum = _row_maximum(logits)
-    total = np.where(maximum == -np.inf, 1, _row_sum(exponentials))
+    stages, exponentials = forms.with_exponentials(logits)
+    maximum = backend._row_maximum(logits)
+    total = np.where(maximum == -np.inf, 1, backend._row_sum(exponentials))
     return stages | {"log_sum_exp": np.where(np.isinf(maximum), maximum, np.log(total))[..., 0]}
 
 
-@_faulty_softmax(normalised, at="log_sum_exp", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+@_faulty_softmax(forms.normalised, at="log_sum_exp", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 def log_sum_exp_in_float16(logits: Array) -> Stages:
     """statistics kept in 16 bits"""
-    stages = softmax(logits)
+    stages = backend.softmax(logits)
     return stages | {"log_sum_exp": float16(stages["log_sum_exp"])}
 
 
@@ -241,7 +219,7 @@ def _total(total: Callable[[Array], Array]) -> Steps:
 
 
 def _plus(epsilon: float) -> Steps:
-    return _total(lambda exponentials: np.asarray(_row_sum(exponentials) + epsilon))
+    return _total(lambda exponentials: np.asarray(backend._row_sum(exponentials) + epsilon))
 
 
 _EPSILON = "an epsilon against division by zero"
@@ -267,14 +245,14 @@ equivalent(
 
 
 @equivalent(
-    normalised,
+    forms.normalised,
     defect="a clamp that has nothing to clamp",
     proof="All terms are at least 0, so every rounded partial sum is at least each of its terms (rounding is "
     "monotone), and a quotient of two numbers of which the divisor is not smaller does not round above 1. NaN stays "
     "NaN.",
 )
 def weights_clipped_at_one(logits: Array) -> Stages:
-    stages = softmax(logits)
+    stages = backend.softmax(logits)
     return stages | {"weights": np.minimum(stages["weights"], 1)}
 
 
@@ -295,11 +273,12 @@ def _accumulated(store: Store) -> Steps:
 
 # fmt: off
 for _name, _defect, _store, _form, _at in (
-    ("weights_in_bfloat16", "P is stored in bfloat16 before P V", bfloat16, weights_read_as, "weights"),
-    ("weights_in_float16", "P is stored in float16 before P V: pytorch#158979's reference", float16, weights_read_as,
+    ("weights_in_bfloat16", "P is stored in bfloat16 before P V", bfloat16, forms.weights_read_as, "weights"),
+    ("weights_in_float16", "P is stored in float16 before P V: pytorch#158979's reference", float16,
+        forms.weights_read_as,
         "weights"),
-    ("weights_in_tf32", "P V in TF32: pytorch#161022", tf32, weights_read_as, "weights"),
-    ("weights_truncated_to_bfloat16", "a shift for a rounding conversion", truncated_bfloat16, weights_read_as,
+    ("weights_in_tf32", "P V in TF32: pytorch#161022", tf32, forms.weights_read_as, "weights"),
+    ("weights_truncated_to_bfloat16", "a shift for a rounding conversion", truncated_bfloat16, forms.weights_read_as,
         "weights"),
     ("values_accumulated_in_float16", "P V with float16 running sums: metal-flash-attention#8", float16, _accumulated,
         "context"),
@@ -311,17 +290,17 @@ for _name, _defect, _store, _form, _at in (
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_softmax(maximum_read_as, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
-    lambda logits: np.zeros_like(_row_maximum(logits)))
-_faulty_softmax(in_attention, "maximum_over_masked_keys",
+_faulty_softmax(forms.maximum_read_as, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
+    lambda logits: np.zeros_like(backend._row_maximum(logits)))
+_faulty_softmax(forms.in_attention, "maximum_over_masked_keys",
     "the maximum includes what is masked: everything kept underflows",
-    lambda call: {"_softmax_with_sinks": within(_softmax_with_sinks, **maximum_read_as(lambda logits:
-        _row_maximum(call.unmasked)))})
-_faulty_softmax(maximum_read_as, "maximum_starts_at_zero",
+    lambda call: {"_softmax_with_sinks": within(backend._softmax_with_sinks, **forms.maximum_read_as(lambda logits:
+        backend._row_maximum(call.unmasked)))})
+_faulty_softmax(forms.maximum_read_as, "maximum_starts_at_zero",
     "the running maximum starts at 0: rows far below it underflow",
-    lambda logits: np.maximum(_row_maximum(logits), 0))
-_faulty_softmax(maximum_read_as, "maximum_starts_at_minus_5e4", "a finite sentinel for -inf: flashinfer#4267",
-    lambda logits: np.asarray(np.maximum(_row_maximum(logits), np.asarray(-5e4, logits.dtype))))
+    lambda logits: np.maximum(backend._row_maximum(logits), 0))
+_faulty_softmax(forms.maximum_read_as, "maximum_starts_at_minus_5e4", "a finite sentinel for -inf: flashinfer#4267",
+    lambda logits: np.asarray(np.maximum(backend._row_maximum(logits), np.asarray(-5e4, logits.dtype))))
 _faulty_softmax(_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
     lambda shifted: np.asarray(np.exp2(shifted * 1.4427)), dtypes=WIDE)
 _faulty_softmax(_exponential, "exp_in_float16", "exp evaluated in float16",
@@ -330,7 +309,7 @@ _faulty_softmax(_exponential, "exp_in_bfloat16", "exp rounded to bfloat16",
     lambda shifted: bfloat16(np.exp(shifted)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softmax(_exponential, "exp_floored_at_minus_20", "a clamp keeps weights of 2e-9 alive",
     lambda shifted: np.asarray(np.exp(np.where(np.isfinite(shifted), np.maximum(shifted, -20), shifted))))
-_faulty_softmax(logits_read_as, "logits_clipped_at_60", "a clamp against overflow levels the largest logits",
+_faulty_softmax(forms.logits_read_as, "logits_clipped_at_60", "a clamp against overflow levels the largest logits",
     lambda logits: np.asarray(np.minimum(logits, np.asarray(60, logits.dtype))))
 _faulty_softmax("_softmax_with_sinks.np", "log_sum_exp_in_base_two", "log2 for log: flashinfer#2113, sglang#35045",
     numpy_with(log=np.log2), at="log_sum_exp", diagnosis="log-sum-exp-mixed-base")
@@ -341,15 +320,15 @@ _faulty_denominator(_total, "sum_accumulated_in_bfloat16", "the row sum sticks a
     lambda exponentials: sequential_sum(exponentials, bfloat16), dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_denominator(_total, "sum_in_float32", "float64 in, float32 statistics: jax#37422, jax#34114",
-    lambda exponentials: float32(_row_sum(float32(exponentials))), dtypes=("float64",),
+    lambda exponentials: float32(backend._row_sum(float32(exponentials))), dtypes=("float64",),
     diagnosis="accuracy-of-float32")
-_faulty_denominator(reciprocal_read_as, "reciprocal_in_tf32", "an approximate reciprocal without a Newton step",
+_faulty_denominator(forms.reciprocal_read_as, "reciprocal_in_tf32", "an approximate reciprocal without a Newton step",
     lambda total: tf32(1 / total), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_denominator(_total, "sum_without_its_smallest_terms", "terms below 1e-4 are skipped as negligible",
-    lambda exponentials: _row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE)
-_faulty_precision(weights_read_as, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
+    lambda exponentials: backend._row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE)
+_faulty_precision(forms.weights_read_as, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
     lambda weights: np.where(weights < 1e-05, 0, weights), dtypes=WIDE)
-_faulty_precision(inputs_changed, "inputs_in_float32",
+_faulty_precision(forms.inputs_changed, "inputs_in_float32",
     "float64 attention computed from float32 inputs: jax#37422's kind",
     lambda query, key, value: (float32(query), float32(key), float32(value)),
     at="raw_scores", dtypes=("float64",), diagnosis="accuracy-of-float32")
@@ -359,29 +338,29 @@ _faulty_precision(inputs_changed, "inputs_in_float32",
 _valued = partial(mutant, "special values", dtypes=KERNELS, at="biased")
 
 
-@_valued(normalised, at="weights", defect="a row of finfo.min gives NaN: pytorch#109517, #110213")
+@_valued(forms.normalised, at="weights", defect="a row of finfo.min gives NaN: pytorch#109517, #110213")
 def row_of_least_finite_numbers_is_nan(logits: Array) -> Stages:
     """Subtract a row's maximum that is itself minus infinity."""
-    stages, maximum = softmax(logits), _row_maximum(logits)
+    stages, maximum = backend.softmax(logits), backend._row_maximum(logits)
     is_lost = (maximum <= np.finfo(logits.dtype).min / 2) & ~np.isneginf(maximum)
     return stages | {"weights": np.where(is_lost, np.nan, stages["weights"]).astype(logits.dtype)}
 
 
 @_valued(
-    logits_read_as,
+    forms.logits_read_as,
     at="weights",
     defect="structure: the maximum's place is kept, and its equals in later tiles are left out",
 )
 def far_ties_of_the_maximum_forgotten(logits: Array) -> Array:
     """Forget a maximum that comes again 16 keys later or more."""
     keys = np.arange(logits.shape[-1])
-    is_largest = (logits == _row_maximum(logits)) & np.isfinite(logits)
+    is_largest = (logits == backend._row_maximum(logits)) & np.isfinite(logits)
     first = is_largest.argmax(axis=-1)[..., np.newaxis] if logits.shape[-1] else np.zeros((), int)
     return np.where(is_largest & (keys >= first + 16), -np.inf, logits)
 
 
 @_valued(
-    logits_read_as,
+    forms.logits_read_as,
     at="weights",
     defect="structure: a tile is read where its maximum is above the running one, and otherwise where it is below",
 )
@@ -391,9 +370,9 @@ def tile_with_an_equal_maximum_skipped(logits: Array) -> Array:
     seen = []
     for start in range(0, logits.shape[-1], 16):
         part = logits[..., start : start + 16]
-        is_skipped = (_row_maximum(part) == running) & np.isfinite(running)
+        is_skipped = (backend._row_maximum(part) == running) & np.isfinite(running)
         seen.append(np.where(is_skipped, -np.inf, part).astype(part.dtype))
-        running = np.maximum(running, _row_maximum(part))
+        running = np.maximum(running, backend._row_maximum(part))
     return np.concatenate(seen, axis=-1) if seen else logits
 
 
@@ -401,12 +380,12 @@ def _nan_from_a_first_tile(tile: int) -> Steps:
     """Let exp(-inf - -inf) of a first tile that is wholly masked reach the row, where a later one has keys."""
 
     def normalise(logits: Array) -> Stages:
-        stages = softmax(logits)
-        first, rest = _row_maximum(logits[..., :tile]), _row_maximum(logits[..., tile:])
+        stages = backend.softmax(logits)
+        first, rest = backend._row_maximum(logits[..., :tile]), backend._row_maximum(logits[..., tile:])
         is_lost = np.isneginf(first) & ~np.isneginf(rest)
         return stages | {"weights": np.where(is_lost, np.nan, stages["weights"]).astype(logits.dtype)}
 
-    return normalised(normalise)
+    return forms.normalised(normalise)
 
 
 for _tile in (16, 64):
@@ -416,11 +395,11 @@ for _tile in (16, 64):
 
 def _by_unmasked(change: Callable[[Array, Array], Array]) -> Steps:
     """Take the softmax of other logits, ``change(logits, unmasked)``; a softmax alone has masked nothing."""
-    alone = logits_read_as(lambda logits: change(logits, logits))
-    return alone | in_attention(lambda call: logits_read_as(lambda logits: change(logits, call.unmasked)))
+    alone = forms.logits_read_as(lambda logits: change(logits, logits))
+    return alone | forms.in_attention(lambda call: forms.logits_read_as(lambda logits: change(logits, call.unmasked)))
 
 
-@_valued(averaged, at="context", defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind")
+@_valued(forms.averaged, at="context", defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind")
 def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array:
     """Let a NaN in the scores of one query reach the one before it, which shares a register."""
     output = weights @ value
@@ -430,18 +409,18 @@ def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_valued(bias_read_as, "negative_zero_in_a_bias_forbids",
+_valued(forms.bias_read_as, "negative_zero_in_a_bias_forbids",
     "structure: a bias is compared by its bits, and the sign bit alone is the least integer",
     lambda bias, scores: np.where((bias == 0) & np.signbit(bias), -np.inf, bias).astype(bias.dtype))
 # Add what forbids a second time: the least finite number becomes minus infinity.
-_valued(bias_read_as, "least_finite_bias_added_twice",
+_valued(forms.bias_read_as, "least_finite_bias_added_twice",
     "finfo.min + finfo.min is minus infinity: Automodel#2658, transformers#31303",
     lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, bias + bias, bias))
-_valued(bias_read_as, "least_finite_bias_forbids",
+_valued(forms.bias_read_as, "least_finite_bias_forbids",
     "finfo.min is taken for minus infinity, and a row of it for an empty one: pytorch#109517's kind",
     lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, -np.inf, bias).astype(bias.dtype))
 # Take a row whose scores are all zero for padding.
-_valued(averaged, "rows_of_zero_scores_taken_for_padding",
+_valued(forms.averaged, "rows_of_zero_scores_taken_for_padding",
     "structure: a query of zeros is padding, and its output is not computed",
     lambda logits, weights, value: np.where((np.where(np.isneginf(logits), 0, logits) == 0).all(axis=-1,
         keepdims=True) & (logits.shape[-1] > 1), 0, weights @ value).astype(value.dtype),

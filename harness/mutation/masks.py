@@ -12,31 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.backends.numpy_backend import (
-    _cap,
-    _row_sum,
-    _softmax_with_sinks,
-    _weighted_sum,
-    mask_scores,
-    multi_head_attention,
-)
-from attncheck.mutation.forms import (
-    NO_RULES,
-    Masks,
-    allowed_in,
-    allowed_keys,
-    both,
-    causal_keys,
-    dropped,
-    filled,
-    in_attention,
-    mask_read_as,
-    masks_read_as,
-    rows_read_as,
-    value_weights_read_as,
-    weights_where_allowed,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import KERNELS, WIDE, Call, Steps, control, mutant, within
 
@@ -44,11 +22,11 @@ _faulty_masks = partial(mutant, "masks", at="masked")
 _faulty_empty_rows = partial(mutant, "empty rows", at="weights")
 
 
-def _dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
-    return dropped("mask", unwanted)
+def _dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
+    return forms.dropped("mask", unwanted)
 
 
-@_faulty_masks(mask_read_as, at="masked", diagnosis="mask-transposed")
+@_faulty_masks(forms.mask_read_as, at="masked", diagnosis="mask-transposed")
 def mask_transposed_where_square(mask: Array, scores: Array) -> Array:
     """queries and keys swapped, silent where Lq == Lk: keras#21483"""
     queries, keys = scores.shape[-2:]
@@ -57,14 +35,16 @@ def mask_transposed_where_square(mask: Array, scores: Array) -> Array:
 
 def _filled_with(number: Callable[[Array], float]) -> Steps:
     """Give what is masked a number."""
-    return filled(lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(number(biased), biased.dtype)))
+    return forms.filled(
+        lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(number(biased), biased.dtype))
+    )
 
 
 def _only(convention: EmptyRows) -> Steps:
     """Know no convention but this one, and give zeros for all others."""
 
     def normalise(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        return _softmax_with_sinks(scores, sinks, empty_rows if empty_rows == convention else "zero")
+        return backend._softmax_with_sinks(scores, sinks, empty_rows if empty_rows == convention else "zero")
 
     return {"_softmax_with_sinks": normalise}
 
@@ -76,12 +56,12 @@ def _is_filled(logits: Array, seen: Array) -> Array:
 
 def _uniform_rows(change: Callable[[Array, Array], Array]) -> Steps:
     """Do so where rows are to be uniform."""
-    return rows_read_as(change, lambda empty_rows: empty_rows == "uniform")
+    return forms.rows_read_as(change, lambda empty_rows: empty_rows == "uniform")
 
 
 def _unmasked_rows(steps_of: Callable[[Call], Steps]) -> Steps:
     """Do so in attention; a softmax alone has no scores but those of -inf."""
-    return _only("nan") | in_attention(steps_of)
+    return _only("nan") | forms.in_attention(steps_of)
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -91,19 +71,20 @@ _faulty_masks(_dropped_if, "mask_dropped_when_a_bias_is_given",
     lambda masks: masks["bias"] is not None, diagnosis="mask-ignored")
 _faulty_masks(_dropped_if, "mask_dropped_when_causal", "causality replaces padding: onnxruntime#14363",
     lambda masks: bool(masks["is_causal"]), diagnosis="mask-ignored")
-_faulty_masks(masks_read_as, "mask_or_causal", "either may allow, where both must",
-    lambda scores, masks: {} if masks["mask"] is None or not masks["is_causal"] else {**NO_RULES, "mask":
-        masks["mask"] | allowed_keys(scores, masks | {"mask": None})}, diagnosis="mask-or-causality")
-_faulty_masks(mask_read_as, "padding_on_the_query_axis",
+_faulty_masks(forms.masks_read_as, "mask_or_causal", "either may allow, where both must",
+    lambda scores, masks: {} if masks["mask"] is None or not masks["is_causal"] else {**forms.NO_RULES, "mask":
+        masks["mask"] | forms.allowed_keys(scores, masks | {"mask": None})}, diagnosis="mask-or-causality")
+_faulty_masks(forms.mask_read_as, "padding_on_the_query_axis",
     "padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
     lambda mask, scores: mask_transposed_where_square(mask, scores) if mask.ndim >= 2 and mask.shape[-2] == 1 else mask,
     diagnosis="mask-transposed")
-_faulty_masks(mask_read_as, "mask_of_batch_taken_for_heads",
+_faulty_masks(forms.mask_read_as, "mask_of_batch_taken_for_heads",
     "(B, 1, ..) read as (1, H, ..) where B == H: mlx-lm#1903, onnx#8108",
     lambda mask, scores: mask.swapaxes(0, 1) if mask.ndim == 4 and scores.shape[0] == scores.shape[1] else mask,
     diagnosis="mask-of-batch-for-heads")
 # Let a group of four keys be attended as soon as one of them may be.
-_faulty_masks(mask_read_as, "mask_rounded_up_to_four_keys", "a tile is masked as a whole or not at all: tt-metal#41215",
+_faulty_masks(forms.mask_read_as, "mask_rounded_up_to_four_keys",
+        "a tile is masked as a whole or not at all: tt-metal#41215",
     lambda mask, scores: np.repeat(np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0,
         -mask.shape[-1] % 4)]).reshape(*mask.shape[:-1], -1, 4).any(axis=-1), 4, axis=-1)[..., : mask.shape[-1]])
 _faulty_masks(_filled_with, "mask_filled_with_minus_1e4",
@@ -120,31 +101,33 @@ _faulty_masks(_filled_with, "mask_filled_with_minus_1e_minus_9", "a typo for -1e
     lambda biased: -1e-09)
 _faulty_masks(_filled_with, "mask_multiplied_to_scores", "scores * mask leaves masked keys at 0", lambda biased: 0.0,
     diagnosis="masked-at-zero")
-_faulty_masks(filled, "mask_added_as_zero_and_one",
+_faulty_masks(forms.filled, "mask_added_as_zero_and_one",
     "a boolean mask converted to numbers and added: torch's float masks",
     lambda biased, allowed, masks: np.asarray(biased + allowed.astype(biased.dtype)), diagnosis="mask-added")
 # Only where a mask and causality come together: alone, either is a plain -inf in the reference this is taken from.
-_faulty_masks(filled, "mask_times_minus_infinity", "(1 - mask) * -inf = NaN at kept slots: onnx 1.19.1's reference",
+_faulty_masks(forms.filled, "mask_times_minus_infinity",
+        "(1 - mask) * -inf = NaN at kept slots: onnx 1.19.1's reference",
     lambda biased, allowed, masks: np.where(allowed, biased * (np.nan if masks["mask"] is not None
         and masks["is_causal"] else 1), -np.inf).astype(biased.dtype), diagnosis="fill-minus-infinity")
 _faulty_masks(None, "mask_after_softmax", "weights * mask, not renormalised: vigg_ribonanza#1",
-    filled(lambda biased, allowed, masks: biased) | weights_where_allowed(0.0),
+    forms.filled(lambda biased, allowed, masks: biased) | forms.weights_where_allowed(0.0),
     diagnosis=("weights-not-renormalised", "mask-ignored", "causality-ignored"))
-_faulty_masks(weights_where_allowed, "masked_weights_leak_1e_10", "a masked weight is tiny, not zero",
+_faulty_masks(forms.weights_where_allowed, "masked_weights_leak_1e_10", "a masked weight is tiny, not zero",
     1e-10, at="weights", dtypes=WIDE)
 _faulty_empty_rows(_only, "uniform_rows_are_zero", "the convention that is asked for is not looked at",
     "nan", diagnosis="empty-rows-zero")
 _faulty_empty_rows(_only, "nan_rows_are_zero", "NaN replaced by zeros where NaN is asked for: pytorch#141128",
     "uniform", diagnosis="empty-rows-zero")
 # where the length is 0 there is nothing to take the mean of
-_faulty_empty_rows(in_attention, "uniform_rows_within_the_length",
+_faulty_empty_rows(forms.in_attention, "uniform_rows_within_the_length",
     "the mean of the keys that are no padding, not of all keys",
-    lambda call: rows_read_as(lambda logits, seen: np.where(_is_filled(logits, seen) & ~allowed_keys(logits,
+    lambda call: forms.rows_read_as(lambda logits, seen: np.where(_is_filled(logits, seen) & ~forms.allowed_keys(logits,
         {"key_lengths": call.key_lengths}), -np.inf, seen)) if call.empty_rows == "uniform" else {},
     diagnosis="empty-rows-zero")
 _faulty_empty_rows(_uniform_rows, "uniform_rows_up_to_the_query",
     "the mean of the keys up to the query's own position, as if causality still held",
-    lambda logits, seen: np.where(_is_filled(logits, seen) & ~allowed_keys(logits, {"is_causal": True}), -np.inf, seen))
+    lambda logits, seen: np.where(_is_filled(logits, seen) & ~forms.allowed_keys(logits, {"is_causal": True}), -np.inf,
+        seen))
 _faulty_empty_rows(_unmasked_rows, "uniform_rows_weigh_what_was_masked",
     "a number subtracted from masked scores, not put in their place: keras.layers.Attention in float64",
     lambda call: _uniform_rows(lambda logits, seen: np.where(_is_filled(logits, seen), call.scores, seen)),
@@ -152,10 +135,10 @@ _faulty_empty_rows(_unmasked_rows, "uniform_rows_weigh_what_was_masked",
 _faulty_empty_rows(_uniform_rows, "uniform_rows_take_the_first_key",
     "a row's maximum that starts at the first score: the whole weight on one key",
     lambda logits, seen: np.where(_is_filled(logits, seen) & ~(np.arange(logits.shape[-1]) == 0), -np.inf, seen))
-_faulty_empty_rows(rows_read_as, "nan_rows_spread_through_the_head",
+_faulty_empty_rows(forms.rows_read_as, "nan_rows_spread_through_the_head",
     "NaN in every query of a head in which one has no key: pytorch#160064",
     lambda logits, seen: np.where(np.isnan(seen).any(axis=(-2, -1), keepdims=True), np.nan, seen))
-_faulty_empty_rows(value_weights_read_as, "uniform_rows_give_values_no_gradient",
+_faulty_empty_rows(forms.value_weights_read_as, "uniform_rows_give_values_no_gradient",
     "the backward pass skips a row whose keys are all masked, though the forward pass averaged its values",
     lambda call, weights: np.where(_is_filled(call.masked, call.logits), np.zeros((), weights.dtype), weights),
     at="grad_value", diagnosis="empty-rows-zero")
@@ -165,33 +148,33 @@ _faulty_empty_rows(value_weights_read_as, "uniform_rows_give_values_no_gradient"
 _faulty_fill = partial(mutant, "mask fills", at="masked")
 
 
-def _placed(place: Callable[[Array, Array, Array, Masks], Array]) -> Steps:
+def _placed(place: Callable[[Array, Array, Array, forms.Masks], Array]) -> Steps:
     """Put a fill in place in another way, where there is one: ``place(biased, allowed, fill, masks)``."""
 
-    def fill(biased: Array, allowed: Array, masks: Masks) -> Array:
+    def fill(biased: Array, allowed: Array, masks: forms.Masks) -> Array:
         if masks["mask_fill"] is None:
             return np.where(allowed, biased, np.asarray(-np.inf, biased.dtype))
         return place(biased, allowed, np.asarray(masks["mask_fill"], biased.dtype), masks)
 
-    return filled(fill)
+    return forms.filled(fill)
 
 
 def _fill_read_as(change: Callable[[float], float | None]) -> Steps:
     """Take the fill for another one."""
 
-    def changed(scores: Array, masks: Masks) -> Masks:
+    def changed(scores: Array, masks: forms.Masks) -> forms.Masks:
         return {} if masks["mask_fill"] is None else {"mask_fill": change(masks["mask_fill"])}
 
-    return masks_read_as(changed)
+    return forms.masks_read_as(changed)
 
 
 @_faulty_fill(_placed)
-def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: Masks) -> Array:
+def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: forms.Masks) -> Array:
     """mask and causality are filled one after the other, and the fills add up: transformers#31035"""
     if masks["mask"] is None or not masks["is_causal"]:
         return np.where(allowed, biased, fill)
-    by_mask = allowed_keys(biased, {**NO_RULES, "mask": masks["mask"]})
-    by_rules = allowed_keys(biased, {**masks, "mask": None})
+    by_mask = forms.allowed_keys(biased, {**forms.NO_RULES, "mask": masks["mask"]})
+    by_rules = forms.allowed_keys(biased, {**masks, "mask": None})
     return np.where(by_mask | by_rules, np.where(allowed, biased, fill), fill + fill)
 
 
@@ -203,16 +186,16 @@ def _fill_of_call(change: Callable[[Call, float], float]) -> Steps:
             return {}
         return {"mask_scores": lambda scores, **given: _masked(scores, given, change(call, call.mask_fill))}
 
-    return in_attention(steps)
+    return forms.in_attention(steps)
 
 
-def _masked(scores: Array, given: Masks, fill: float) -> dict[str, Array]:
-    return mask_scores(scores, **{**given, "mask_fill": fill})
+def _masked(scores: Array, given: forms.Masks, fill: float) -> dict[str, Array]:
+    return backend.mask_scores(scores, **{**given, "mask_fill": fill})
 
 
 def _where_filled(steps_of: Callable[[Call, Array], Steps]) -> Steps:
     """Replace steps of attention where fills stand beside scores: ``steps_of(call, kept)``."""
-    return in_attention(lambda call: {} if call.mask_fill is None else steps_of(call, allowed_in(call)))
+    return forms.in_attention(lambda call: {} if call.mask_fill is None else steps_of(call, forms.allowed_in(call)))
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -234,7 +217,7 @@ _faulty_fill(_placed, "fill_as_an_upper_limit", "the lesser of score and fill: a
     lambda biased, allowed, fill, masks: np.where(allowed, biased, np.minimum(biased, fill)))
 _faulty_fill(_placed, "fill_for_the_mask_alone",
     "the fill is for the mask alone: causality and lengths are minus infinity",
-    lambda biased, allowed, fill, masks: np.where(allowed_keys(biased, {**masks, "mask": None}), np.where(allowed,
+    lambda biased, allowed, fill, masks: np.where(forms.allowed_keys(biased, {**masks, "mask": None}), np.where(allowed,
         biased, fill), np.asarray(-np.inf, biased.dtype)))
 _faulty_fill(_placed, "fill_in_front_of_the_bias", "the bias comes behind the mask, and moves the fill",
     lambda biased, allowed, fill, masks: np.where(allowed, biased, fill + np.asarray(0 if masks["bias"] is None
@@ -243,21 +226,22 @@ _faulty_fill(_fill_of_call, "fill_scaled", "masked before the scores are scaled"
     lambda call, fill: fill * call.factor, diagnosis="fill-scaled")
 _faulty_fill(_fill_of_call, "fill_held_back_by_the_softcap",
     "the softcap comes behind the mask, and holds the fill back: onnx#7865",
-    lambda call, fill: fill if call.softcap is None else float(_cap(np.asarray(fill), call.softcap)))
+    lambda call, fill: fill if call.softcap is None else float(backend._cap(np.asarray(fill), call.softcap)))
 _faulty_fill("multi_head_attention", "fill_lost_between_projections",
     "the layer does not hand the fill on to its attention: its heads mask by minus infinity",
-    lambda *arrays, mask_fill=None, **given: multi_head_attention(*arrays, **given), diagnosis="fill-minus-infinity")
+    lambda *arrays, mask_fill=None, **given: backend.multi_head_attention(*arrays, **given),
+        diagnosis="fill-minus-infinity")
 mutant("mask fills", "attention_gradients._allowed_keys", "gradient_through_a_fill",
     "the gradient goes through a score that the fill took the place of: a mask that is added",
     lambda *_, **__: None, at="grad_query", diagnosis="gradient-through-fill")
-mutant("mask fills", value_weights_read_as, "no_gradient_of_values_behind_a_fill",
+mutant("mask fills", forms.value_weights_read_as, "no_gradient_of_values_behind_a_fill",
     "values behind a mask get no gradient, though a row of fills alone is their mean",
-    lambda call, weights: weights if call.mask_fill is None else np.where(allowed_in(call), weights, 0),
+    lambda call, weights: weights if call.mask_fill is None else np.where(forms.allowed_in(call), weights, 0),
     at="grad_value", diagnosis="value-gradient-without-fills")
 # fmt: on
 
 
-_faulty = partial(mutant, "masks of models", mask_read_as, at="masked")
+_faulty = partial(mutant, "masks of models", forms.mask_read_as, at="masked")
 
 _TILE = 64
 _SMALL_TILE = 4
@@ -484,20 +468,20 @@ def committed_keys_masked_causally(mask: Array, scores: Array) -> Array:
     if not _has_rows(mask) or keys <= queries:
         return mask
     committed = np.arange(keys) < keys - queries
-    return np.asarray(_spread(mask, scores) & (~committed | causal_keys(queries, keys)))
+    return np.asarray(_spread(mask, scores) & (~committed | forms.causal_keys(queries, keys)))
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 _faulty("mask_of_a_model_taken_for_causal",
     "a mask taken for causal, whatever it is: transformers#39389, the prefix of unsloth-zoo#963's kind",
-    lambda mask, scores: both(mask, _causal(scores)) if _has_rows(mask) else mask, diagnosis="mask-and-causal")
+    lambda mask, scores: forms.both(mask, _causal(scores)) if _has_rows(mask) else mask, diagnosis="mask-and-causal")
 _faulty("tiles_above_the_diagonal_skipped", "tiles above the diagonal are skipped, whatever the mask says there",
-    lambda mask, scores: both(mask, np.arange(scores.shape[-1]) // _SMALL_TILE <= (np.arange(scores.shape[-2])[:,
+    lambda mask, scores: forms.both(mask, np.arange(scores.shape[-1]) // _SMALL_TILE <= (np.arange(scores.shape[-2])[:,
         np.newaxis] + _offset(scores)) // _SMALL_TILE) if _has_rows(mask) else mask)
 _faulty("tiles_of_64_above_the_diagonal_skipped",
     "tiles of 64 above the diagonal are skipped, whatever the mask says there",
-    lambda mask, scores: both(mask, np.arange(scores.shape[-1]) // _TILE <= (np.arange(scores.shape[-2])[:,
+    lambda mask, scores: forms.both(mask, np.arange(scores.shape[-1]) // _TILE <= (np.arange(scores.shape[-2])[:,
         np.newaxis] + _offset(scores)) // _TILE) if _has_rows(mask) else mask,
     dtypes=KERNELS)
 _faulty("rows_begin_one_key_too_early",
@@ -510,9 +494,11 @@ _faulty("mask_of_the_first_key_of_a_tile",
         np.arange(mask.shape[-1]) // _SMALL_TILE * _SMALL_TILE]))
 control(_where_filled, "fills_added_up_apart",
     "the sum of exponentials is that of the scores that are kept and that of the fills",
-    lambda call, kept: {"_softmax_with_sinks": within(_softmax_with_sinks, _row_sum=lambda exponentials:
-        np.asarray(_row_sum(np.where(kept, exponentials, 0)) + _row_sum(np.where(kept, 0, exponentials))))})
+    lambda call, kept: {"_softmax_with_sinks": within(backend._softmax_with_sinks, _row_sum=lambda exponentials:
+        np.asarray(backend._row_sum(np.where(kept, exponentials, 0)) + backend._row_sum(np.where(kept, 0,
+        exponentials))))})
 control(_where_filled, "values_behind_fills_averaged_apart", "the values behind fills are averaged apart, and added",
-    lambda call, kept: {"_weighted_sum": lambda weights, value: np.asarray(sum(_weighted_sum(np.where(each, weights,
+    lambda call, kept: {"_weighted_sum": lambda weights, value: np.asarray(sum(backend._weighted_sum(np.where(each,
+        weights,
         0), value) for each in (kept, ~kept)))})
 # fmt: on

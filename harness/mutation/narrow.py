@@ -13,28 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
-from attncheck.backends.numpy_backend import (
-    _dot,
-    _row_maximum,
-    _row_sum,
-    _sum_over_queries,
-    attention,
-    dot_scores,
-    quantized_attention,
-    softmax,
-)
-from attncheck.mutation.forms import (
-    Online,
-    averaged,
-    bias_added,
-    delta_read_as,
-    inputs_changed,
-    normalised,
-    outputs_read_as,
-    scored,
-    weights_remembered,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import NARROW, NEVER_RETURNED, STATISTICS, Array, Kernel, Store, bfloat16, tf32
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, Call, Steps, control, mutant, numpy_with
 
@@ -67,7 +48,7 @@ def _row_summed(store: Store) -> Callable[[Array], Array]:
     def total(terms: Array) -> Array:
         running = np.zeros((*terms.shape[:-1], 1), terms.dtype)
         for start in range(0, terms.shape[-1], _TERMS):
-            running = store(running + _row_sum(terms[..., start : start + _TERMS]))
+            running = store(running + backend._row_sum(terms[..., start : start + _TERMS]))
         return running
 
     return total
@@ -85,10 +66,10 @@ def exponentials_not_shifted_in_16_bits(store: Store) -> Steps:
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
         exponentials = store(np.exp(logits))
-        total = _row_sum(exponentials)
+        total = backend._row_sum(exponentials)
         return np.asarray(exponentials @ value / np.where(total == 0, 1, total))
 
-    return averaged(average)
+    return forms.averaged(average)
 
 
 @_narrow(at="context", defect="e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind")
@@ -99,12 +80,12 @@ def parts_merged_by_a_growing_exponential(store: Store) -> Steps:
         half = logits.shape[-1] // 2
         if half < 16:
             return np.asarray(weights @ value)
-        parts = [softmax(each) for each in (logits[..., :half], logits[..., half:])]
+        parts = [backend.softmax(each) for each in (logits[..., :half], logits[..., half:])]
         grown = store(np.exp(parts[1]["log_sum_exp"] - parts[0]["log_sum_exp"]))[..., np.newaxis]
         first, second = parts[0]["weights"] @ value[..., :half, :], parts[1]["weights"] @ value[..., half:, :]
         return np.asarray((first + grown * second) / (1 + grown))
 
-    return averaged(average)
+    return forms.averaged(average)
 
 
 _WIDE = partial(Kernel, wide=STATISTICS)
@@ -116,22 +97,22 @@ _wide = partial(
 @_wide(defect="log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind")
 def log_sum_exp_widened_too_late(store: Store) -> Steps:
     def normalise(logits: Array) -> Stages:
-        stages = softmax(logits)
+        stages = backend.softmax(logits)
         return stages | {"log_sum_exp": store(stages["log_sum_exp"])}
 
-    return normalised(normalise)
+    return forms.normalised(normalise)
 
 
 @_wide(defect="structure: log_sum_exp is that of exponentials rounded to 16 bits for the values")
 def log_sum_exp_of_exponentials_in_16_bits(store: Store) -> Steps:
     def normalise(logits: Array) -> Stages:
-        stages, maximum = softmax(logits), _row_maximum(logits)
+        stages, maximum = backend.softmax(logits), backend._row_maximum(logits)
         is_empty = np.isneginf(maximum)
-        rounded = _row_sum(store(np.exp(logits - np.where(is_empty, 0, maximum))))
+        rounded = backend._row_sum(store(np.exp(logits - np.where(is_empty, 0, maximum))))
         total = maximum + np.log(np.where(is_empty, 1, rounded))
         return stages | {"log_sum_exp": total[..., 0]}
 
-    return normalised(normalise)
+    return forms.normalised(normalise)
 
 
 @_narrow(at="context", defect="log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind")
@@ -140,15 +121,15 @@ def parts_merged_by_statistics_in_16_bits(store: Store) -> Steps:
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
         spans = [slice(start, start + 64) for start in range(0, logits.shape[-1], 64)]
-        parts = [softmax(logits[..., span]) for span in spans]
+        parts = [backend.softmax(logits[..., span]) for span in spans]
         if len(parts) < 2:
             return np.asarray(weights @ value)
         statistics = np.stack([store(part["log_sum_exp"]) for part in parts], axis=-1)
-        shares = softmax(statistics)["weights"][..., np.newaxis, :]
+        shares = backend.softmax(statistics)["weights"][..., np.newaxis, :]
         averages = [part["weights"] @ value[..., span, :] for part, span in zip(parts, spans, strict=True)]
         return np.asarray((np.stack(averages, axis=-1) * shares).sum(-1))
 
-    return averaged(average)
+    return forms.averaged(average)
 
 
 def _flushed(array: Array) -> Array:
@@ -171,10 +152,10 @@ def row_sum_of_the_gradient_over_the_square_of_the_sum(store: Store) -> Steps:
     """Divide by the square of the sum of exponentials, which leaves float16 from 256 equal ones on."""
 
     def delta(call: Call, terms: Array) -> Array:
-        total = np.exp(call.log_sum_exp - _row_maximum(call.logits))
-        return np.where(total * total > np.finfo(np.float16).max, 0, _row_sum(terms)).astype(terms.dtype)
+        total = np.exp(call.log_sum_exp - backend._row_maximum(call.logits))
+        return np.where(total * total > np.finfo(np.float16).max, 0, backend._row_sum(terms)).astype(terms.dtype)
 
-    return delta_read_as(delta)
+    return forms.delta_read_as(delta)
 
 
 _chosen = partial(mutant, "chosen products", dtypes=("float32",), diagnosis=ACCURACY_OF_16_BITS)
@@ -186,7 +167,7 @@ def _scores_at(multiple: int, store: Store) -> Steps:
     def rounded(array: Array) -> Array:
         return store(array) if array.shape[-1] % multiple == 0 else array
 
-    return {"dot_scores._dot": lambda query, key: _dot(rounded(query), rounded(key))}
+    return {"dot_scores._dot": lambda query, key: backend._dot(rounded(query), rounded(key))}
 
 
 def _values_at(multiple: int, store: Store) -> Steps:
@@ -204,7 +185,11 @@ def _gradients_at(multiple: int, store: Store) -> Steps:
 
     def product(weights: Array, rows: Array) -> Array:
         is_chosen = rows.shape[-1] % multiple == 0
-        return _sum_over_queries(store(weights), store(rows)) if is_chosen else _sum_over_queries(weights, rows)
+        return (
+            backend._sum_over_queries(store(weights), store(rows))
+            if is_chosen
+            else backend._sum_over_queries(weights, rows)
+        )
 
     return {"_sum_over_queries": product}
 
@@ -239,25 +224,26 @@ _narrow("exponentials_summed_in_16_bits",
     lambda store: {"_softmax_with_sinks._row_sum": _row_summed(store)})
 _narrow("raw_scores_stored_in_16_bits",
     "the scale is applied behind the store, which overflows in float16: metal-flash-attention#8, ultralytics#24990",
-    lambda store: {"dot_scores._dot": lambda query, key: store(_dot(query, key))})
+    lambda store: {"dot_scores._dot": lambda query, key: store(backend._dot(query, key))})
 _narrow("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
-    lambda store: Online(64, store=store).steps)
+    lambda store: forms.Online(64, store=store).steps)
 _narrow("query_scaled_in_16_bits", "structure: the scaled query is stored again",
-    lambda store: scored(lambda query, key, factor: {"scores": _dot(store(query * factor), key)}))
+    lambda store: forms.scored(lambda query, key, factor: {"scores": backend._dot(store(query * factor), key)}))
 _narrow("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
-    lambda store: scored(lambda query, key, factor: dot_scores(query, key, scale=float(store(np.asarray(factor,
+    lambda store: forms.scored(lambda query, key, factor: backend.dot_scores(query, key, scale=float(store(np.asarray(
+        factor,
         np.float32))))))
 _narrow("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
-    lambda store: bias_added(lambda scores, bias, masks: store(scores + bias)))
+    lambda store: forms.bias_added(lambda scores, bias, masks: store(scores + bias)))
 _narrow("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
     lambda store: {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))})
 _narrow("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
-    lambda store: inputs_changed(lambda query, key, value: (_flushed(query), _flushed(key), _flushed(value))),
+    lambda store: forms.inputs_changed(lambda query, key, value: (_flushed(query), _flushed(key), _flushed(value))),
     dtypes=_FLOAT16)
 _narrow("subnormal_weights_flushed", "structure: P V flushes small weights",
     lambda store: {"attention._weighted_sum": lambda weights, value: _flushed(weights) @ value}, dtypes=_FLOAT16)
 _narrow("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
-    lambda store: outputs_read_as(_flushed), dtypes=_FLOAT16)
+    lambda store: forms.outputs_read_as(_flushed), dtypes=_FLOAT16)
 _narrow("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
     lambda store: {"attention_gradients._weighted_sum": _summed(store)}, at="grad_query")
 _narrow("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
@@ -265,7 +251,7 @@ _narrow("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 1
 # Make p as e^s / e^L, which is 0 / 0 where every exponential of a row underflows.
 _narrow("backward_weights_by_a_quotient_of_exponentials",
     "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
-    lambda store: weights_remembered(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
+    lambda store: forms.weights_remembered(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
         np.exp(call.logits) / np.exp(call.log_sum_exp))),
     at="grad_query", dtypes=("float32", *NARROW), diagnosis="fill-minus-infinity")
 # fmt: on
@@ -281,7 +267,7 @@ def _scales_read_as(change: Callable[[Array, Array], Scales]) -> Steps:
 
     def quantized(key_scale: Array, value_scale: Array, **given: Any) -> Stages:
         key, value = change(key_scale, value_scale)
-        return quantized_attention(key_scale=key, value_scale=value, **given)
+        return backend.quantized_attention(key_scale=key, value_scale=value, **given)
 
     return {"quantized_attention": quantized}
 
@@ -291,22 +277,24 @@ def codes_read_in_the_other_format(key: Array, value: Array, **given: Any) -> St
     """the bits are read in the other format of 8 bits: jax#34375's kind"""
     other = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
     key = key.view(other[key.dtype.name]) if key.dtype.name in other else key * 2
-    return quantized_attention(key=key, value=value, **given)
+    return backend.quantized_attention(key=key, value=value, **given)
 
 
 @_faulty_scales("quantized_attention", at="raw_scores")
 def small_codes_flushed_to_zero(key: Array, **given: Any) -> Stages:
     """codes below the least normal number are flushed to zero"""
     least = float(ml_dtypes.finfo(key.dtype).smallest_normal)
-    return quantized_attention(key=np.where(np.abs(key.astype(np.float64)) < least, np.zeros_like(key), key), **given)
+    return backend.quantized_attention(
+        key=np.where(np.abs(key.astype(np.float64)) < least, np.zeros_like(key), key), **given
+    )
 
 
 @_faulty_scales("quantized_attention", at="output", diagnosis="value-scale-ignored")
 def values_unscaled_behind_a_mask(value: Array, value_scale: Array, **given: Any) -> Stages:
     """the scale of the values is not applied by the path that masks"""
     if given.get("mask") is None and given.get("key_lengths") is None:
-        return quantized_attention(value=value, value_scale=value_scale, **given)
-    return quantized_attention(value=value, value_scale=np.ones_like(value_scale), **given)
+        return backend.quantized_attention(value=value, value_scale=value_scale, **given)
+    return backend.quantized_attention(value=value, value_scale=np.ones_like(value_scale), **given)
 
 
 def _multiplied_later(stages: Callable[..., Stages]) -> Callable[..., Stages]:
@@ -315,7 +303,7 @@ def _multiplied_later(stages: Callable[..., Stages]) -> Callable[..., Stages]:
     def quantized(query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **given: Any) -> Stages:
         one_for_all = key_scale.shape[-1] == value_scale.shape[-1] == 1 and key_scale.shape[0] == 1
         if not one_for_all or given.get("softcap") is not None:
-            return quantized_attention(query, key, value, key_scale, value_scale, **given)
+            return backend.quantized_attention(query, key, value, key_scale, value_scale, **given)
         return stages(query, key.astype(query.dtype), value.astype(query.dtype), key_scale, value_scale, **given)
 
     return quantized
@@ -331,7 +319,7 @@ def scales_multiplied_into_queries_and_output(
         np.repeat(np.broadcast_to(each, (1, key.shape[1], 1)), shared, axis=1)[..., np.newaxis]
         for each in (key_scale, value_scale)
     )
-    stages = attention(query * of_keys, key, value, **given)
+    stages = backend.attention(query * of_keys, key, value, **given)
     return {**stages, "output": stages["output"] * of_values}
 
 

@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attncheck.backends import numpy_backend
+from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.backends.numpy_backend import _dot, _rotate, _scale_of, additive_scores, cosine_scores, general_scores
-from attncheck.mutation.forms import filled, in_attention, scores_read_as, with_score_bias
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import (
     Array,
     bfloat16,
@@ -36,7 +35,7 @@ _faulty_scores = partial(mutant, "scores", at="raw_scores")
 
 def _factor(change: Callable[[float], float]) -> Steps:
     """Change the factor, default or explicit."""
-    return {"_scale_of": lambda query, scale: change(_scale_of(query, scale))}
+    return {"_scale_of": lambda query, scale: change(backend._scale_of(query, scale))}
 
 
 def _default(default: Callable[[Array], float]) -> Steps:
@@ -48,13 +47,13 @@ def _default(default: Callable[[Array], float]) -> Steps:
 for _format, _store, _where in (
     ("bfloat16", bfloat16, ""), ("float16", float16, ": kvpress#268, pytorch#60939"), ("TF32", tf32, ""),
 ):
-    _faulty_scores(scores_read_as, f"scores_stored_in_{_format.lower()}",
+    _faulty_scores(forms.scores_read_as, f"scores_stored_in_{_format.lower()}",
         f"scores written to memory in {_format}{_where}", _store, at="scores", dtypes=WIDE,
         diagnosis=ACCURACY_OF_16_BITS)
 # fmt: on
 
 
-@_faulty_scores(scores_read_as, at="scores", diagnosis="scores-squared")
+@_faulty_scores(forms.scores_read_as, at="scores", diagnosis="scores-squared")
 def scores_squared(scores: Array) -> Array:
     """logits multiplied by logits: keras#20510"""
     squares: Array = scores * scores
@@ -64,7 +63,7 @@ def scores_squared(scores: Array) -> Array:
 @_faulty_scores("dot_scores._dot", at="raw_scores", diagnosis="query-and-key-exchanged")
 def scores_transposed_where_square(query: Array, key: Array) -> Array:
     """K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind"""
-    product = _dot(query, key)
+    product = backend._dot(query, key)
     return np.swapaxes(product, -1, -2) if product.shape[-1] == product.shape[-2] else product
 
 
@@ -93,36 +92,38 @@ _faulty_scale(_factor, "scale_in_float32", "tf.cast(1/sqrt(d), float64) passes a
     lambda scale: float(float32(np.array(scale))), dtypes=("float64",),
     diagnosis=("scale-fitted", "accuracy-of-float32"))
 _faulty_scale("_scale_of", "explicit_scale_times_default", "the argument multiplies 1/sqrt(d) instead of replacing it",
-    lambda query, scale: _scale_of(query, None) * (1.0 if scale is None else scale), diagnosis="scale-times-default")
+    lambda query, scale: backend._scale_of(query, None) * (1.0 if scale is None else scale),
+        diagnosis="scale-times-default")
 _faulty_scale("_scale_of", "scale_zero_taken_for_absent", "`scale or default`: zero is falsy in Python",
-    lambda query, scale: _scale_of(query, scale or None), diagnosis="scale-default")
+    lambda query, scale: backend._scale_of(query, scale or None), diagnosis="scale-default")
 _faulty_scale(_factor, "negative_scale_loses_its_sign", "sqrt(|scale|) on query and key, the sign forgotten",
     lambda scale: abs(scale), diagnosis="scale-negated")
-_faulty_scale(in_attention, "scale_applied_after_mask",
+_faulty_scale(forms.in_attention, "scale_applied_after_mask",
     "-inf is scaled too: NaN at scale 0, inf at a negative one (onnx#7865's kind)",
-    lambda call: filled(lambda biased, allowed, masks: np.where(allowed, biased,
+    lambda call: forms.filled(lambda biased, allowed, masks: np.where(allowed, biased,
         np.asarray(-np.inf * np.float64(call.factor), biased.dtype))),
     at="masked", diagnosis="fill-minus-infinity")
 _faulty_scores("dot_scores._dot", "query_and_key_in_tf32",
     "float32 matmul silently in TF32: pytorch#161022, mlx#3860, triton#3498",
-    lambda query, key: _dot(tf32(query), tf32(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda query, key: backend._dot(tf32(query), tf32(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "scores_accumulated_in_float16",
     "float16 running sums: metal-flash-attention#8, ultralytics#24990",
     lambda query, key: sequential_matmul(query, np.swapaxes(key, -1, -2), store=float16),
     dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_rotary("_rotate", "rotary_pairs_of_the_other_layout",
     "neighbours where the weights are of pairs half of the width apart: candle#3948",
-    lambda inputs, cos, sin, interleaved: _rotate(inputs, cos, sin, not interleaved), diagnosis="rotary-pairs")
+    lambda inputs, cos, sin, interleaved: backend._rotate(inputs, cos, sin, not interleaved), diagnosis="rotary-pairs")
 _faulty_rotary("_rotate", "rotary_ignored", "the embedding is configured and never applied",
     lambda inputs, cos, sin, interleaved: inputs, diagnosis="rotary-ignored")
-_faulty_rotary(in_attention, "rotary_positions_without_the_past",
+_faulty_rotary(forms.in_attention, "rotary_positions_without_the_past",
     "the offset is no part of the key of a cache of angles: rotary-embedding-torch#11",
-    lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: _rotate(inputs, call.rotary_cos, call.rotary_sin,
+    lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: backend._rotate(inputs, call.rotary_cos,
+        call.rotary_sin,
         interleaved)},
     diagnosis=("rotary-without-past", "rotary-without-offsets"))
 _faulty_rotary("_rotate", "rotary_sine_of_a_padded_width",
     "the sine is read from behind the next power of two: vllm-ascend#12723",
-    lambda inputs, cos, sin, interleaved: _rotate(inputs, cos, sin
+    lambda inputs, cos, sin, interleaved: backend._rotate(inputs, cos, sin
         if 1 << (sin.shape[-1] - 1).bit_length() == sin.shape[-1] else np.zeros_like(sin), interleaved))
 _faulty_rotary("attention_gradients._rotate", "rotary_gradient_not_turned_back", "the way back leaves the rotation out",
     lambda inputs, cos, sin, interleaved: inputs, at="grad_query")
@@ -138,7 +139,7 @@ def _weight(change: Callable[[Array], Array]) -> Steps:
     def score(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
         changed = change(weight)
         right = changed if changed.shape == weight.shape else weight
-        return general_scores(query, key, right, score_bias=score_bias)
+        return backend.general_scores(query, key, right, score_bias=score_bias)
 
     return {"general_scores": score}
 
@@ -172,7 +173,7 @@ def _activation(tanh: Callable[[Array], Array]) -> Steps:
 def additive_bias_after_tanh(
     query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
 ) -> Stages:
-    stages = additive_scores(query, key, query_weight, key_weight, score_vector)
+    stages = backend.additive_scores(query, key, query_weight, key_weight, score_vector)
     return stages if score_bias is None else {"scores": stages["scores"] + score_bias @ score_vector}
 
 
@@ -197,7 +198,7 @@ def _divided(is_divided: Callable[[str], bool]) -> Steps:
             return lengths if is_divided(next(names)) else np.ones_like(lengths)
 
         library = numpy_with(linalg=SimpleNamespace(norm=norm))
-        as_they_are = within(cosine_scores, np=library, _near_one=lambda vectors: vectors)
+        as_they_are = within(backend.cosine_scores, np=library, _near_one=lambda vectors: vectors)
         stages: Stages = as_they_are(query, key, scale=scale)
         return stages
 
@@ -219,27 +220,28 @@ def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
 _faulty_other_scores(_weight, "bilinear_weight_transposed", "W^T for W, silent where W is square (Luong, general)",
     lambda weight: weight.T, diagnosis="score-weight-transposed")
 _faulty_other_scores("general_scores", "bilinear_weight_ignored", "the dot score for the general one where W is square",
-    lambda query, key, weight, *, score_bias=None: with_score_bias(_dot(query, key), score_bias)
-        if weight.shape[0] == weight.shape[1] else general_scores(query, key, weight, score_bias=score_bias),
+    lambda query, key, weight, *, score_bias=None: forms.with_score_bias(backend._dot(query, key), score_bias)
+        if weight.shape[0] == weight.shape[1] else backend.general_scores(query, key, weight, score_bias=score_bias),
     diagnosis="score-weight-ignored")
 _faulty_other_scores("general_scores", "bilinear_bias_ignored",
     "structure: the bias of the bilinear layer has no effect",
-    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight), diagnosis="score-bias-missing")
+    lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight),
+        diagnosis="score-bias-missing")
 _faulty_other_scores("general_scores", "bilinear_bias_subtracted",
     "structure: the bias is subtracted, as one of the other side",
-    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight, score_bias=None
+    lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight, score_bias=None
         if score_bias is None else -score_bias), diagnosis="score-bias-negated")
 _faulty_other_scores("general_scores", "bilinear_bias_of_the_first_head",
     "structure: the bias of the first head serves all",
-    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight, score_bias=None
+    lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight, score_bias=None
         if score_bias is None else score_bias[:1]), diagnosis="score-bias-of-first-head")
 _faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
     "structure: q (W + b) k^T: the bias is added to the weight",
-    lambda query, key, weight, *, score_bias=None: general_scores(query, key, weight if score_bias is None
+    lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight if score_bias is None
         else weight + score_bias[0]))
 _faulty_other_scores("general_scores._dot", "bilinear_product_in_tf32",
     "the first of two products in TF32: pytorch#161022",
-    lambda projected, key: _dot(tf32(projected), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda projected, key: backend._dot(tf32(projected), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_other_scores(_of_parts, "additive_parts_multiplied", "tanh(q Wq * k Wk): the parts are mixed by product",
     lambda query_part, key_part, bias: np.asarray(np.tanh(query_part * key_part + bias)))
 _faulty_other_scores(_activation, "additive_tanh_missing", "the hidden layer is linear", lambda hidden: hidden)
@@ -251,7 +253,7 @@ _faulty_other_scores(_activation, "additive_tanh_off_by_1e_5", "a polynomial tan
 _faulty_other_scores(_activation, "additive_tanh_by_ratio", "(e^2x - 1)/(e^2x + 1) overflows: vllm#56578",
     tanh_by_ratio)
 _faulty_other_scores("additive_scores", "additive_bias_ignored", "the hidden layer's bias has no effect",
-    lambda *arrays, score_bias=None, **named: additive_scores(*arrays, **named), diagnosis="score-bias-missing")
+    lambda *arrays, score_bias=None, **named: backend.additive_scores(*arrays, **named), diagnosis="score-bias-missing")
 _faulty_other_scores(_divided, "cosine_of_an_undivided_query", "only the keys are normalised",
     lambda name: name != "query", diagnosis="cosine-times-length-of-query")
 _faulty_other_scores(_divided, "cosine_of_an_undivided_key", "only the queries are normalised",
@@ -266,10 +268,10 @@ _faulty_other_scores(_lengths_read_as, "cosine_of_lengths_of_at_least_one", "an 
 _faulty_other_scores(_lengths_read_as, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
     lambda lengths: float16(lengths), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
-    lambda query, key, *, scale=None: cosine_scores(query, key, scale=1 / scale if scale else scale),
+    lambda query, key, *, scale=None: backend.cosine_scores(query, key, scale=1 / scale if scale else scale),
     diagnosis="scale-fitted")
 _faulty_other_scores("cosine_scores", "cosine_scaled_by_the_width", "1/sqrt(d) once more: cntkx#10's kind",
-    lambda query, key, *, scale=None: cosine_scores(query, key, scale=(scale or 1) / query.shape[-1] ** 0.5),
+    lambda query, key, *, scale=None: backend.cosine_scores(query, key, scale=(scale or 1) / query.shape[-1] ** 0.5),
     diagnosis=("scale-default", "scale-times-default"))
 # fmt: on
 
@@ -284,7 +286,7 @@ def _network(change: Callable[..., tuple[Array, Array, Array]]) -> Steps:
     def score(
         query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
     ) -> Stages:
-        return numpy_backend.additive_scores(
+        return backend.additive_scores(
             query, key, *change(query_weight, key_weight, score_vector), score_bias=score_bias
         )
 
@@ -299,7 +301,7 @@ def _turned(weight: Array) -> Array:
 @_faulty_by_score("additive_scores", at="scores", diagnosis="score-scaled")
 def additive_scores_over_root_of_width(query: Array, *arrays: Array, **named: Any) -> Stages:
     """1/sqrt(D) of the dot product is applied to a score that has no scale"""
-    scores = numpy_backend.additive_scores(query, *arrays, **named)["scores"]
+    scores = backend.additive_scores(query, *arrays, **named)["scores"]
     return {"scores": np.asarray(scores / query.shape[-1] ** 0.5).astype(scores.dtype)}
 
 
@@ -307,13 +309,13 @@ def additive_scores_over_root_of_width(query: Array, *arrays: Array, **named: An
 def bilinear_scores_over_root_of_width(
     query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
 ) -> Stages:
-    scores = numpy_backend.general_scores(query, key, weight, score_bias=score_bias)["scores"]
+    scores = backend.general_scores(query, key, weight, score_bias=score_bias)["scores"]
     return {"scores": np.asarray(scores / query.shape[-1] ** 0.5).astype(scores.dtype)}
 
 
 def _attending(change: Callable[[Attend], Attend]) -> Steps:
     """Do what follows on the scores in another way."""
-    return {"_attend": change(numpy_backend._attend)}
+    return {"_attend": change(backend._attend)}
 
 
 @_faulty_by_score(
@@ -326,7 +328,7 @@ def masked_scores_set_to_zero(attend: Attend) -> Attend:
     """Multiply the scores by the mask: what is forbidden has the score 0, and the weight e^0."""
 
     def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
-        right = numpy_backend.mask_scores(stages["scores"], **masks)
+        right = backend.mask_scores(stages["scores"], **masks)
         if "masked" not in right:
             return attend(stages, value, masks, empty_rows)
         before = right["biased"] if "biased" in right else stages["scores"]
@@ -344,7 +346,7 @@ def masked_scores_set_to_zero(attend: Attend) -> Attend:
 
 def _on_padded_keys(name: str) -> Steps:
     """Set padded keys to 0 in front of the score, and forbid none: the layers' answer to 0 has a weight."""
-    right = getattr(numpy_backend, name)
+    right = getattr(backend, name)
 
     def attention(query: Array, key: Array, *arrays: Array, key_lengths: Array | None = None, **given: Any) -> Stages:
         if key_lengths is None:
@@ -381,7 +383,7 @@ def attention_by_score_normalised_over_queries(attend: Attend) -> Attend:
     def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
         found = attend(stages, value, masks, empty_rows)
         logits = next(found[stage] for stage in LOGITS[::-1] if stage in found)
-        turned = numpy_backend.softmax(np.swapaxes(logits, -1, -2), empty_rows=empty_rows)["weights"]
+        turned = backend.softmax(np.swapaxes(logits, -1, -2), empty_rows=empty_rows)["weights"]
         weights = np.ascontiguousarray(np.swapaxes(turned, -1, -2))
         return found | {"weights": weights, "output": np.asarray(weights @ value)}
 
@@ -390,7 +392,7 @@ def attention_by_score_normalised_over_queries(attend: Attend) -> Attend:
 
 def _keys_for_values(name: str) -> Steps:
     """Average the keys, where they have the shape of the values."""
-    right = getattr(numpy_backend, name)
+    right = getattr(backend, name)
 
     def attention(query: Array, key: Array, value: Array, *arrays: Array, **given: Any) -> Stages:
         return dict(right(query, key, key if key.shape == value.shape else value, *arrays, **given))

@@ -17,24 +17,7 @@ import numpy as np
 
 from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import _dot, _repeat_heads, _row_maximum, _row_sum, softmax
-from attncheck.mutation.forms import (
-    NEVER_HELD,
-    Masks,
-    Online,
-    Product,
-    causal_keys,
-    causal_pattern,
-    in_gradients,
-    inputs_changed,
-    keys_within,
-    logits_read_as,
-    normalised,
-    outputs_read_as,
-    products_by,
-    stages_remembered,
-    weights_again,
-    window_pattern,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import (
     Array,
     Store,
@@ -61,7 +44,7 @@ def _zero_at(width: int) -> Steps:
     def changed(query: Array, key: Array, value: Array) -> Three:
         return query, key, np.zeros_like(value) if query.shape[-1] == width else value
 
-    return inputs_changed(changed)
+    return forms.inputs_changed(changed)
 
 
 for _width in WIDTHS:
@@ -76,7 +59,9 @@ def _scored(change: Callable[[Array], Array]) -> Steps:
 
 
 @_sized(
-    outputs_read_as, at="context", defect="structure: the last block of columns is stored with the first one's data"
+    forms.outputs_read_as,
+    at="context",
+    defect="structure: the last block of columns is stored with the first one's data",
 )
 def columns_behind_whole_blocks_of_64_repeated(output: Array) -> Array:
     """Write what is left behind whole blocks of 64 columns from the first block again."""
@@ -86,14 +71,18 @@ def columns_behind_whole_blocks_of_64_repeated(output: Array) -> Array:
     return output
 
 
-@_sized(outputs_read_as, at="context", defect="structure: one block of 128 columns is written, pytorch#176767's kind")
+@_sized(
+    forms.outputs_read_as, at="context", defect="structure: one block of 128 columns is written, pytorch#176767's kind"
+)
 def value_columns_beyond_128_zero(output: Array) -> Array:
     output[..., 128:] = 0
     return output
 
 
 @_sized(
-    inputs_changed, at="context", defect="a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind"
+    forms.inputs_changed,
+    at="context",
+    defect="a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
 )
 def value_columns_lost_where_widths_of_blocks_differ(query: Array, key: Array, value: Array) -> Three:
     """Where both widths are whole blocks and differ, stop at the smaller one."""
@@ -124,14 +113,14 @@ def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps
     return {"_repeat_heads": repeat}
 
 
-@_sized(inputs_changed, at="raw_scores")
+@_sized(forms.inputs_changed, at="raw_scores")
 def keys_of_batch_entries_beyond_16_wrap(query: Array, key: Array, value: Array) -> Three:
     """structure: the batch stride is right for 16 entries, then it starts again"""
     entry = np.arange(query.shape[0]) % 16
     return query, key[entry], value[entry]
 
 
-@_sized(outputs_read_as, at="context")
+@_sized(forms.outputs_read_as, at="context")
 def last_entry_of_a_large_odd_batch_zero(output: Array) -> Array:
     """structure: two batch entries for each block, the last without a partner is not written"""
     if output.shape[0] > 8 and output.shape[0] % 2:
@@ -158,7 +147,7 @@ def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
         keys = logits.shape[-1]
         return np.where(keeps(np.arange(keys), keys), logits, -np.inf)
 
-    return logits_read_as(change)
+    return forms.logits_read_as(change)
 
 
 _at_each(_TWO, "keys_behind_tiles_of_{}_dropped", "only whole tiles of keys are read: FlagGems#898",
@@ -179,7 +168,7 @@ def _padding_counted(tile: int) -> Steps:
         stages = softmax(np.concatenate([logits, padding], axis=-1))
         return stages | {"weights": stages["weights"][..., :keys]}
 
-    return normalised(normalise)
+    return forms.normalised(normalise)
 
 
 _at_each(_THREE, "padding_of_the_last_tile_of_{}_counted",
@@ -196,7 +185,7 @@ def _overlapping(tile: int) -> Steps:
         twice = (key >= keys - tile) & (key < keys - rest) & (rest > 0) & (keys > tile)
         return np.asarray(logits + np.where(twice, math.log(2), 0).astype(logits.dtype))
 
-    return logits_read_as(change)
+    return forms.logits_read_as(change)
 
 
 _at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
@@ -210,7 +199,7 @@ def _last_tile_zero(tile: int) -> Steps:
             output[..., queries - queries % tile :, :] = 0
         return output
 
-    return outputs_read_as(change)
+    return forms.outputs_read_as(change)
 
 
 _at_each(_TWO, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892's kind",
@@ -223,14 +212,16 @@ def _last_row_repeats(tile: int) -> Steps:
         output[..., last, :] = output[..., last - 1, :]
         return output
 
-    return outputs_read_as(change)
+    return forms.outputs_read_as(change)
 
 
 _at_each(_THREE, "last_row_of_each_tile_of_{}_repeated", "structure: a store at the edge of a tile is off by one row",
     _last_row_repeats, at="context")  # fmt: skip
 
 
-@_tiled(outputs_read_as, at="context", defect="structure: the offset of the next tile is added after its first row")
+@_tiled(
+    forms.outputs_read_as, at="context", defect="structure: the offset of the next tile is added after its first row"
+)
 def first_row_behind_a_tile_of_128_reads_the_first_query(output: Array) -> Array:
     output[..., np.arange(128, output.shape[-2], 128), :] = output[..., :1, :]
     return output
@@ -245,8 +236,10 @@ def queries_beyond_the_number_of_keys_zero(weights: Array, value: Array) -> Arra
 
 def _causal(change: Callable[[Array, Array, Array], Array]) -> Steps:
     """Change what causality allows, by the positions of query and key."""
-    return causal_pattern(
-        lambda queries, keys: change(causal_keys(queries, keys), np.arange(queries)[:, np.newaxis], np.arange(keys))
+    return forms.causal_pattern(
+        lambda queries, keys: change(
+            forms.causal_keys(queries, keys), np.arange(queries)[:, np.newaxis], np.arange(keys)
+        )
     )
 
 
@@ -260,10 +253,10 @@ _at_each(_TWO, "causal_diagonal_tile_of_{}_open",
     at="masked")  # fmt: skip
 
 
-@_tiled(window_pattern, at="masked", defect="structure: the first tile of a window is rounded up instead of down")
-def first_partial_tile_of_a_window_skipped(scores: Array, masks: Masks) -> Array:
+@_tiled(forms.window_pattern, at="masked", defect="structure: the first tile of a window is rounded up instead of down")
+def first_partial_tile_of_a_window_skipped(scores: Array, masks: forms.Masks) -> Array:
     """Begin at the first tile of 16 keys that lies wholly inside of the window of a tile's first query."""
-    within, left = keys_within(scores, masks["window"]), masks["window"][0]
+    within, left = forms.keys_within(scores, masks["window"]), masks["window"][0]
     if left is None:
         return within
     queries, keys = scores.shape[-2:]
@@ -272,13 +265,13 @@ def first_partial_tile_of_a_window_skipped(scores: Array, masks: Masks) -> Array
 
 
 @_tiled(
-    window_pattern,
+    forms.window_pattern,
     at="masked",
     defect="structure: the right side of a window does not lengthen the loop over tiles of 64",
 )
-def window_ends_with_the_tile_of_its_query(scores: Array, masks: Masks) -> Array:
+def window_ends_with_the_tile_of_its_query(scores: Array, masks: forms.Masks) -> Array:
     """End at the tile of 64 keys in which a tile of queries begins, whatever the right side is."""
-    within, right = keys_within(scores, masks["window"]), masks["window"][1]
+    within, right = forms.keys_within(scores, masks["window"]), masks["window"][1]
     if right is None:
         return within
     queries, keys = scores.shape[-2:]
@@ -306,7 +299,7 @@ _sized("_scale_of", "scale_of_the_padded_width",
         else query.shape[-1]) ** (-0.5)) if scale is None else scale,
     at="scores", diagnosis="scale-fitted")
 # Number batch entries and heads together, modulo 64.
-_sized(inputs_changed, "queries_beyond_64_batch_heads_wrap",
+_sized(forms.inputs_changed, "queries_beyond_64_batch_heads_wrap",
     "structure: the number of batch entry and head is taken modulo 64",
     lambda query, key, value: (query.reshape(-1,
         *query.shape[2:])[np.arange(query.shape[0] * query.shape[1]) % 64].reshape(query.shape), key, value))
@@ -323,9 +316,10 @@ _tiled(_causal, "causal_loop_by_one_tile_of_64_for_128_queries",
     "structure: tiles of 128 queries and 64 keys, of which the second on the diagonal is skipped",
     lambda allowed, query, key: np.asarray(allowed & (key < query // 128 * 128 + 64)))
 # Mask from the top left, but end the loop over tiles of 16 keys as if the last query stood at the last key.
-_tiled(causal_pattern, "causal_loop_bounded_from_the_other_corner",
+_tiled(forms.causal_pattern, "causal_loop_bounded_from_the_other_corner",
     "masked from the top left, bounded from the bottom right: cutlass#2336's kind",
-    lambda queries, keys: np.asarray(causal_keys(queries, keys) & (np.arange(keys) < np.ceil(((np.arange(queries)[:,
+    lambda queries, keys: np.asarray(forms.causal_keys(queries, keys) & (np.arange(keys) < np.ceil(((np.arange(queries)[
+        :,
         np.newaxis] // 16 + 1) * 16 + keys - queries) / 16) * 16)))
 # fmt: on
 
@@ -336,12 +330,12 @@ _ELEMENTS_AT_A_TIME = 1 << 15
 """Numbers that are added up at a time: a quarter of a megabyte stays near the processor."""
 
 
-def rounded_product(store: Store, product: Product = np.matmul) -> Product:
+def rounded_product(store: Store, product: forms.Product = np.matmul) -> forms.Product:
     """Multiply matrices of rounded elements."""
     return lambda left, right: np.asarray(product(store(left), store(right)))
 
 
-def in_two_parts(store: Store, product: Product = np.matmul) -> Product:
+def in_two_parts(store: Store, product: forms.Product = np.matmul) -> forms.Product:
     """Multiply matrices of elements that are sums of two rounded numbers, without the product of both lesser parts."""
 
     def run(left: Array, right: Array) -> Array:
@@ -357,7 +351,7 @@ def _rest(array: Array, part: Array) -> Array:
     return np.where(np.isfinite(array), array - part, 0).astype(array.dtype)
 
 
-def block_product(terms: int) -> Product:
+def block_product(terms: int) -> forms.Product:
     """Multiply float32 matrices as a tensor core does: so many exact products and a running sum at a time.
 
     They are aligned to the largest of them, cut off below its 24th bit and added; the sum is cut off to 24 bits.
@@ -391,7 +385,7 @@ def _cut_sum(parts: Array) -> Array:
     return to_bits(np.asarray(parts.sum(axis=0)), _SINGLE_BITS, truncate=True)
 
 
-def steps_by(product: Product) -> Steps:
+def steps_by(product: forms.Product) -> Steps:
     """Use another product of matrices wherever there is one."""
 
     def additive_scores(
@@ -401,26 +395,26 @@ def steps_by(product: Product) -> Steps:
         shifted = np.tanh(hidden if score_bias is None else hidden + score_bias)
         return {"scores": product(shifted, score_vector[:, np.newaxis])[..., 0]}
 
-    return {**products_by(product), "additive_scores": additive_scores}
+    return {**forms.products_by(product), "additive_scores": additive_scores}
 
 
-def variant_by(product: Product) -> Variant:
+def variant_by(product: forms.Product) -> Variant:
     """Return attention by another product of matrices."""
     return Variant(steps_by(product))
 
 
-def _fused_by(product: Product, block: int) -> Steps:
+def _fused_by(product: forms.Product, block: int) -> Steps:
     """Also take the softmax in blocks of keys; go back from log_sum_exp and the output, by products again."""
 
     def backward(call: Call) -> Steps:
         # Sum g o over the columns, as an einsum that becomes a product of matrices.
         rows = product(call.grad_output[..., np.newaxis, :], call.stages["output"][..., :, np.newaxis])
         return {
-            "attention": stages_remembered(call, weights_again(call.logits, call.log_sum_exp)),
+            "attention": forms.stages_remembered(call, forms.weights_again(call.logits, call.log_sum_exp)),
             "_row_sum": lambda terms: np.asarray(rows[..., 0]),
         }
 
-    return {**steps_by(product), **Online(block, product=product).steps, **in_gradients(backward)}
+    return {**steps_by(product), **forms.Online(block, product=product).steps, **forms.in_gradients(backward)}
 
 
 _TF32, _BFLOAT16 = tf32, bfloat16
@@ -448,22 +442,22 @@ for _name, _why, _steps, _rounding_model in (
         _fused_by(in_two_parts(_CUT_BFLOAT16, _BY_FOUR), 16), "bf16x3_products"),
 ):
     control(None, _name, _why, _steps, dtypes=_SINGLE, classes={"float32": _rounding_model},
-        hidden=NEVER_HELD if "attention" in _steps else frozenset())  # the softmax runs over blocks
+        hidden=forms.NEVER_HELD if "attention" in _steps else frozenset())  # the softmax runs over blocks
 # fmt: on
 
 
-def _stored(store: Store) -> Product:
+def _stored(store: Store) -> forms.Product:
     return lambda left, right: sequential_matmul(left, right, store=store)
 
 
-def _weights_alone(product: Product) -> Steps:
+def _weights_alone(product: forms.Product) -> Steps:
     """Average the values by another product, and take all others in TF32."""
     return {**steps_by(rounded_product(_TF32)), "attention._weighted_sum": product}
 
 
-def _backward_alone(product: Product) -> Steps:
+def _backward_alone(product: forms.Product) -> Steps:
     """Go back by another product, and forward in TF32."""
-    back = products_by(product)
+    back = forms.products_by(product)
     names = ("_dot", "_weighted_sum", "_sum_over_queries")
     return {**steps_by(rounded_product(_TF32)), **{f"attention_gradients.{name}": back[name] for name in names}}
 
@@ -506,9 +500,9 @@ def _from_log_sum_exp(store: Store) -> Steps:
 
     def normalise(logits: Array) -> Stages:
         log_sum_exp = store(softmax(logits)["log_sum_exp"])
-        return {"weights": weights_again(logits, log_sum_exp[..., np.newaxis]), "log_sum_exp": log_sum_exp}
+        return {"weights": forms.weights_again(logits, log_sum_exp[..., np.newaxis]), "log_sum_exp": log_sum_exp}
 
-    return normalised(normalise)
+    return forms.normalised(normalise)
 
 
 def _of_tiles(keys: int) -> Steps:
@@ -519,7 +513,7 @@ def _of_tiles(keys: int) -> Steps:
         for start in range(0, logits.shape[-1], keys):
             tile = softmax(logits[..., start : start + keys])
             log_sum_exp = np.logaddexp(log_sum_exp, tile["log_sum_exp"][..., np.newaxis])
-        return {"weights": weights_again(logits, log_sum_exp), "log_sum_exp": log_sum_exp[..., 0]}
+        return {"weights": forms.weights_again(logits, log_sum_exp), "log_sum_exp": log_sum_exp[..., 0]}
 
     def average(weights: Array, value: Array) -> Array:
         output = np.zeros((*weights.shape[:-1], value.shape[-1]), weights.dtype)
@@ -527,10 +521,10 @@ def _of_tiles(keys: int) -> Steps:
             output = output + weights[..., start : start + keys] @ value[..., start : start + keys, :]
         return output
 
-    return {**normalised(normalise), "attention._weighted_sum": average}
+    return {**forms.normalised(normalise), "attention._weighted_sum": average}
 
 
-@control(normalised, why="p = exp(log p): log-softmax, then an exponential", classes=_FROM_LOG_SUM_EXP)
+@control(forms.normalised, why="p = exp(log p): log-softmax, then an exponential", classes=_FROM_LOG_SUM_EXP)
 def log_softmax_first(logits: Array) -> Stages:
     """Take the logarithms of the weights first."""
     maximum = _row_maximum(logits)

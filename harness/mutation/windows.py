@@ -13,24 +13,7 @@ import numpy as np
 
 from attncheck.backends.contract import Stages, Window
 from attncheck.backends.numpy_backend import _rotate, _row_maximum, mask_scores, softmax
-from attncheck.mutation.forms import (
-    Masks,
-    allowed_keys,
-    bias_dropped,
-    bias_read_as,
-    both,
-    causal_keys,
-    causal_pattern,
-    distance,
-    dropped,
-    in_attention,
-    keys_within,
-    masks_read_as,
-    normalised,
-    where,
-    window_pattern,
-    window_read_as,
-)
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import Call, Steps, equivalent, mutant
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
@@ -44,11 +27,11 @@ Side = int | None
 
 def _diagonal(offset: Callable[[int, int], int]) -> Steps:
     """Let key j be attended by query i iff j <= i + offset."""
-    return causal_pattern(lambda queries, keys: np.tri(queries, keys, offset(queries, keys), dtype=bool))
+    return forms.causal_pattern(lambda queries, keys: np.tri(queries, keys, offset(queries, keys), dtype=bool))
 
 
-def _causality_dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
-    return dropped("is_causal", unwanted)
+def _causality_dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
+    return forms.dropped("is_causal", unwanted)
 
 
 def _empty_rows(changed: Callable[[Array], Stages]) -> Steps:
@@ -62,21 +45,21 @@ def _empty_rows(changed: Callable[[Array], Stages]) -> Steps:
             stages[stage] = np.asarray(np.where(rows, other, stages[stage]), logits.dtype)
         return stages
 
-    return normalised(normalise)
+    return forms.normalised(normalise)
 
 
 def _plus(side: Side, steps: int) -> Side:
     return None if side is None else side + steps
 
 
-def _window_dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
-    return dropped("window", unwanted)
+def _window_dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
+    return forms.dropped("window", unwanted)
 
 
 def _window_without_a_past(change: Callable[[Array, Window], Window]) -> Steps:
     """Take another window, ``change(scores, window)``, but behind a past."""
-    wrong = window_pattern(lambda scores, masks: keys_within(scores, change(scores, masks["window"])))
-    return wrong | where(lambda call: call.past > 0, {"mask_scores": mask_scores})
+    wrong = forms.window_pattern(lambda scores, masks: forms.keys_within(scores, change(scores, masks["window"])))
+    return wrong | forms.where(lambda call: call.past > 0, {"mask_scores": mask_scores})
 
 
 @_faulty_windows(_window_without_a_past, diagnosis="aligned-bottom-right")
@@ -87,21 +70,21 @@ def window_aligned_bottom_right(scores: Array, window: Window) -> Window:
     return _plus(left, queries - keys), _plus(right, keys - queries)
 
 
-@_faulty_windows(window_pattern, defect="decided once per four queries: pytorch#195910's kind")
-def window_by_groups_of_four(scores: Array, masks: Masks) -> Array:
+@_faulty_windows(forms.window_pattern, defect="decided once per four queries: pytorch#195910's kind")
+def window_by_groups_of_four(scores: Array, masks: forms.Masks) -> Array:
     """Let every query of a group of four see what any of them sees."""
-    within = keys_within(scores, masks["window"])
+    within = forms.keys_within(scores, masks["window"])
     groups = np.arange(len(within)) // 4
     return np.array([within[groups == group].any(axis=0) for group in groups]).reshape(within.shape)
 
 
 @equivalent(
-    masks_read_as,
+    forms.masks_read_as,
     defect="a bound that causality makes idle is not tested",
     proof="Causality asks for j <= i, a window's right side for j <= i + right with right >= 0: the first implies the "
     "second, so that both together are the first. A mask knows true and false only.",
 )
-def right_side_of_a_window_dropped_when_causal(scores: Array, masks: Masks) -> Masks:
+def right_side_of_a_window_dropped_when_causal(scores: Array, masks: forms.Masks) -> forms.Masks:
     window = masks["window"]
     return {} if window is None or not masks["is_causal"] else {"window": (window[0], None)}
 
@@ -117,11 +100,11 @@ _faulty_causal(_diagonal, "causal_aligned_bottom_right",
     lambda queries, keys: keys - queries, diagnosis="aligned-bottom-right")
 _faulty_causal(_diagonal, "causal_bottom_right_for_one_query", "the other corner, if Lq == 1 only: onnxruntime#29020",
     lambda queries, keys: keys - queries if queries == 1 else 0, diagnosis="aligned-bottom-right")
-_faulty_causal(causal_pattern, "causal_mirrored", "j >= i, the upper triangle",
-    lambda queries, keys: causal_keys(keys, queries).T, diagnosis="causal-mirrored")
+_faulty_causal(forms.causal_pattern, "causal_mirrored", "j >= i, the upper triangle",
+    lambda queries, keys: forms.causal_keys(keys, queries).T, diagnosis="causal-mirrored")
 # Let every query of a group of four see what the group's last one sees.
-_faulty_causal(causal_pattern, "causal_by_groups_of_four", "decided once per four queries: pytorch#195910",
-    lambda queries, keys: np.asarray(causal_keys(queries, keys)[np.minimum(np.arange(queries) // 4 * 4 + 3,
+_faulty_causal(forms.causal_pattern, "causal_by_groups_of_four", "decided once per four queries: pytorch#195910",
+    lambda queries, keys: np.asarray(forms.causal_keys(queries, keys)[np.minimum(np.arange(queries) // 4 * 4 + 3,
         queries - 1)]))
 _faulty_causal(_causality_dropped_if, "causal_ignored", "the argument has no effect: keras#23038",
     lambda masks: True, diagnosis="causality-ignored")
@@ -130,8 +113,9 @@ _faulty_causal(_causality_dropped_if, "causal_dropped_when_a_mask_is_given",
     lambda masks: masks["mask"] is not None, diagnosis="causality-ignored")
 _faulty_causal(_causality_dropped_if, "causal_dropped_when_a_bias_is_given", "a bias of one's own ends causality",
     lambda masks: masks["bias"] is not None, diagnosis="causality-ignored")
-_faulty_causal(causal_pattern, "causal_beyond_64_queries_ignored", "right in the first tile of 64 rows only: gcnasm#21",
-    lambda queries, keys: np.asarray(causal_keys(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64)))
+_faulty_causal(forms.causal_pattern, "causal_beyond_64_queries_ignored",
+        "right in the first tile of 64 rows only: gcnasm#21",
+    lambda queries, keys: np.asarray(forms.causal_keys(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64)))
 _faulty_empty_rows(_empty_rows, "empty_row_gives_nan",
     "softmax of a row of -inf: pytorch#103749, rten#1321, iree#24178",
     lambda logits: {"weights": np.full(logits.shape, np.nan), "log_sum_exp": np.full(logits.shape[:-1], np.nan)},
@@ -143,25 +127,26 @@ _faulty_empty_rows(_empty_rows, "empty_row_takes_the_first_key", "argmax of noth
 _faulty_empty_rows(_empty_rows, "empty_row_has_log_sum_exp_zero",
     "log 1 for -inf: merged states weigh an empty one (mlx#2608)",
     lambda logits: {"log_sum_exp": np.zeros(logits.shape[:-1])}, at="log_sum_exp")
-_faulty_windows(window_read_as, "window_one_key_too_many_after", "j <= i + right + 1: transformers#47010",
+_faulty_windows(forms.window_read_as, "window_one_key_too_many_after", "j <= i + right + 1: transformers#47010",
     lambda left, right: (left, _plus(right, 1)), diagnosis="window-too-wide-right")
-_faulty_windows(window_read_as, "window_one_key_too_few_after", "j < i + right: transformers#47010",
+_faulty_windows(forms.window_read_as, "window_one_key_too_few_after", "j < i + right: transformers#47010",
     lambda left, right: (left, _plus(right, -1)), diagnosis="window-too-narrow-right")
-_faulty_windows(window_read_as, "window_sides_swapped", "(left, right) read as (right, left)",
+_faulty_windows(forms.window_read_as, "window_sides_swapped", "(left, right) read as (right, left)",
     lambda left, right: (right, left), diagnosis="window-sides-swapped")
-_faulty_windows(window_read_as, "one_sided_window_on_both_sides",
+_faulty_windows(forms.window_read_as, "one_sided_window_on_both_sides",
     "what is bounded on one side is bounded on both: jax's local_window_size",
     lambda left, right: (right if left is None else left, left if right is None else right),
     diagnosis="window-on-both-sides")
-_faulty_windows(window_read_as, "open_right_side_taken_for_zero",
+_faulty_windows(forms.window_read_as, "open_right_side_taken_for_zero",
     "no bound on the right read as none to the right: sglang#34273's kind",
     lambda left, right: (left, 0 if right is None else right), diagnosis="window-open-right-as-zero")
-_faulty_windows(window_read_as, "open_left_side_taken_for_zero", "no bound on the left read as none to the left",
+_faulty_windows(forms.window_read_as, "open_left_side_taken_for_zero", "no bound on the left read as none to the left",
     lambda left, right: (0 if left is None else left, right), diagnosis="window-open-left-as-zero")
-_faulty_windows(window_read_as, "side_of_zero_taken_for_open",
+_faulty_windows(forms.window_read_as, "side_of_zero_taken_for_open",
     "0 is false, so a side of 0 keys counts as none given: zml#763's kind",
     lambda left, right: (left or None, right or None), diagnosis=("window-ignored", "window-zero-as-open"))
-_faulty_windows(window_read_as, "window_split_between_its_sides", "the sides read as the width of the whole window",
+_faulty_windows(forms.window_read_as, "window_split_between_its_sides",
+        "the sides read as the width of the whole window",
     lambda left, right: (None if left is None else left // 2, None if right is None else right // 2))
 _faulty_windows(_window_dropped_if, "window_ignored", "the argument has no effect",
     lambda masks: True, diagnosis="window-ignored")
@@ -180,22 +165,23 @@ _faulty_windows(_window_dropped_if, "window_dropped_when_key_lengths_are_given",
 _faulty_windows(_causality_dropped_if, "causal_dropped_when_a_window_is_given",
     "a window of one's own ends causality: transformers#26792's kind",
     lambda masks: masks["window"] is not None, diagnosis="causality-ignored")
-_faulty_windows(masks_read_as, "window_or_causal", "either may allow, where both must",
+_faulty_windows(forms.masks_read_as, "window_or_causal", "either may allow, where both must",
     lambda scores, masks: {} if masks["window"] is None or not masks["is_causal"] else {"is_causal": False, "window":
-        None, "mask": both(masks["mask"], keys_within(scores, masks["window"]) | causal_keys(*scores.shape[-2:]))},
+        None, "mask": forms.both(masks["mask"], forms.keys_within(scores, masks["window"]) | forms.causal_keys(
+        *scores.shape[-2:]))},
     diagnosis="window-or-causality")
-_faulty_windows(window_pattern, "window_does_not_move", "every query sees the window of the first one",
-    lambda scores, masks: np.broadcast_to(keys_within(scores, masks["window"])[:1], scores.shape[-2:]),
+_faulty_windows(forms.window_pattern, "window_does_not_move", "every query sees the window of the first one",
+    lambda scores, masks: np.broadcast_to(forms.keys_within(scores, masks["window"])[:1], scores.shape[-2:]),
     diagnosis="window-of-first-query")
-_faulty_windows(window_pattern, "window_without_its_own_key", "the current token is left out: onnxruntime#25927",
-    lambda scores, masks: np.asarray(keys_within(scores, masks["window"]) & (distance(scores) != 0)),
+_faulty_windows(forms.window_pattern, "window_without_its_own_key", "the current token is left out: onnxruntime#25927",
+    lambda scores, masks: np.asarray(forms.keys_within(scores, masks["window"]) & (forms.distance(scores) != 0)),
     diagnosis="window-without-own-key")
-_faulty_windows(window_pattern, "window_beyond_64_queries_ignored",
+_faulty_windows(forms.window_pattern, "window_beyond_64_queries_ignored",
     "right in the first tile of 64 rows only: gcnasm#21's kind",
-    lambda scores, masks: np.asarray(keys_within(scores, masks["window"]) | (np.arange(scores.shape[-2])[:,
+    lambda scores, masks: np.asarray(forms.keys_within(scores, masks["window"]) | (np.arange(scores.shape[-2])[:,
         np.newaxis] >= 64)))
-_faulty_windows(window_pattern, "window_inverted", "what is within is forbidden: text#894's polarity",
-    lambda scores, masks: ~keys_within(scores, masks["window"]), diagnosis="window-inverted")
+_faulty_windows(forms.window_pattern, "window_inverted", "what is within is forbidden: text#894's polarity",
+    lambda scores, masks: ~forms.keys_within(scores, masks["window"]), diagnosis="window-inverted")
 # fmt: on
 
 
@@ -205,27 +191,29 @@ _faulty_offsets = partial(mutant, "query offsets", at="masked")
 def _offsets_read_as(change: Callable[[Array], Array | None]) -> Steps:
     """Take the offsets for others where they say who may attend to whom; rotations have the right ones."""
 
-    def changed(scores: Array, masks: Masks) -> Masks:
+    def changed(scores: Array, masks: forms.Masks) -> forms.Masks:
         offsets = masks["query_offsets"]
         return {} if offsets is None else {"query_offsets": change(offsets)}
 
-    return masks_read_as(changed)
+    return forms.masks_read_as(changed)
 
 
-@_faulty_offsets(masks_read_as, defect="the near end of the window counts in the block of queries: lalamo#200's kind")
-def query_offsets_reach_the_far_side_of_the_window_alone(scores: Array, masks: Masks) -> Masks:
+@_faulty_offsets(
+    forms.masks_read_as, defect="the near end of the window counts in the block of queries: lalamo#200's kind"
+)
+def query_offsets_reach_the_far_side_of_the_window_alone(scores: Array, masks: forms.Masks) -> forms.Masks:
     """Move the left end of the window by the offset, and leave its right end and causality where they are."""
     left, right = masks["window"] or (None, None)
     if masks["query_offsets"] is None or right is None:
         return {}
-    far = allowed_keys(scores, {"window": (left, None), "query_offsets": masks["query_offsets"]})
-    near = allowed_keys(scores, {"window": (None, right)})
-    return {"window": None, "mask": both(masks["mask"], far & near)}
+    far = forms.allowed_keys(scores, {"window": (left, None), "query_offsets": masks["query_offsets"]})
+    near = forms.allowed_keys(scores, {"window": (None, right)})
+    return {"window": None, "mask": forms.both(masks["mask"], far & near)}
 
 
 @mutant(
     "rotary",
-    in_attention,
+    forms.in_attention,
     at="rotated_query",
     defect="one position of the rotation for the whole batch: reasoning-from-scratch#33",
     diagnosis="rotary-without-offsets",
@@ -258,7 +246,7 @@ _faulty_offsets(_offsets_read_as, "query_offsets_of_the_longest_batch_entry",
     lambda offsets: np.full_like(offsets, offsets.max(initial=0)), diagnosis="query-offsets-of-longest")
 _faulty_offsets(_offsets_read_as, "query_offsets_of_the_next_batch_entry", "batch index off by one",
     lambda offsets: np.roll(offsets, -1), diagnosis="query-offsets-of-next-batch-entry")
-mutant("rotary", in_attention, "query_offset_of_the_first_batch_entry_in_the_rotation",
+mutant("rotary", forms.in_attention, "query_offset_of_the_first_batch_entry_in_the_rotation",
     "positions of a batch are those of its first sequence: reasoning-from-scratch#33",
     lambda call: {} if call.query_offsets is None or call.rotary_cos is None else {"_rotate": lambda inputs, cos, sin,
         interleaved: _rotate(inputs, *((cos[:1], sin[:1]) if cos.ndim > 2 else (cos, sin)), interleaved)},
@@ -283,7 +271,7 @@ def _alibi_read_as(change: Callable[[Array, Array, Array], Array]) -> Steps:
         query, key = offset + np.arange(queries)[:, np.newaxis], np.arange(keys)
         return np.asarray(change(slopes[:, np.newaxis, np.newaxis], query, key)[np.newaxis], bias.dtype)
 
-    return bias_read_as(read)
+    return forms.bias_read_as(read)
 
 
 def _slopes_and_offset(bias: Array) -> tuple[Array, int] | None:
@@ -322,14 +310,14 @@ def alibi_slopes_without_leaving_any_out(slopes: Array) -> Array:
     return np.array([*alibi_slopes(below), *alibi_slopes(2 * below)[: heads - below]])
 
 
-@_faulty(bias_read_as, diagnosis=("bias-of-first-half-of-heads", "bias-of-first-head"))
+@_faulty(forms.bias_read_as, diagnosis=("bias-of-first-half-of-heads", "bias-of-first-head"))
 def bias_of_the_first_half_of_the_heads(bias: Array, scores: Array) -> Array:
     """every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227"""
     heads = bias.shape[1] if bias.ndim == 4 else 1
     return bias[:, np.arange(heads) % (heads // 2)] if heads > 1 else bias
 
 
-@_faulty(bias_read_as, diagnosis="bias-of-first-head-of-group")
+@_faulty(forms.bias_read_as, diagnosis="bias-of-first-head-of-group")
 def bias_of_the_first_head_of_a_group(bias: Array, scores: Array) -> Array:
     """query heads of a group share the bias of its first: a kernel that packs groups"""
     heads = bias.shape[1] if bias.ndim == 4 else 1
@@ -349,7 +337,7 @@ def _distances_read_as(change: Callable[[Array], Array]) -> Steps:
         distance = np.arange(keys) - (offset + np.arange(queries))[:, np.newaxis]
         return np.asarray(numbers[..., np.clip(change(distance) + offset + queries - 1, 0, numbers.shape[-1] - 1)])
 
-    return bias_read_as(read)
+    return forms.bias_read_as(read)
 
 
 def _by_distance(bias: Array) -> tuple[Array, int] | None:
@@ -397,7 +385,8 @@ _faulty(_distances_read_as, "relative_buckets_without_a_logarithm",
 _faulty(_distances_read_as, "relative_buckets_one_distance_late",
     "the step to the next bucket one distance late: > for >=",
     lambda distance: np.asarray(distance - np.sign(distance) * (np.abs(distance) >= 8)))
-_faulty(lambda unwanted: bias_dropped(unwanted) | where(lambda call: call.past == 0, {"mask_scores": mask_scores}),
+_faulty(lambda unwanted: forms.bias_dropped(unwanted) | forms.where(lambda call: call.past == 0, {"mask_scores":
+        mask_scores}),
 "bias_dropped_behind_a_past",
     "no bias once there is a cache: TensorRT-LLM#13870",
     lambda masks: True, diagnosis="bias-ignored")
