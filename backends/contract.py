@@ -71,8 +71,14 @@ class Edges(TypedDict, total=False):
     window: Window | None
 
 
-class ScaleAndCap(TypedDict, total=False):
-    """The factor of scaled dot products, and their softcap."""
+class HeadScale(TypedDict, total=False):
+    """A factor of the scores for each head, in the place of one for all."""
+
+    head_scale: Tensor | None
+
+
+class ScaleAndCap(HeadScale, total=False):
+    """The factor of scaled dot products, for all heads or for each, and their softcap."""
 
     scale: float | None
     softcap: float | None
@@ -140,12 +146,12 @@ class Latent(Masks, ScaleAndCap, Positions, total=False):
     """Keywords of attention to latent vectors, beside the parts that are rotated."""
 
 
-class Projected(MaskedRows, Sinks, Rotary, Past, total=False):
+class Projected(MaskedRows, HeadScale, Sinks, Rotary, Past, total=False):
     """Keywords of attention between projections, beside ``scale`` and those of the projections."""
 
 
 DEFAULTS: Mapping[str, Any] = {
-    **dict.fromkeys(("mask", "bias", "sinks", "rotary_cos", "rotary_sin")),
+    **dict.fromkeys(("mask", "bias", "sinks", "head_scale", "rotary_cos", "rotary_sin")),
     "rotary_interleaved": False,
     "is_causal": False,
     **dict.fromkeys(("scale", "softcap", "window", "key_lengths", "past_key", "past_value")),
@@ -302,7 +308,7 @@ class Backend(Protocol):
 
         query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), past_key (B, Hkv, P, D), past_value
         (B, Hkv, P, Dv), mask and bias of rank 4, broadcasting to (B, H, Lq, T), key_lengths (B,), counted over T,
-        sinks (H,), rotary_cos and rotary_sin (Lr, R), either both or none
+        sinks (H,), head_scale (H,), rotary_cos and rotary_sin (Lr, R), either both or none
         -> rotated_query (B, H, Lq, D) and rotated_key (B, Hkv, T, D) with a rotary embedding, the stages of
         ``dot_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
         The past comes before the keys. A window counts from a query's position P + i. ``is_causal`` is never given
@@ -312,7 +318,9 @@ class Backend(Protocol):
         its head, behind softcap, bias and mask, of a key that has a value of 0: it is part of the denominator of the
         weights and of log_sum_exp, and has no column in any stage. A row that may attend to no key but has a sink is
         not empty: its weights and output are 0. A sink of -inf is none. OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model
-        Card", arXiv 2508.10925.
+        Card", arXiv 2508.10925. With head_scale the scores of query head h are q k^T times head_scale[h], whatever
+        ``scale`` is: 0 makes all of them 0, and what is NaN makes its head NaN and no other. Per head as in Liu et al.
+        2022, "Swin Transformer V2", section 3.3.
 
         ``mask_fill`` as in ``mask_scores``: a key that is forbidden then takes part with that score, in weights,
         log_sum_exp and output, and a row in which all are forbidden has the same weight for every key.
@@ -416,7 +424,7 @@ class Backend(Protocol):
         query (1, H, Lq, D), key (1, Hkv, Lk, D), value (1, Hkv, Lk, Dv), cu_seqlens_q and cu_seqlens_k (S1,): the
         queries of sequence s are those from cu_seqlens_q[s] up to cu_seqlens_q[s + 1], its keys likewise; both begin
         with 0 and end with Lq and Lk; key_lengths (S,), integers: of the keys of a sequence so many are used, and the
-        others may hold anything; sinks (H,)
+        others may hold anything; sinks and head_scale (H,)
         -> log_sum_exp (1, H, Lq), output (1, H, Lq, Dv), and stages of ``attention`` where there are any.
         ``is_causal`` and ``window`` count within a sequence, and from its end: its last query stands at its last key
         that is used. A query without a key gets zeros. A sequence may be empty. Dao 2023, "FlashAttention-2",
@@ -458,7 +466,7 @@ class Backend(Protocol):
         query (B, H, Lq, D), key_pages (Np, Lp, Hkv, D), value_pages (Np, Lp, Hkv, Dv), block_table (B, W), integers:
         key t of batch entry b is key t % Lp of page block_table[b, t // Lp]; key_lengths (B,), integers: so many keys
         of a batch entry are used, its own among them; whatever else pages hold, and the rest of the table, may be
-        anything; sinks (H,)
+        anything; sinks and head_scale (H,)
         -> log_sum_exp (B, H, Lq), output (B, H, Lq, Dv), and stages of ``attention`` where there are any.
         ``is_causal`` and ``window`` count from the end: the last query stands at the last key that is used. A query
         without a key gets zeros. Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with

@@ -63,7 +63,9 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return np.asarray(tensor)
 
 
-def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float | None = None) -> Stages:
+def dot_scores(
+    query: Tensor, key: Tensor, *, scale: float | Tensor | None = None, softcap: float | None = None
+) -> Stages:
     """Score by scaled dot product."""
     raw_scores = query @ key.mT
     scores = raw_scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -173,6 +175,7 @@ def attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    head_scale: Tensor | None = None,
     rotary_cos: Tensor | None = None,
     rotary_sin: Tensor | None = None,
     rotary_interleaved: bool = False,
@@ -204,7 +207,8 @@ def attention(
         stages["rotated_key"] = key  # the past comes rotated
     group = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(each, group, axis=1) for each in (key, value))  # (B, Hkv, T, D) -> (B, H, T, D)
-    stages |= dot_scores(query, key, scale=scale, softcap=softcap)
+    factor = scale if head_scale is None else head_scale[:, None, None]
+    stages |= dot_scores(query, key, scale=factor, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
     rules |= {"query_offsets": query_offsets, "mask_fill": mask_fill}

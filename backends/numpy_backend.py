@@ -185,6 +185,7 @@ def attention(
     mask: Array | None = None,
     bias: Array | None = None,
     sinks: Array | None = None,
+    head_scale: Array | None = None,
     rotary_cos: Array | None = None,
     rotary_sin: Array | None = None,
     rotary_interleaved: bool = False,
@@ -214,7 +215,10 @@ def attention(
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
     key, value = _repeat_heads(key, value, query.shape[1])
-    stages |= dot_scores(query, key, scale=scale, softcap=softcap)
+    if head_scale is None:
+        stages |= dot_scores(query, key, scale=scale, softcap=softcap)
+    else:
+        stages |= _scaled_by_head(dot_scores(query, key, scale=1.0, softcap=None), head_scale, softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
     rules |= {"query_offsets": query_offsets, "mask_fill": mask_fill}
@@ -306,7 +310,10 @@ def attention_gradients(
         allowed = _allowed_keys(logits, options.get("mask"), *edges, options.get("key_lengths"))
         grad_logits = grad_logits if allowed is None else np.where(allowed, grad_logits, 0.0)
     grad_scores = grad_logits if softcap is None else grad_logits * _cap_slope(stages["capped"], softcap)
-    grad_raw_scores = grad_scores * _scale_of(query, options.get("scale"))
+    head_scale = options.get("head_scale")
+    grad_raw_scores = grad_scores * _scale_of(query, options.get("scale") if head_scale is None else 1.0)
+    if head_scale is not None:
+        grad_raw_scores = grad_raw_scores * head_scale[:, np.newaxis, np.newaxis]
     gradients = {
         "grad_query": _weighted_sum(grad_raw_scores, key),
         "grad_key": _sum_heads(_sum_over_queries(grad_raw_scores, query), kv_heads),
@@ -636,6 +643,12 @@ def _sum_over_queries(weights: Array, rows: Array) -> Array:
 def _scale_of(query: Array, scale: float | None) -> float:
     # math.sqrt gives a Python float; 1 / np.sqrt(D) would be a float64 scalar and turn float32 scores into float64.
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _scaled_by_head(stages: Stages, head_scale: Array, softcap: float | None) -> Stages:
+    """Multiply scores by the number of their head, then cap them."""
+    scores = stages["scores"] * head_scale[:, np.newaxis, np.newaxis]
+    return {**stages, "scores": scores, **({} if softcap is None else {"capped": _cap(scores, softcap)})}
 
 
 def _cap(scores: Array, softcap: float) -> Array:

@@ -58,7 +58,9 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float | None = None) -> Stages:
+def dot_scores(
+    query: Tensor, key: Tensor, *, scale: float | Tensor | None = None, softcap: float | None = None
+) -> Stages:
     """Score by scaled dot product."""
     raw_scores = tf.matmul(query, key, transpose_b=True)
     # A Python float takes the tensor's dtype here; tf.cast(scale, tf.float64) would pass it through float32 first.
@@ -165,6 +167,7 @@ def attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    head_scale: Tensor | None = None,
     rotary_cos: Tensor | None = None,
     rotary_sin: Tensor | None = None,
     rotary_interleaved: bool = False,
@@ -197,7 +200,8 @@ def attention(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = tf.repeat(key, groups, axis=1), tf.repeat(value, groups, axis=1)
-    stages |= dot_scores(query, key, scale=scale, softcap=softcap)
+    factor = scale if head_scale is None else head_scale[:, tf.newaxis, tf.newaxis]
+    stages |= dot_scores(query, key, scale=factor, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
     rules |= {"query_offsets": query_offsets, "mask_fill": mask_fill}

@@ -72,7 +72,9 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float | None = None) -> Stages:
+def dot_scores(
+    query: Tensor, key: Tensor, *, scale: float | Tensor | None = None, softcap: float | None = None
+) -> Stages:
     """Score by scaled dot product."""
     raw_scores = query @ key.mT
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
@@ -174,6 +176,7 @@ def attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    head_scale: Tensor | None = None,
     rotary_cos: Tensor | None = None,
     rotary_sin: Tensor | None = None,
     rotary_interleaved: bool = False,
@@ -205,7 +208,8 @@ def attention(
     group = query.size(1) // key.size(1)  # query heads that share a key and value head
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    stages |= dot_scores(query, key, scale=scale, softcap=softcap)
+    factor = scale if head_scale is None else head_scale[:, None, None]
+    stages |= dot_scores(query, key, scale=factor, softcap=softcap)
     *_, scores = stages.values()  # capped or not
     allowed = may_attend(
         scores.shape,

@@ -79,6 +79,7 @@ from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spre
 from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import (
+    PerHead,
     constant_roundings,
     exact_grad_key,
     exact_grad_query,
@@ -92,8 +93,11 @@ from attncheck.attention.scores import (
 from attncheck.attention.softmax import is_linear
 from attncheck.attention.step import At, Node, Step
 from attncheck.attention.weighted_mean import exact_grad_value, reach_of_grad_value
+from attncheck.reading.lowering import Factor
 from attncheck.spec import Shape
 
+_HEADS = 1
+"""The axis of heads in the logits."""
 _MAX_LINEAR = 1 / 4
 """Variance of a logit's error up to which gradients have a statistical scale, which is looser than that of weights."""
 
@@ -102,10 +106,25 @@ _MAX_LINEAR = 1 / 4
 class Scaling:
     """The roundings of a scale, relative to what is added up."""
 
-    factor: float  # max(1, |a|), for what underflows before it is scaled
-    max_error: float = 0.0  # n_s max(u_s, u_p) + n_pre u_pre
-    variance: float = 0.0
-    constant: float = 0.0  # n_a u_s: the roundings of the constant, one number in every element
+    factor: PerHead  # max(1, |a|), for what underflows before it is scaled
+    max_error: PerHead = 0.0  # n_s max(u_s, u_p) + n_pre u_pre
+    variance: PerHead = 0.0
+    constant: PerHead = 0.0  # n_a u_s: the roundings of the constant, one number in every element of a head
+
+    @property
+    def is_shared(self) -> bool:
+        """True where all heads have one scale."""
+        return np.ndim(self.factor) == 0
+
+    def of_groups(self, groups: int) -> Scaling:
+        """Return the largest of the query heads that share a key head."""
+        if self.is_shared or not groups:
+            return self
+
+        def largest(number: PerHead) -> PerHead:
+            return np.broadcast_to(number, self.factor.shape).reshape(groups, -1, 1, 1).max(axis=1)
+
+        return Scaling(*map(largest, (self.factor, self.max_error, self.variance, self.constant)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +145,12 @@ class Sums:
     constants: float  # u_s^2 + u_c^2, and of factors that are cut off
 
 
-def scaling_of(scale: float, rounding: RoundingModel) -> Scaling:
+def scaling_of(scale: Factor, rounding: RoundingModel) -> Scaling:
     """Return what scaling ds, a sum of it, or what it meets, rounds."""
     folds_exactly, counted = folds_exactly_into_operands(scale, rounding), roundings_of_scale(scale)
-    folded, storing = 0.0 if folds_exactly else rounding.prescale_unit, storage_of(rounding)[0]
+    folded, storing = np.where(folds_exactly, 0.0, rounding.prescale_unit), storage_of(rounding)[0]
     return Scaling(
-        factor=max(1.0, abs(scale)),
+        factor=np.maximum(1.0, abs(scale)),
         max_error=(1 + counted) * storing + rounding.prescale_count * folded,
         variance=storing**2 + 2 * folded**2,
         constant=constant_roundings(counted, folds_exactly) * rounding.score_unit,
@@ -152,13 +171,14 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
         summed: Real = whole.reshape(*whole.shape[:-3], heads, group, *whole.shape[-2:]).sum(axis=-3)
         return summed
 
+    scaling = sums.scaling.of_groups(heads)
     count, u_acc, u_o = together(sums.count), rounding.accumulate_unit, rounding.output_unit
     magnitude, squares = together(sums.magnitude), together(sums.squares)
     some = count > 0
-    relative = count * u_acc + sums.scaling.max_error + (tiles - 1) * u_o + rounding.product_error
+    relative = count * u_acc + scaling.max_error + (tiles - 1) * u_o + rounding.product_error
     # A sum before it is scaled, its products and partial sums.
     lost = 2 * (count + 2) * rounding.accumulate_underflow + (tiles + 1) * rounding.output_underflow
-    floor = some * sums.scaling.factor * lost
+    floor = some * scaling.factor * lost
     max_error = (together(sums.max_error) + relative * magnitude) * (1 + 8 * rounding.coarsest_unit)
     max_error = max_error + floor
     variance, heads_square, exact_square = together(sums.variance), together(sums.value**2), exact * exact
@@ -170,8 +190,9 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
         variance = variance + together(sums.deviation) ** 2
     of_total, of_squares = product_factors(rounding, count)
     variance = variance + of_total * np.maximum(exact_square, heads_square)
-    variance += (of_squares + sums.scaling.variance) * squares
-    variance += sums.scaling.constant**2 * exact_square
+    variance += (of_squares + scaling.variance) * squares
+    # Scales of their own are rounded each by itself, and what cancels in a sum of heads does not in their errors.
+    variance += scaling.constant**2 * (exact_square if scaling.is_shared else np.maximum(exact_square, heads_square))
     if tiles > 1:
         variance += ORDER_FACTOR * u_o**2 * tiles * (heads_square / 3 + squares / 6)
     if group > 1:
@@ -258,14 +279,14 @@ def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: sl
     The value that the step returns has as many elements as the shape.
     """
     lifted, axes = spread_over(shape, logits.value.ndim)
-    bound = _of_bias(logits, at.value.reshape(lifted), columns, at.rounding)
+    bound = _of_bias(logits, at.value.reshape(lifted), columns, at)
     bent = of_bent_weights(logits.weights)[..., columns]
     scale = np.where(bent.any(axis=axes, keepdims=True), bound.max_error, bound.sigma)
     max_error, scale = (each.reshape(at.value.shape) for each in (bound.max_error, scale))
     return Finished(at.value, Bound(max_error, scale))
 
 
-def _with_errors(sums: Sums, scores: GradScores, operand: Operand, factor: float, *, by_key: bool = False) -> Sums:
+def _with_errors(sums: Sums, scores: GradScores, operand: Operand, factor: Factor, *, by_key: bool = False) -> Sums:
     """Add what the errors of keys or queries do that ds meets, where they are computed."""
     if operand.max_error is None or operand.variance is None:
         return sums
@@ -282,7 +303,7 @@ def _with_errors(sums: Sums, scores: GradScores, operand: Operand, factor: float
     )
 
 
-def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingModel) -> Sums:
+def _over_keys(scores: GradScores, key: Real, factor: Factor, rounding: RoundingModel) -> Sums:
     """Return a ds k."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(key)
     of_scores, attended = np.abs(scores.value), weights.attended
@@ -304,7 +325,7 @@ def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingM
     )
 
 
-def _over_queries(scores: GradScores, query: Real, factor: float, rounding: RoundingModel) -> Sums:
+def _over_queries(scores: GradScores, query: Real, factor: Factor, rounding: RoundingModel) -> Sums:
     """Return a ds^T q."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(query)
     of_scores, attended, deviation = transposed(np.abs(scores.value)), transposed(weights.attended), NOTHING
@@ -312,15 +333,17 @@ def _over_queries(scores: GradScores, query: Real, factor: float, rounding: Roun
     max_error = scale * (transposed(scores.max_error) @ size)
     if weights.shares_errors:
         deviation = scale * (transposed(scores.deviation(rounding)) @ size)
+    scaling = scaling_of(factor, rounding)
+    moves = factor * (transposed(constant_moves(scores.logits) * scores.slope.value) @ query)
     return Sums(
         value=factor * (transposed(scores.value) @ query),
         magnitude=scale * (of_scores @ size) + max_error,
         squares=scale**2 * (squares @ square_queries),
         max_error=max_error,
         variance=scale**2 * (transposed(scores.variance(rounding)) @ square_queries),
-        moves=factor * (transposed(constant_moves(scores.logits) * scores.slope.value) @ query),
+        moves=moves if scaling.is_shared else np.abs(moves),
         deviation=deviation,
-        scaling=scaling_of(factor, rounding),
+        scaling=scaling,
         floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
         lost=_underflow(factor, attended @ square_queries, squares.sum(axis=-1, keepdims=True), rounding, power=2),
         count=attended.sum(axis=-1, keepdims=True),
@@ -354,16 +377,17 @@ def _of_weights(weights: BackwardWeights, grad_output: Operand, rounding: Roundi
     )
 
 
-def _underflow(factor: float, entries: Real, gradients: Real, rounding: RoundingModel, *, power: int = 1) -> Real:
+def _underflow(factor: Factor, entries: Real, gradients: Real, rounding: RoundingModel, *, power: int = 1) -> Real:
     """Bound what underflow does to a scaled ds and to a scaled operand; their squares with ``power`` 2."""
     folded = 0.0 if rounding.folding == "none" else rounding.prescale_underflow
-    scale = max(1.0, abs(factor))
+    scale = np.maximum(1.0, abs(factor))
     floor: Real = (scale * 2 * storage_of(rounding)[1]) ** power * entries + (scale * folded) ** power * gradients
     return floor
 
 
-def _of_bias(logits: GradLogits, exact: Real, columns: slice, rounding: RoundingModel) -> Bound:
+def _of_bias(logits: GradLogits, exact: Real, columns: slice, at: At) -> Bound:
     """Sum columns of the logits' gradient over the axes of length 1 that the result has, (B, H, Lq, T)."""
+    rounding = at.rounding
     shape, axes = spread_over(exact.shape, exact.ndim)
 
     def summed(array: Real) -> Real:
@@ -383,7 +407,10 @@ def _of_bias(logits: GradLogits, exact: Real, columns: slice, rounding: Rounding
         variance = np.sqrt(variance).sum(axis=-1, keepdims=True) ** 2
     # Rounded keys and values are those of every query.
     variance = summed(np.sqrt(variance)) ** 2 if logits.weights.shares_errors else summed(variance)
-    variance = variance + logits.weights.rows.constants(rounding) * together(constant_moves(logits)) ** 2
+    moves = constant_moves(logits)[..., columns]
+    if np.ndim(scale_of(at.problem)):  # scales of their own are rounded each by itself
+        moves = np.abs(moves.sum(axis=tuple({*axes} - {_HEADS}), keepdims=True))
+    variance = variance + logits.weights.rows.constants(rounding) * moves.sum(axis=axes, keepdims=True) ** 2
     added = summation_variance(u_acc, count, exact * exact, together(logits.value**2))
     variance = variance + np.where(count > 1, added, 0.0)
     return bound_of_stored(exact, max_error, variance, np.zeros(exact.shape), count > 0, rounding)

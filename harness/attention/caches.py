@@ -209,7 +209,7 @@ def _added_up(at: At, query: Real, key: Real) -> tuple[Real, Real]:
     parts = (query[..., each] @ transposed(key[..., each]) for each in (np.s_[:columns], np.s_[columns:]))
     own, rotary = map(np.abs, parts)
     scale = abs(scale_of(at.problem))
-    underflow = 2 * at.rounding.score_underflow / (min(1.0, scale) if scale else 1.0)
+    underflow = 2 * at.rounding.score_underflow / np.where(scale > 0, np.minimum(1.0, scale), 1.0)
     return unit * (own + rotary) + underflow, unit**2 * (own**2 + rotary**2)
 
 

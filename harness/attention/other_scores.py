@@ -253,12 +253,14 @@ def _exact_of_cosine(problem: Computation, query: ExactArray, key: ExactArray) -
 
 
 def _value_of_cosine(problem: Computation, query: Real, key: Real) -> Real:
-    return (_unit_rows(query) @ transposed(_unit_rows(key))) * scale_of(problem)
+    scores: Real = (_unit_rows(query) @ transposed(_unit_rows(key))) * scale_of(problem)
+    return scores
 
 
 def _radius_of_cosine(around: Around, _: Real, query: Ball, key: Ball) -> Real:
     moved = _moved_direction(query)[..., :, np.newaxis] + _moved_direction(key)[..., np.newaxis, :]
-    return np.minimum(moved, 2) * abs(scale_of(around.problem))
+    radius: Real = np.minimum(moved, 2) * abs(scale_of(around.problem))
+    return radius
 
 
 def _moved_direction(vectors: Ball) -> Real:

@@ -4,6 +4,7 @@
     scores      a q k^T             D = [ A (d u_acc + n_pre u_pre) + n_s u_s |s| ] (1 + 8u*) + eta
                 a = 1/sqrt(D) as a real number, unless it is given (Vaswani et al. 2017, 3.2.1)
                 A = |a| |q||k|^T;  n_s = 1 if |a| is a power of two, else 3
+                a_h in the place of a where each head has its own, and n_s and n_pre of each
 
 |fl(x.y) - x.y| <= n u |x|.|y| in every order, fused or not: Jeannerod and Rump, SIAM J. Matrix Anal. Appl. 34 (2013);
 Higham 2002, Accuracy and Stability of Numerical Algorithms, chapter 3.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,10 +39,14 @@ from attncheck.attention.errors import (
 )
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, handed_on, reach_of_scores
-from attncheck.attention.problem import Computation
+from attncheck.attention.problem import Computation, per_head
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step, stored_logits
+from attncheck.reading.lowering import Factor
 
+PerHead = Any
+"""What follows from a factor: one for all scores, or one for those of each head, (H, 1, 1)."""
+_OF_HEADS = "head_scale"
 _LARGEST_GRID = 2.0**1000
 """Stands for the grid of products that are all 0."""
 
@@ -115,15 +121,16 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
 
 
 def roundings_of_products(
-    products: Products, rounding: RoundingModel, folds_exactly: bool
+    products: Products, rounding: RoundingModel, folds_exactly: PerHead
 ) -> tuple[Real | float, Real | float]:
     """Return 0 where a product is exact in the accumulation format, and where in that of the scores as well; else 1."""
     grid = products.grid
-    if not folds_exactly or grid is NOTHING:
+    if grid is NOTHING or not np.any(folds_exactly):
         return 1.0, 1.0
     if rounding.product_unit:
         grid = grid * (products.reduced == 0)
     summed = (products.magnitude <= grid / rounding.accumulate_unit) & (grid >= rounding.accumulate_underflow)
+    summed = summed & folds_exactly
     if not summed.any():
         return 1.0, 1.0
     stored = (products.magnitude <= grid / rounding.score_unit) & (grid >= rounding.score_underflow)
@@ -185,7 +192,7 @@ def reach_of_grad_key(_: Reach, grad_products: Flags, __: Flags, key: Flags) -> 
     return flags_per_group(any_of(grad_products, -2), key.shape[-3])
 
 
-def scale_of(problem: Computation) -> float:
+def scale_of(problem: Computation) -> Factor:
     """Return the factor of the scores."""
     return problem.scale(lambda: problem.head_width)
 
@@ -193,6 +200,8 @@ def scale_of(problem: Computation) -> float:
 def exact_scaled(problem: Computation, product: ExactArray) -> ExactArray:
     """Multiply by the scale, forwards or, as its own transpose, backwards."""
     scale = problem.options.get("scale")
+    if _OF_HEADS in problem.inputs:
+        return product * problem.exact(per_head(problem.array(_OF_HEADS)))
     if scale is not None:
         return product * problem.number(scale)
     return product if problem.score == "dot" else product / problem.exact(np.array([[problem.head_width]])).sqrt()
@@ -213,7 +222,14 @@ def _radius_of_raw(_: Around, __: Real, product: Ball) -> Real:
 
 
 def _radius_of_scaled(around: Around, _: Real, product: Ball) -> Real:
-    return product.radius * abs(scale_of(around.problem))
+    radius: Real = product.radius * abs(scale_of(around.problem))
+    if _OF_HEADS in around.problem.inputs:
+        radius += per_head(around.radii[_OF_HEADS]) * (np.abs(product.value) + product.radius)
+    return radius
+
+
+def _reach_of_scaled(known: Reach, product: Flags) -> Flags:
+    return product | per_head(known.flags[_OF_HEADS]) if _OF_HEADS in known.flags else product
 
 
 def _error_of_raw(at: At, products: Products) -> Logits:
@@ -225,8 +241,8 @@ def _error_of_scaled(at: At, products: Products) -> Logits:
     return scaled_products(products, scale_of(at.problem), at.value, at.rounding)
 
 
-def scaled_products(products: Products, scale: float, exact: Real, rounding: RoundingModel) -> Logits:
-    """Bound the scaled scores ``exact`` = a q k^T.
+def scaled_products(products: Products, scale: Factor, exact: Real, rounding: RoundingModel) -> Logits:
+    """Bound the scaled scores ``exact`` = a q k^T, with one a, or one for each head.
 
     Small integers are exact in every order: where all q_ic k_jc are multiples of g and |q||k|^T <= g / u_acc, every
     partial sum is representable. A scale folded into q or k must keep that: it must be a power of 4 (its square root is
@@ -235,11 +251,11 @@ def scaled_products(products: Products, scale: float, exact: Real, rounding: Rou
     size, constant, room = abs(scale), roundings_of_scale(scale), 1 + 8 * rounding.coarsest_unit
     folds_exactly = folds_exactly_into_operands(scale, rounding)
     sums, stores = roundings_of_products(products, rounding, folds_exactly)
-    prescaled = 0.0 if folds_exactly else rounding.prescale_unit
+    prescaled = np.where(folds_exactly, 0.0, rounding.prescale_unit)
     relative = products.width * rounding.accumulate_unit * sums + rounding.prescale_count * prescaled
     stored = rounding.score_unit * (constant + stores) * room
     # A scaled operand has other bits than the one that was given.
-    rounded = products.reduced if folds_exactly else 2 * np.ones((1, 1))
+    rounded = np.where(folds_exactly, products.reduced, 2.0)
     if rounding.product_unit:
         relative = relative + rounded * (rounding.product_error / 2)
     floor = _dot_underflow(products, size, rounding)
@@ -250,7 +266,7 @@ def scaled_products(products: Products, scale: float, exact: Real, rounding: Rou
     # Of these numbers rows take differences that cancel, so that the order of the sum shows in what is left.
     independent = summation_variance(rounding.accumulate_unit, products.width, square, squares)
     independent *= sums
-    shared = 2 * prescaled**2 * squares if prescaled else NOTHING
+    shared = 2 * prescaled**2 * squares if prescaled.any() else NOTHING
     # What cuts take away from a projected query and from a projected key adds up.
     common = 2 * (products.computed * rounding.cut_mean) ** 2
     if rounding.product_unit:
@@ -266,39 +282,39 @@ def scaled_products(products: Products, scale: float, exact: Real, rounding: Rou
     return Logits(exact, max_error, independent, shared, floor, common)
 
 
-def roundings_of_scale(scale: float) -> int:
+def roundings_of_scale(scale: Factor) -> PerHead:
     """Count the roundings of the constant and of the product with it, beyond that of storage."""
-    return 0 if is_power_of_two(scale) else 2
+    return np.where(is_power_of_two(scale), 0, 2)
 
 
-def folds_exactly_into_operands(scale: float, rounding: RoundingModel) -> bool:
+def folds_exactly_into_operands(scale: Factor, rounding: RoundingModel) -> PerHead:
     """Tell if no rounding comes from folding the scale, or its root, into query and key."""
     return rounding.folding == "none" or (rounding.folding == "scale" and _is_power_of_four(scale))
 
 
-def constant_roundings(constant: int, folds_exactly: bool) -> int:
+def constant_roundings(constant: PerHead, folds_exactly: PerHead) -> PerHead:
     """Count the roundings of the scale in u, at most: one number for all scores, so that nothing averages them out.
 
     1/sqrt(d) is rounded twice; its square root once more, and folded into both query and key it counts twice.
     """
-    return constant if folds_exactly else max(2 * constant, 2)
+    return np.where(folds_exactly, constant, np.maximum(2 * constant, 2))
 
 
-def _dot_underflow(products: Products, size: float, rounding: RoundingModel) -> Real:
+def _dot_underflow(products: Products, size: Factor, rounding: RoundingModel) -> Real:
     """Bound what underflow does: in products and sums, scaled before or after, in a scaled operand, in storage."""
     folded = rounding.product_underflow if rounding.folding == "none" else rounding.prescale_underflow
-    largest, stored = max(1.0, size), 2 * (1 + size) * rounding.score_underflow
-    floor = np.array([[largest * 2 * (products.width + 2) * rounding.accumulate_underflow + stored]])
+    largest, stored = np.maximum(1.0, size), 2 * (1 + size) * rounding.score_underflow
+    floor = np.atleast_2d(largest * 2 * (products.width + 2) * rounding.accumulate_underflow + stored)
     return floor + largest * folded * products.entries if folded else floor
 
 
-def is_power_of_two(number: float) -> bool:
+def is_power_of_two(number: Factor) -> PerHead:
     """Tell if multiplying by a number changes the exponent alone."""
-    return math.frexp(abs(number))[0] == 0.5
+    return np.frexp(np.abs(number))[0] == 0.5
 
 
-def _is_power_of_four(number: float) -> bool:
-    return is_power_of_two(number) and math.frexp(abs(number))[1] % 2 == 1
+def _is_power_of_four(number: Factor) -> PerHead:
+    return is_power_of_two(number) & (np.frexp(np.abs(number))[1] % 2 == 1)
 
 
 RAW_SCORES = Step(_handed_on, _handed_on, _error_of_raw, _radius_of_raw, stored_logits, handed_on)
@@ -308,5 +324,5 @@ SCORES = Step(
     _error_of_scaled,
     _radius_of_scaled,
     stored_logits,
-    handed_on,
+    _reach_of_scaled,
 )

@@ -18,7 +18,7 @@ from attncheck.attention.problem import Computation
 from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.reading.lowering import Problem
-from attncheck.spec import BY_SCORE, is_said, score_kind
+from attncheck.spec import BY_SCORE, INSTEAD_OF, is_said, score_kind
 from attncheck.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
@@ -280,7 +280,9 @@ _WITH_SCALE = frozenset({"attention", "attention_gradients", "multi_head_attenti
 
 
 def has_scale(problem: Problem) -> bool:
-    """Whether the scores are a product of query and key times a number."""
+    """Whether the scores are a product of query and key times one number."""
+    if not INSTEAD_OF["scale"].isdisjoint(problem.inputs):
+        return False
     is_scored = problem.operation in ("scoring", *BY_SCORE)
     return problem.operation in _WITH_SCALE or (
         is_scored and score_kind(problem.operation, problem.options) in ("dot", "scaled_dot", "cosine")
@@ -288,8 +290,10 @@ def has_scale(problem: Problem) -> bool:
 
 
 def scale_of(problem: Problem) -> float:
-    """Return the factor of the scores that a case means."""
-    return problem.scale(lambda: widths_of(problem)["D"])
+    """Return the factor of the scores that a case means, 1 where each head has its own."""
+    if not INSTEAD_OF["scale"].isdisjoint(problem.inputs):
+        return 1.0
+    return float(problem.scale(lambda: widths_of(problem)["D"]))
 
 
 def has_default_scale(problem: Problem) -> bool:

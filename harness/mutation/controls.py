@@ -324,11 +324,11 @@ def _with_log2e_in_the_scale(store: Store) -> Steps:
 
     What FlashAttention's kernels do. docs/numerics.md, 4.1c, derives why its roundings are within every class. The
     softcap is in base e in front of that. A bias or a fill has a rounding of its own there, and may leave the range
-    with it: behind these the logits are in base e.
+    with it: behind these the logits are in base e, and so they are where each head has a scale of its own.
     """
 
     def steps(call: Call) -> Steps:
-        if call.bias is not None or call.mask_fill is not None:
+        if call.bias is not None or call.mask_fill is not None or call.head_scale is not None:
             return {}
         folded: list[Array] = []
 

@@ -72,8 +72,8 @@ class Call:
 
     @property
     def factor(self) -> float:
-        """What the raw scores are multiplied with."""
-        return numpy_backend._scale_of(self.query, self.scale)
+        """What the raw scores are multiplied with, before a number of each head."""
+        return numpy_backend._scale_of(self.query, self.scale if self.head_scale is None else 1.0)
 
     @property
     def past(self) -> int:

@@ -36,6 +36,8 @@ Array = NDArray[Any]
 Rows = NDArray[np.intp]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
+Factor = Any
+"""A number, or one for each head, (H, 1, 1)."""
 _LaidOut = tuple[dict[str, Any], dict[str, Array]]
 
 _READING_ONLY = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
@@ -80,8 +82,10 @@ class Problem:
         given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
         return replace(self, options=chosen, inputs=given)
 
-    def scale(self, head_width: Callable[[], int]) -> float:
+    def scale(self, head_width: Callable[[], int]) -> Factor:
         """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
+        if "head_scale" in self.inputs:
+            return self.inputs["head_scale"].astype(np.float64)[:, np.newaxis, np.newaxis]
         if self.options.get("scale") is not None:
             return float(self.options["scale"])
         is_scaled = score_kind(self.operation, self.options) == "scaled_dot"

@@ -130,6 +130,16 @@ INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
         differentiable=True,
         synonyms=("sink", "s_aux", "attention_sinks", "attn_sink", "sink_logits", "learnable_sink", "softmax_sink"),
     ),
+    "head_scale": optional(
+        "H",
+        neutral=None,
+        instead_of="scale",
+        not_both="is one number for all heads, and head_scale holds one for each",
+        called="the scale of each head",
+        of_head="the scale",
+        shows_in="scores",
+        synonyms=("head_scales", "scale_per_head", "per_head_scale"),
+    ),
 }
 """What a row's softmax depends on beside query, key and value."""
 OF_HEADS: Mapping[str, InputSpec] = {name: spec for name, spec in INPUTS_ON_ROWS.items() if spec.of_head}
@@ -278,7 +288,7 @@ LATENT_INPUTS: Mapping[str, InputSpec] = {
     "key_rotary": optional(
         *("B", "Lk", "Dr"), neutral=None, needs="query_rotary", synonyms=("k_pe", "k_rope", "kpe", "key_rope")
     ),
-    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths")},
+    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths", "head_scale")},
     **OFFSET_INPUTS,
 }
 """Latent vectors, what makes keys and values of them, and the part of queries and keys that is rotated already."""

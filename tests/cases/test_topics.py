@@ -19,10 +19,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
-from attncheck.spec import (
-    OPERATIONS,
-    Operation,
-)
+from attncheck.spec import INSTEAD_OF, OPERATIONS, Operation
 
 CASES = select_cases().cases
 TILE = 16
@@ -36,12 +33,18 @@ FEW = {"multi_head_attention": 6}
 """How many options a case of few has at most, where it is not four: projections have biases of their own."""
 
 
+HANDED_ON = frozenset({"head_scale"})
+"""Options that operations which become attention hand on to it as they are, so that they meet the others there."""
+
+
 Pair = tuple[Level, Level]
 
 
 def pairs_of(operation: Operation) -> Iterator[Pair]:
     """Yield every pair of levels of two options that can meet."""
-    for one, other in combinations(levels_of(operation).values(), 2):
+    levels = levels_of(operation)
+    asked = (own for name, own in levels.items() if not (operation.is_lowered and name in HANDED_ON))
+    for one, other in combinations(asked, 2):
         for pair in ((first, second) for first in one for second in other):
             if not why_never(pair):
                 yield pair
@@ -53,8 +56,9 @@ def why_never(pair: Pair) -> str:
     for option, scores in ONLY_WITH_SOME_SCORES.items():
         if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
             return f"only {', '.join(scores)} have a {option}"
-    if {"alignment", "query_offsets"} <= options:
-        return "query_offsets say where the queries of each batch entry stand, whatever the alignment"
+    for option, inputs in INSTEAD_OF.items():
+        if option in options and not inputs.isdisjoint(options):
+            return f"{' and '.join(inputs)} say what {option} would"
     if "score_bias" in options:
         if "score" in options and not texts & {"score additive", "score general"}:
             return "score_bias is an input of the additive and the bilinear score alone"

@@ -93,6 +93,7 @@ _GIVEN: Mapping[str, Array] = {
     "query_mask": np.arange(2 * LQ).reshape(2, LQ) % 3 > 0,
     "key_lengths": np.array([6, 3]),
     "query_offsets": np.array([1, 3]),
+    "head_scale": np.array([0.25, -1.3, 0.0, 2.0]),
 }
 _ROWS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_name("problems.yaml").read_text("utf-8"))
 NAMES = tuple(_ROWS)

@@ -70,7 +70,11 @@ def scores_of(kind: str, scale: Any, query: Array, key: Array, given: Mapping[st
         return {"scores": times(raw, (mpf(1) if scale is None else mpf(scale)) / (lengths[0] * turned(lengths[1])))}
     if scale is None:
         scale = 1 / sqrt(query.shape[-1]) if kind == "scaled_dot" else 1
-    return {"raw_scores": raw, "scores": times(raw, mpf(scale))}
+    return {"raw_scores": raw, "scores": times(raw, factor_of(mpf(scale), given))}
+
+
+def factor_of(scale: Any, given: Mapping[str, Array]) -> Any:
+    return values_of(given["head_scale"])[:, None, None] if "head_scale" in given else scale
 
 
 def softmax(logits: Array) -> tuple[Array, Array]:
@@ -185,6 +189,7 @@ def gradients(
     """The chain rule, one product of arrays after the other."""
     options, keys = problem.options, stages["weights"].shape[-1]
     scale = mpf(options["scale"]) if options.get("scale") is not None else 1 / sqrt(mpf(whole["query"].shape[-1]))
+    scale = factor_of(scale, given)
 
     def shared(each: Array, name: str) -> Array:
         """Add up the heads that share a key and value head."""
