@@ -51,8 +51,8 @@ class Balls(ExactArray):
     def is_zero(self) -> Flags:
         return _flags(arb.is_zero, self.balls)
 
-    def is_small_beside(self, scale: ExactArray, tolerance: float) -> Flags:
-        limits = np.broadcast_to(scale.parts[0] * arb(tolerance), self.shape)
+    def is_small_beside(self, sizes: ExactArray, tolerance: float) -> Flags:
+        limits = np.broadcast_to(sizes.parts[0] * arb(tolerance), self.shape)
         return _flags(lambda ball, limit: ball.rad() <= limit, self.balls, limits)
 
     def largest_of_rows(self) -> Self:

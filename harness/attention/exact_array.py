@@ -57,10 +57,10 @@ class ExactArray(ABC):
     def is_zero(self) -> Flags:
         """Return which numbers are exactly 0."""
 
-    def is_small_beside(self, scale: ExactArray, tolerance: float) -> Flags:
+    def is_small_beside(self, sizes: ExactArray, tolerance: float) -> Flags:
         """Return which radii are at most so much of other numbers, none below 0, in an arithmetic for scales."""
         radius = self.split()[2]
-        largest = np.minimum(scale.split()[0], np.finfo(np.float64).max)
+        largest = np.minimum(sizes.split()[0], np.finfo(np.float64).max)
         small: Flags = (radius <= tolerance * largest) & np.isfinite(radius)
         return small
 
