@@ -204,29 +204,12 @@ def test_what_a_call_cannot_express_is_refused(name: str, sizes: str, words: str
         asked(name, call_of(words, SIZES[sizes]))
 
 
-@pytest.mark.parametrize(
-    ("name", "models", "biases", "changed", "reason"),
-    [
-        needing(row[0], *row)
-        for row in (
-            ("torch.mha", "self", "qkvo", {"output_weight": None}, "always has an output projection"),
-            ("torch.mha_weights", "self", "qkvo", {"value_weight": np.ones((6, 8))}, "H Dv"),
-            ("torch.mha", "self", "qkvo", {"output_weight": np.ones((6, 5))}, "output's width"),
-            ("torch.mha_fast", "self", "qkvo", {"key": np.ones((2, 4, 6))}, "one tensor"),
-            ("torch.mha_fast", "self", "", {}, "biases"),
-            ("torch.mha_fast", "self", "qkvo", {"heads": 3}, "even number of heads"),
-            ("torch.mha_fast", "self", "qkvo", {"bias": np.ones((1, 1, 4, 4))}, "boolean masks alone"),
-            ("tensorflow.keras_mha", "keras", "", {"output_weight": None}, "needs output_weight"),
-            ("tensorflow.keras_mha", "keras", "", {"kv_heads": 1}, "as many key and value heads"),
-            ("tensorflow.keras_mha", "keras", "", {"window": (1, 2)}, "causal or alike on both sides"),
-        )
-    ],
-)
-def test_what_a_module_cannot_express_is_refused_with_the_reason(
-    name: str, models: str, biases: str, changed: dict[str, Any], reason: str
-) -> None:
+@pytest.mark.parametrize("row", [needing(row[0], row) for row in DATA["refused_of_modules"]])
+def test_what_a_module_cannot_express_is_refused_with_the_reason(row: Any) -> None:
+    name, models, biases, shapes, changed, reason = row
     operation, inputs, options = projected_call("", models, biases)
-    arrays = {each: array for each, array in (inputs | changed).items() if isinstance(array, np.ndarray)}
-    options |= {each: value for each, value in changed.items() if not isinstance(value, np.ndarray) and value}
+    arrays = {each: array for each, array in inputs.items() if each not in shapes}
+    arrays |= {each: np.ones(shape) for each, shape in shapes.items() if shape}
+    options |= {each: tuple(value) if isinstance(value, list) else value for each, value in changed.items()}
     with pytest.raises(NotImplementedError, match=reason):
         asked(name, (operation, arrays, options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -255,26 +256,6 @@ CAUSAL: dict[str, tuple[Arrays, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.mlx
-def test_mlxs_own_causality_is_asked_for_where_the_last_query_stands_at_the_last_key() -> None:
-    import mlx.core as mx
-
-    kernel, handed_over = mx.fast.scaled_dot_product_attention, {}
-    for call, (inputs, options) in CAUSAL.items():
-        backend: Any = EVERYTHING["mlx"].load("sdpa")
-        with mock.patch.object(mx.fast, "scaled_dot_product_attention", side_effect=kernel) as called:
-            run_operation(backend, "attention", inputs, options)
-        mask = called.call_args.kwargs["mask"]
-        handed_over[call] = "array" if isinstance(mask, mx.array) else str(mask)
-    assert handed_over == {
-        "plainly": "None",
-        "causal": "array",
-        "causal as long as the keys": "causal",
-        "causal behind a past": "causal",
-        "a window": "array",
-    }
-
-
 @pytest.mark.parametrize("library", [needing("mlx"), needing("paddle")])
 def test_arrays_go_over_to_a_library_and_come_back(library: str) -> None:
     backend: Any = EVERYTHING[library].load("sdpa")
@@ -284,35 +265,6 @@ def test_arrays_go_over_to_a_library_and_come_back(library: str) -> None:
         back = backend.to_numpy(backend.from_numpy(array))
         assert back.dtype == array.dtype
         np.testing.assert_array_equal(back, array)
-
-
-@pytest.mark.paddle
-def test_paddles_own_causality_is_asked_for_where_nothing_else_forbids_a_key() -> None:
-    backend: Any = EVERYTHING["paddle"].load("sdpa")
-    kernel, handed_over = backend.functional.scaled_dot_product_attention, {}
-    for call in ("causal", "a window"):
-        with mock.patch.object(backend.functional, "scaled_dot_product_attention", side_effect=kernel) as called:
-            asked("paddle.sdpa", "attention", CAUSAL[call][0], **CAUSAL[call][1])
-        given = called.call_args.kwargs
-        handed_over[call] = (given["is_causal"], given["attn_mask"] is not None)
-    assert handed_over == {"causal": (True, False), "a window": (False, True)}
-
-
-@pytest.mark.parametrize("name", [*map(needing, ("onnxruntime.attention", "onnxruntime.function", "onnx.reference"))])
-def test_a_query_without_a_key_gets_zeros_and_what_lies_behind_the_keys_of_a_page_is_not_read(name: str) -> None:
-    mask = np.ones((2, 1, 3, 5), dtype=bool)
-    mask[1, 0, 2] = False
-    output = asked(name, "attention", {**INPUTS, "mask": mask})["output"]
-    assert (output[1, :, 2] == 0).all()
-    np.testing.assert_allclose(output[0], numpy_backend.attention(**INPUTS)["output"][0], rtol=0, atol=1e-5)
-    pages = {
-        **{"query": normal(2, 4, 3, 4), "key_pages": normal(5, 2, 2, 4), "value_pages": normal(5, 2, 2, 6)},
-        **{"block_table": np.array([[3, 0, 99], [4, 1, 2]]), "key_lengths": np.array([4, 5])},
-    }
-    spoilt = {**pages, "key_pages": pages["key_pages"].copy()}
-    spoilt["key_pages"][2, 1] = np.nan  # the sixth key of the second sequence, of which five are used
-    expected, found = (asked(name, "paged_attention", each)["output"] for each in (pages, spoilt))
-    np.testing.assert_array_equal(found, expected)
 
 
 SCALES_IN_FLOAT32 = {
@@ -330,16 +282,6 @@ def test_a_scale_that_is_no_float32_is_refused_in_float64_by_what_holds_it_in_fl
     with pytest.raises(NotImplementedError, match=SCALES_IN_FLOAT32[name]):
         backend.attention(**tensors, scale=0.77)
     assert backend.to_numpy(backend.attention(**tensors, scale=0.75)["output"]).dtype == np.float64
-
-
-@pytest.mark.onnxruntime
-def test_what_a_cache_holds_behind_its_last_key_is_not_read() -> None:
-    name = "onnxruntime.group_query_attention"
-    longer = {"query": normal(2, 4, 5, 16), "key": normal(2, 2, 7, 16), "value": normal(2, 2, 7, 16)}
-    spoilt = {**longer, "key": longer["key"].copy()}
-    spoilt["key"][:, :, 5:] = np.nan
-    expected, found = (asked(name, "attention", each, is_causal=True)["output"] for each in (longer, spoilt))
-    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.onnxruntime
@@ -367,17 +309,6 @@ def test_a_query_without_a_key_is_nan_and_an_output_stays_as_it_was_when_the_nex
     assert np.isfinite(first[0]).all()
     backend.attention(**{**arrays, "value": arrays["value"] + 1}, mask=mask)
     np.testing.assert_array_equal(first, kept)
-
-
-@pytest.mark.pallas
-def test_packed_sequences_are_segments(judge_mode: Judge) -> None:
-    ends = np.array([0, 5, 5, 12])
-    inputs = {name: normal(1, 2, 12, 8) for name in ("query", "key", "value")}
-    inputs |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
-    more = {"packed_attention": {}, "packed_attention_gradients": {"grad_output": normal(1, 2, 12, 8)}}
-    for operation, arrays in more.items():
-        found = judge_mode("pallas.gpu_mha", "float32", operation, {**inputs, **arrays}, {"is_causal": True})
-        assert set(found.values()) == {"agree"}, found
 
 
 @pytest.mark.pallas
@@ -421,16 +352,6 @@ def test_flex_attention_of_transformers_is_the_formula_where_nothing_is_compiled
             assert judge_mode("transformers.flex", "float32", "attention", inputs, options) == {"output": "agree"}
 
 
-@pytest.mark.transformers
-def test_positions_that_begin_anew_keep_sequences_apart(judge_mode: Judge) -> None:
-    ends = np.array([0, 1, 4, 4, 7])
-    inputs = {"query": normal(1, 4, 7, 6), "key": normal(1, 2, 7, 6), "value": normal(1, 2, 7, 7)}
-    inputs |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
-    for options in ({"is_causal": True}, {"is_causal": True, "window": (1, None)}):
-        found = judge_mode("transformers.eager", "float32", "packed_attention", inputs, options)
-        assert found["output"] == "agree"
-
-
 @pytest.mark.torch
 def test_no_keys_give_zeros_and_another_mistake_is_not_taken_for_something_unsupported() -> None:
     none = {name: INPUTS[name][:, :, :0] for name in ("key", "value")}
@@ -443,20 +364,6 @@ def test_no_keys_give_zeros_and_another_mistake_is_not_taken_for_something_unsup
     with pytest.raises(RuntimeError) as raised:
         asked("torch.sdpa", "attention", {**INPUTS, "key": normal(2, 2, 5, 5)})
     assert not isinstance(raised.value, NotImplementedError)
-
-
-@pytest.mark.torch
-def test_a_query_without_a_key_gets_zeros_from_flex_attention_and_lower_right_reads_no_keys_that_are_unused() -> None:
-    found = asked("torch.flex", "attention", {**INPUTS, "key_lengths": np.array([3, 0])})
-    assert (found["output"][1] == 0).all()
-    assert (found["log_sum_exp"][1] == -np.inf).all()
-    inputs = {**PACKED, "key_lengths": np.array([3, 0, 3])}
-    spoilt = {**inputs, "key": PACKED["key"].copy()}
-    spoilt["key"][:, :, 3] = np.nan
-    expected, found = (
-        asked("torch.causal_lower_right", "packed_attention", each, is_causal=True) for each in (inputs, spoilt)
-    )
-    np.testing.assert_array_equal(found["output"], expected["output"])
 
 
 @pytest.mark.tensorflow
@@ -476,3 +383,86 @@ def test_graphs_are_traced_for_new_shapes_alone_and_xla_compiles_them(mode: str)
     else:
         with pytest.raises(ValueError, match="jit_compile"):
             backend.softmax.experimental_get_compiler_ir(scores, empty_rows="zero")
+
+
+LONGER = {"query": normal(2, 4, 5, 16), "key": normal(2, 2, 7, 16), "value": normal(2, 2, 7, 16)}
+
+
+PAGES = {
+    **{"query": normal(2, 4, 3, 4), "key_pages": normal(5, 2, 2, 4), "value_pages": normal(5, 2, 2, 6)},
+    **{"block_table": np.array([[3, 0, 99], [4, 1, 2]]), "key_lengths": np.array([4, 5])},
+}
+
+
+SHORT = {**PACKED, "key_lengths": np.array([3, 0, 3])}
+
+
+ON_PAGES = ("paged_attention", PAGES, {}, "key_pages", np.s_[2, 1])  # the sixth key of a sequence that has five
+
+
+UNUSED: dict[str, tuple[str, Arrays, dict[str, Any], str, Any]] = {
+    "torch.causal_lower_right": ("packed_attention", SHORT, {"is_causal": True}, "key", np.s_[:, :, 3]),
+    "onnxruntime.group_query_attention": ("attention", LONGER, {"is_causal": True}, "key", np.s_[:, :, 5:]),
+    **dict.fromkeys(("onnxruntime.attention", "onnxruntime.function", "onnx.reference"), ON_PAGES),
+}
+
+
+@pytest.mark.parametrize("name", [needing(name) for name in UNUSED])
+def test_what_lies_behind_the_keys_that_are_used_is_not_read(name: str) -> None:
+    operation, inputs, options, spoilt, place = UNUSED[name]
+    changed = {**inputs, spoilt: inputs[spoilt].copy()}
+    changed[spoilt][place] = np.nan
+    expected, found = (asked(name, operation, each, **options)["output"] for each in (inputs, changed))
+    np.testing.assert_array_equal(found, expected)
+
+
+WITHOUT_A_KEY = ("torch.flex", "onnxruntime.attention", "onnxruntime.function", "onnx.reference")
+
+
+@pytest.mark.parametrize("name", [needing(name) for name in WITHOUT_A_KEY])
+def test_a_query_without_a_key_gets_zeros(name: str) -> None:
+    mask = np.ones((2, 1, 3, 5), dtype=bool)
+    mask[1, 0, 2] = False
+    found = asked(name, "attention", {**INPUTS, "mask": mask})
+    assert (found["output"][1, :, 2] == 0).all()
+    assert (found.get("log_sum_exp", np.full((2, 4, 3), -np.inf))[1, :, 2] == -np.inf).all()
+    np.testing.assert_allclose(found["output"][0], numpy_backend.attention(**INPUTS)["output"][0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", [needing("mlx"), needing("paddle")])
+def test_a_librarys_own_causality_is_asked_for_where_nothing_else_forbids_a_key(library: str) -> None:
+    """MLX counts it from the last key, Paddle from the first."""
+    backend: Any = EVERYTHING[library].load("sdpa")
+    holder = backend.functional if library == "paddle" else import_module("mlx.core").fast
+    kernel, handed_over = holder.scaled_dot_product_attention, {}
+    for call, (inputs, options) in CAUSAL.items():
+        if library == "mlx" or call in ("causal", "a window"):
+            with mock.patch.object(holder, "scaled_dot_product_attention", side_effect=kernel) as called:
+                asked(f"{library}.sdpa", "attention", inputs, **options)
+            given = called.call_args.kwargs
+            handed_over[call] = given.get("is_causal") or str(given.get("mask")) == "causal"
+    wanted = {"causal": True, "a window": False}
+    if library == "mlx":
+        wanted |= {"plainly": False, "causal": False, "causal as long as the keys": True, "causal behind a past": True}
+    assert handed_over == wanted
+
+
+SEGMENTS = {"pallas.gpu_mha": (2, 2, 12, 8, [0, 5, 5, 12]), "transformers.eager": (4, 2, 7, 6, [0, 1, 4, 4, 7])}
+"""Heads, heads of keys, lengths, widths, and where sequences end, of which one is empty."""
+
+
+@pytest.mark.parametrize("name", [needing(name) for name in SEGMENTS])
+def test_packed_sequences_are_kept_apart_by_segments_or_positions(name: str, judge_mode: Judge) -> None:
+    heads, kv_heads, length, width, ends = SEGMENTS[name]
+    inputs = {"query": normal(1, heads, length, width)}
+    inputs |= {each: normal(1, kv_heads, length, width) for each in ("key", "value")}
+    inputs |= {"cu_seqlens_q": np.array(ends), "cu_seqlens_k": np.array(ends)}
+    calls: list[tuple[str, Arrays, dict[str, Any]]] = [("packed_attention", {}, {})]
+    if name == "pallas.gpu_mha":
+        calls.append(("packed_attention_gradients", {"grad_output": normal(1, heads, length, width)}, {}))
+    else:
+        calls.append(("packed_attention", {}, {"window": (1, None)}))
+    for operation, more, options in calls:
+        found = judge_mode(name, "float32", operation, {**inputs, **more}, {"is_causal": True, **options})
+        judged = found.values() if name == "pallas.gpu_mha" else [found["output"]]
+        assert set(judged) == {"agree"}, found

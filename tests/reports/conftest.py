@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from here import evaluation_here
+from tables import tables_beside
 
 from attncheck.backends import BackendEntry
 from attncheck.execution.implementations import Implementation, ImplementationSelection
@@ -175,39 +176,9 @@ def page_of() -> Callable[..., Element]:
 @pytest.fixture
 def failing_frames(hand: Any) -> Frames:
     """One case on three implementations: right, wrong at one of its three weights, and known to be wrong."""
-    exact, bound = np.array([[[[0.1, 0.2, 0.7]]]]), np.full((1, 1, 1, 3), 0.01)
-    wrong = np.array([[[[0.1, 0.205, 0.9]]]])
-    worst: dict[str, Any] = {
-        "verdict": "numeric",
-        "message": "20 times the bound",
-        "index": "0,0,0,2",
-        "value": 0.9,
-        "reference": 0.7,
-        "difference": 0.2,
-        "allowed": 0.01,
-        "against": "exact",
-        "ratio": 20.0,
-        "tier": "proven",
-        "introduced_ratio": 19.0,
-        "introduced_tier": "proven",
-    }
-    known = {"xfail": True, "reason": "It always was", "thread": "numpy/numpy#12", "implementation": "old.eager"}
-    rows = [
-        hand.row(ratio=0.25, tier="within", introduced_ratio=0.125, implementation="good.eager"),
-        hand.row(**worst, implementation="bad.eager"),
-        hand.row(**worst, **known),
-        hand.row(comparison="pair", stage="weights", implementation="bad.eager", other="good.eager", verdict="numeric",
-                 index="0,0,0,2", ratio=10.0, difference=0.2, value=0.9, reference=0.7),
-        hand.row(comparison="pair", stage="weights", implementation="good.eager", other="old.eager", ratio=0.5),
-    ]  # fmt: skip
-    arrays = [
-        StoredArray("file/one", "float64", name, "weights", array)
-        for name, array in [
-            ("good.eager", exact),
-            ("bad.eager", wrong),
-            ("old.eager", wrong),
-            (EXACT, exact),
-            (bound_name("native"), bound),
-        ]
-    ]
-    return hand.frames(rows, arrays=arrays)
+    exact, wrong = np.array([[[[0.1, 0.2, 0.7]]]]), np.array([[[[0.1, 0.205, 0.9]]]])
+    named = {"good.eager": exact, "bad.eager": wrong, "old.eager": wrong, EXACT: exact}
+    named[bound_name("native")] = np.full((1, 1, 1, 3), 0.01)
+    arrays = [StoredArray("file/one", "float64", name, "weights", array) for name, array in named.items()]
+    made: Frames = hand.frames(tables_beside(__file__)["failing"], arrays=arrays)
+    return made

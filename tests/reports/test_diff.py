@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from here import command_here
+from tables import tables_beside
 
 from attncheck.errors import UsageError
 from attncheck.judging.compare import noise_limit, threshold
@@ -44,48 +45,22 @@ def pair(hand: Any) -> Callable[..., Difference]:
     return lambda before, after: compared(hand.run([before]), hand.run([after], exit_code=1))
 
 
+TABLES = tables_beside(__file__)
 AGREES: dict[str, Any] = {}
-FAILS = {"verdict": "numeric", "message": "wrong now", "begins_at": "weights"}
-KNOWN = FAILS | {"xfail": True, "reason": "it always was", "message": "wrong as ever"}
-NONFINITE = FAILS | {"verdict": "nonfinite"}
-CRASHES = {"verdict": "crash", "stage": "", "message": "signal 11"}
-RAISES = {"verdict": "error", "stage": "", "message": "ValueError"}
-UNSUPPORTED = {"verdict": "unsupported", "stage": "", "message": "no such option"}
+FAILS, KNOWN = TABLES["fails"], TABLES["expected"]
 STALE = {"verdict": "xpass", "stage": "", "message": "no longer happens"}
 
 
-CHANGES = [
-    (AGREES, FAILS, "worse", ("agree", "numeric")),
-    (KNOWN, FAILS, "worse", ("xfail numeric", "numeric")),
-    (UNSUPPORTED, FAILS, "worse", ("unsupported", "numeric")),
-    (AGREES, CRASHES, "worse", ("agree", "crash")),
-    (FAILS, CRASHES, "worse", ("numeric", "crash")),
-    (FAILS, RAISES, "worse", ("numeric", "error")),
-    (FAILS, AGREES, "better", ("numeric", "agree")),
-    (FAILS, KNOWN, "better", ("numeric", "xfail numeric")),
-    (CRASHES, FAILS, "better", ("crash", "numeric")),
-    (RAISES, UNSUPPORTED, "better", ("error", "unsupported")),
-    (FAILS, NONFINITE, "other", ("numeric", "nonfinite")),
-    (RAISES, CRASHES, "other", ("error", "crash")),
-    (AGREES, KNOWN, "other", ("agree", "xfail numeric")),
-    (AGREES, UNSUPPORTED, "other", ("agree", "unsupported")),
-    (KNOWN, STALE, "other", ("xfail numeric", "xpass")),
-]
-
-
 def test_a_verdict_got_worse_where_it_fails_and_did_not_or_gives_nothing_and_did(hand: Any) -> None:
-    wanted, sides = {}, ([], [])
-    for number, (before, after, change, words) in enumerate(CHANGES):
-        case = {"case": f"file/{number:02}"}
-        wanted[case["case"]] = (change, *words)
-        sides[0].append(case | before)
-        sides[1].append(case | after)
+    cases = {f"file/{number:02}": row for number, row in enumerate(TABLES["changes"])}
+    sides = [[{"case": case} | row[side] for case, row in cases.items()] for side in (0, 1)]
     found = compared(*map(hand.run, sides))
-    assert {row.case: (row.change, row.before, row.after) for row in found.verdicts.itertuples()} == wanted
-    assert set(found.verdicts["implementation"]) == {"numpy.eager"}
+    assert {row.case: [row.change, row.before, row.after] for row in found.verdicts.itertuples()} == {
+        case: words for case, (_, _, *words) in cases.items()
+    }
     assert found.exit_code == 1
-    spared = [number for number, (_, _, change, _) in enumerate(CHANGES) if change != "worse"]
-    assert compared(*(hand.run([side[number] for number in spared]) for side in sides)).exit_code == 0
+    spared = [[row for row in side if cases[row["case"]][2] != "worse"] for side in sides]
+    assert compared(*map(hand.run, spared)).exit_code == 0
 
 
 def test_a_failure_says_where_it_begins_and_what_happened(pair: Callable[..., Difference], hand: Any) -> None:
@@ -273,36 +248,12 @@ STAGE = {
 """A stage of 1024 elements."""
 
 
-LIMIT = noise_limit(1024)
-
-
-PROVEN = {"tier": "proven"}
-
-
-ERRORS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
-    ({"largest_z": 1.0}, {"largest_z": LIMIT}, []),  # rounding noise still
-    ({"largest_z": 1.0}, {"largest_z": LIMIT + 0.01}, ["grew"]),
-    ({"largest_z": LIMIT + 0.01}, {"largest_z": 1.0}, ["shrank"]),
-    ({"largest_z": 2.0}, {"largest_z": 3.9}, []),  # beyond noise, and not twice as much
-    ({"ratio": 0.01}, {"ratio": 0.99}, []),  # a bound of one rounding is reached by one rounding
-    ({"introduced_z": 1.0}, {"introduced_z": 4.0}, ["grew"]),
-    ({"mean_z": 0.3}, {"mean_z": 0.7, "tier": "warning"}, ["grew"]),
-    ({"mean_z": 0.5}, {"mean_z": 0.7, "tier": "warning"}, []),
-    (PROVEN | {"largest_z": 50.0}, PROVEN | {"largest_z": 200.0}, ["grew"]),
-    (PROVEN | {"largest_z": 50.0}, PROVEN | {"largest_z": 60.0}, []),
-    ({"largest_z": 1.0}, PROVEN | {"largest_z": float("inf")}, ["grew"]),
-    ({"largest_z": float("nan")}, {"largest_z": 9.0}, []),  # was not measured
-    ({"shape": "scalar"}, {"shape": "scalar", "largest_z": 3.1}, ["grew"]),
-    ({"shape": None}, {"shape": None, "largest_z": 3.1}, []),
-]
-
-
 def changes_of(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> pd.DataFrame:
     return error_changes(*(pd.DataFrame([STAGE | fields for fields in side]) for side in (before, after)))
 
 
 def test_an_error_grew_where_it_doubled_and_is_beyond_noise_and_the_largest_comes_first() -> None:
-    for before, after, changes in ERRORS:
+    for before, after, changes in TABLES["errors"]:
         assert list(changes_of([before], [after])["change"]) == changes, (before, after)
     # A stage has one line with the measure in which it is larger.
     larger = {"largest_z": 5.0, "introduced_z": 7.0, "introduced_ratio": 0.4}
@@ -314,7 +265,7 @@ def test_an_error_grew_where_it_doubled_and_is_beyond_noise_and_the_largest_come
     # The limit of noise is that of the third tier.
     assert noise_limit(1) == 3.0  # lambda(1) / 2 = sqrt(2 ln(2e6)) / 2 = 2.69
     assert threshold(1024) / 2 == pytest.approx(3.2742, abs=1e-4)  # ln(2 1024 / 1e-6) = 7.6246 + 13.8155
-    assert threshold(1024) / 2 == LIMIT
+    assert threshold(1024) / 2 == noise_limit(1024)
 
 
 def test_a_change_is_one_line_whose_names_are_cut_in_their_middle_and_stay_apart() -> None:

@@ -16,6 +16,7 @@ from xml.etree.ElementTree import Element
 
 import pandas as pd
 import pytest
+from tables import tables_beside
 
 from attncheck.errors import ExitCode, OutputError
 from attncheck.reports import markdown
@@ -50,6 +51,7 @@ from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import Verdict
 
 REPORT = Path("results/latest/report/report.md")
+SCHEMA = tables_beside(__file__)["junit"]
 RAISED: dict[str, Any] = {"verdict": "error", "stage": ""}
 
 
@@ -133,26 +135,6 @@ def test_names_and_messages_cannot_begin_a_command_of_their_own(hand: Any) -> No
     assert "\n::error" not in render_ci_summary(frames, REPORT)
 
 
-# From junit-10.xsd of Jenkins' xUnit plugin: what an element may hold, must say, and may say.
-SCHEMA = {
-    "testsuites": ({"testsuite"}, set(), {"name", "time", "tests", "failures", "errors"}),
-    "testsuite": (
-        {"testsuite", "properties", "testcase", "system-out", "system-err"},
-        {"name", "tests", "failures", "errors"},
-        {"skipped", "time", "timestamp", "hostname", "id", "package", "file"},
-    ),
-    "properties": ({"property"}, set(), set()),
-    "property": (set(), {"name", "value"}, set()),
-    "testcase": (
-        {"skipped", "error", "failure", "system-out", "system-err"},
-        {"name"},
-        {"time", "classname", "group"},
-    ),
-    **dict.fromkeys(("failure", "error", "skipped"), (set(), set(), {"type", "message"})),
-    "system-out": (set(), set(), set()),
-}
-
-
 def parse(frames: Frames) -> Element:
     """Parse the XML, and hold it against the schema and its own counts."""
     root = ElementTree.fromstring("".join(render_junit(frames)).encode("utf-8"))
@@ -209,7 +191,7 @@ NET = Path(__file__).parents[1] / "net"
 
 def held_to_schema(root: Element) -> None:
     for element in root.iter():
-        children, required, optional = SCHEMA[element.tag]
+        children, required, optional = map(set, SCHEMA[element.tag])
         assert {child.tag for child in element} <= children
         assert required <= set(element.attrib) <= required | optional
 

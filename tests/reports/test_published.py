@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from here import command_here
+from tables import tables_beside
 
-from attncheck import cli
 from attncheck.backends import BACKENDS
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
@@ -39,8 +38,6 @@ from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import ALL_CASES
 
-Command = Callable[..., tuple[int, str, str]]
-
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ("first.eager", "second.eager")
 
@@ -49,18 +46,9 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+def command(*words: str | Path) -> tuple[int, str, str]:
     """Run a command; return exit code, standard output and standard error."""
-
-    def run(name: str, *arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attncheck", name, *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0), *capfd.readouterr()
-
-    return run
+    return command_here(words)
 
 
 def test_what_fails_or_is_known_is_published_with_its_place(tmp_path: Path, hand: Any) -> None:
@@ -110,7 +98,7 @@ def test_what_some_processors_do_alone_is_published_alike_on_all(
         assert len(drift(hand.frames([worse]), folder).changes) == 1
 
 
-def test_drift_is_red_and_says_what_and_how_to_regenerate(command: Command, tmp_path: Path, hand: Any) -> None:
+def test_drift_is_red_and_says_what_and_how_to_regenerate(tmp_path: Path, hand: Any) -> None:
     folder = tmp_path / "published"
     run = hand.run([{"dtype": dtype, "implementation": name} for dtype in ("float64", "float32") for name in TWO])
     assert command("publish", run, "--output", folder) == (0, f"Published: {folder}/README.md\n", "")
@@ -135,9 +123,7 @@ def test_drift_is_red_and_says_what_and_how_to_regenerate(command: Command, tmp_
     assert contents(folder) == before
 
 
-def test_what_is_not_published_or_was_not_asked_for_is_no_drift_and_is_told(
-    command: Command, tmp_path: Path, hand: Any
-) -> None:
+def test_what_is_not_published_or_was_not_asked_for_is_no_drift_and_is_told(tmp_path: Path, hand: Any) -> None:
     folder = tmp_path / "published"
     publish(hand.frames([{"case": f"file/{name}"} for name in "abc"]), folder)
     rest: list[dict[str, Any]] = [{"case": "file/b"}, {"case": "file/c"}]
@@ -274,7 +260,7 @@ def test_rows_of_the_same_version_are_replaced_others_stay_and_what_is_written_i
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
 
-def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them(command: Command, tmp_path: Path) -> None:
+def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them(tmp_path: Path) -> None:
     asked = (
         {"property_name": "repeated", "verdict": "bitwise"},
         {"property_name": "decoding", "verdict": "within bounds", "claim": "bitwise"},
@@ -326,26 +312,13 @@ def test_a_damaged_table_or_document_is_said(tmp_path: Path) -> None:
         read_findings(tmp_path / "absent.md")
 
 
-SURVEYED: list[tuple[JudgedFeature, list[str]]] = [
-    (judged(), []),
-    (judged(right=2, known=1), []),  # which another processor may do
-    (judged(right=2, wrong=1), ["worse  all cases  right or known 3 -> 2, wrong 0 -> 1"]),
-    (judged(right=1, not_run=2), []),  # a run of cases that stand for all
-    (judged(right=0, wrong=1, not_run=2), ["worse  all cases  wrong 0 -> 1"]),
-    (judged(version="3.0"), ["added  all cases  not in the survey"]),
-    (judged(feature="softmax"), []),  # a feature that was added since
-    (judged(right=4, unsupported=2), []),  # cases that were added since
-    (judged(right=2, unsupported=2), ["worse  all cases  right or known 3 -> 2"]),
-    (judged(right=2, unsupported=1), ["worse  all cases  right or known 3 -> 2, unsupported 0 -> 1"]),
-]
-
-
 def test_a_run_is_compared_with_what_is_kept() -> None:
-    for row, lines in SURVEYED:
-        assert change_lines("counts", differences(a_survey(), Survey([row])), WIDTH) == lines
+    for fields, lines in tables_beside(__file__)["surveyed"]:
+        row = judged(**fields)
+        assert change_lines("counts", differences(a_survey(), Survey([row])), WIDTH) == lines, fields
 
 
-def test_the_command_writes_and_checks(hand: Any, command: Command, tmp_path: Path) -> None:
+def test_the_command_writes_and_checks(hand: Any, tmp_path: Path) -> None:
     directory, folder = hand.run([{"implementation": name} for name in TWO]), tmp_path / "survey"
     assert command("survey", directory, "--output", folder)[0] == 0
     said = f"2 implementations are as {folder} says.\n"

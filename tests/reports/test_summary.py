@@ -10,18 +10,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tables import tables_beside
 
 from attncheck.errors import ExitCode
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
+from attncheck.reports import write
 from attncheck.reports.ci import annotation_lines
 from attncheck.reports.coverage import coverage, narrowings, unjudged
-from attncheck.reports.defects import (
-    address_of,
-    cause_line,
-    defects,
-    first_commands,
-)
+from attncheck.reports.defects import address_of, cause_line, defects, first_commands
 from attncheck.reports.documents import misprints
 from attncheck.reports.failure_patterns import (
     described,
@@ -36,18 +33,10 @@ from attncheck.reports.frames import Cell, Column, Frames, State, cell_table, wo
 from attncheck.reports.markdown import inline
 from attncheck.reports.sections import Mark
 from attncheck.reports.summary import exit_code_of, findings, make_summary, verdict_table, what_is_wrong
-from attncheck.reports.write import (
-    AMBER,
-    BLUE,
-    GREEN,
-    GREY,
-    RED,
-    Badge,
-    badge_of,
-    render_svg,
-)
+from attncheck.reports.write import Badge, badge_of
 
 Fields = dict[str, Any]
+TABLES = tables_beside(__file__)
 
 
 def pair(**fields: Any) -> Fields:
@@ -60,54 +49,18 @@ def printed(verdict: str, **fields: Any) -> Fields:
 
 TWO = {"numpy.eager": "1.0", "torch.eager": "1.0"}
 TORCH: Fields = {"implementation": "torch.eager"}
-BOTH: list[Fields] = [{}, TORCH]
 NUMERIC, UNVERIFIED = {"verdict": "numeric"}, {"verdict": "unverified"}
 UNSUPPORTED: Fields = {"verdict": "unsupported", "stage": ""}
-ERROR, CRASH = {"verdict": "error", "stage": ""}, {"verdict": "crash", "stage": "", "case": "file/two"}
-NO_JAX, BAD = {"jax": "not installed"}, {"faults": ["x.yaml:1: this was left out: bad"]}
-ALONE, AGREE = "numpy agrees with the exact answer", "numpy and torch agree"
-NO_TORCH, ONLY = "torch was judged in no case", "in the only case that it was judged in"
-INCOMPLETE = f"{AGREE}; not everything could be run"
-WRONG = f"numpy is wrong {ONLY}; torch agrees with the exact answer"
-COMPARED = f"{AGREE} with the exact answer, and no two of them could be compared"
-
-
-ANSWERS: list[tuple[list[Fields], Fields, str, int]] = [
-    ([*BOTH, pair()], {}, AGREE, ExitCode.AGREE),
-    ([{}, pair(), UNSUPPORTED | TORCH], {}, f"{ALONE}; {NO_TORCH}", ExitCode.AGREE),
-    ([*BOTH, pair(), printed("misprint", xfail=True)], {"left_out": NO_JAX}, AGREE, ExitCode.AGREE),
-    # Who is wrong is named, and who is not.
-    ([{}, pair(), NUMERIC | TORCH], {}, f"torch is wrong {ONLY}; {ALONE}", ExitCode.DISAGREE),
-    ([*BOTH, pair(verdict="numeric")], {}, f"{AGREE}; numpy.eager and torch.eager differ in 1 case", ExitCode.DISAGREE),
-    # What is printed or recorded wrongly is nobody's error.
-    ([*BOTH, pair(), printed("misprint")], {}, f"{AGREE}. 1 of 1 printed number does not hold", ExitCode.DISAGREE),
-    ([*BOTH, pair(), printed("xpass")], {}, f"{AGREE}. 1 record no longer holds", ExitCode.DISAGREE),
-    ([*BOTH, pair(), printed("unverified")], {}, f"{AGREE}. 1 of 1 printed number is unverified", ExitCode.AGREE),
-    ([TORCH, NUMERIC, CRASH], {}, f"{WRONG}; in 1 case, numpy could not be run", ExitCode.DISAGREE),
-    ([{}, ERROR | TORCH], {}, f"{ALONE}; {NO_TORCH}; in 1 case, torch could not be run", ExitCode.NOT_RUN),
-    ([*BOTH, pair()], {"summary": False}, INCOMPLETE, ExitCode.NOT_RUN),
-    ([*BOTH, pair()], {"missing": NO_JAX}, INCOMPLETE, ExitCode.NOT_RUN),
-    ([*BOTH, pair()], BAD, INCOMPLETE, ExitCode.BAD_INPUT),
-    ([TORCH, pair(), NUMERIC], BAD, f"{WRONG}; not everything could be run", ExitCode.BAD_INPUT),
-    ([*BOTH, pair()], {"label": "x: bad case: y", "left_out": NO_JAX}, AGREE, ExitCode.AGREE),
-    # Nothing is green that was not judged.
-    ([UNVERIFIED], {"versions": {"numpy.eager": "1.0"}}, "Nothing was judged", ExitCode.NOT_RUN),
-    ([UNSUPPORTED, UNSUPPORTED | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
-    ([*BOTH, pair(verdict="unverified", ratio=None)], {}, COMPARED, ExitCode.AGREE),
-    ([ERROR], {}, "Nothing could be run", ExitCode.NOT_RUN),
-    ([], {"versions": {}, "missing": NO_JAX}, "Nothing was run", ExitCode.NOT_RUN),
-    ([], {"versions": {}}, "Nothing was run", ExitCode.AGREE),
-]
 
 
 def test_the_answer_and_the_exit_code(hand: Any) -> None:
-    for rows, run, word, code in ANSWERS:
+    for rows, run, word, code in TABLES["answers"]:
         frames = hand.frames(rows, **{"versions": TWO} | run)
-        assert (make_summary(frames).word, exit_code_of(frames)) == (word, code), (rows, run)
+        assert (make_summary(frames).word, exit_code_of(frames)) == (word, ExitCode[code]), (rows, run)
 
 
 def test_the_sentences_count_what_the_answer_rests_on(hand: Any) -> None:
-    for rows, sentence in STAGES:
+    for rows, sentence in TABLES["sentences"]:
         stages = [{"stage": f"own{number}"} | fields for number, fields in enumerate(rows)]
         assert sentence in make_summary(hand.frames(stages, versions=TWO)).sentences
     numbers: Fields = {"comparison": "printed", "reference_text": "0.1"}
@@ -127,57 +80,17 @@ def test_the_sentences_count_what_the_answer_rests_on(hand: Any) -> None:
     )
 
 
-STAGES: list[tuple[list[Fields], str]] = [
-    ([{"tier": "within"}], "1 stage was compared with the exact answer; it is within its error bound."),
-    # A form or NaN that is wrong is compared with the answer, too, though it has no tier.
-    ([{"verdict": "shape"}, {"verdict": "nonfinite"}], "2 stages were compared with the exact answer; 2 fail."),
-    (
-        [{"tier": "warning"}, {"introduced_tier": "warning"}, {"tier": "statistical"} | NUMERIC, {}],
-        "4 stages were compared with the exact answer; 1 fails. 2 are noisier than known good implementations, a "
-        "warning.",
-    ),
-    ([UNVERIFIED, {"verdict": "crash", "stage": ""}], "No stage was compared with the exact answer."),
-    (
-        [{}, *(pair(verdict=verdict) for verdict in ("agree", "unverified", "numeric"))],
-        "Of 2 comparisons of two implementations at one stage, 1 disagrees. In 1 more the values differ and were not "
-        "compared: no exact answer bounds them.",
-    ),
-]
-
-
-LATER = {"verdict": "numeric", "stage": "output", "begins_at": "scores"}
-ADDED_UP = LATER | {"begins_at": "output"}
-CELLS: list[tuple[list[Fields], State, str]] = [
-    ([{}], State.AGREE, "agree"),
-    ([UNVERIFIED], State.UNVERIFIED, "unverified"),
-    ([{}, UNVERIFIED | {"stage": "scores"}], State.AGREE, "agree"),
-    ([UNSUPPORTED], State.UNSUPPORTED, "unsupported"),
-    ([{}, printed("misprint", xfail=True)], State.ERRATUM, "agree (erratum)"),
-    ([{"verdict": "semantic", "xfail": True}, printed("error", xfail=True)], State.XFAIL, "other convention"),
-    ([NUMERIC], State.FAILING, "**numeric** at weights"),
-    ([NUMERIC, {"verdict": "nonfinite", "stage": "output"}], State.FAILING, "**nonfinite** at weights"),
-    # Errors that add up fail at the weights, and the one step that is wrong comes after them.
-    ([ADDED_UP | {"stage": "weights"}, ADDED_UP], State.FAILING, "**numeric** at output"),
-    ([LATER, {"verdict": "shape"}], State.FAILING, "**shape** at scores"),
-    ([{}, LATER | {"comparison": "exact", "stage": "scores"}], State.FAILING, "**numeric** at scores"),
-    ([{}, {"comparison": "known", "stage": "row_maxima"} | NUMERIC], State.FAILING, "**numeric** at row_maxima"),
-    ([ERROR], State.FAILING, "**error**"),
-    ([NUMERIC | {"xfail": True}, {"verdict": "timeout", "stage": ""}], State.FAILING, "**timeout**"),
-]
-
-
 def test_the_verdict_of_a_case_on_an_implementation_is_the_worst_of_its_rows(hand: Any) -> None:
     column = Column("local", "numpy.eager", "1.0")
-    for rows, state, text in CELLS:
+    for rows, state, text in TABLES["cells"]:
         frames = hand.frames(rows, versions={"numpy.eager": "1.0"})
         assert verdict_table(frames) == {"file/one": {column: text}}, rows
         cell = cell_table(frames)["file/one"][column]["float64"]
-        assert (cell.state, cell.text) == (state, text.replace("*", "")), rows
-    dtypes = {"case": "file/two", "dtype": "float32"}
-    rows = [ERROR, {"dtype": "float32"}, {"case": "file/two"}, UNVERIFIED | dtypes, TORCH | {"case": "file/three"}]
-    assert [
-        list(cells.values()) for cells in verdict_table(hand.frames(rows, versions={"numpy.eager": "1"})).values()
-    ] == [
+        assert (cell.state, cell.text) == (State[state], text.replace("*", "")), rows
+    error, unverified = {"verdict": "error", "stage": ""}, {"case": "file/two", "dtype": "float32"} | UNVERIFIED
+    rows = [error, {"dtype": "float32"}, {"case": "file/two"}, unverified, TORCH | {"case": "file/three"}]
+    table = verdict_table(hand.frames(rows, versions={"numpy.eager": "1"}))
+    assert [list(cells.values()) for cells in table.values()] == [
         ["float64: **error**; float32: agree"],
         ["not run"],
         ["float64: agree; float32: unverified"],
@@ -251,45 +164,8 @@ def lacking(lacks: str | None, message: str = "") -> Fields:
     return UNSUPPORTED | {"lacks": lacks, "message": message}
 
 
-COVERAGE: list[tuple[list[Fields], str]] = [
-    (
-        [lacking("mask"), {}, lacking("bias"), lacking("mask"), lacking("mask, bias")],
-        "judged 1 of 5 cases; 4 unsupported: mask 3, bias 2",
-    ),
-    # Reasons of somebody's own words that differ in numbers alone are one.
-    (
-        [lacking(None, f"NotImplementedError: head size {size} is not a multiple of 8") for size in (3, 12, 5)],
-        'judged 0 of 3 cases; 3 unsupported: "head size N is not a multiple of 8" 3',
-    ),
-    (
-        [lacking(name) for name in "abcdefghij"],
-        "judged 0 of 10 cases; 10 unsupported: a 1, b 1, c 1, d 1, e 1, f 1, g 1, h 1, and 2 more",
-    ),
-    # An operation that it does not offer is none of its cases.
-    (
-        [{}, lacking("mask"), lacking("softmax()"), lacking("softmax()"), lacking("dot_scores()")],
-        "judged 1 of 2 cases of softmax; 1 unsupported: mask 1; other operations not offered: 2",
-    ),
-    ([{}, UNVERIFIED], "judged 1 of 2 cases; 1 unverified: no exact answer"),
-    ([{"verdict": "crash", "stage": ""}, ERROR | {"xfail": True}], "judged 0 of 2 cases; 2 could not be run"),
-    # An entry that no longer happens judges nothing, and what is known to be wrong was judged.
-    ([lacking("mask"), NUMERIC | {"xfail": True}], "judged 1 of 2 cases; 1 unsupported: mask 1"),
-    # A case counts once for all dtypes, and a dtype is the least of reasons.
-    (
-        [
-            {"case": "file/a"},
-            {"case": "file/a", "dtype": "bfloat16"} | lacking("bfloat16", "declares no bfloat16"),
-            {"case": "file/b"} | lacking("mask"),
-            {"case": "file/b", "dtype": "bfloat16"} | lacking("bfloat16"),
-            {"case": "file/b", "verdict": "xpass", "stage": "", "message": "an entry"},
-        ],
-        "judged 1 of 2 cases; 1 unsupported: mask 1",
-    ),
-]
-
-
 def test_what_was_judged_and_what_the_rest_lacks(hand: Any) -> None:
-    for rows, words in COVERAGE:
+    for rows, words in TABLES["coverage"]:
         (found,) = coverage(hand.frames([{"case": f"file/{number}"} | fields for number, fields in enumerate(rows)]))
         assert found.words == words
     cases = [hand.case(f"file/{name}") for name in "abc"]
@@ -353,44 +229,59 @@ def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(hand: An
 
 
 def test_padded_cases_count_as_judged_by_what_was_added(hand: Any) -> None:
-    columns = "zero columns (D 5 to 8)"
-    for padded, sentence in (
-        (
-            (columns, f"{columns}, queries (Lq 3 to 16)", None),
-            "On numpy.eager, 2 cases were padded, as it requires: 2 with zero columns and 1 with queries.",
-        ),
-        (
-            ("a block mask (3 sequences)", f"a block mask (2 sequences), {columns}"),
-            "On numpy.eager, which has no function for packed sequences, 2 cases were called with a block mask "
-            "instead. On numpy.eager, 1 case was padded with zero columns, as it requires.",
-        ),
-    ):
-        rows: list[Fields] = [{"case": f"file/{number}", "padded": words} for number, words in enumerate(padded)]
-        rows += [{"case": "file/0", "dtype": "float32", "padded": padded[0]}]  # another dtype is no other case
-        rows += [{"case": "file/none", "padded": columns} | UNSUPPORTED]
-        frames = hand.frames(rows)
-        said = [each for each in make_summary(frames).sentences if "padded" in each or "mask" in each]
-        assert " ".join(said) == sentence
-        (found,) = coverage(frames)
-        assert (found.judged, found.lacks.cases) == (len(padded), 1)
+    """Those that were padded with columns alone are in the snapshots."""
+    added = ("a block mask (3 sequences)", "a block mask (2 sequences), zero columns (D 5 to 8)")
+    rows: list[Fields] = [{"case": f"file/{number}", "padded": words} for number, words in enumerate(added)]
+    rows += [{"case": "file/0", "dtype": "float32", "padded": added[0]}]  # another dtype is no other case
+    rows += [{"case": "file/none", "padded": added[0]} | UNSUPPORTED]
+    frames = hand.frames(rows)
+    said = [each for each in make_summary(frames).sentences if "padded" in each or "mask" in each]
+    assert said == [
+        "On numpy.eager, which has no function for packed sequences, 2 cases were called with a block mask instead.",
+        "On numpy.eager, 1 case was padded with zero columns, as it requires.",
+    ]
+    (found,) = coverage(frames)
+    assert (found.judged, found.lacks.cases) == (2, 1)
 
 
-BADGES: list[tuple[list[Fields], Badge]] = [
-    ([{}], Badge("1 of 1 agree", GREEN)),
-    ([{}, NUMERIC], Badge("1 of 2 agree", RED)),
-    ([{}, UNSUPPORTED], Badge("1 of 2 agree", BLUE)),
-    ([{}, {"verdict": "crash", "stage": ""}], Badge("1 of 2 agree", AMBER)),
-    ([UNSUPPORTED], Badge("not judged", GREY)),
-    ([], Badge("not judged", GREY)),
-]
+def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its_axes(hand: Any) -> None:
+    records = [
+        hand.case("file/a", inputs={"scores": [1, 1, 9, 9]}),
+        hand.case("file/b", inputs={"scores": [1, 1, 1, 4]}, options={"empty_rows": "nan"}, tags=["axis"]),
+        hand.case("file/c", inputs={"scores": [1, 1, 2, 2]}),
+    ]
+    rows = [{"case": f"file/{name}", "dtype": dtype, "verdict": "numeric"} for name in "abc" for dtype in DTYPES]
+    frames = hand.frames(rows, cases=records)
+    wrong = findings(frames)
+    assert list(zip(wrong["case"], wrong["dtype"], strict=True)) == [
+        (f"file/{name}", dtype) for name in "cba" for dtype in reversed(DTYPES)
+    ]
+    assert first_commands(frames) == ["attncheck explain file/c numpy.eager --dtype float32"]
+    shapes = {"query": [2, 4, 3, 8], "key": [2, 2, 5, 8], "value": [2, 2, 5, 6], "mask": [1, 1, 3, 5]}
+    options = {"is_causal": True, "softcap": 2.0, "window": None}
+    record = hand.case(operation="attention", inputs=shapes, options=options, tags=["bool-mask", "grouped-heads"])
+    assert described(record) == "B=2 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6; probes bool-mask, grouped-heads"
+    # What need not be given counts behind the elements.
+    assert given_of(record) == ["softcap", "is_causal", "mask"]
+    assert simplicity(record) == (2 * 4 * 3 * 8 + 2 * 2 * 5 * (8 + 6) + 15, 3)
+    # Of a record that fits no operation nothing is said.
+    odd: list[dict[str, Any]] = [
+        {"operation": "dreaming"},
+        {"operation": "attention", "inputs": {"query": [1, 2, 3]}, "options": {"heads": 0}},
+        {"operation": "multi_head_attention", "inputs": {"query_weight": [2, 3]}, "options": {"heads": "many"}},
+        {"operation": "scoring", "options": {"score": ["dot"]}},
+    ]
+    for fields in odd:
+        assert described(hand.case(**fields)) == "", fields
+        assert simplicity(hand.case(**fields))[0] >= 0
 
 
 def test_a_badge_counts_cases_and_is_green_where_all_agree(hand: Any) -> None:
-    for rows, badge in BADGES:
+    for rows, message, colour in TABLES["badges"]:
         frames = hand.frames([{"case": f"file/{number}"} | row for number, row in enumerate(rows)], summary=bool(rows))
-        assert badge_of(frames) == badge
-    badge = Badge('1 of 2 <agree> & "so"', RED)
-    root = ElementTree.fromstring(render_svg(badge))
+        assert badge_of(frames) == Badge(message, getattr(write, colour))
+    badge = Badge('1 of 2 <agree> & "so"', write.RED)
+    root = ElementTree.fromstring(write.render_svg(badge))
     assert root.get("aria-label") == f"attention: {badge.message}"
     assert [element.text for element in root.iter() if element.tag.endswith("text")] == ["attention", badge.message]
 
@@ -421,48 +312,6 @@ def test_a_diagnosis_is_one_defect_at_whatever_stage_and_in_whatever_dtype_it_wa
     first, second = annotation_lines(frames, REPORT)
     assert "title=aligned-bottom-right%3A numpy.eager in float64%2C float32::2 cases, the simplest " in first
     assert "title=nonfinite%3A numpy.eager in float64::" in second
-
-
-def test_a_shape_is_written_by_its_axes(hand: Any) -> None:
-    shapes = {"query": [2, 4, 3, 8], "key": [2, 2, 5, 8], "value": [2, 2, 5, 6], "mask": [1, 1, 3, 5]}
-    record = hand.case(operation="attention", inputs=shapes, tags=["bool-mask", "grouped-heads"])
-    assert described(record) == "B=2 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6; probes bool-mask, grouped-heads"
-    # What need not be given counts behind the elements.
-    record = hand.case(
-        operation="attention", inputs=shapes, options={"is_causal": True, "softcap": 2.0, "window": None}
-    )
-    assert given_of(record) == ["softcap", "is_causal", "mask"]
-    assert simplicity(record) == (2 * 4 * 3 * 8 + 2 * 2 * 5 * (8 + 6) + 15, 3)
-
-
-def test_of_a_record_that_fits_no_operation_nothing_is_said(hand: Any) -> None:
-    records: list[dict[str, Any]] = [
-        {"operation": "dreaming"},
-        {"operation": "attention", "inputs": {"query": [1]}},
-        {"operation": "attention", "inputs": {"query": [1, 2, 3]}, "options": {"heads": 0}},
-        {"operation": "multi_head_attention", "inputs": {"query_weight": [2, 3]}, "options": {"heads": "many"}},
-        {"operation": "scoring", "options": {"score": ["dot"]}},
-    ]
-    for fields in records:
-        record = hand.case(**fields)
-        assert (described(record), simplicity(record)[0] >= 0) == ("", True), fields
-
-
-def test_what_fails_is_listed_from_the_simplest_on(hand: Any) -> None:
-    records = [
-        hand.case("file/a", inputs={"scores": [1, 1, 9, 9]}),
-        hand.case("file/b", inputs={"scores": [1, 1, 1, 4]}, options={"empty_rows": "nan"}, tags=["axis"]),
-        hand.case("file/c", inputs={"scores": [1, 1, 2, 2]}),
-    ]
-    rows = [{"case": f"file/{name}", "dtype": dtype, "verdict": "numeric"} for name in "abc" for dtype in DTYPES]
-    frames = hand.frames(rows, cases=records)
-    wrong = findings(frames)
-    assert list(zip(wrong["case"], wrong["dtype"], strict=True)) == [
-        (f"file/{name}", dtype) for name in "cba" for dtype in reversed(DTYPES)
-    ]
-    assert first_commands(frames) == ["attncheck explain file/c numpy.eager --dtype float32"]
-    (defect,) = defects(frames)
-    assert defect.cases == ("file/c", "file/b", "file/a")
 
 
 @pytest.fixture(scope="module")

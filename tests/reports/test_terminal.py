@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 import os
 import re
@@ -12,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from here import command_here, own_code_here
@@ -91,58 +89,33 @@ def paste(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def in_lines(text: str | Path) -> list[str]:
-    if isinstance(text, Path):
-        text = text.read_text(encoding="utf-8")
-    return [found[1] for line in text.splitlines() if (found := AS_IT_STANDS.match(line))]
-
-
-def commands_of(project: Path) -> dict[str, list[str]]:
-    """Return every command, by what prints it; those of the scripts in the page are in the scripts' files too."""
-    report = project / "my results" / "report"
-    page = (report / "report.html").read_text(encoding="utf-8")
-    commands = re.findall(r'<pre class="command"><code>(.*?)</code></pre>', page, re.DOTALL)
-    scripts = sorted((project / "my results" / "scripts").glob("*.py"))
-    environment = json.loads((project / "my results" / "environment.json").read_text(encoding="utf-8"))
-    junit = ElementTree.parse(report / "junit.xml").iter("failure")
-    return {
-        "terminal": in_lines(project / "stdout.txt"),
-        "report.md": in_lines(report / "report.md"),
-        "report.html": [html.unescape(command) for command in commands],
-        "junit.xml": [line for failure in junit for line in in_lines(failure.text or "")],
-        "summary": in_lines(project / "summary.md"),
-        "scripts": [line for path in scripts for line in in_lines(path)],
-        "environment": [environment["command"]],
-    }
+def commands_of(path: Path) -> list[str]:
+    """Return the commands that a file of results shows, each on a line of its own."""
+    text = re.sub("</?(?:pre|code)[^>]*>", "\n", path.read_text(encoding="utf-8")) if path.suffix == ".html" else ""
+    lines = html.unescape(text or path.read_text(encoding="utf-8")).splitlines()
+    return [found[1] for line in lines if (found := AS_IT_STANDS.match(line))]
 
 
 def test_every_format_prints_the_commands_of_its_failures_and_each_kind_of_them_works(project: Path) -> None:
     """Pasted into a shell: of a case in a folder whose name a shell takes apart."""
-    found = commands_of(project)
-    assert {name: len(lines) for name, lines in found.items()} == {
-        "terminal": 1,
-        "report.md": 2,  # of each of two defects
-        "report.html": 2 * len(CASES) + 2,  # of each case, and of each of two defects
-        "junit.xml": len(CASES),
-        "summary": 2,
-        "scripts": 2 * len(CASES),
-        "environment": 1,
-    }
-    explains = {line for line in found["report.html"] if line.startswith("attncheck explain")}
-    assert set(found["junit.xml"]) == explains
-    assert {*found["terminal"], *found["report.md"], *found["summary"]} <= explains
-    assert all(line in explains for line in found["scripts"] if line.startswith("attncheck"))
-    lines = sorted({line for lines in found.values() for line in lines})
-    assert len(lines) == 1 + 3 * len(CASES)  # the check itself, and what runs a script
-    for kind in ("explain", "repro"):
-        among = [line for line in lines if line.startswith(f"attncheck {kind}")]
+    report = project / "my results" / "report"
+    printed = {*commands_of(report / "report.html")}
+    explains = {line for line in printed if line.startswith("attncheck explain")}
+    repros = {line for line in printed if line.startswith("attncheck repro")}
+    assert len(explains) == len(repros) == len(CASES)
+    texts = [project / "stdout.txt", project / "summary.md", report / "report.md", report / "junit.xml"]
+    for path in (*texts, *(project / "my results" / "scripts").glob("*.py")):
+        lines = {line for line in commands_of(path) if line.startswith("attncheck")}
+        assert lines, path
+        assert lines <= explains, path
+    for among, code in ((explains, 1), (repros, 0)):
         assert [shlex.split(line)[3] for line in among] == ["my $kernel's.py:attention"] * len(CASES)
-        line = max(among, key=lambda each: each.count("'"))
+        line = max(sorted(among), key=lambda each: each.count("'"))
         assert "own" in line
         done = paste(project, line)
-        assert done.returncode == (1 if kind == "explain" else 0), f"{line}\n{done.stdout}{done.stderr}"
-        assert kind == "repro" or "It goes wrong at output" in done.stdout
-    (again,) = in_lines(done.stdout)
+        assert done.returncode == code, f"{line}\n{done.stdout}{done.stderr}"
+        assert not code or "It goes wrong at output" in done.stdout
+    (again,) = [found[1] for line in done.stdout.splitlines() if (found := AS_IT_STANDS.match(line))]
     script = paste(project, again)
     assert script.returncode == 1, f"{again}\n{script.stdout}{script.stderr}"
     assert re.search("^output (is WRONG|has shape)", script.stdout, re.MULTILINE)
