@@ -15,7 +15,7 @@ import numpy as np
 
 from attncheck.attention.bounds import for_bounds
 from attncheck.attention.errors import Real, every_head
-from attncheck.attention.logits import cap_of, through_mask
+from attncheck.attention.logits import cap_of, spread_over, through_mask
 from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import scale_of as factor_of
@@ -33,7 +33,7 @@ from attncheck.judging.replaced_steps import (
 )
 from attncheck.judging.truth import Truth
 from attncheck.reading.lowering import Problem
-from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE
+from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE, Shape
 
 _ROUNDINGS = 8
 """Roundings of one step beside those of its sum."""
@@ -49,12 +49,10 @@ class Inexact:
 
     def made(self, value: Real, error: Real, terms: int = 0, size: Real | None = None) -> Inexact:
         """Return what a step makes of these numbers, with its roundings; ``size`` is that of the terms of a sum."""
-        unit, rounding = self.rounding.coarsest_unit, self.rounding
-        rounded = _ROUNDINGS * unit * (np.abs(value) + error)
-        if size is not None:
-            rounded = rounded + (terms * rounding.accumulate_unit + _ROUNDINGS * unit) * size
+        rounding, whole = self.rounding, np.abs(value) + error + (0.0 if size is None else size)
+        rounded = (terms * rounding.accumulate_unit + _ROUNDINGS * rounding.coarsest_unit) * whole
         underflow = (terms + _ROUNDINGS) * max(rounding.weight_underflow, rounding.output_underflow)
-        return Inexact(value, np.where(error + np.abs(value) > 0, error + rounded + underflow, 0.0), rounding)
+        return Inexact(value, np.where(whole > 0, error + rounded + underflow, 0.0), rounding)
 
     def __add__(self, other: Inexact) -> Inexact:
         return self.made(self.value + other.value, self.error + other.error, 0, np.abs(self.value))
@@ -138,7 +136,7 @@ class Backward:
     def in_groups(self, gradient: Inexact, name: str) -> Inexact:
         """Give the query heads of a group an axis of their own: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
         shared = self.walk.node(name).value.shape[1]
-        return gradient.each(lambda part: part.reshape(len(part), shared, -1, *part.shape[2:]))
+        return gradient.each(lambda part: part.reshape(len(part), shared, part.shape[1] // shared, *part.shape[2:]))
 
     def added_up(self, name: str) -> Inexact:
         """Add the gradients of the query heads of each group up."""
@@ -163,15 +161,15 @@ def _transposed(array: Inexact) -> Inexact:
     return array.each(lambda part: np.swapaxes(part, -1, -2))
 
 
-def _bias_gradient(step: Backward, logits: Inexact) -> Inexact:
+def _spread(step: Backward, logits: Inexact) -> tuple[Shape, tuple[int, ...]]:
+    """Return the shape of the bias, and the axes along which it was spread."""
     shape = step.truth.exact["grad_bias"].high.shape
-    lifted = (1,) * (logits.value.ndim - len(shape)) + shape
-    axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
-    return (
-        logits.sum(*axes).each(lambda part: part.reshape(shape))
-        if axes
-        else logits.each(lambda part: part.reshape(shape))
-    )
+    return shape, spread_over(shape, logits.value.ndim)[1]
+
+
+def _bias_gradient(step: Backward, logits: Inexact) -> Inexact:
+    shape, axes = _spread(step, logits)
+    return (logits.sum(*axes) if axes else logits).each(lambda part: part.reshape(shape))
 
 
 STEPS: Mapping[str, Step] = {
@@ -307,10 +305,9 @@ def _over(number: Callable[[Backward], float], name: str) -> Step:
 
 
 def _first_of_bias(step: Backward) -> Inexact:
-    shape, logits = step.truth.exact["grad_bias"].high.shape, step["logits"]
-    lifted = (1,) * (logits.value.ndim - len(shape)) + shape
-    first = tuple(slice(1) if length == 1 else slice(None) for length in lifted)
-    return logits.each(lambda part: part[first].reshape(shape))
+    shape, axes = _spread(step, step["logits"])
+    first = tuple(slice(1) if axis in axes else slice(None) for axis in range(step["logits"].value.ndim))
+    return step["logits"].each(lambda part: part[first].reshape(shape))
 
 
 def _bias_of_batch(step: Backward) -> Inexact:

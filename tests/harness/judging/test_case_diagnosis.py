@@ -16,13 +16,16 @@ import pytest
 from problems import Array, Arrays, Options, Problem, failing
 from tables import tables_beside
 
+from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.alternatives import scales_in_words
 from attncheck.judging.diagnosis import decide, evidence_of
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.readings import ACCURACIES, CATALOGUE, readings_of
+from attncheck.judging.readings_of_gradients import backward
 from attncheck.judging.residuals import fit_scale, shortest
+from attncheck.judging.truth import truth_of_case
 from attncheck.judging.wrong_result import _cosine, _is_noise
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import RIGHTLY, ExactJudge, Naming, how_named
@@ -70,6 +73,19 @@ def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
             if (unnamed := {fault.diagnosis[0] for fault in faults} - rightly) <= ELSEWHERE:
                 break
     assert unnamed <= ELSEWHERE
+
+
+def test_a_backward_pass_of_which_nothing_is_changed_is_the_exact_one() -> None:
+    float64, same = rounding_model_named("native", "float64"), backward({}, lambda step: True)
+    found = 0
+    for case in select_cases(["gradients"], base=HERE).cases:
+        if case.operation == "attention_gradients" and count_scores(case) <= MOST_SCORES:
+            truth = truth_of_case(case, "float64", convert_inputs(case, make_exact_inputs(case), "float64"))
+            for stage, (value, error) in same(truth, float64, {}).items():
+                assert (np.abs(value - truth.exact[stage].high) <= error).all(), (case.id, stage)
+                assert (error <= 2.0**10 * truth.bounds("native")[stage].max_error + 1e-300).all(), (case.id, stage)
+                found += 1
+    assert found > 40
 
 
 def test_every_reading_is_one_of_some_case() -> None:
