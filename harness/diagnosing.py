@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,7 +43,7 @@ from attncheck.results.parts import ArrayParts
 from attncheck.spec import DTYPES, EMPTY_ROWS
 from attncheck.store import UnreadableEntry
 from attncheck.verdicts import WRONG_NUMBERS, Verdict
-from attncheck.wording import BY_ITSELF
+from attncheck.wording import AND, BY_ITSELF
 
 SETTLED = 3
 """Cases that name the same before it is handed on to others."""
@@ -49,6 +51,8 @@ MAX_EXAMINED = 24
 """Cases of one operation, stage and verdict that are examined."""
 MAX_SCORES = 1 << 17
 """Elements of a score matrix up to which anything is handed on to a case."""
+MAX_COMPOSED = 600
+"""Compositions of conventions that are tried on the cases of one implementation."""
 MAX_NAMELESS = 6
 """Cases one after the other that fit nothing, until the rest is left without a name."""
 
@@ -145,6 +149,7 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned)
         for name in dict.fromkeys(each.key[0] for each in failing):
             searches.search([each for each in failing if each.key[0] == name])
         decisions = _decided(searches.evidence)
+        decisions |= searches.composed([each for each in failing if decisions[each.key].fit is None], decisions)
         by_itself = {key: _by_itself(each) for key, each in evidence.items() if decisions[key] == NAMELESS}
         final = [_final(row, decisions.get(_evaluation(row)), searches.examined) for row in rows]
         return follow([_with_hint(row, by_itself.get(_evaluation(row), "")) for row in final])
@@ -272,7 +277,7 @@ class _Searches:
         if each.returned is None or not each.is_whole:
             return False
         inputs, dtype = self.plan.inputs(each.unit), each.unit.dtype
-        if score_elements(each.case.operation, each.case.options, inputs.arrays) > MAX_SCORES:
+        if self._is_large(each):
             return False
         stages, failing = each.returned.stages, {row.stage for row in each.rows}
         case = FailingCase(
@@ -286,6 +291,92 @@ class _Searches:
         if fits:
             self.evidence[each.key] = Evidence(fits, frozenset(), stage, each.case.operation)
         return bool(fits)
+
+    def composed(
+        self, unnamed: Sequence[FailingEvaluation], decisions: Mapping[Evaluation, Decision]
+    ) -> dict[Evaluation, Decision]:
+        """Name cases by the conventions that others show: several at once, and then one more beside them."""
+        known: dict[str, Counter[str]] = {}
+        for key, decision in decisions.items():
+            if decision.fit is not None and decision.fit.verdict == Verdict.SEMANTIC and OR not in decision.fit.name:
+                known.setdefault(key[0], Counter())[decision.fit.name] += 1
+        found: dict[Evaluation, Decision] = {}
+        tried: Counter[str] = Counter()
+        for with_others in (False, True, False):  # what is one more beside others is known then
+            of_case: dict[tuple[str, str], tuple[str, ...]] = {}
+            for each in unnamed:
+                name, case, _ = each.key
+                counts = known.get(name)
+                if (
+                    each.key in found
+                    or not counts
+                    or each.returned is None
+                    or not each.is_whole
+                    or self._is_large(each)
+                ):
+                    continue
+                compositions = _Compositions(each, self.plan, self.judge)
+                sets = compositions.sets(counts, with_others=with_others)
+                of_other_dtype = of_case.get((name, case))
+                for names in [of_other_dtype] if of_other_dtype is not None else sets:
+                    if tried[name] >= MAX_COMPOSED:
+                        break
+                    tried[name] += 1
+                    if names and (fit := compositions.fit(names)):
+                        found[each.key], of_case[name, case] = Decision(fit), names
+                        counts.update(fit.name.split(AND) if with_others else ())
+                        break
+                else:
+                    of_case.setdefault((name, case), ())
+        return found
+
+    def _is_large(self, each: FailingEvaluation) -> bool:
+        arrays = self.plan.inputs(each.unit).arrays
+        return score_elements(each.case.operation, each.case.options, arrays) > MAX_SCORES
+
+
+class _Compositions:
+    """Conventions that one failing case may show at once."""
+
+    def __init__(self, each: FailingEvaluation, plan: Plan, judge: Judge) -> None:
+        from attncheck.judging.truth import truth_of_case
+        from attncheck.judging.wrong_result import WrongResult
+
+        name, _, dtype = each.key
+        assert each.returned is not None, "found out before"
+        stages, failing = each.returned.stages, {row.stage for row in each.rows}
+        truth = truth_of_case(each.case, dtype, plan.inputs(each.unit), stages, judge.store)
+        self._stage, self._wrong = each.rows[0].stage, None
+        if truth.problem is not None and failing <= truth.exact.keys():
+            self._wrong = WrongResult(
+                *(truth, truth.problem, {stage: stages[stage] for stage in failing & stages.keys()}),
+                judge.rounding_model(name, dtype),
+                {stage: stages[stage] for stage in each.right & stages.keys()},
+            )
+
+    def sets(self, counts: Counter[str], *, with_others: bool) -> Iterator[tuple[str, ...]]:
+        """Yield the names of conventions to be tried together: those of most cases first, or all and another one."""
+        from attncheck.judging.wrong_result import conventions_of
+
+        if self._wrong is None:
+            return
+        own = dict.fromkeys(each.name for each in conventions_of(self._wrong.problem))
+        # A convention for rows without a key may come with another one, by which there are such rows.
+        settled = tuple(name for name, _ in counts.most_common() if name in own or name.startswith("empty-rows-"))
+        if with_others:
+            yield from ((*settled, name) for name in own if name not in settled)
+        else:
+            every = (combinations(settled, number) for number in range(len(settled), 0, -1))
+            yield from chain.from_iterable(every)
+
+    def fit(self, names: Sequence[str]) -> Fit | None:
+        """Return the conventions as one reading, if the case agrees with it."""
+        from attncheck.judging.wrong_result import together, try_reading
+
+        if self._wrong is None or (reading := together(self._wrong.problem, names)) is None:
+            return None
+        found = try_reading(self._wrong, reading)
+        return None if found is None else fit_of(found, self._stage)
 
 
 def _common_factor(factors: Iterable[float | None]) -> float | None:

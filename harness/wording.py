@@ -15,6 +15,8 @@ from typing import Final
 
 _LONGEST: Final = 100
 _MOST_MEANT: Final = 2
+AND = " and "
+"""Between names of conventions that a case shows together."""
 BY_ITSELF: Final = "; taken by itself: "
 """Before what one failing case names in which all of them together name nothing."""
 _LISTED: Final = 12

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.summary import findings
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.verdicts import Verdict
-from attncheck.wording import BY_ITSELF, counted
+from attncheck.wording import AND, BY_ITSELF, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 Diagnosed = Mapping[tuple[str, str, str], Row]
 """A row that has a diagnosis, by case, environment and implementation."""
-_MAX_CAUSES = 3
+_MAX_CAUSES = 5
 """Causes that are named for one implementation."""
 _SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
 _EXACT_SCALE = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),)? instead of")
@@ -120,14 +120,35 @@ def cause_line(found: Sequence[Defect]) -> str:
         return ""
     if len(wrong) == 1 and named:
         return named[0].text
-    texts = [f"{each.text} ({counted(len(each.cases), 'case')})" for each in named[:_MAX_CAUSES]]
-    more = {case for each in named[_MAX_CAUSES:] for case in each.cases}
+    causes = _cases_by_cause(named)
+    texts = [f"{text} ({counted(len(cases), 'case')})" for text, cases in causes[:_MAX_CAUSES]]
+    more = {case for _, cases in causes[_MAX_CAUSES:] for case in cases}
     texts += [f"other causes ({counted(len(more), 'case')})"] if more else []
     if rest := list(dict.fromkeys(case for each in unnamed for case in each.cases)):
         where = f": {rest[0]}" if len(rest) == 1 else f", the first {rest[0]}"
         taken = f"{BY_ITSELF}{hint}" if hint else ""
         texts.append(f"no cause found ({counted(len(rest), 'case')}{where}{taken})")
-    return "; ".join(texts)
+    if not any(AND in each.diagnosis for each in named) or not all(_is_convention(each) for each in named):
+        return "; ".join(texts)
+    left = (
+        f"if it means these, it is wrong in {counted(len(rest), 'case')}" if rest else "it is right if it means these"
+    )
+    return f"{left}: {'; '.join(texts)}"
+
+
+def _cases_by_cause(named: Sequence[Defect]) -> list[tuple[str, Collection[str]]]:
+    """Return what each cause is in words, and its cases; one that shows several at once is counted for each of them."""
+    texts = {each.diagnosis: each.text for each in named}
+    cases: dict[str, dict[str, None]] = {}
+    for each in named:
+        parts = each.diagnosis.split(AND)
+        for part in parts if texts.keys() >= set(parts) else [each.diagnosis]:
+            cases.setdefault(part, {}).update(dict.fromkeys(each.cases))
+    return sorted(((texts[name], of_it) for name, of_it in cases.items()), key=lambda entry: -len(entry[1]))
+
+
+def _is_convention(defect: Defect) -> bool:
+    return bool(defect.row["verdict"] == Verdict.SEMANTIC)
 
 
 def defects_of(frames: Frames, column: Column) -> list[Defect]:
