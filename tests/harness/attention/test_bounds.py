@@ -32,6 +32,120 @@ GRADIENTS = "attention_gradients"
 every_problem = pytest.mark.parametrize("name", NAMES)
 every_forward_problem = pytest.mark.parametrize("name", FORWARD)
 
+# Values, steps and rows.
+
+
+@every_forward_problem
+def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(name: str) -> None:
+    problem = draw(name).laid_out()
+    exact, computation = exact_stages(problem), Computation.of(problem)
+    highs = {stage: each.high for stage, each in exact.items()}
+    values = value_walk(computation.in_float64())
+    bounds, accumulated = (accumulated_bounds(problem, rounding, highs) for rounding in (DOUBLE, SINGLE))
+    for stage, high in highs.items():
+        value = computation.in_float64().without_added(stage, values.node(stage))
+        assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
+        introduced = introduced_bounds(computation, SINGLE, {}, {stage: high})
+        if problem.operation == "multi_head_attention" and stage not in problem.inputs:
+            assert introduced is None, stage  # without the projections that were returned
+            continue
+        for part in ("max_error", "sigma"):
+            own, other = getattr(introduced[stage], part), getattr(accumulated[stage], part)
+            np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-30)
+    assert list(accumulated_bounds(problem, SINGLE, highs, [stage])) == [stage]
+
+
+@every_problem
+def test_some_rows_are_those_of_the_whole(name: str) -> None:
+    problem, rows = draw(name).laid_out(), np.array([1, 3])
+    if problem.operation == GRADIENTS:
+        with pytest.raises(ValueError, match="adds query rows up"):
+            exact_stages(problem, query_rows=rows)
+        return
+    of_rows = draw(name).laid_out(rows)
+    whole, sampled, part = exact_stages(problem), exact_stages(problem, query_rows=rows), exact_stages(of_rows)
+    bounds, own = (
+        accumulated_bounds(plain, SINGLE, {stage: each.high for stage, each in exact.items()})
+        for plain, exact in ((problem, whole), (of_rows, part))
+    )
+    assert list(whole) == list(part) == list(sampled)
+    for stage, exact in whole.items():
+        kept = rows_of_stage(stage, exact.high, rows)
+        np.testing.assert_array_equal(sampled[stage].high, kept, stage)
+        np.testing.assert_array_equal(part[stage].high, kept, stage)
+        expected = rows_of_stage(stage, bounds[stage].max_error, rows)
+        np.testing.assert_allclose(own[stage].max_error, expected, rtol=1e-9, err_msg=stage)
+
+
+@every_forward_problem
+def test_a_step_follows_from_what_was_returned_and_from_some_rows_of_it(name: str) -> None:
+    whole, rows = exact_stages(draw(name).laid_out()), [2, 1]
+    stages = {stage: each.high + 0.125 for stage, each in whole.items()}  # whatever was returned
+    problem = Computation.of(draw(name).laid_out())
+    for stage in stages:
+        # Names that are no stages, be they those of the oracle's own nodes, are nobody's predecessors.
+        nobody = {"exponentials": np.ones(1), "product": np.ones(1)}
+        found, some, without = (
+            exact_from(problem, given, [stage], each)
+            for given, each in ((stages, None), (stages, rows), (nobody, None))
+        )
+        np.testing.assert_array_equal(some[stage].high, rows_of_stage(stage, found[stage].high, np.array(rows)))
+        np.testing.assert_array_equal(without[stage].high, whole[stage].high)
+
+
+# Rounding models.
+
+
+def test_formats_have_the_numbers_that_their_libraries_state() -> None:
+    for name, stated in FORMATS.items():
+        limits = ml_dtypes.finfo(name)  # type: ignore[no-untyped-call]
+        numbers = limits.eps, limits.smallest_normal, limits.smallest_subnormal, limits.max
+        own = 2 * stated.unit_roundoff, stated.least_normal, stated.least_subnormal, stated.largest
+        assert own == tuple(map(float, numbers))
+        assert stated.underflow == (2.0**-25 if name == "float16" else stated.least_normal)  # it alone keeps subnormals
+
+
+def test_every_class_has_a_policy_in_each_of_its_dtypes_and_in_no_other() -> None:
+    for name, dtypes in ROUNDING_MODELS.items():
+        for dtype in dtypes:
+            rounding = rounding_model_named(name, dtype)
+            assert (rounding.rounding_model, rounding.dtype) == (name, dtype)
+            assert rounding.from_log_sum_exp == name.endswith("_lse")
+            assert (rounding.product_unit > 0) == name.endswith("_products")
+        for dtype in {*FORMATS, "float8"} - {*dtypes}:
+            with pytest.raises(ValueError, match=r"rounding model|dtype"):
+                rounding_model_named(name, dtype)
+
+
+# By hand.
+
+EXPONENT = (2 * 4 * U32 + 2 * U32) * (1 + 8 * U32)  # one rescaling: two exponentials, two products
+MOVED = 0.5 * np.expm1(EXPONENT) / np.exp(-EXPONENT)
+"""How far a weight of a half moves with its power."""
+
+
+def test_two_equal_scores_have_the_bound_that_the_formulas_give() -> None:
+    relative = 3 * U32 + 3 * U32 + 2 * U32  # n + r, division, storage
+    truth = Problem("softmax", {}, {"scores": np.zeros((1, 1, 1, 2), np.float32)}).truth("float32")
+    bound = truth.bounds("native")["weights"].max_error
+    np.testing.assert_allclose(bound, MOVED + relative * (0.5 + MOVED), rtol=1e-5)
+
+
+def test_what_a_masked_key_holds_changes_no_bound_and_none_follows_from_what_is_not_finite() -> None:
+    problem = Problem("attention", {}, draw("attention").inputs | {"mask": np.arange(6) < 5}).stored("float32")
+    exact, value = {stage: each.high for stage, each in exact_stages(problem).items()}, problem.inputs["value"]
+    clean = accumulated_bounds(problem, SINGLE, exact)["output"].max_error
+    for poison in (np.inf, np.nan, 3e38):
+        poisoned = problem.with_inputs(value=np.where(np.arange(6)[:, None] == 5, np.float32(poison), value))
+        np.testing.assert_array_equal(accumulated_bounds(poisoned, SINGLE, exact)["output"].max_error, clean)
+    computation, stages = Computation.of(draw("attention").canonical()), draw("attention").returned()
+    for poison in (0.0, np.nan, np.inf):
+        broken = stages | {"scores": np.where(np.arange(6) == 2, poison, stages["scores"])}
+        for stage in ("weights", "log_sum_exp", "output"):  # the output follows from the weights
+            found = introduced_bounds(computation, SINGLE, broken, {stage: stages[stage]})
+            assert (found is not None) == (poison == 0 or stage == "output")
+
+
 # Right ways to compute.
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -147,120 +261,6 @@ def test_a_fill_is_rounded_to_the_dtype_and_beyond_it_is_minus_infinity() -> Non
         for form in (Problem.called, Problem.canonical):
             assert form(filled(-1e-9, dtype)).options["mask_fill"] == fill
     assert "mask_fill" not in filled(-1e9, "float16").canonical().options
-
-
-# Rounding models.
-
-
-def test_formats_have_the_numbers_that_their_libraries_state() -> None:
-    for name, stated in FORMATS.items():
-        limits = ml_dtypes.finfo(name)  # type: ignore[no-untyped-call]
-        numbers = limits.eps, limits.smallest_normal, limits.smallest_subnormal, limits.max
-        own = 2 * stated.unit_roundoff, stated.least_normal, stated.least_subnormal, stated.largest
-        assert own == tuple(map(float, numbers))
-        assert stated.underflow == (2.0**-25 if name == "float16" else stated.least_normal)  # it alone keeps subnormals
-
-
-def test_every_class_has_a_policy_in_each_of_its_dtypes_and_in_no_other() -> None:
-    for name, dtypes in ROUNDING_MODELS.items():
-        for dtype in dtypes:
-            rounding = rounding_model_named(name, dtype)
-            assert (rounding.rounding_model, rounding.dtype) == (name, dtype)
-            assert rounding.from_log_sum_exp == name.endswith("_lse")
-            assert (rounding.product_unit > 0) == name.endswith("_products")
-        for dtype in {*FORMATS, "float8"} - {*dtypes}:
-            with pytest.raises(ValueError, match=r"rounding model|dtype"):
-                rounding_model_named(name, dtype)
-
-
-# By hand.
-
-EXPONENT = (2 * 4 * U32 + 2 * U32) * (1 + 8 * U32)  # one rescaling: two exponentials, two products
-MOVED = 0.5 * np.expm1(EXPONENT) / np.exp(-EXPONENT)
-"""How far a weight of a half moves with its power."""
-
-
-def test_two_equal_scores_have_the_bound_that_the_formulas_give() -> None:
-    relative = 3 * U32 + 3 * U32 + 2 * U32  # n + r, division, storage
-    truth = Problem("softmax", {}, {"scores": np.zeros((1, 1, 1, 2), np.float32)}).truth("float32")
-    bound = truth.bounds("native")["weights"].max_error
-    np.testing.assert_allclose(bound, MOVED + relative * (0.5 + MOVED), rtol=1e-5)
-
-
-def test_what_a_masked_key_holds_changes_no_bound_and_none_follows_from_what_is_not_finite() -> None:
-    problem = Problem("attention", {}, draw("attention").inputs | {"mask": np.arange(6) < 5}).stored("float32")
-    exact, value = {stage: each.high for stage, each in exact_stages(problem).items()}, problem.inputs["value"]
-    clean = accumulated_bounds(problem, SINGLE, exact)["output"].max_error
-    for poison in (np.inf, np.nan, 3e38):
-        poisoned = problem.with_inputs(value=np.where(np.arange(6)[:, None] == 5, np.float32(poison), value))
-        np.testing.assert_array_equal(accumulated_bounds(poisoned, SINGLE, exact)["output"].max_error, clean)
-    computation, stages = Computation.of(draw("attention").canonical()), draw("attention").returned()
-    for poison in (0.0, np.nan, np.inf):
-        broken = stages | {"scores": np.where(np.arange(6) == 2, poison, stages["scores"])}
-        for stage in ("weights", "log_sum_exp", "output"):  # the output follows from the weights
-            found = introduced_bounds(computation, SINGLE, broken, {stage: stages[stage]})
-            assert (found is not None) == (poison == 0 or stage == "output")
-
-
-# Values, steps and rows.
-
-
-@every_forward_problem
-def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(name: str) -> None:
-    problem = draw(name).laid_out()
-    exact, computation = exact_stages(problem), Computation.of(problem)
-    highs = {stage: each.high for stage, each in exact.items()}
-    values = value_walk(computation.in_float64())
-    bounds, accumulated = (accumulated_bounds(problem, rounding, highs) for rounding in (DOUBLE, SINGLE))
-    for stage, high in highs.items():
-        value = computation.in_float64().without_added(stage, values.node(stage))
-        assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
-        introduced = introduced_bounds(computation, SINGLE, {}, {stage: high})
-        if problem.operation == "multi_head_attention" and stage not in problem.inputs:
-            assert introduced is None, stage  # without the projections that were returned
-            continue
-        for part in ("max_error", "sigma"):
-            own, other = getattr(introduced[stage], part), getattr(accumulated[stage], part)
-            np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-30)
-    assert list(accumulated_bounds(problem, SINGLE, highs, [stage])) == [stage]
-
-
-@every_problem
-def test_some_rows_are_those_of_the_whole(name: str) -> None:
-    problem, rows = draw(name).laid_out(), np.array([1, 3])
-    if problem.operation == GRADIENTS:
-        with pytest.raises(ValueError, match="adds query rows up"):
-            exact_stages(problem, query_rows=rows)
-        return
-    of_rows = draw(name).laid_out(rows)
-    whole, sampled, part = exact_stages(problem), exact_stages(problem, query_rows=rows), exact_stages(of_rows)
-    bounds, own = (
-        accumulated_bounds(plain, SINGLE, {stage: each.high for stage, each in exact.items()})
-        for plain, exact in ((problem, whole), (of_rows, part))
-    )
-    assert list(whole) == list(part) == list(sampled)
-    for stage, exact in whole.items():
-        kept = rows_of_stage(stage, exact.high, rows)
-        np.testing.assert_array_equal(sampled[stage].high, kept, stage)
-        np.testing.assert_array_equal(part[stage].high, kept, stage)
-        expected = rows_of_stage(stage, bounds[stage].max_error, rows)
-        np.testing.assert_allclose(own[stage].max_error, expected, rtol=1e-9, err_msg=stage)
-
-
-@every_forward_problem
-def test_a_step_follows_from_what_was_returned_and_from_some_rows_of_it(name: str) -> None:
-    whole, rows = exact_stages(draw(name).laid_out()), [2, 1]
-    stages = {stage: each.high + 0.125 for stage, each in whole.items()}  # whatever was returned
-    problem = Computation.of(draw(name).laid_out())
-    for stage in stages:
-        # Names that are no stages, be they those of the oracle's own nodes, are nobody's predecessors.
-        nobody = {"exponentials": np.ones(1), "product": np.ones(1)}
-        found, some, without = (
-            exact_from(problem, given, [stage], each)
-            for given, each in ((stages, None), (stages, rows), (nobody, None))
-        )
-        np.testing.assert_array_equal(some[stage].high, rows_of_stage(stage, found[stage].high, np.array(rows)))
-        np.testing.assert_array_equal(without[stage].high, whole[stage].high)
 
 
 # Radii.
