@@ -36,13 +36,6 @@ def _online(online: forms.Online) -> Steps:
     return online.steps
 
 
-@_faulty_blocks("dot_scores._dot", at="raw_scores", defect="features in chunks of 8 without their tail")
-def width_beyond_a_multiple_of_8_dropped(query: Array, key: Array) -> Array:
-    width = query.shape[-1]
-    whole = width - width % 8 if width > 8 else width
-    return backend._dot(query[..., :whole], key[..., :whole])
-
-
 @_faulty_blocks(forms.outputs_read_as, at="context", defect="the last tile of queries is not written: fla#892")
 def query_rows_beyond_a_multiple_of_16_zero(output: Array) -> Array:
     queries = output.shape[-2]
@@ -106,24 +99,22 @@ def splits_merged_by_their_maxima(maxima: Array, sums: Array, statistics: Array)
     return _shares(maxima)
 
 
-@_merged(_split, defect="parts count by sums that belong to different maxima: gcnasm#21's kind")
-def splits_merged_by_their_sums(maxima: Array, sums: Array, statistics: Array) -> Array:
-    return np.asarray(sums / sums.sum(-1, keepdims=True))
+_merged(_split, "splits_merged_by_their_sums", "parts count by sums that belong to different maxima: gcnasm#21's kind",
+    lambda maxima, sums, statistics: np.asarray(sums / sums.sum(-1, keepdims=True)))  # fmt: skip
 
 
-@_merged(_split, defect="structure: the merge forgets how much each part weighs")
-def splits_averaged(maxima: Array, sums: Array, statistics: Array) -> Array:
-    return np.full_like(statistics, 1 / statistics.shape[-1])
+_merged(_split, "splits_averaged", "structure: the merge forgets how much each part weighs",
+    lambda maxima, sums, statistics: np.full_like(statistics, 1 / statistics.shape[-1]))  # fmt: skip
 
 
-@_merged(_split, defect="log_sum_exp in base 2 is merged as one in base e: flashinfer#2113, sglang#35045")
-def splits_merged_in_the_wrong_base(maxima: Array, sums: Array, statistics: Array) -> Array:
-    return _shares(statistics / np.log(2).astype(statistics.dtype))
+_merged(_split, "splits_merged_in_the_wrong_base",
+    "log_sum_exp in base 2 is merged as one in base e: flashinfer#2113, sglang#35045",
+    lambda maxima, sums, statistics: _shares(statistics / np.log(2).astype(statistics.dtype)))  # fmt: skip
 
 
-@_merged(_split, defect="structure: one split fewer is merged than there are")
-def last_split_lost(maxima: Array, sums: Array, statistics: Array) -> Array:
-    return _shares(np.where(np.arange(statistics.shape[-1]) < statistics.shape[-1] - 1, statistics, -np.inf))
+_merged(_split, "last_split_lost", "structure: one split fewer is merged than there are",
+    lambda maxima, sums, statistics: _shares(np.where(np.arange(statistics.shape[-1]) < statistics.shape[-1] - 1,
+        statistics, -np.inf)))  # fmt: skip
 
 
 @_merged(_split, defect="a part of which every key is masked: flashinfer#4051, #1178")
@@ -133,11 +124,9 @@ def empty_split_gives_nan(maxima: Array, sums: Array, statistics: Array) -> Arra
     return np.where(is_lost, np.nan, _shares(statistics))
 
 
-_merged(
-    partial(_split, parts=7, is_asked=lambda logits: logits.shape[-2] == 1),
-    defect="the same in decoding alone: vllm#28840's kind",
-    name="splits_of_one_query_merged_by_their_maxima",
-)(splits_merged_by_their_maxima)
+_merged(partial(_split, parts=7, is_asked=lambda logits: logits.shape[-2] == 1),
+    "splits_of_one_query_merged_by_their_maxima", "the same in decoding alone: vllm#28840's kind",
+    splits_merged_by_their_maxima)  # fmt: skip
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -149,6 +138,9 @@ _faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_16", "a tile 
     lambda keys: keys if keys % 16 == 0 or keys == 1 else keys - 1, diagnosis="last-key-dropped")
 _faulty_blocks(_without_keys, "tail_dropped_after_blocks_of_32", "only whole tiles of 32 keys: FlagGems#898",
     lambda keys: keys - keys % 32 if keys > 32 else keys, diagnosis="last-key-dropped")
+_faulty_blocks("dot_scores._dot", "width_beyond_a_multiple_of_8_dropped", "features in chunks of 8 without their tail",
+    lambda query, key: backend._dot(*(each[..., : max(query.shape[-1] // 8 * 8, min(query.shape[-1], 8))]
+        for each in (query, key))), at="raw_scores")
 _faulty_blocks(_without_keys, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
     lambda keys: 16)
 _faulty_blocks("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",

@@ -103,9 +103,8 @@ def past_dropped(past: Array, new: Array) -> Array:
     return _join(np.zeros_like(past), new)
 
 
-@_faulty_join(defect="the cache joined at the wrong end", diagnosis="past-behind-new")
-def past_appended_after_the_keys(past: Array, new: Array) -> Array:
-    return _join(new, past)
+_faulty_join("past_appended_after_the_keys", "the cache joined at the wrong end",
+    lambda past, new: _join(new, past), diagnosis="past-behind-new")  # fmt: skip
 
 
 @_faulty_caches(
@@ -123,9 +122,8 @@ def past_key_and_past_value_swapped(
     return _join(past_key, key), _join(past_value, value)
 
 
-@_faulty_join(defect="attention over the cache as it was before this step", diagnosis="past-without-new")
-def new_keys_not_written_to_the_cache(past: Array, new: Array) -> Array:
-    return _join(past, np.zeros_like(new))
+_faulty_join("new_keys_not_written_to_the_cache", "attention over the cache as it was before this step",
+    lambda past, new: _join(past, np.zeros_like(new)), diagnosis="past-without-new")  # fmt: skip
 
 
 @_faulty_join(
@@ -137,24 +135,23 @@ def last_key_of_the_past_lost(past: Array, new: Array) -> Array:
     return np.concatenate((past[..., :-1, :], new, np.zeros_like(new[..., :1, :])), axis=-2)
 
 
-@_faulty_join(defect="one slot between past and new keys that nobody wrote", diagnosis="past-with-a-gap")
-def new_keys_written_one_slot_late(past: Array, new: Array) -> Array:
-    return np.concatenate((past, np.zeros_like(new[..., :1, :]), new[..., :-1, :]), axis=-2)
+_faulty_join("new_keys_written_one_slot_late", "one slot between past and new keys that nobody wrote",
+    lambda past, new: np.concatenate((past, np.zeros_like(new[..., :1, :]), new[..., :-1, :]), axis=-2),
+    diagnosis="past-with-a-gap")  # fmt: skip
 
 
-@_faulty_join(defect="one cache for the whole batch: pytorch#191937's stride 0", diagnosis="past-of-first-batch-entry")
-def past_of_the_first_batch_entry(past: Array, new: Array) -> Array:
-    return _join(np.broadcast_to(past[:1], past.shape), new)
+_faulty_join("past_of_the_first_batch_entry", "one cache for the whole batch: pytorch#191937's stride 0",
+    lambda past, new: _join(np.broadcast_to(past[:1], past.shape), new),
+    diagnosis="past-of-first-batch-entry")  # fmt: skip
 
 
-@_faulty_join(defect="head index off by one in the cache alone: pytorch#193893's kind", diagnosis="past-of-next-head")
-def past_of_the_next_head(past: Array, new: Array) -> Array:
-    return _join(np.roll(past, -1, axis=1), new)
+_faulty_join("past_of_the_next_head", "head index off by one in the cache alone: pytorch#193893's kind",
+    lambda past, new: _join(np.roll(past, -1, axis=1), new), diagnosis="past-of-next-head")  # fmt: skip
 
 
-@_faulty_join(defect="every page of 16 keys read from the first one: tt-metal#41215's kind")
-def past_beyond_its_first_page_repeated(past: Array, new: Array) -> Array:
-    return _join(past[..., np.arange(past.shape[-2]) % 16, :], new)
+_faulty_join("past_beyond_its_first_page_repeated",
+    "every page of 16 keys read from the first one: tt-metal#41215's kind",
+    lambda past, new: _join(past[..., np.arange(past.shape[-2]) % 16, :], new))  # fmt: skip
 
 
 def _past_stored(store: Store) -> Joined:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,27 +17,8 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.mutation import forms
-from attncheck.mutation.kernel import (
-    ALL,
-    NARROW,
-    NEVER_RETURNED,
-    STATISTICS,
-    Array,
-    Inside,
-    Kernel,
-    Store,
-    by_rows,
-    by_transposes,
-    einsum,
-    fused_multiply_add,
-    pairwise_matmul,
-    pairwise_sum,
-    reversed_matmul,
-    sequential_matmul,
-    sequential_sum,
-    wider,
-)
+from attncheck.mutation import forms, kernel
+from attncheck.mutation.kernel import Array, Store
 from attncheck.mutation.mutant import REFERENCE, WIDE, Call, Steps, control, numpy_with, within
 from attncheck.spec import LOGITS
 
@@ -46,11 +28,11 @@ control(why="the reference itself", name=REFERENCE)({})
 
 
 def _reversed_sum(exponentials: Array) -> Array:
-    return sequential_sum(exponentials[..., ::-1])
+    return kernel.sequential_sum(exponentials[..., ::-1])
 
 
 def _sorted_sum(exponentials: Array) -> Array:
-    return sequential_sum(np.sort(exponentials, axis=-1))
+    return kernel.sequential_sum(np.sort(exponentials, axis=-1))
 
 
 def _in_order(product: forms.Product, total: Callable[[Array], Array]) -> Steps:
@@ -60,7 +42,7 @@ def _in_order(product: forms.Product, total: Callable[[Array], Array]) -> Steps:
 # Running sums of float16 are kept in float16 here, as einsum may, and so is a scaled query: these are of other
 # classes than the reference.
 control(why="sums from the last term to the first", dtypes=WIDE, name="keys_reversed")(
-    _in_order(reversed_matmul, _reversed_sum)
+    _in_order(kernel.reversed_matmul, _reversed_sum)
 )
 
 # What runs over blocks is kept in the arrays' own format: in float16, over thousands of keys, that is a fault.
@@ -205,22 +187,17 @@ _MERGED = {dtype: f"{name}_lse" for dtype, name in FUSED.items()}
 
 
 def _right(
-    *,
-    why: str,
     name: str | None = None,
-    classes: Mapping[str, str] = FUSED,
-    hidden: frozenset[str] = NEVER_RETURNED,
+    why: str = "",
+    inside: kernel.Inside | None = None,
+    *,
+    hidden: frozenset[str] = kernel.NEVER_RETURNED,
     wide: frozenset[str] = frozenset(),
-) -> Callable[[Inside], Inside]:
-    """Register what runs between the ends of a right kernel."""
-
-    def register(inside: Inside) -> Inside:
-        def form(inside: Inside) -> Kernel:
-            return Kernel(inside, hidden=hidden, wide=wide)
-
-        return control(form, why=why, dtypes=ALL, classes=classes, name=name or inside.__name__)(inside)
-
-    return register
+    classes: Mapping[str, str] = FUSED,
+) -> Callable[[kernel.Inside], kernel.Inside]:
+    """Register what runs between the ends of a right kernel, as a row or decorated."""
+    form = partial(kernel.Kernel, hidden=hidden, wide=wide)
+    return control(form, name, why, inside, dtypes=kernel.ALL, classes=classes)
 
 
 def spans(length: int, tile: int) -> list[slice]:
@@ -267,7 +244,7 @@ def _tiled_backward(call: Call, tile: int) -> Steps:
     }
 
 
-def _flash(tile: int, product: forms.Product = np.matmul) -> Inside:
+def _flash(tile: int, product: forms.Product = np.matmul) -> kernel.Inside:
     """Take keys in tiles; exponentials are stored in the format of the ends before they meet the values."""
 
     def inside(store: Store) -> Steps:
@@ -278,15 +255,12 @@ def _flash(tile: int, product: forms.Product = np.matmul) -> Inside:
 
 
 for _tile in (16, 64, 128):
-    _right(
-        why="one pass over tiles of keys, weights in the format of the ends, a backward pass from log_sum_exp",
-        name=f"fused_kernel_with_tiles_of_{_tile}",
-    )(_flash(_tile))
-_right(
-    why="log_sum_exp is returned in float32 beside outputs of 16 bits, as FlashAttention does",
-    name="fused_kernel_with_statistics_in_float32",
-    wide=STATISTICS,
-)(_flash(64))
+    _right(f"fused_kernel_with_tiles_of_{_tile}",
+        "one pass over tiles of keys, weights in the format of the ends, a backward pass from log_sum_exp",
+        _flash(_tile))  # fmt: skip
+_right("fused_kernel_with_statistics_in_float32",
+    "log_sum_exp is returned in float32 beside outputs of 16 bits, as FlashAttention does",
+    _flash(64), wide=kernel.STATISTICS)  # fmt: skip
 
 
 def _to_eight_bits(weights: Array) -> Array:
@@ -308,12 +282,10 @@ def _in_base_two(store: Store) -> Steps:
     return {**score, "_softmax_with_sinks.np": library, **_averaged_from(store)}
 
 
-_right(why="the scale is folded into the query, exponentials in base 2", name="fused_kernel_in_base_two")(_in_base_two)
-_right(
-    why="the same, and log_sum_exp is returned in float32, as FlexAttention does",
-    name="fused_kernel_in_base_two_with_statistics_in_float32",
-    wide=STATISTICS,
-)(_in_base_two)
+_right("fused_kernel_in_base_two", "the scale is folded into the query, exponentials in base 2", _in_base_two)
+_right("fused_kernel_in_base_two_with_statistics_in_float32",
+    "the same, and log_sum_exp is returned in float32, as FlexAttention does",
+    _in_base_two, wide=kernel.STATISTICS)  # fmt: skip
 
 
 _LOG2E = math.log2(math.e)
@@ -353,13 +325,12 @@ def _with_log2e_in_the_scale(store: Store) -> Steps:
     return {**forms.in_attention(steps), **_averaged_from(store)}
 
 
-_right(
-    why="q k^T is multiplied once, by the scale times log2(e), and exponentials and statistics are in base two",
-    name="fused_kernel_with_log2e_in_the_scale",
-)(_with_log2e_in_the_scale)
+_right("fused_kernel_with_log2e_in_the_scale",
+    "q k^T is multiplied once, by the scale times log2(e), and exponentials and statistics are in base two",
+    _with_log2e_in_the_scale)  # fmt: skip
 
 
-def _split(spans_of: Callable[[int], list[slice]]) -> Inside:
+def _split(spans_of: Callable[[int], list[slice]]) -> kernel.Inside:
     """Attend to parts of the keys, each with its own softmax, and merge them by their log_sum_exp."""
 
     def inside(store: Store) -> Steps:
@@ -383,14 +354,10 @@ def _thirds(keys: int) -> list[slice]:
     return [slice(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
 
 
-_right(
-    why="parts of the keys merged by log_sum_exp, as in split decoding",
-    name="keys_split_in_three",
-    classes=_MERGED,
-)(_split(_thirds))
-_right(why="parts of 64 keys merged by log_sum_exp", name="keys_split_into_parts_of_64", classes=_MERGED)(
-    _split(lambda keys: spans(keys, 64))
-)
+_right("keys_split_in_three", "parts of the keys merged by log_sum_exp, as in split decoding",
+    _split(_thirds), classes=_MERGED)  # fmt: skip
+_right("keys_split_into_parts_of_64", "parts of 64 keys merged by log_sum_exp",
+    _split(lambda keys: spans(keys, 64)), classes=_MERGED)  # fmt: skip
 
 
 @_right(why="softmax and average do not depend on the order of the keys")
@@ -411,7 +378,7 @@ def keys_in_another_order(store: Store) -> Steps:
     return {**forms.normalised(normalise), "attention._weighted_sum": average}
 
 
-def _by(product: forms.Product, total: Callable[[Array], Array]) -> Inside:
+def _by(product: forms.Product, total: Callable[[Array], Array]) -> kernel.Inside:
     """Use another product of matrices and another row sum."""
 
     def inside(store: Store) -> Steps:
@@ -434,15 +401,13 @@ def _blocked_sum(terms: int) -> Callable[[Array], Array]:
     return total
 
 
-_right(why="sums by halves", name="kernel_with_sums_in_pairs")(_by(pairwise_matmul, pairwise_sum))
+_right("kernel_with_sums_in_pairs", "sums by halves", _by(kernel.pairwise_matmul, kernel.pairwise_sum))
 for _terms in (32, 8):
-    _right(why=f"blocks of {_terms} terms, one after the other", name=f"kernel_with_sums_in_blocks_of_{_terms}")(
-        _by(_blocked(_terms), _blocked_sum(_terms))
-    )
-_right(why="products and sums in float64, rounded once", name="kernel_with_sums_in_float64")(
-    _by(wider(np.matmul), wider(backend._row_sum))
-)
-_right(why="tiles of 64 keys, products in blocks of 16", name="kernel_with_tiles_and_blocks")(_flash(64, _blocked(16)))
+    _right(f"kernel_with_sums_in_blocks_of_{_terms}", f"blocks of {_terms} terms, one after the other",
+        _by(_blocked(_terms), _blocked_sum(_terms)))  # fmt: skip
+_right("kernel_with_sums_in_float64", "products and sums in float64, rounded once",
+    _by(kernel.wider(np.matmul), kernel.wider(backend._row_sum)))  # fmt: skip
+_right("kernel_with_tiles_and_blocks", "tiles of 64 keys, products in blocks of 16", _flash(64, _blocked(16)))
 
 
 @_right(why="zeros behind the last feature add nothing")
@@ -558,18 +523,18 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
     """Store every intermediate; products and sums accumulate in float32, in pairs."""
 
     def score(query: Array, key: Array, factor: float) -> Stages:
-        raw_scores = store(pairwise_matmul(query, np.swapaxes(key, -1, -2)))
+        raw_scores = store(kernel.pairwise_matmul(query, np.swapaxes(key, -1, -2)))
         return {"raw_scores": raw_scores, "scores": store(raw_scores * factor)}
 
     def total(exponentials: Array) -> Array:
         nothing = np.zeros((*exponentials.shape[:-1], 1), exponentials.dtype)
-        return store(pairwise_sum(exponentials)) if exponentials.shape[-1] else nothing
+        return store(kernel.pairwise_sum(exponentials)) if exponentials.shape[-1] else nothing
 
     library = numpy_with(exp=lambda shifted: store(np.exp(store(shifted))), log=lambda total: store(np.log(total)))
     stored_softmax = within(backend._softmax_with_sinks, np=library, _row_sum=total)
 
     def average(weights: Array, value: Array) -> Array:
-        return pairwise_matmul(weights, value) if weights.shape[-1] else np.asarray(weights @ value)
+        return kernel.pairwise_matmul(weights, value) if weights.shape[-1] else np.asarray(weights @ value)
 
     return {
         **forms.scored(score),
@@ -585,23 +550,26 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
 # fmt: off
 control("_softmax_with_sinks._row_sum", "sum_sorted", "the row sum from the smallest term to the largest",
     _sorted_sum, dtypes=WIDE)
-control(None, "sums_sequential", "one running sum each", _in_order(sequential_matmul, sequential_sum), dtypes=WIDE)
-control(None, "sums_pairwise", "sums by halves", _in_order(pairwise_matmul, pairwise_sum), dtypes=WIDE)
+control(None, "sums_sequential", "one running sum each", _in_order(kernel.sequential_matmul, kernel.sequential_sum),
+        dtypes=WIDE)
+control(None, "sums_pairwise", "sums by halves", _in_order(kernel.pairwise_matmul, kernel.pairwise_sum), dtypes=WIDE)
 control(forms.scored, "query_prescaled", "the scale is folded into the query",
     lambda query, key, factor: {"scores": backend._dot(query * factor, key)}, dtypes=WIDE)
 control("_softmax_with_sinks.np", "exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise",
     numpy_with(exp=lambda shifted: np.exp2(shifted * math.log2(math.e)), log=lambda total:
         np.log2(total) * math.log(2)))
 control(forms.reciprocal_read_as, "reciprocal_multiplied", "e (1/l) for e/l", lambda total: np.asarray(1 / total))
-control(forms.products_by, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts", by_transposes)
-control(forms.products_by, "products_by_einsum", "einsum for matmul", einsum, dtypes=WIDE)
-control(forms.products_by, "products_row_by_row", "matrix times vector, one query at a time", by_rows)
+control(forms.products_by, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts",
+        kernel.by_transposes)
+control(forms.products_by, "products_by_einsum", "einsum for matmul", kernel.einsum, dtypes=WIDE)
+control(forms.products_by, "products_row_by_row", "matrix times vector, one query at a time", kernel.by_rows)
 control(None, "accumulated_in_float64", "sums and exponentials in float64, rounded once",
-    {**forms.products_by(wider(np.matmul)), "_softmax_with_sinks.np": numpy_with(exp=wider(np.exp)),
-        "_softmax_with_sinks._row_sum": wider(backend._row_sum), "additive_scores.np": numpy_with(tanh=wider(np.tanh))},
+    {**forms.products_by(kernel.wider(np.matmul)), "_softmax_with_sinks.np": numpy_with(exp=kernel.wider(np.exp)),
+        "_softmax_with_sinks._row_sum": kernel.wider(backend._row_sum), "additive_scores.np": numpy_with(
+        tanh=kernel.wider(np.tanh))},
     dtypes=("float32", "float16"))
 control(forms.products_by, "fused_multiply_add", "one rounding per multiplication and addition",
-    fused_multiply_add, dtypes=("float32",))
+    kernel.fused_multiply_add, dtypes=("float32",))
 control("general_scores", "bilinear_key_first", "q (W k) for (q W) k",
     lambda query, key, weight, *, score_bias=None: forms.with_score_bias(backend._dot(query, key @ weight.T),
         score_bias))
@@ -631,8 +599,9 @@ control(forms.grouped_by, "grouped_heads_by_einsum", "query heads of a group sid
     lambda left, right: np.asarray(np.einsum("bkglx,bkxy->bkgly", left.reshape(right.shape[0], right.shape[1],
         left.shape[1] // right.shape[1], *left.shape[2:]), right).reshape(*left.shape[:3], right.shape[-1])),
     dtypes=WIDE)
-control(Kernel, "fused_kernel_with_weights_of_8_bits",
+control(kernel.Kernel, "fused_kernel_with_weights_of_8_bits",
     "one pass over tiles of 64 keys, exponentials rounded to 8 bits before they meet the values",
-    lambda store: forms.Online(64, product=lambda weights, value: _to_eight_bits(weights) @ value).steps, dtypes=NARROW,
-    classes=dict.fromkeys(NARROW, "fused_fp8"))
+    lambda store: forms.Online(64, product=lambda weights, value: _to_eight_bits(weights) @ value).steps,
+        dtypes=kernel.NARROW,
+    classes=dict.fromkeys(kernel.NARROW, "fused_fp8"))
 # fmt: on

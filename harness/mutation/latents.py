@@ -409,14 +409,12 @@ def _merged_pair(one: Pair, other: Pair) -> Pair:
 _right_merge = partial(control, _merged_by, dtypes=EVERY)
 
 
-@_right_merge(why="one part after the other, as they come around a ring")
-def parts_merged_in_sequence(parts: list[Pair]) -> Pair:
-    return reduce(_merged_pair, parts)
+_right_merge("parts_merged_in_sequence", "one part after the other, as they come around a ring",
+    lambda parts: reduce(_merged_pair, parts))  # fmt: skip
 
 
-@_right_merge(why="one part after the other, from the last")
-def parts_merged_in_reverse(parts: list[Pair]) -> Pair:
-    return reduce(_merged_pair, parts[::-1])
+_right_merge("parts_merged_in_reverse", "one part after the other, from the last",
+    lambda parts: reduce(_merged_pair, parts[::-1]))  # fmt: skip
 
 
 @_right_merge(why="two by two, as a reduction over devices does")

@@ -10,20 +10,8 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
-from attncheck.mutation import forms
-from attncheck.mutation.kernel import (
-    Array,
-    Store,
-    bfloat16,
-    float16,
-    float32,
-    sequential_matmul,
-    sequential_sum,
-    tanh_by_pade,
-    tanh_by_ratio,
-    tf32,
-    truncated_bfloat16,
-)
+from attncheck.mutation import forms, kernel
+from attncheck.mutation.kernel import Array, Store
 from attncheck.mutation.mutant import (
     ACCURACY_OF_16_BITS,
     EVERY,
@@ -103,13 +91,13 @@ _faulty_softcap("_cap", "softcap_by_softsign", "c s / (c + |s|), another bounded
     lambda scores, softcap: np.asarray(scores * softcap / (softcap + np.abs(scores))),
     diagnosis="softcap-by-softsign")
 _faulty_softcap(_tanh, "softcap_by_a_ratio_of_exponentials", "(e^2x - 1) / (e^2x + 1) overflows: vllm#56578",
-    tanh_by_ratio)
-_faulty_softcap(_tanh, "softcap_by_pade", "a rational approximation of tanh", tanh_by_pade, dtypes=WIDE)
+    kernel.tanh_by_ratio)
+_faulty_softcap(_tanh, "softcap_by_pade", "a rational approximation of tanh", kernel.tanh_by_pade, dtypes=WIDE)
 _faulty_softcap(_tanh, "softcap_in_bfloat16", "tanh evaluated in bfloat16",
-    lambda argument: bfloat16(np.tanh(bfloat16(argument))), dtypes=WIDE,
+    lambda argument: kernel.bfloat16(np.tanh(kernel.bfloat16(argument))), dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softcap(_tanh, "softcap_tanh_in_float16", "tanh.approx: eleven bits",
-    lambda argument: float16(np.tanh(argument)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda argument: kernel.float16(np.tanh(argument)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softcap(forms.in_attention, "softcap_dropped_when_a_bias_is_given",
         "a bias takes another path, which knows no cap",
     lambda call: forms.bias_added(lambda scores, bias, masks: np.asarray(call.stages["scores"] + bias)), at="biased",
@@ -210,7 +198,7 @@ def log_sum_exp_without_maximum(logits: Array) -> Stages:
 def log_sum_exp_in_float16(logits: Array) -> Stages:
     """statistics kept in 16 bits"""
     stages = backend.softmax(logits)
-    return stages | {"log_sum_exp": float16(stages["log_sum_exp"])}
+    return stages | {"log_sum_exp": kernel.float16(stages["log_sum_exp"])}
 
 
 def _total(total: Callable[[Array], Array]) -> Steps:
@@ -268,21 +256,23 @@ def exponent_clipped_at_zero(shifted: Array) -> Array:
 
 def _accumulated(store: Store) -> Steps:
     """Average the values with running sums that are stored."""
-    return {"attention._weighted_sum": lambda weights, value: sequential_matmul(weights, value, store=store)}
+    return {"attention._weighted_sum": lambda weights, value: kernel.sequential_matmul(weights, value, store=store)}
 
 
 # fmt: off
 for _name, _defect, _store, _form, _at in (
-    ("weights_in_bfloat16", "P is stored in bfloat16 before P V", bfloat16, forms.weights_read_as, "weights"),
-    ("weights_in_float16", "P is stored in float16 before P V: pytorch#158979's reference", float16,
+    ("weights_in_bfloat16", "P is stored in bfloat16 before P V", kernel.bfloat16, forms.weights_read_as, "weights"),
+    ("weights_in_float16", "P is stored in float16 before P V: pytorch#158979's reference", kernel.float16,
         forms.weights_read_as,
         "weights"),
-    ("weights_in_tf32", "P V in TF32: pytorch#161022", tf32, forms.weights_read_as, "weights"),
-    ("weights_truncated_to_bfloat16", "a shift for a rounding conversion", truncated_bfloat16, forms.weights_read_as,
+    ("weights_in_tf32", "P V in TF32: pytorch#161022", kernel.tf32, forms.weights_read_as, "weights"),
+    ("weights_truncated_to_bfloat16", "a shift for a rounding conversion", kernel.truncated_bfloat16,
+        forms.weights_read_as,
         "weights"),
-    ("values_accumulated_in_float16", "P V with float16 running sums: metal-flash-attention#8", float16, _accumulated,
+    ("values_accumulated_in_float16", "P V with float16 running sums: metal-flash-attention#8", kernel.float16,
+        _accumulated,
         "context"),
-    ("values_accumulated_in_bfloat16", "P V with bfloat16 running sums", bfloat16, _accumulated, "context"),
+    ("values_accumulated_in_bfloat16", "P V with bfloat16 running sums", kernel.bfloat16, _accumulated, "context"),
 ):
     _faulty_precision(_form, _name, _defect, _store, at=_at, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 # fmt: on
@@ -304,9 +294,9 @@ _faulty_softmax(forms.maximum_read_as, "maximum_starts_at_minus_5e4", "a finite 
 _faulty_softmax(_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
     lambda shifted: np.asarray(np.exp2(shifted * 1.4427)), dtypes=WIDE)
 _faulty_softmax(_exponential, "exp_in_float16", "exp evaluated in float16",
-    lambda shifted: float16(np.exp(float16(shifted))), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda shifted: kernel.float16(np.exp(kernel.float16(shifted))), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softmax(_exponential, "exp_in_bfloat16", "exp rounded to bfloat16",
-    lambda shifted: bfloat16(np.exp(shifted)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda shifted: kernel.bfloat16(np.exp(shifted)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softmax(_exponential, "exp_floored_at_minus_20", "a clamp keeps weights of 2e-9 alive",
     lambda shifted: np.asarray(np.exp(np.where(np.isfinite(shifted), np.maximum(shifted, -20), shifted))))
 _faulty_softmax(forms.logits_read_as, "logits_clipped_at_60", "a clamp against overflow levels the largest logits",
@@ -314,23 +304,23 @@ _faulty_softmax(forms.logits_read_as, "logits_clipped_at_60", "a clamp against o
 _faulty_softmax("_softmax_with_sinks.np", "log_sum_exp_in_base_two", "log2 for log: flashinfer#2113, sglang#35045",
     numpy_with(log=np.log2), at="log_sum_exp", diagnosis="log-sum-exp-mixed-base")
 _faulty_denominator(_total, "sum_accumulated_in_float16", "the row sum sticks at 2048: tract#2586",
-    lambda exponentials: sequential_sum(exponentials, float16), dtypes=WIDE,
+    lambda exponentials: kernel.sequential_sum(exponentials, kernel.float16), dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_denominator(_total, "sum_accumulated_in_bfloat16", "the row sum sticks at 256: executorch#20090, mlx#4178",
-    lambda exponentials: sequential_sum(exponentials, bfloat16), dtypes=WIDE,
+    lambda exponentials: kernel.sequential_sum(exponentials, kernel.bfloat16), dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_denominator(_total, "sum_in_float32", "float64 in, float32 statistics: jax#37422, jax#34114",
-    lambda exponentials: float32(backend._row_sum(float32(exponentials))), dtypes=("float64",),
+    lambda exponentials: kernel.float32(backend._row_sum(kernel.float32(exponentials))), dtypes=("float64",),
     diagnosis="accuracy-of-float32")
 _faulty_denominator(forms.reciprocal_read_as, "reciprocal_in_tf32", "an approximate reciprocal without a Newton step",
-    lambda total: tf32(1 / total), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda total: kernel.tf32(1 / total), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_denominator(_total, "sum_without_its_smallest_terms", "terms below 1e-4 are skipped as negligible",
     lambda exponentials: backend._row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE)
 _faulty_precision(forms.weights_read_as, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
     lambda weights: np.where(weights < 1e-05, 0, weights), dtypes=WIDE)
 _faulty_precision(forms.inputs_changed, "inputs_in_float32",
     "float64 attention computed from float32 inputs: jax#37422's kind",
-    lambda query, key, value: (float32(query), float32(key), float32(value)),
+    lambda query, key, value: (kernel.float32(query), kernel.float32(key), kernel.float32(value)),
     at="raw_scores", dtypes=("float64",), diagnosis="accuracy-of-float32")
 # fmt: on
 

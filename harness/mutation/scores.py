@@ -15,17 +15,8 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.mutation import forms
-from attncheck.mutation.kernel import (
-    Array,
-    bfloat16,
-    float16,
-    float32,
-    sequential_matmul,
-    tanh_by_pade,
-    tanh_by_ratio,
-    tf32,
-)
+from attncheck.mutation import forms, kernel
+from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Steps, mutant, numpy_with, within
 from attncheck.spec import LOGITS, STAGES
 
@@ -45,7 +36,8 @@ def _default(default: Callable[[Array], float]) -> Steps:
 
 # fmt: off
 for _format, _store, _where in (
-    ("bfloat16", bfloat16, ""), ("float16", float16, ": kvpress#268, pytorch#60939"), ("TF32", tf32, ""),
+    ("bfloat16", kernel.bfloat16, ""), ("float16", kernel.float16, ": kvpress#268, pytorch#60939"), ("TF32",
+        kernel.tf32, ""),
 ):
     _faulty_scores(forms.scores_read_as, f"scores_stored_in_{_format.lower()}",
         f"scores written to memory in {_format}{_where}", _store, at="scores", dtypes=WIDE,
@@ -87,9 +79,9 @@ _faulty_scale(_default, "scale_without_root", "1/d for 1/sqrt(d)",
 _faulty_scale(_default, "scale_of_model_width", "1/sqrt(H d), the model's width for the head's",
     lambda query: 1 / math.sqrt(query.shape[1] * query.shape[-1]), diagnosis="scale-inverse-root-of-HD")
 _faulty_scale(_factor, "scale_in_bfloat16", "the factor is computed in the storage type: MONAI GenerativeModels#146",
-    lambda scale: float(bfloat16(np.array(scale))), dtypes=WIDE, diagnosis="scale-fitted")
+    lambda scale: float(kernel.bfloat16(np.array(scale))), dtypes=WIDE, diagnosis="scale-fitted")
 _faulty_scale(_factor, "scale_in_float32", "tf.cast(1/sqrt(d), float64) passes a Python float through float32",
-    lambda scale: float(float32(np.array(scale))), dtypes=("float64",),
+    lambda scale: float(kernel.float32(np.array(scale))), dtypes=("float64",),
     diagnosis=("scale-fitted", "accuracy-of-float32"))
 _faulty_scale("_scale_of", "explicit_scale_times_default", "the argument multiplies 1/sqrt(d) instead of replacing it",
     lambda query, scale: backend._scale_of(query, None) * (1.0 if scale is None else scale),
@@ -105,10 +97,10 @@ _faulty_scale(forms.in_attention, "scale_applied_after_mask",
     at="masked", diagnosis="fill-minus-infinity")
 _faulty_scores("dot_scores._dot", "query_and_key_in_tf32",
     "float32 matmul silently in TF32: pytorch#161022, mlx#3860, triton#3498",
-    lambda query, key: backend._dot(tf32(query), tf32(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda query, key: backend._dot(kernel.tf32(query), kernel.tf32(key)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_scores("dot_scores._dot", "scores_accumulated_in_float16",
     "float16 running sums: metal-flash-attention#8, ultralytics#24990",
-    lambda query, key: sequential_matmul(query, np.swapaxes(key, -1, -2), store=float16),
+    lambda query, key: kernel.sequential_matmul(query, np.swapaxes(key, -1, -2), store=kernel.float16),
     dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_rotary("_rotate", "rotary_pairs_of_the_other_layout",
     "neighbours where the weights are of pairs half of the width apart: candle#3948",
@@ -241,17 +233,17 @@ _faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
         else weight + score_bias[0]))
 _faulty_other_scores("general_scores._dot", "bilinear_product_in_tf32",
     "the first of two products in TF32: pytorch#161022",
-    lambda projected, key: backend._dot(tf32(projected), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda projected, key: backend._dot(kernel.tf32(projected), key), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_other_scores(_of_parts, "additive_parts_multiplied", "tanh(q Wq * k Wk): the parts are mixed by product",
     lambda query_part, key_part, bias: np.asarray(np.tanh(query_part * key_part + bias)))
 _faulty_other_scores(_activation, "additive_tanh_missing", "the hidden layer is linear", lambda hidden: hidden)
-_faulty_other_scores(_activation, "additive_tanh_by_pade", "x(27 + x^2)/(27 + 9x^2) for tanh", tanh_by_pade)
+_faulty_other_scores(_activation, "additive_tanh_by_pade", "x(27 + x^2)/(27 + 9x^2) for tanh", kernel.tanh_by_pade)
 _faulty_other_scores(_activation, "additive_tanh_in_float16", "tanh looked up in float16",
-    lambda hidden: float16(np.tanh(hidden)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda hidden: kernel.float16(np.tanh(hidden)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_other_scores(_activation, "additive_tanh_off_by_1e_5", "a polynomial tanh of five digits",
     lambda hidden: np.asarray(np.tanh(hidden) * (1 + 1e-05 * np.sin(97 * hidden))), dtypes=WIDE)
 _faulty_other_scores(_activation, "additive_tanh_by_ratio", "(e^2x - 1)/(e^2x + 1) overflows: vllm#56578",
-    tanh_by_ratio)
+    kernel.tanh_by_ratio)
 _faulty_other_scores("additive_scores", "additive_bias_ignored", "the hidden layer's bias has no effect",
     lambda *arrays, score_bias=None, **named: backend.additive_scores(*arrays, **named), diagnosis="score-bias-missing")
 _faulty_other_scores(_divided, "cosine_of_an_undivided_query", "only the keys are normalised",
@@ -266,7 +258,7 @@ _faulty_other_scores(_lengths_read_as, "cosine_with_1e_6_added_to_lengths", "an 
 _faulty_other_scores(_lengths_read_as, "cosine_of_lengths_of_at_least_one", "an epsilon of 1 as the least length",
     lambda lengths: np.maximum(lengths, 1))
 _faulty_other_scores(_lengths_read_as, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
-    lambda lengths: float16(lengths), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+    lambda lengths: kernel.float16(lengths), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
     lambda query, key, *, scale=None: backend.cosine_scores(query, key, scale=1 / scale if scale else scale),
     diagnosis="scale-fitted")

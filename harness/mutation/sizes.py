@@ -17,19 +17,8 @@ import numpy as np
 
 from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import _dot, _repeat_heads, _row_maximum, _row_sum, softmax
-from attncheck.mutation import forms
-from attncheck.mutation.kernel import (
-    Array,
-    Store,
-    bfloat16,
-    exactly,
-    float16,
-    sequential_matmul,
-    tf32,
-    to_bits,
-    truncated_bfloat16,
-    truncated_tf32,
-)
+from attncheck.mutation import forms, kernel
+from attncheck.mutation.kernel import Array, Store
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, Variant, control, mutant
 
 Three = tuple[Array, Array, Array]
@@ -72,14 +61,6 @@ def columns_behind_whole_blocks_of_64_repeated(output: Array) -> Array:
 
 
 @_sized(
-    forms.outputs_read_as, at="context", defect="structure: one block of 128 columns is written, pytorch#176767's kind"
-)
-def value_columns_beyond_128_zero(output: Array) -> Array:
-    output[..., 128:] = 0
-    return output
-
-
-@_sized(
     forms.inputs_changed,
     at="context",
     defect="a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
@@ -93,13 +74,6 @@ def value_columns_lost_where_widths_of_blocks_differ(query: Array, key: Array, v
     return query, key, np.where(np.arange(value_width) < smaller - 32, value, 0)
 
 
-@_sized("_repeat_heads", at="raw_scores", defect="structure: five bits for the head, head h reads keys of h % 32")
-def keys_of_heads_beyond_32_wrap(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
-    key, value = _repeat_heads(key, value, heads)
-    wrapped = np.arange(heads) % 32
-    return key[:, wrapped], value[:, wrapped]
-
-
 def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps:
     """Use another head of keys and values, ``index(head, kv_heads, group)``, in groups of this size alone."""
 
@@ -111,21 +85,6 @@ def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps
         return key[:, chosen], value[:, chosen]
 
     return {"_repeat_heads": repeat}
-
-
-@_sized(forms.inputs_changed, at="raw_scores")
-def keys_of_batch_entries_beyond_16_wrap(query: Array, key: Array, value: Array) -> Three:
-    """structure: the batch stride is right for 16 entries, then it starts again"""
-    entry = np.arange(query.shape[0]) % 16
-    return query, key[entry], value[entry]
-
-
-@_sized(forms.outputs_read_as, at="context")
-def last_entry_of_a_large_odd_batch_zero(output: Array) -> Array:
-    """structure: two batch entries for each block, the last without a partner is not written"""
-    if output.shape[0] > 8 and output.shape[0] % 2:
-        output[-1] = 0
-    return output
 
 
 _tiled = partial(mutant, "tiles", dtypes=KERNELS, at="masked")
@@ -192,46 +151,17 @@ _at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved 
     _overlapping, at="weights")  # fmt: skip
 
 
-def _last_tile_zero(tile: int) -> Steps:
-    def change(output: Array) -> Array:
-        queries = output.shape[-2]
-        if queries > tile and queries % tile:
-            output[..., queries - queries % tile :, :] = 0
-        return output
-
-    return forms.outputs_read_as(change)
+def _rows(output: Array) -> Array:
+    """Return the number of each query, (Lq, 1)."""
+    return np.arange(output.shape[-2])[:, np.newaxis]
 
 
 _at_each(_TWO, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892's kind",
-    _last_tile_zero, at="context")  # fmt: skip
-
-
-def _last_row_repeats(tile: int) -> Steps:
-    def change(output: Array) -> Array:
-        last = np.arange(tile - 1, output.shape[-2], tile)
-        output[..., last, :] = output[..., last - 1, :]
-        return output
-
-    return forms.outputs_read_as(change)
-
-
+    lambda tile: forms.outputs_read_as(lambda output: np.where(
+        _rows(output) < max(len(_rows(output)) // tile, 1) * tile, output, 0)), at="context")  # fmt: skip
 _at_each(_THREE, "last_row_of_each_tile_of_{}_repeated", "structure: a store at the edge of a tile is off by one row",
-    _last_row_repeats, at="context")  # fmt: skip
-
-
-@_tiled(
-    forms.outputs_read_as, at="context", defect="structure: the offset of the next tile is added after its first row"
-)
-def first_row_behind_a_tile_of_128_reads_the_first_query(output: Array) -> Array:
-    output[..., np.arange(128, output.shape[-2], 128), :] = output[..., :1, :]
-    return output
-
-
-@_tiled("attention._weighted_sum", at="context", defect="the grid is sized by keys: pytorch#139462's kind")
-def queries_beyond_the_number_of_keys_zero(weights: Array, value: Array) -> Array:
-    output = weights @ value
-    output[..., value.shape[-2] :, :] = 0
-    return np.asarray(output)
+    lambda tile: forms.outputs_read_as(lambda output: np.where(_rows(output) % tile == tile - 1,
+        np.roll(output, 1, axis=-2), output)), at="context")  # fmt: skip
 
 
 def _causal(change: Callable[[Array, Array, Array], Array]) -> Steps:
@@ -288,6 +218,26 @@ _sized(_scored, "width_padded_with_the_next_row",
 _sized(_scored, "features_behind_whole_chunks_of_64_dropped",
     "80 and 96 are computed as 64: a loop over chunks of the width without its tail",
     lambda array: array[..., : array.shape[-1] - array.shape[-1] % 64] if array.shape[-1] > 64 else array)
+_sized(forms.outputs_read_as, "value_columns_beyond_128_zero",
+    "structure: one block of 128 columns is written, pytorch#176767's kind",
+    lambda output: np.where(np.arange(output.shape[-1]) < 128, output, 0), at="context")
+_sized("_repeat_heads", "keys_of_heads_beyond_32_wrap",
+    "structure: five bits for the head, head h reads keys of h % 32",
+    lambda key, value, heads: tuple(each[:, np.arange(heads) % 32] for each in _repeat_heads(key, value, heads)))
+_sized(forms.inputs_changed, "keys_of_batch_entries_beyond_16_wrap",
+    "structure: the batch stride is right for 16 entries, then it starts again",
+    lambda query, key, value: (query, *(each[np.arange(len(query)) % 16] for each in (key, value))))
+_sized(forms.outputs_read_as, "last_entry_of_a_large_odd_batch_zero",
+    "structure: two batch entries for each block, the last without a partner is not written",
+    lambda output: np.concatenate([output[:-1], np.zeros_like(output[-1:])]) if len(output) > 8 and len(output) % 2
+        else output,
+    at="context")
+_tiled(forms.outputs_read_as, "first_row_behind_a_tile_of_128_reads_the_first_query",
+    "structure: the offset of the next tile is added after its first row",
+    lambda output: np.where((_rows(output) > 0) & (_rows(output) % 128 == 0), output[..., :1, :], output), at="context")
+_tiled("attention._weighted_sum", "queries_beyond_the_number_of_keys_zero",
+    "the grid is sized by keys: pytorch#139462's kind",
+    lambda weights, value: np.where(_rows(weights) < value.shape[-2], weights @ value, 0), at="context")
 _sized(_scored, "features_beyond_128_dropped", "the loop over chunks of the width runs once: pytorch#139462's kind",
     lambda array: array[..., :128])
 _sized("dot_scores._dot", "halves_of_the_keys_width_256_swapped",
@@ -382,7 +332,7 @@ def _cut_sum(parts: Array) -> Array:
     np.divide(parts, last_bit, out=parts)
     np.trunc(parts, out=parts)
     np.multiply(parts, last_bit, out=parts)
-    return to_bits(np.asarray(parts.sum(axis=0)), _SINGLE_BITS, truncate=True)
+    return kernel.to_bits(np.asarray(parts.sum(axis=0)), _SINGLE_BITS, truncate=True)
 
 
 def steps_by(product: forms.Product) -> Steps:
@@ -417,8 +367,8 @@ def _fused_by(product: forms.Product, block: int) -> Steps:
     return {**steps_by(product), **forms.Online(block, product=product).steps, **forms.in_gradients(backward)}
 
 
-_TF32, _BFLOAT16 = tf32, bfloat16
-_CUT_TF32, _CUT_BFLOAT16 = truncated_tf32, truncated_bfloat16
+_TF32, _BFLOAT16 = kernel.tf32, kernel.bfloat16
+_CUT_TF32, _CUT_BFLOAT16 = kernel.truncated_tf32, kernel.truncated_bfloat16
 _BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
 
 # fmt: off
@@ -447,7 +397,7 @@ for _name, _why, _steps, _rounding_model in (
 
 
 def _stored(store: Store) -> forms.Product:
-    return lambda left, right: sequential_matmul(left, right, store=store)
+    return lambda left, right: kernel.sequential_matmul(left, right, store=store)
 
 
 def _weights_alone(product: forms.Product) -> Steps:
@@ -475,11 +425,11 @@ for _claimed, _name, _defect, _form, _product in (
         steps_by, rounded_product(_TF32, _stored(_BFLOAT16))),
     ("tf32_products", "float16_products_for_tf32",
         "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
-        steps_by, rounded_product(float16)),
+        steps_by, rounded_product(kernel.float16)),
     ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
         steps_by, rounded_product(_BFLOAT16, _stored(_BFLOAT16))),
     ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
-        steps_by, rounded_product(float16)),
+        steps_by, rounded_product(kernel.float16)),
     ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
         steps_by, rounded_product(_BFLOAT16)),
     ("bf16x3_products", "two_passes_of_bfloat16_for_three", "the lesser part of one factor is forgotten",
@@ -534,8 +484,8 @@ def log_softmax_first(logits: Array) -> Stages:
 
 
 for _format, _defect, _store in (
-    ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", bfloat16),
-    ("float16", "L is kept in float16 between two passes", float16),
+    ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", kernel.bfloat16),
+    ("float16", "L is kept in float16 between two passes", kernel.float16),
 ):
     mutant("denominator", _from_log_sum_exp, f"log_sum_exp_stored_in_{_format}", _defect, _store, at="weights",
         dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, classes=_FROM_LOG_SUM_EXP)  # fmt: skip
@@ -544,7 +494,7 @@ for _format, _defect, _store in (
 # Rows, laid out by hand: the variant and why it is right, and below what it does instead.
 # fmt: off
 control(_from_log_sum_exp, "weights_from_log_sum_exp", "L is stored, then p = exp(s - L): nothing is divided",
-    exactly, classes=_FROM_LOG_SUM_EXP)
+    kernel.exactly, classes=_FROM_LOG_SUM_EXP)
 # the output is added up in the arrays' own format
 control(_of_tiles, "weights_from_log_sum_exp_in_tiles_of_16",
     "L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
