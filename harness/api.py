@@ -186,7 +186,7 @@ def _checked(
     function: Callable[..., Any] | str | os.PathLike[str], name: str | None, options: RunOptions, *, keeps_results: bool
 ) -> CheckResult:
     limits, store = options.worker_limits, options.store
-    chosen = _chosen(function, options, name, limits)
+    chosen = _chosen(function, options, name, limits).with_dtypes(options.dtypes)
     selection = selected(options, store)
     only = None
     if options.failed:

@@ -246,6 +246,7 @@ class _CaseSubject:
 def _subject_of(
     case: str, implementation: str, dtype: str | None, function: FunctionOptions, results: Path | None
 ) -> _CaseSubject:
+    from attncheck.execution.implementations import with_dtypes
     from attncheck.explain import find_implementation
 
     checked = checked_in(results)
@@ -264,6 +265,7 @@ def _subject_of(
         given = (function.framework or options.get("--framework"), function.signature or options.get("--signature"))
         function = FunctionOptions(*given)
     chosen = find_implementation(implementation, function.framework, function.signature)
+    chosen = chosen if dtype is None else with_dtypes(chosen, [dtype])
     return _CaseSubject(found, selection, chosen, chosen_dtype, checked)
 
 

@@ -96,7 +96,7 @@ def _run(
     options, store = request.options, request.options.store
     own = (options.backends or None, options.implementations, options.framework)
     chosen = select_implementations(*own, options.worker_limits, described, options.signature)
-    chosen = chosen.with_standard(options.standard)
+    chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
     with request.times.of("reading cases"), _said_after_a_moment("reading the bundled cases", visible=is_long):
         selection = selected(options, store)

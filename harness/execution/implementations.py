@@ -15,6 +15,7 @@ from typing import Any
 
 from attncheck.backends import (
     BACKENDS,
+    EAGER,
     EVERYTHING,
     LIBRARIES,
     NATIVE,
@@ -29,7 +30,7 @@ from attncheck.errors import UsageError
 from attncheck.execution.operations import Parameters
 from attncheck.execution.user_code import Target, advice_on_framework
 from attncheck.processors import processor_flags
-from attncheck.wording import NEAR, expected
+from attncheck.wording import NEAR, expected, listed
 
 ALL = "all"
 
@@ -122,6 +123,10 @@ class ImplementationSelection:
         """Return what whoever wrote an implementation may want to know of how it is called, a line each."""
         return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
 
+    def with_dtypes(self, dtypes: Sequence[str]) -> ImplementationSelection:
+        """Ask users' functions for dtypes that were requested, too, where they say nothing of them."""
+        return replace(self, implementations=tuple(with_dtypes(item, dtypes) for item in self.implementations))
+
     def with_standard(self, patterns: Sequence[str]) -> ImplementationSelection:
         """Ask some of them for the standard cases alone, by backend or by glob.
 
@@ -136,6 +141,17 @@ class ImplementationSelection:
             meant |= {item.name for item in these}
         items = tuple(replace(item, in_part=item.name in meant) for item in self.implementations)
         return replace(self, implementations=items)
+
+
+def with_dtypes(item: Implementation, dtypes: Sequence[str]) -> Implementation:
+    """Ask a user's function for dtypes that it says nothing of, and hold it there to the class of eager code."""
+    entry = item.entry
+    added = [dtype for dtype in dtypes if dtype not in entry.classes]
+    if not isinstance(entry, UserImplementation) or not added:
+        return item
+    hint = f"it declares no {listed(added)}: as that was asked for, it is held to the class {EAGER[added[0]]} there"
+    classes = {**entry.classes, **{dtype: EAGER[dtype] for dtype in added}}
+    return replace(item, entry=replace(entry, classes=classes, hints=(*entry.hints, hint)))
 
 
 def every_implementation(table: Mapping[str, BackendEntry] = EVERYTHING) -> tuple[Implementation, ...]:

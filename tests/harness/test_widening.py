@@ -92,3 +92,16 @@ def test_padding_that_makes_millions_of_scores_of_a_few_is_not_asked(tmp_path: P
     (of,) = json.loads(done.stdout)["coverage"].values()
     assert of["lacks"]["padding of few queries to many keys"] > 0
     assert of["stopped"] == 0
+
+
+def test_a_dtype_that_is_asked_for_is_run_though_the_function_declares_nothing(tmp_path: Path) -> None:
+    target = kernel(tmp_path, "False").replace("kernel.py:attention", "kernel.py:wide")
+    with (tmp_path / "kernel.py").open("a") as file:
+        file.write("\ndef wide(query, key, value):\n")
+        file.write("    given = (each.astype(np.float32) for each in (query, key, value))\n")
+        file.write("    return attention(*given).astype(query.dtype)\n")
+    command = [sys.executable, "-m", "attncheck", "check", "attention/*", "--json", "-i", target, "-d", "float16"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    (of,) = json.loads(done.stdout)["coverage"].values()
+    assert (done.returncode, of["judged"] > 0) == (0, True), done.stderr
+    assert "declares no float16: as that was asked for, it is held to the class eager there" in done.stderr
