@@ -7,7 +7,7 @@ what they are stand beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from attncheck.attention.problem import Computation
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import scale_of as factor_of
 from attncheck.attention.walk import Walk
-from attncheck.judging.alternatives import Changed, Form, Reading, numbered, scale_of, set_to, without
+from attncheck.judging.alternatives import Changed, Form, Number, Reading, numbered, scale_of, set_to, without
 from attncheck.judging.replaced_steps import (
     Errors,
     Estimates,
@@ -432,46 +432,36 @@ _STEPS = (
 )  # fmt: skip
 
 
-def _in_gradients(number: Callable[[Problem], float | None]) -> Callable[[Problem], float | None]:
-    return in_operations(_GRADIENTS, number)
+def _multiples(
+    stages: Sequence[str], answer: str, *rows: Number, of: str = "", called: str = "{stage}"
+) -> tuple[Reading, ...]:
+    """Return readings in which gradients are returned as multiples of what they are."""
+    own = tuple((name, words, in_operations(_GRADIENTS, number)) for name, words, number in rows)
+    return numbered(
+        lambda words: f"the {called} {words}", answer, own, multiplied_stages(*stages), of=of, stage=stages[0]
+    )
 
 
 _MULTIPLES = (
-    *numbered(
-        lambda words: f"the {{stage}} {words}",
-        "gradients times",
-        (
-            (
-                "gradients-unscaled",
-                "lacks the scale",
-                _in_gradients(lambda each: 1 / (scale_of(each) or 1.0)),
-            ),
-            ("gradients-scaled-twice", "is scaled twice", _in_gradients(scale_of)),
-            *powers("gradients", "root-of-width", "sqrt(D)", _in_gradients(width_to(0.5))),
-            *powers("gradients", "width", "D", _in_gradients(width_to(1))),
-        ),
-        multiplied_stages("grad_query", "grad_key"),
-        stage="grad_query",
+    *_multiples(
+        ["grad_query", "grad_key"], "gradients times",
+        ("gradients-unscaled", "lacks the scale", lambda problem: 1 / (scale_of(problem) or 1.0)),
+        ("gradients-scaled-twice", "is scaled twice", scale_of),
+        *powers("gradients", "root-of-width", "sqrt(D)", width_to(0.5)),
+        *powers("gradients", "width", "D", width_to(1)),
     ),
     *(
         reading
         for name in (stage.removeprefix("grad_") for stage in GRADIENTS)
-        for reading in numbered(
-            lambda words: f"the {{stage}} {words}",
-            f"gradient of {name} times",
-            ((f"gradient-of-{name}-zero", "is zero", _in_gradients(lambda problem: 0.0)),),
-            multiplied_stages(f"grad_{name}"),
-            of=name,
-            stage=f"grad_{name}",
+        for reading in _multiples(
+            [f"grad_{name}"], f"gradient of {name} times",
+            (f"gradient-of-{name}-zero", "is zero", lambda problem: 0.0), of=name,
         )
     ),
-    *numbered(
-        lambda words: f"the gradient of the bias {words}",
-        "gradient of the bias times",
-        (("bias-gradient-scaled", "is scaled like that of the scores", _in_gradients(scale_of)),),
-        multiplied_stages("grad_bias"),
-        of="bias",
-        stage="grad_bias",
+    *_multiples(
+        ["grad_bias"], "gradient of the bias times",
+        ("bias-gradient-scaled", "is scaled like that of the scores", scale_of),
+        of="bias", called="gradient of the bias",
     ),
-)
+)  # fmt: skip
 GRADIENT_READINGS = (*_MULTIPLES, *_STEPS)

@@ -7,7 +7,7 @@ other weights. Latent vectors and scales of 8 bits are read otherwise before the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from attncheck.spec import (
     MEANS,
     OPERATIONS,
     PROJECTIONS,
+    QUERY_KEY_VALUE,
 )
 
 # Scores, bias and softcap.
@@ -315,11 +316,8 @@ _ROTATIONS = (
 
 
 def _epsilon_at(where: str) -> Change:
-    def change(problem: Problem) -> Problem | None:
-        meant = "inside" if (problem.options.get("norm") or "rms") == "rms" else "maximum"
-        return None if where == meant else problem.with_options(epsilon_at=where)
-
-    return change
+    meant = {"rms": "inside", "l2": "maximum"}
+    return only(lambda problem: meant[problem.options.get("norm") or "rms"] != where, set_to(epsilon_at=where))
 
 
 def _other_epsilon(change: Callable[[float], float]) -> Changed:
@@ -516,45 +514,51 @@ def _read_as(read: str, wrong: str) -> Change:
     return change
 
 
+def _projections(problem: Problem, names: Iterable[str], change: Callable[[Any, int], Any]) -> dict[str, Any]:
+    """Change weights and biases of projections, seen as heads side by side, (..., H, D), given how many heads."""
+    others, counts = dict[str, Any](), _heads_of(problem)
+    for part in (f"{name}_{kind}" for name in names for kind in ("weight", "bias")):
+        if part in problem.inputs:
+            array, heads = problem.inputs[part], counts["query" if part.startswith("query") else "key"]
+            others[part] = change(array, heads).reshape(*array.shape[:-1], -1)
+    return others
+
+
 def _of_next_head(read: str) -> Change:
     """Read what is of the next head: whole slices, or parts of what projections give."""
 
+    def rolled(array: Any, heads: int) -> Any:
+        return _taken(array, np.roll(np.arange(heads), -1), heads, -1)
+
     def change(problem: Problem) -> Problem | None:
-        inputs = problem.inputs
+        others, names = dict[str, Any](), [f"past_{read}"]
         if _projects(problem):
-            heads = _heads_of(problem)["key"]
-            weights = {part: inputs[part] for part in (f"{read}_weight", f"{read}_bias") if part in inputs}
-            rolled = {part: _taken(array, np.roll(np.arange(heads), -1), heads, -1) for part, array in weights.items()}
-            names = [f"past_{read}"] if f"past_{read}" in inputs else []
+            others = _projections(problem, [read], rolled)
         elif has_heads(problem):
-            heads, rolled, names = inputs[read].shape[-3], {}, [f"{past}{read}" for past in _pasts(problem)]
+            names.append(read)
         else:
             return None
-        rolled |= {name: np.roll(inputs[name], -1, -3) for name in names}
-        return problem.with_inputs(**rolled) if heads > 1 else None
+        others |= {name: np.roll(problem.inputs[name], -1, -3) for name in names if name in problem.inputs}
+        return problem.with_inputs(**others)
 
     return change
 
 
-def _dealt_out(problem: Problem) -> Problem | None:
+def _dealt_out(problem: Problem) -> Problem:
     """Give head h the columns h, h + H, h + 2 H, ..."""
-    if not _projects(problem):
-        return None
-    counts = _heads_of(problem)
-    others: dict[str, Any] = {}
-    for name, heads in (counts | {"value": counts["key"]}).items():
-        for part in (f"{name}_weight", f"{name}_bias"):
-            if part in problem.inputs:
-                array = problem.inputs[part]
-                parts = np.swapaxes(array.reshape(*array.shape[:-1], -1, heads), -1, -2)
-                others[part] = parts.reshape(array.shape)
-    return problem.with_inputs(**others) if counts["query"] > 1 else None
+    return problem.with_inputs(
+        **_projections(
+            problem,
+            QUERY_KEY_VALUE,
+            lambda array, heads: np.swapaxes(array.reshape(*array.shape[:-1], -1, heads), -1, -2),
+        )
+    )
 
 
-def _merged_in_reverse(problem: Problem) -> Problem | None:
+def _merged_in_reverse(problem: Problem) -> Problem:
     weight, heads = problem.inputs["output_weight"], _heads_of(problem)["query"]
     other = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
-    return problem.with_inputs(output_weight=other) if heads > 1 else None
+    return problem.with_inputs(output_weight=other)
 
 
 def _projects(problem: Problem) -> bool:
@@ -611,7 +615,7 @@ _HEADS = (
     Reading("key-and-value-weights-swapped", "the weights of the key and value projections are swapped",
             only(_projects, exchanged("key_weight", "value_weight")), "key_weight", "key"),
     Reading("heads-split-interleaved", "heads are split with the head's number running fastest, (D, H) for (H, D)",
-            _dealt_out, "heads", "query"),
+            only(_projects, _dealt_out), "heads", "query"),
     Reading("heads-merged-in-reverse", "heads are merged in reverse order", _merged_in_reverse, "output_weight",
             "output"),
 )  # fmt: skip

@@ -123,34 +123,17 @@ def _few_roundings(rounding: RoundingModel) -> float:
     return _HALF_PLACES * rounding.coarsest_unit
 
 
-def in_base_two(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-    """Take log_sum_exp in base 2."""
-    if _is_in_base_two(truth):
-        return {}
-    return {"log_sum_exp": _times(truth, "log_sum_exp", 1 / _LN2, rounding, errors)}
+def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None = False) -> Follow:
+    """Take a m + b (L - m) for log_sum_exp: maximum and logarithm of the sum, each with a factor, in a base or any."""
 
+    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+        if base_two not in (None, truth.options.get("lse_base") == "2"):
+            return {}
+        if of_maximum == of_rest:
+            return {"log_sum_exp": _times(truth, "log_sum_exp", of_rest, rounding, errors)}
+        return _split_log_sum_exp(truth, rounding, errors, of_maximum, of_rest)
 
-def in_base_e(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-    """Take log_sum_exp in base e where base 2 is asked for."""
-    if not _is_in_base_two(truth):
-        return {}
-    return {"log_sum_exp": _times(truth, "log_sum_exp", _LN2, rounding, errors)}
-
-
-def mixed(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-    """Add the logarithm in base 2 of the sum to the maximum."""
-    if _is_in_base_two(truth):
-        return {}
-    return _split_log_sum_exp(truth, rounding, errors, 1.0, 1 / _LN2)
-
-
-def without_maximum(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-    """Leave the maximum out of log_sum_exp."""
-    return _split_log_sum_exp(truth, rounding, errors, 0.0, 1.0)
-
-
-def _is_in_base_two(truth: Truth) -> bool:
-    return truth.options.get("lse_base") == "2"
+    return follow
 
 
 def _split_log_sum_exp(
@@ -337,7 +320,7 @@ def denominator_plus(number: float) -> Follow:
     """Add a number to the sum of exponentials, of which the largest is 1."""
 
     def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-        if "log_sum_exp" not in truth.exact or _is_in_base_two(truth) or "weights" not in truth.exact:
+        if "log_sum_exp" not in truth.exact or truth.options.get("lse_base") == "2" or "weights" not in truth.exact:
             return {}
         logits, moved = _last_logits(truth, errors)
         highest, total = logits.max(axis=-1, initial=-np.inf), truth.exact["log_sum_exp"].high
@@ -359,11 +342,6 @@ def denominator_plus(number: float) -> Follow:
         return found | _behind_weights(truth, weights, max_error, rounding, errors)
 
     return follow
-
-
-def maximum_alone(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-    """Take the maximum for log_sum_exp."""
-    return {} if _is_in_base_two(truth) else _split_log_sum_exp(truth, rounding, errors, 1.0, 0.0)
 
 
 # Other heads.
@@ -515,13 +493,15 @@ _SOFTMAX = (
 _LOG_SUM_EXP = tuple(
     Reading(f"log-sum-exp-{name}", f"log_sum_exp {says}", _step(follow, operations), stage="log_sum_exp")
     for name, says, follow, operations in (
-        ("base-2", "is in base 2: it lacks the factor ln(2)", in_base_two, _WITH_LOG_SUM_EXP),
-        ("base-e", "is in base e: it has the factor ln(2)", in_base_e, _MERGED),
-        ("mixed-base", "adds the logarithm in base 2 of the sum to the maximum", mixed, _WITH_LOG_SUM_EXP),
-        ("of-maximum-alone", "is the maximum alone", maximum_alone, _WITH_LOG_SUM_EXP),
-        ("without-maximum", "lacks the maximum that was subtracted", without_maximum, _WITH_LOG_SUM_EXP),
+        ("base-2", "is in base 2: it lacks the factor ln(2)", log_sum_exp_as(1 / _LN2, 1 / _LN2), _WITH_LOG_SUM_EXP),
+        ("base-e", "is in base e: it has the factor ln(2)", log_sum_exp_as(_LN2, _LN2, base_two=True), _MERGED),
+        ("mixed-base", "adds the logarithm in base 2 of the sum to the maximum", log_sum_exp_as(1.0, 1 / _LN2),
+         _WITH_LOG_SUM_EXP),
+        ("of-maximum-alone", "is the maximum alone", log_sum_exp_as(1.0, 0.0), _WITH_LOG_SUM_EXP),
+        ("without-maximum", "lacks the maximum that was subtracted", log_sum_exp_as(0.0, 1.0, base_two=None),
+         _WITH_LOG_SUM_EXP),
     )
-)
+)  # fmt: skip
 
 
 def in_operations(
