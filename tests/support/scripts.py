@@ -14,6 +14,7 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
+import yaml
 
 from attncheck.execution.implementations import Implementation, entry_of
 from attncheck.execution.user_code import Target
@@ -23,78 +24,7 @@ from attncheck.repro import repro_script
 
 Done = subprocess.CompletedProcess[str]
 
-KERNELS = """
-import numpy as np
-
-
-def swap(array):
-    return np.swapaxes(array, -1, -2)
-
-
-def dot_scores(query, key, *, scale=None):
-    return query @ swap(key) * np.asarray(query.shape[-1] ** -0.5 if scale is None else scale, query.dtype)
-
-
-def cosine_scores(query, key):
-    lengths = np.linalg.norm(query, axis=-1)[..., None] * np.linalg.norm(key, axis=-1)[..., None, :]
-    return query @ swap(key) / lengths
-
-
-def general_scores(query, key, weight):
-    return query @ weight @ swap(key)
-
-
-def additive_scores(q, k, query_weight, key_weight, score_vector):
-    return np.tanh((q @ query_weight)[..., :, None, :] + (k @ key_weight)[..., None, :, :]) @ score_vector
-
-
-def mask_scores(scores, *, mask):
-    return np.where(mask, scores, -np.inf)
-
-
-def softmax(scores):
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
-
-
-def attention(query, key, value, *, is_causal=False):
-    scores = dot_scores(query, key)
-    if is_causal:
-        scores = mask_scores(scores, mask=np.tri(*scores.shape[-2:], dtype=bool))
-    return softmax(scores) @ value
-
-
-def attention_gradients(query, key, value, grad_output):
-    weights = softmax(dot_scores(query, key))
-    grad_weights = grad_output @ swap(value)
-    grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdims=True))
-    grad_scores = grad_scores * np.asarray(query.shape[-1] ** -0.5, query.dtype)
-    return grad_scores @ key, swap(grad_scores) @ query, swap(weights) @ grad_output
-
-
-def multi_head_attention(query, key, value, *, heads, query_weight, key_weight, value_weight):
-    def split(tokens, weight):
-        return np.swapaxes((tokens @ weight).reshape(*tokens.shape[:-1], heads, -1), 1, 2)
-
-    context = attention(split(query, query_weight), split(key, key_weight), split(value, value_weight))
-    return np.swapaxes(context, 1, 2).reshape(*query.shape[:2], -1)
-"""
-"""One own implementation of every function of the contract, in NumPy."""
-
-SPOILED = """
-
-def spoiled(function):
-    def wrong(*given, **options):
-        returned = function(*given, **options)
-        return tuple(each * 2 for each in returned) if isinstance(returned, tuple) else returned * 2
-
-    return wrong
-
-
-for each in [name for name in globals() if name.endswith(("_scores", "softmax", "attention", "_gradients"))]:
-    globals()[each] = spoiled(globals()[each])
-"""
-"""Behind the other: everything comes out twice as large."""
+KERNELS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("scripts.yaml").read_text(encoding="utf-8"))
 
 
 def implementation(name: str) -> Implementation:
@@ -114,7 +44,10 @@ class Bench:
 
     def __init__(self, folder: Path, load_text: Callable[[str], list[Case]]) -> None:
         self.folder, self._load_text = folder, load_text
-        self.right, self.wrong = self.kernel(KERNELS, "right.py"), self.kernel(KERNELS + SPOILED, "wrong.py")
+        self.right, self.wrong = (
+            self.kernel(text, name)
+            for text, name in ((KERNELS["right"], "right.py"), ("\n\n".join(KERNELS.values()), "wrong.py"))
+        )
 
     def kernel(self, text: str, name: str = "kernel.py") -> str:
         """Write a file of somebody's own."""

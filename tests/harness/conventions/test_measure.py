@@ -21,40 +21,7 @@ from attncheck.spec import DTYPES, ROUNDING_MODELS
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-KERNEL = """\
-import numpy as np
-
-def attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
-              key_lengths=None, past_key=None, past_value=None):
-    if past_key is not None:
-        key, value = np.concatenate([past_key, key], -2), np.concatenate([past_value, value], -2)
-    groups = query.shape[1] // key.shape[1]
-    key, value = np.repeat(key, groups, 1), np.repeat(value, groups, 1)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ np.swapaxes(key, -1, -2) * scale
-    if softcap is not None:
-        scores = softcap * np.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
-    (queries, keys), allowed = scores.shape[-2:], np.ones(scores.shape, bool)
-    row, column = np.arange(queries)[:, None], np.arange(keys)
-    if mask is not None:
-        allowed = allowed & mask
-    if is_causal:
-        allowed = allowed & (column <= row)
-    if window is not None:
-        allowed = allowed & (column >= row - window[0]) & (column <= row + window[1])
-    if key_lengths is not None:
-        allowed = allowed & (column < key_lengths.reshape(-1, 1, 1, 1))
-    scores = np.where(allowed, scores, -np.inf)
-    highest = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
-    total = weights.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        log_sum_exp = (np.log(total) + highest)[..., 0]
-    output = weights / np.where(total == 0, 1, total) @ value
-    return {"output": output.astype(query.dtype), "log_sum_exp": log_sum_exp.astype(query.dtype)}
-"""
+TABLES = tables_beside(__file__)
 Write = Callable[..., str]
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -62,7 +29,7 @@ Invoke = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def written(*changes: tuple[str, str], below: str = "") -> str:
-        text = KERNEL
+        text = TABLES["kernel"]
         for before, after in changes:
             assert before in text
             text = text.replace(before, after)
@@ -87,7 +54,7 @@ def test_a_kernel_that_means_what_cases_mean(dtype: str | None, write: Write) ->
     assert found["NaN in a masked value"].means == "it makes the output NaN"
 
 
-MEANINGS: list[dict[str, tuple[str, str, str]]] = tables_beside(__file__)["meanings"]
+MEANINGS: list[dict[str, tuple[str, str, str]]] = TABLES["meanings"]
 """Kernels that mean otherwise in several questions at once: of each, a text, what stands for it, and its words."""
 
 
@@ -187,26 +154,6 @@ def takes_no_mask(query: Any, key: Any, value: Any) -> Any:
     return weights / weights.sum(-1, keepdims=True) @ value
 
 
-FLASH = """\
-import numpy as np
-
-
-def attention(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):
-    q, k, v = (np.swapaxes(each, 1, 2) for each in (q, k, v))
-    scores = q @ np.swapaxes(k, -1, -2) * q.dtype.type(softmax_scale or q.shape[-1] ** -0.5)
-    distance = np.arange(k.shape[2]) - np.arange(q.shape[2])[:, None] - (CORNER)
-    left, right = window_size[0], 0 if causal else window_size[1]
-    allowed = ((left < 0) | (distance >= -left)) & ((right < 0) | (distance <= right))
-    top = np.where(allowed, scores, -np.inf).max(-1, keepdims=True)
-    weights = np.where(allowed, np.exp(scores - np.where(np.isfinite(top), top, 0)), 0)
-    total = weights.sum(-1, keepdims=True)
-    return np.swapaxes(weights / np.where(total == 0, 1, total) @ v, 1, 2)
-
-
-attention.signature = "flash_attn"
-"""
-
-
 def test_a_function_called_like_flash_attention_is_asked_by_its_own_words(tmp_path: Path) -> None:
     names = (
         "causal, more keys than queries",
@@ -219,7 +166,7 @@ def test_a_function_called_like_flash_attention_is_asked_by_its_own_words(tmp_pa
         (("k.shape[2] - q.shape[2]", at_the_end, False), ("0", (left, left, "at the first key"), True))
     ):
         path = tmp_path / f"flash{number}.py"
-        path.write_text(FLASH.replace("CORNER", corner), encoding="utf-8")
+        path.write_text(TABLES["flash"].replace("CORNER", corner), encoding="utf-8")
         found = measured(f"{path}:attention")
         assert [found[name].means for name in names] == list(means)
         assert {found[name].departs for name in names} == {departs}

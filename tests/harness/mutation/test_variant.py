@@ -188,43 +188,62 @@ def _decided(run: ReferenceRun, steps: Steps, **given: Any) -> bool:
     return run.has_the_bits_of(Variant(steps, **given))
 
 
-def test_a_step_that_is_not_called_changes_nothing(task: Task, recorder: Recorder) -> None:
+def _fail(*arrays: Any) -> Any:
+    raise ValueError("never called, or seen to")
+
+
+def _doubled_sum(weights: Any, value: Any) -> Any:
+    return 2 * (weights @ value)
+
+
+def _changed(change: Callable[[Array], Any]) -> Steps:
+    return {"_dot": lambda query, key: change(numpy_backend._dot(query, key))}
+
+
+def _each_call(steps_of: Callable[[Any], Steps], function: str = "attention") -> Steps:
+    return {function: PerCall(steps_of)}
+
+
+SAME: dict[str, Steps] = {
+    "a step that is not called": {"_cap": _fail},
+    "one that is not called by this function": {"dot_scores._cap": _fail},
+    "a name within it": {"_cap.np": None},
+    "a function that is not called": _each_call(_fail, "multi_head_attention"),
+    "a step that is replaced where it is not used": {"multi_head_attention._merge_heads": _doubled_sum},
+    "the same product": {"attention._weighted_sum": np.matmul},
+    "a copy": _changed(np.copy),
+    "no step of a call": _each_call(lambda call: {}),
+    "the same step of each call": _each_call(lambda call: {"_weighted_sum": lambda weights, value: weights @ value}),
+    "the function that is called from outside, if all that it calls is": _each_call(
+        lambda call: {"_row_sum": lambda terms: call.step("_row_sum")(terms)}, "attention_gradients"
+    ),
+}
+OTHER: dict[str, Steps] = {
+    "another step, in one function": {"attention._weighted_sum": _doubled_sum},
+    "another step, everywhere": {"_weighted_sum": _doubled_sum},
+    "other numbers": _changed(lambda scores: -np.abs(scores) * 0.0),
+    "another dtype": _changed(lambda scores: scores.astype(np.float32)),
+    "another shape": _changed(lambda scores: scores[..., :1]),
+    "another layout, in which a product may be added up in another order": _changed(np.asfortranarray),
+    "another type": _changed(list),
+    "the last bit": _changed(lambda scores: np.nextafter(scores, np.inf)),
+    "it raises, and has to be seen to": {"_dot": _fail},
+    "it is all there is": {"attention_gradients": numpy_backend.attention_gradients},
+    "it knows of the call": _each_call(lambda call: {"_weighted_sum": lambda weights, value: call.weights}),
+    "refused": _each_call(lambda call: {"_scale_of": numpy_backend._scale_of}),
+    "no function of the backend": _each_call(lambda call: {"np": np}, "attention_gradients"),
+    "another sum of rows": _each_call(lambda call: {"_row_sum": lambda terms: terms[..., :1]}, "attention_gradients"),
+}
+
+
+def test_what_is_the_same_is_told_from_a_step_alone_and_all_else_is_evaluated(task: Task, recorder: Recorder) -> None:
     run = recorder.run(task)
-
-    def fail(*arrays: Any) -> Any:
-        raise AssertionError("never called")
-
-    assert _decided(run, {"_cap": fail})
-    assert _decided(run, {"dot_scores._cap": fail})
-    assert _decided(run, {"_cap.np": None})
-    assert _decided(run, {"multi_head_attention": PerCall(fail)})
-
-
-def test_a_step_is_compared_where_it_is_replaced_alone(task: Task, recorder: Recorder) -> None:
-    run = recorder.run(task)
-
-    def doubled(weights: Any, value: Any) -> Any:
-        return 2 * (weights @ value)
-
-    assert not _decided(run, {"attention._weighted_sum": doubled})
-    assert not _decided(run, {"_weighted_sum": doubled})
-    assert _decided(run, {"multi_head_attention._merge_heads": doubled})
-    assert _decided(run, {"attention._weighted_sum": np.matmul})
-
-
-def test_whatever_code_can_tell_apart_is_not_the_same(task: Task, recorder: Recorder) -> None:
-    run = recorder.run(task)
-    changes: dict[str, Any] = {
-        "other numbers": lambda scores: -np.abs(scores) * 0.0,
-        "another dtype": lambda scores: scores.astype(np.float32),
-        "another shape": lambda scores: scores[..., :1],
-        "another layout, in which a product may be added up in another order": np.asfortranarray,
-        "another type": list,
-        "the last bit": lambda scores: np.nextafter(scores, np.inf),
-    }
-    for change in changes.values():
-        assert not _decided(run, {"_dot": lambda query, key, change=change: change(numpy_backend._dot(query, key))})
-    assert _decided(run, {"_dot": lambda query, key: numpy_backend._dot(query, key).copy()})
+    assert [name for name, steps in SAME.items() if not _decided(run, steps)] == []
+    assert [name for name, steps in OTHER.items() if _decided(run, steps)] == []
+    assert not _decided(run, {}, hidden=frozenset({"grad_key"}))
+    kernel = next(each.backend for each in SUBJECTS.values() if each.backend.steps is None)
+    assert not run.has_the_bits_of(kernel), "its steps follow from its ends"
+    assert not recorder.run(Task("attention", {}, {"query": np.zeros((1, 1, 2, 2))})).has_the_bits_of(Variant())
 
 
 def test_the_sign_of_a_zero_is_told_and_a_nan_is_the_same_nan(recorder: Recorder) -> None:
@@ -245,35 +264,6 @@ def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing(task: Task, re
     assert not _decided(run, {"_softmax_with_sinks": in_place})
     assert _bits(run.outcome) == before
     assert isinstance(evaluate_on(Variant({"_softmax_with_sinks": in_place}), task), Computed)
-
-
-def test_what_cannot_be_told_from_a_step_is_evaluated(task: Task, recorder: Recorder) -> None:
-    run = recorder.run(task)
-
-    def fail(query: Any, key: Any) -> Any:
-        raise ValueError
-
-    assert not _decided(run, {"_dot": fail}), "it raises, and has to be seen to"
-    assert not _decided(run, {"attention_gradients": numpy_backend.attention_gradients}), "it is all there is"
-    assert not _decided(run, {}, hidden=frozenset({"grad_key"}))
-    kernel = next(each.backend for each in SUBJECTS.values() if each.backend.steps is None)
-    assert not run.has_the_bits_of(kernel), "its steps follow from its ends"
-    assert not recorder.run(Task("attention", {}, {"query": np.zeros((1, 1, 2, 2))})).has_the_bits_of(Variant())
-
-
-def test_a_step_may_be_a_function_that_is_made_for_each_call(task: Task, recorder: Recorder) -> None:
-    run = recorder.run(task)
-    assert _decided(run, {"attention": PerCall(lambda call: {})})
-    assert _decided(run, {"attention": PerCall(lambda call: {"_weighted_sum": lambda weights, value: weights @ value})})
-    assert not _decided(
-        run, {"attention": PerCall(lambda call: {"_weighted_sum": lambda weights, value: call.weights})}
-    )
-    assert not _decided(run, {"attention": PerCall(lambda call: {"_scale_of": numpy_backend._scale_of})}), "refused"
-    assert not _decided(run, {"attention_gradients": PerCall(lambda call: {"np": np})}), "no function of the backend"
-    entered = {"attention_gradients": PerCall(lambda call: {"_row_sum": lambda terms: call.step("_row_sum")(terms)})}
-    assert _decided(run, entered), "the function that is called from outside is the same if all that it calls is"
-    other = {"attention_gradients": PerCall(lambda call: {"_row_sum": lambda terms: terms[..., :1]})}
-    assert not _decided(run, other)
 
 
 def test_steps_that_are_made_for_a_call_are_called_in_the_order_of_the_calls(task: Task, recorder: Recorder) -> None:

@@ -18,23 +18,8 @@ from attncheck.reading.expected_failures import (
 )
 from attncheck.spec import DTYPES
 
-ENTRY = """\
-- implementation: torch.sdpa
-  cases: [masking/*, "attention/a-*"]
-  dtypes: [float32, bfloat16]
-  stages: [output]
-  verdict: semantic
-  reason: aligned to the lower right corner
-  decided: semantic
-  thread: pytorch/pytorch#108108
-"""
-LEAST = """\
-- implementation: "torch.*"
-  cases: ["*"]
-  verdict: crash
-  reason: dies without a key
-  decided: crash
-"""
+TABLES = tables_beside(__file__)
+ENTRY, LEAST = TABLES["entry"], TABLES["least_entry"]
 
 Load = Callable[[str], tuple[ExpectedFailure, ...]]
 
@@ -53,7 +38,7 @@ def test_an_entry_excuses_its_verdict_at_its_stages_in_what_it_concerns(load: Lo
     first, second = load(f"# A comment.\n{ENTRY}{LEAST}")
     assert (first.location, second.line) == (f"{tmp_path / 'mine.yaml'}:2", 10)
     assert first.entry.thread == "pytorch/pytorch#108108"
-    for *called, concerned in tables_beside(__file__)["concerned"]:
+    for *called, concerned in TABLES["concerned"]:
         assert first.concerns(*called) is concerned, called
     for stage, verdict, by_first, by_second in (
         ("output", "semantic", True, False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import _LAID_OUT_BY, Problem, poisoned
 from attncheck.reading.selection import select_cases
@@ -308,26 +306,6 @@ def test_large_poison_is_a_number_that_the_dtype_has() -> None:
     for dtype, largest in (("float16", 65504.0), ("float32", np.float32(1e30))):
         found = convert_inputs(case, exact, dtype).arrays["value_pages"]
         assert found.max() == largest
-
-
-FILE = """\
-title: Sequences
-source: {kind: derivation, title: Sequences}
-operation: paged_attention
-defaults: {random: {generator: numpy-legacy, seed: 1}}
-cases:
-  - name: A table may name no page where none is used
-    inputs:
-      query: {draw: randn, shape: [2, 2, 1, 3]}
-      key_pages: {draw: randn, shape: [4, 2, 2, 3]}
-      value_pages: {draw: randn, shape: [4, 2, 2, 3]}
-      block_table: {values: [[0, 1], [2, 4]]}
-      key_lengths: {values: [4, 1]}
-"""
-
-
-def test_a_table_may_name_no_page_where_none_is_used(load_text: Callable[[str], list[Case]]) -> None:
-    assert len(load_text(FILE)) == 1
 
 
 def test_every_operation_that_lowers_to_another_is_laid_out() -> None:

@@ -352,22 +352,10 @@ def test_buckets_follow_the_rule(half: int, beyond: int, bidirectional: bool, di
     assert found.tolist() == [_bucket(each, buckets, max_distance, bidirectional) for each in distances]
 
 
-HEAD = """\
-title: Biases from positions
-source: {kind: derivation, title: Made for this test}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 3}}
-cases:
-  - name: The case at hand
-    inputs: {query: {draw: randn, shape: [2, 3, 4, 5]}, key: {draw: randn, shape: [2, 3, 6, 5]}, value: \
-{draw: randn, shape: [2, 3, 6, 5]}, bias: BIAS}
-"""
-
-
 def test_a_bias_of_buckets_is_looked_up_in_the_table(load_text: Load) -> None:
     table = "{ascending: [0, 1], shape: [8, 3]}"
     source = f"{{relative_buckets: {table}, max_distance: 6, bidirectional: true, shape: [4, 6], offset: 2}}"
-    [case] = load_text(HEAD.replace("BIAS", source))
+    [case] = load_text(TABLES["bias_file"].replace("BIAS", source))
     made = convert_inputs(case, make_exact_inputs(case), "float64").arrays["bias"]
     assert made.shape == (1, 3, 4, 6)
     for _, head, query, key in np.ndindex(made.shape):

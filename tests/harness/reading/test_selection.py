@@ -324,33 +324,9 @@ def test_a_name_that_is_no_text_is_reached_as_it_is_shown(here: Path, found: Cal
     assert found(case.id) == found("n?me.yaml::hell") == "n?me/hello"
 
 
-CASES = """
-title: Cases of several shapes
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 1}}
-cases:
-  - name: Equal lengths
-    tags: [known]
-    inputs:
-      query: {draw: randn, shape: [2, 4, 8, 16]}
-      key: {draw: randn, shape: [2, 2, 8, 16]}
-      value: {draw: randn, shape: [2, 2, 8, 5]}
-  - name: A causal row
-    options: {is_causal: true}
-    inputs:
-      query: {draw: randn, shape: [3, 4]}
-      key: {draw: randn, shape: [65, 4]}
-      value: {draw: randn, shape: [65, 4]}
-  - name: Scores alone
-    operation: softmax
-    inputs: {scores: {draw: randn, shape: [3, 8]}}
-"""
-
-
 @pytest.fixture(scope="module")
 def cases(load_text: Callable[[str], list[Case]]) -> list[Case]:
-    return load_text(CASES)
+    return load_text(TABLES["shapes_file"])
 
 
 def test_what_an_expression_matches(cases: list[Case]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scripts import Bench
+from tables import tables_beside
 
 from attncheck.attention.sampling import rows_of_stage
 from attncheck.backends import EVERYTHING
@@ -145,20 +146,8 @@ def tokens(queries: int, keys: int, more: str = "") -> str:
     return "\n".join(["inputs:", *lines, more])
 
 
-NAN = """
-allow_nonfinite: true
-inputs:
-  query: {values: [[.nan, 1], [1, 2]]}
-  key: {values: [[1, 2], [3, 4], [5, 6]]}
-  value: {values: [[1, 2], [3, 4], [5, 6]]}
-  mask: {values: [[1, 0, 1], [1, 1, 1]]}
-"""
-LARGE = """
-inputs:
-  query: {values: [[60000, 60000]]}
-  key: {values: [[60000, 60000], [1, 0]]}
-  value: {values: [[1, 2], [3, 4]]}
-"""
+TABLES = tables_beside(__file__)
+NAN, LARGE = TABLES["nan"], TABLES["large"]
 EMPTY_ROW = "  mask: {values: [[0, 0, 0], [1, 0, 1]]}"
 FIELDS = {
     "plain": tokens(9, 8),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from scripts import Bench, Done
+from tables import tables_beside
 from typer.testing import CliRunner
 
 from attncheck.cli import app
@@ -25,6 +26,7 @@ from attncheck.searching.search import element_of
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
+TABLES = tables_beside(__file__)
 app.load()  # all commands, whichever another test has loaded
 
 PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
@@ -142,19 +144,8 @@ def test_what_has_no_exact_answer_is_counted_and_not_judged(bench: Bench) -> Non
         ends_with(0, bench.reproduce(case, bench.right), said)
 
 
-NO_RESULTS = (
-    ("return query", "output has shape (1, 2, 3, 5); expected (1, 2, 3, 6)", "has shape"),
-    ("import numpy as np; return np.zeros((1, 2, 3, 6))", "output has dtype float64; expected float32", ""),
-    ("return [1.0]", "output is a list; expected an array", ""),
-    ("return {'scores': query}", "output is not returned", ""),
-    ("key[:] = 0; return query", "key is changed by the call", ""),
-    ("raise ValueError('not today')", "ValueError: not today", "not today"),
-    ("return {'output': value[:, :, :2] * float('nan')}", "", "WRONG"),
-)
-
-
 def test_what_is_no_right_result_at_all_is_wrong_too(bench: Bench) -> None:
-    for number, (body, said, in_few_lines) in enumerate(NO_RESULTS):
+    for number, (body, said, in_few_lines) in enumerate(TABLES["no_results"]):
         path = bench.kernel(
             f"def attention(query, key, value, *, is_causal=False):\n    {body}\n", f"kernel{number}.py"
         )
@@ -170,7 +161,7 @@ def test_of_what_no_script_can_show_none_is_written_and_why_is_said(bench: Bench
     assert isinstance(result.exception, UsageError)
     assert "has no softmax; there is nothing to reproduce" in str(result.exception)
     path = bench.kernel(
-        RESTRICTED.replace("mask=None, scale=None", "mask=None").replace("if scale is None else scale", "")
+        TABLES["restricted"].replace("mask=None, scale=None", "mask=None").replace("if scale is None else scale", "")
     )
     result = CliRunner().invoke(app, ["repro", PLAIN, f"{path}:attention", "--output", str(output)])
     assert "unsupported: takes no scale, which has to be given where the width is padded" in str(result.exception)
@@ -205,51 +196,11 @@ def test_a_script_carries_a_frameworks_code_and_in_bfloat16_says_that_it_needs_m
 QUERY_AND_KEY = "query: {draw: randn, shape: [2, 3, 4, 5]}\n  key: {draw: randn, shape: [2, 3, 6, 5]}\n"
 WITH_VALUE = f"inputs:\n  {QUERY_AND_KEY}  value: {{draw: randn, shape: [2, 3, 6, 7]}}\n"
 CAUSAL = f"options: {{is_causal: true}}\n{WITH_VALUE}"
-TOKENS = "options: {heads: 2}\ninputs:\n" + "".join(
-    f"  {name}: {{draw: randn, shape: [2, 3, 4]}}\n  {name}_weight: {{draw: randn, shape: [4, 6]}}\n"
-    for name in ("query", "key", "value")
-)
-FUNCTIONS = (
-    ("scoring", f"options: {{score: dot}}\ninputs:\n  {QUERY_AND_KEY}", ["scores"]),
-    ("scoring", f"options: {{score: cosine}}\ninputs:\n  {QUERY_AND_KEY}", ["scores"]),
-    (
-        "scoring",
-        f"options: {{score: general}}\ninputs:\n  {QUERY_AND_KEY}  weight: {{draw: randn, shape: [5, 5]}}\n",
-        ["scores"],
-    ),
-    (
-        "scoring",
-        f"options: {{score: additive}}\ninputs:\n  {QUERY_AND_KEY}"
-        "  query_weight: {draw: randn, shape: [5, 8]}\n  key_weight: {draw: randn, shape: [5, 8]}\n"
-        "  score_vector: {draw: randn, shape: [8]}\n",
-        ["scores"],
-    ),
-    (
-        "masking",
-        "inputs:\n  scores: {draw: randn, shape: [2, 3]}\n  mask: {values: [[1, 0, 1], [1, 1, 0]]}\n",
-        ["masked"],
-    ),
-    ("softmax", "inputs:\n  scores: {draw: randn, shape: [2, 3, 4, 6]}\n", ["weights"]),
-    ("attention", CAUSAL, ["output"]),
-    (
-        "attention_gradients",
-        f"{WITH_VALUE}  grad_output: {{draw: randn, shape: [2, 3, 4, 7]}}\n",
-        ["grad_query", "grad_key", "grad_value"],
-    ),
-    ("multi_head_attention", TOKENS, ["output"]),
-)
-AS_DICT = """
-
-several = attention_gradients
-
-def attention_gradients(*given):
-    return dict(zip(["grad_query", "grad_key", "grad_value"], several(*given)))
-"""
 
 
 def test_every_function_of_a_module_is_called_and_what_it_returns_is_named(bench: Bench) -> None:
-    as_dict = bench.kernel(Path(bench.right).read_text(encoding="utf-8") + AS_DICT)
-    for operation, fields, stages in FUNCTIONS:
+    as_dict = bench.kernel(Path(bench.right).read_text(encoding="utf-8") + "\n\n" + TABLES["as_dict"])
+    for operation, fields, stages in TABLES["functions"]:
         case = bench.case(operation, fields)
         for path in [bench.right, *([as_dict] if operation == "attention_gradients" else [])]:
             done = bench.reproduce(case, path)
@@ -261,57 +212,18 @@ def test_every_function_of_a_module_is_called_and_what_it_returns_is_named(bench
         assert [line.split()[0] for line in done.stdout.splitlines() if "is WRONG at" in line] == stages
 
 
-UNIFORM = """
-import numpy as np
-
-
-def attention(query, key, value, *, mask, KEYWORD):
-    scores = np.where(mask, query @ key.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5), np.float32(FILL))
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True) @ value
-"""
-
-
 def test_a_convention_is_asked_for_where_the_function_takes_it(bench: Bench) -> None:
     mask = "  mask: {values: [[1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]}\n"
     case = bench.case("attention", f"options: {{empty_rows: uniform}}\n{WITH_VALUE}{mask}")
     for keyword in ("", "empty_rows='zero'", "**options"):
         for fill, code in (("-1e9", 0), ("-np.inf", 1)):
-            text = UNIFORM.replace("KEYWORD", keyword).replace("mask, )", "mask)").replace("FILL", fill)
+            text = TABLES["uniform"].replace("KEYWORD", keyword).replace("mask, )", "mask)").replace("FILL", fill)
             ends_with(code, bench.reproduce(case, f"{bench.kernel(text)}:attention"))
-
-
-ATTRIBUTES = """
-
-def my_kernel(q, k, v, **options):
-    return attention(q, k, v, **options)
-
-
-def holder(query, key, value, *, is_causal=False):
-    raise ValueError("not this one")
-
-
-holder.attention = attention
-
-
-class Kernels:
-    def __call__(self, query, key, value, *, is_causal=False):
-        return attention(query, key, value, is_causal=is_causal)
-
-    def bound(self, query, key, value, *, is_causal=False):
-        return attention(query, key, value, is_causal=is_causal)
-
-    class inside:
-        attention = staticmethod(attention)
-
-
-instance = Kernels()
-"""
 
 
 def test_whatever_the_harness_can_call_the_script_calls(bench: Bench) -> None:
     text, case = Path(bench.right).read_text(encoding="utf-8"), bench.case("attention", CAUSAL)
-    path = bench.kernel(text + ATTRIBUTES)
+    path = bench.kernel(text + "\n\n" + TABLES["attributes"])
     targets = [
         f"{path}:{attribute}"
         for attribute in (
@@ -348,27 +260,6 @@ def test_a_module_of_the_working_directory_is_found_from_elsewhere_and_another_f
     ends_with(0, bench.run(text, arguments=[bench.right]))
 
 
-RESTRICTED = """
-import numpy as np
-
-
-def attention(query, key, value, *, mask=None, scale=None):
-    assert query.shape[-1] % 8 == 0 and query.shape[-1] == value.shape[-1]
-    assert query.shape[-2] % 16 == 0 and key.shape[-2] % 16 == 0
-    scores = query @ key.mT * np.asarray(query.shape[-1] ** -0.5 if scale is None else scale, query.dtype)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = weights / weights.sum(-1, keepdims=True)
-    return {"weights": weights, "output": weights @ value}
-
-
-attention.requires = {
-    "width_multiple": 8, "value_width": "equal", "query_length_multiple": 16, "key_length_multiple": 16
-}
-"""
-
-
 def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(bench: Bench, tmp_path: Path) -> None:
     for number, (was, instead, says) in enumerate(
         (
@@ -377,7 +268,7 @@ def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(bench: 
             ("scores, -np.inf)", "scores, -3)", "weights gives"),  # masked keys, which were added, have weights
         )
     ):
-        path = bench.kernel(RESTRICTED.replace(was, instead), f"padded{number}.py")
+        path = bench.kernel(TABLES["restricted"].replace(was, instead), f"padded{number}.py")
         text = command_writes(tmp_path, PLAIN, f"{path}:attention")
         for words in ("It makes one call, padded with zero columns (", "scale=", '"weights": KeptElements('):
             assert words in text

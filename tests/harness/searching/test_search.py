@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import numpy as np
 import pytest
 from here import evaluation_here
+from tables import tables_beside
 from typer.testing import CliRunner
 
 from attncheck.cli import app
@@ -26,20 +26,8 @@ from attncheck.searching.findings import STATE, Symptom, WorkerJudge, symptom_of
 from attncheck.searching.reduction import measure, reduce_problem
 from attncheck.searching.search import simplest_afresh
 
-RIGHT = """
-import numpy as np
-
-
-def attention(query, key, value, *, is_causal=False, scale=None):
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    groups = query.shape[1] // key.shape[1]
-    key, value = (np.repeat(array, groups, axis=1) for array in (key, value))
-    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(scale)
-    if is_causal:
-        scores = np.where(np.tri(*scores.shape[-2:], AHEAD, dtype=bool), scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
-    return weights / weights.sum(axis=-1, keepdims=True) @ value
-"""
+TABLES = tables_beside(__file__)
+RIGHT: str = TABLES["right"]
 WRONG = RIGHT.replace("AHEAD", "1 if scores.shape[-1] > 3 else 0")
 ASKED = ("--operation", "attention", "--dtype", "float32", "--seed", "7")
 PROBLEMS = ("--problems", "7")
@@ -58,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def write(text: str) -> None:
-    Path("kernel.py").write_text(dedent(text), encoding="utf-8")
+    Path("kernel.py").write_text(text, encoding="utf-8")
 
 
 def record_of(result: Any) -> Any:
@@ -97,20 +85,11 @@ def test_a_fault_is_found_reduced_and_written(first: tuple[Path, Any], monkeypat
     assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 0
 
 
-KNOWN = """
-- implementation: kernel.attention
-  cases: ["search/attention/*is-causal*"]
-  verdict: {verdict}
-  decided: numeric
-  reason: One key too many is seen.
-"""
-
-
 @pytest.mark.usefixtures("workers_here")
 def test_what_is_known_of_drawn_problems_is_counted_and_not_found(run: Run) -> None:
     write(WRONG)
     Path("pyproject.toml").write_text("[tool.attncheck]\nexpected_failures = ['known.yaml']\n", encoding="utf-8")
-    entries = "".join(KNOWN.format(verdict=verdict) for verdict in ("numeric", "semantic"))
+    entries = "".join(TABLES["known"].format(verdict=verdict) for verdict in ("numeric", "semantic"))
     Path("known.yaml").write_text(entries, encoding="utf-8")
     known = record_of(run(*PROBLEMS, "--json"))
     assert not [each for each in known["findings"] if "is_causal" in each["asked"]]
@@ -166,23 +145,7 @@ def test_a_right_implementation_raises_no_finding(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_the_calls_before_is_told_as_one(run: Run) -> None:
-    write(
-        """
-        calls = []
-
-
-        def attention(query, key, value, *, scale=None):
-            import numpy as np
-
-            calls.append(1)
-            scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
-            if scale is not None or query.shape[1] != key.shape[1]:
-                raise NotImplementedError("not yet")
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
-            output = weights / weights.sum(axis=-1, keepdims=True) @ value
-            return output * (2 if len(calls) > 3 else 1)
-        """
-    )
+    write(TABLES["remembering"])
     result = run("--problems", "15", "--json")
     assert result.exit_code == 1, result.output
     assert any(each["needs_calls"] for each in record_of(result)["findings"])
