@@ -33,11 +33,9 @@ def _queries(scores: Array, masks: forms.Masks) -> Array:
     return np.asarray(positions < masks["key_lengths"][:, np.newaxis, np.newaxis, np.newaxis])
 
 
-@_faulty_lengths(forms.lengths_pattern, diagnosis="key-lengths-of-heads")
-def key_lengths_of_heads(scores: Array, masks: forms.Masks) -> Array:
-    """one length per head where B == H: lighthouse#77's kind"""
-    within = _keys(scores, masks)
-    return np.swapaxes(within, 0, 1) if scores.shape[0] == scores.shape[1] else within
+_faulty_lengths(forms.lengths_pattern, "key_lengths_of_heads", "one length per head where B == H: lighthouse#77's kind",
+    lambda scores, masks: np.swapaxes(_keys(scores, masks), 0, 1) if scores.shape[0] == scores.shape[1]
+        else _keys(scores, masks), diagnosis="key-lengths-of-heads")  # fmt: skip
 
 
 def _mask_dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
@@ -97,10 +95,9 @@ def _values_joined(join: Joined) -> Steps:
     return _caches_joined(lambda past_key, past_value, key, value: (_join(past_key, key), join(past_value, value)))
 
 
-@_faulty_join(diagnosis="past-dropped")
-def past_dropped(past: Array, new: Array) -> Array:
-    """only the new keys count; those of the past are read as zeros: transformers#30437's kind"""
-    return _join(np.zeros_like(past), new)
+_faulty_join("past_dropped",
+    "only the new keys count; those of the past are read as zeros: transformers#30437's kind",
+    lambda past, new: _join(np.zeros_like(past), new), diagnosis="past-dropped")  # fmt: skip
 
 
 _faulty_join("past_appended_after_the_keys", "the cache joined at the wrong end",
@@ -226,7 +223,7 @@ _faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
         else np.asarray(-10000.0, biased.dtype)),
     diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
 _faulty_caches(_values_joined, "past_values_dropped", "the values of the cache are not read",
-    past_dropped, at="context", diagnosis="past-values-dropped")
+    lambda past, new: _join(np.zeros_like(past), new), at="context", diagnosis="past-values-dropped")
 _faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
     lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context", diagnosis="value-one-position-late")
 _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_behind_a_past",
@@ -277,11 +274,10 @@ def past_projected_again(name: str, past: Array, given: dict[str, Any]) -> Array
     return backend._split_heads(backend._project(merged, weight, None), heads)
 
 
-@_faulty_projected(_past_read_as)
-def past_biased_again(name: str, past: Array, given: dict[str, Any]) -> Array:
-    """the bias is added behind the cache, so that it counts once more in every step"""
-    bias = given.get(f"{name}_bias")
-    return past if bias is None else np.asarray(past + bias.reshape(past.shape[1], 1, -1))
+_faulty_projected(_past_read_as, "past_biased_again",
+    "the bias is added behind the cache, so that it counts once more in every step",
+    lambda name, past, given: past if given.get(f"{name}_bias") is None
+        else np.asarray(past + given[f"{name}_bias"].reshape(past.shape[1], 1, -1)))  # fmt: skip
 
 
 def _attention_with_past_rotated(*arrays: Array, **given: Any) -> Stages:
@@ -356,11 +352,10 @@ def packed_causality_aligned_top_left(queries: int, keys: int, is_causal: bool, 
 _faulty_gradients = partial(mutant, "packed sequences", at="grad_query")
 
 
-@mutant("packed sequences", "packed_attention_gradients", at="grad_key")
-def key_gradients_of_the_next_sequence(**given: Any) -> Stages:
-    """gradients of keys are written from the start of the pack: AReaL#1103's kind"""
-    found = backend.packed_attention_gradients(**given)
-    return {**found, "grad_key": np.roll(found["grad_key"], 1, axis=-2)}
+mutant("packed sequences", "packed_attention_gradients", "key_gradients_of_the_next_sequence",
+    "gradients of keys are written from the start of the pack: AReaL#1103's kind",
+    lambda **given: (found := backend.packed_attention_gradients(**given)) | {"grad_key": np.roll(found["grad_key"], 1,
+        axis=-2)}, at="grad_key")  # fmt: skip
 
 
 @mutant("packed sequences", "packed_attention_gradients", at="grad_sinks")
@@ -380,18 +375,14 @@ def sink_gradients_overwritten(**given: Any) -> Stages:
 # Pages.
 
 
-@_faulty_pages("paged_attention", diagnosis="block-table-ignored")
-def block_table_ignored(block_table: Array, **given: Any) -> Stages:
-    """the table has no effect: pages are read in their order"""
-    in_order = np.arange(block_table.size).reshape(block_table.shape) % len(given["key_pages"])
-    return backend.paged_attention(block_table=in_order, **given)
+_faulty_pages("paged_attention", "block_table_ignored", "the table has no effect: pages are read in their order",
+    lambda block_table, **given: backend.paged_attention(block_table=np.arange(block_table.size).reshape(
+        block_table.shape) % len(given["key_pages"]), **given), diagnosis="block-table-ignored")  # fmt: skip
 
 
-@_faulty_pages("_read", defect="a stale page: vllm#47042, the last page of a sequence is the one before it")
-def last_page_is_the_one_before(pages: Array, table: Array) -> Array:
-    stale = table.copy()
-    stale[-1:] = table[-2:-1] if len(table) > 1 else table[-1:]
-    return backend._read(pages, stale)
+_faulty_pages("_read", "last_page_is_the_one_before",
+    "a stale page: vllm#47042, the last page of a sequence is the one before it",
+    lambda pages, table: backend._read(pages, np.append(table[:-1], table[-2:][:1])))  # fmt: skip
 
 
 def _lengths_read_as(change: Callable[[Array, int, int], Array]) -> Steps:

@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 
 from attncheck.backends import numpy_backend as backend
-from attncheck.backends.contract import Stages
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, bfloat16, float16, tf32
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, equivalent, mutant
@@ -37,31 +36,22 @@ def _in_key_gradient(steps_of: Callable[[Call], Steps]) -> Steps:
     return forms.only("grad_key", forms.in_gradients(steps_of))
 
 
-@_faulty_gradients(forms.value_weights_read_as, at="grad_value", diagnosis="value-gradient-unnormalised")
-def value_gradient_from_unnormalised_weights(call: Call, weights: Array) -> Array:
-    """exp(s - m) for the weights in dv"""
-    maximum = backend._row_maximum(call.logits)
-    return np.asarray(np.exp(call.logits - np.where(np.isinf(maximum), 0, maximum)))
+_faulty_gradients(forms.value_weights_read_as, "value_gradient_from_unnormalised_weights",
+    "exp(s - m) for the weights in dv",
+    lambda call, weights: np.asarray(np.exp(call.logits - np.where(np.isinf(backend._row_maximum(call.logits)), 0,
+        backend._row_maximum(call.logits)))), at="grad_value", diagnosis="value-gradient-unnormalised")  # fmt: skip
 
 
-@_faulty_gradients(
-    forms.value_weights_read_as,
-    at="grad_value",
-    defect="dropout is active in the backward pass alone: pytorch#124464's kind",
-)
-def value_gradient_from_dropped_out_weights(call: Call, weights: Array) -> Array:
-    """Drop one weight of ten, and enlarge the others."""
-    kept = np.arange(weights.size).reshape(weights.shape) % 10 != 3
-    return np.asarray(weights * kept * np.asarray(1 / 0.9, weights.dtype))
+_faulty_gradients(forms.value_weights_read_as, "value_gradient_from_dropped_out_weights",
+    "dropout of one weight in ten is active in the backward pass alone: pytorch#124464's kind",
+    lambda call, weights: np.asarray(weights * (np.arange(weights.size).reshape(weights.shape) % 10 != 3)
+        * np.asarray(1 / 0.9, weights.dtype)), at="grad_value")  # fmt: skip
 
 
-@_faulty_gradients(forms.gradients_read_as, at="grad_query", diagnosis="gradients-of-first-batch-entry-alone")
-def gradients_zero_beyond_the_first_batch_entry(gradients: Stages) -> Stages:
-    """zeros for batch > 0: pytorch#139462's kind"""
-    kept = {name: gradient.copy() for name, gradient in gradients.items()}
-    for gradient in kept.values():
-        gradient[1:] = 0
-    return kept
+_faulty_gradients(forms.gradients_read_as, "gradients_zero_beyond_the_first_batch_entry",
+    "zeros for batch > 0: pytorch#139462's kind",
+    lambda gradients: {name: np.concatenate([each[:1], np.zeros_like(each[1:])]) for name, each in gradients.items()},
+    diagnosis="gradients-of-first-batch-entry-alone")  # fmt: skip
 
 
 @_faulty_gradients(forms.in_gradients, at="grad_query", diagnosis="softcap-slope-of-uncapped-scores")
@@ -92,11 +82,10 @@ def value_gradient_without_queries_beyond_a_multiple_of_64(weights: Array, rows:
     return backend._sum_over_queries(weights[..., :whole, :], rows[..., :whole, :])
 
 
-@_faulty_gradients(forms.of_keys, at="grad_key")
-def key_gradient_nan_from_padded_queries(weights: Array, rows: Array) -> Array:
-    """statistics of padding rows are not initialised: tilelang#2461, fla#892"""
-    gradient = backend._sum_over_queries(weights, rows)
-    return np.full_like(gradient, np.nan) if weights.shape[-2] % 16 else gradient
+_faulty_gradients(forms.of_keys, "key_gradient_nan_from_padded_queries",
+    "statistics of padding rows are not initialised: tilelang#2461, fla#892",
+    lambda weights, rows: backend._sum_over_queries(weights, rows) * (np.nan if weights.shape[-2] % 16 else 1),
+    at="grad_key")  # fmt: skip
 
 
 def _over_groups(total: Callable[[Array], Array]) -> Steps:
@@ -378,10 +367,10 @@ def _zero_from(first: Callable[[int], int]) -> forms.Product:
     return product
 
 
-@_backward(forms.gradients_read_as, at="grad_query", defect="structure: one block of 64 columns is written")
-def query_gradient_beyond_width_64_zero(gradients: Stages) -> Stages:
-    gradients["grad_query"][..., 64:] = 0
-    return gradients
+_backward(forms.gradients_read_as, "query_gradient_beyond_width_64_zero",
+    "structure: one block of 64 columns is written",
+    lambda gradients: gradients | {"grad_query": np.where(np.arange(gradients["grad_query"].shape[-1]) < 64,
+        gradients["grad_query"], 0)})  # fmt: skip
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.

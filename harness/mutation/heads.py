@@ -28,10 +28,8 @@ _faulty_grouped = partial(mutant, "grouped", at="raw_scores")
 Three = tuple[Array, Array, Array]
 
 
-@_faulty_heads(forms.outputs_read_as, at="context", defect="zeros for batch > 0: pytorch#139462")
-def output_zero_beyond_the_first_batch_entry(output: Array) -> Array:
-    output[1:] = 0
-    return output
+_faulty_heads(forms.outputs_read_as, "output_zero_beyond_the_first_batch_entry", "zeros for batch > 0: pytorch#139462",
+    lambda output: np.concatenate([output[:1], np.zeros_like(output[1:])]), at="context")  # fmt: skip
 
 
 @_faulty_value(forms.weights_read_as, at="weights", defect="a single slot of P is lost")
@@ -111,12 +109,10 @@ def last_group_lost(key: Array, value: Array, heads: int) -> tuple[Array, Array]
     return np.where(kept, key, 0), np.where(kept, value, 0)
 
 
-@_faulty_grouped("_repeat_heads", at="context")
-def values_of_the_first_head_of_each_group_alone(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
-    """a head of values is read once and not again for its group: pytorch#174861's kind"""
-    first = (np.arange(heads) % (heads // key.shape[1]) == 0)[:, np.newaxis, np.newaxis]
-    key, value = _repeat_heads(key, value, heads)
-    return key, np.where(first, value, 0)
+_faulty_grouped("_repeat_heads", "values_of_the_first_head_of_each_group_alone",
+    "a head of values is read once and not again for its group: pytorch#174861's kind",
+    lambda key, value, heads: (_repeat_heads(key, value, heads)[0], np.where((np.arange(heads) % (heads // key.shape[1])
+        == 0)[:, np.newaxis, np.newaxis], _repeat_heads(key, value, heads)[1], 0)), at="context")  # fmt: skip
 
 
 def _batch_read_as_group(array: Array, call: Call) -> Array:

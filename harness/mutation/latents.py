@@ -68,12 +68,10 @@ def _viewed(weight: Array) -> Array:
     return weight.swapaxes(0, 1).reshape(latent, heads * width).reshape(heads, latent, width)
 
 
-@_faulty_value(_by, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-def mean_of_latents_in_bfloat16(**call: Any) -> Stages:
-    """the mean of latent vectors is stored in bfloat16 before W_UV"""
-    stages = backend.latent_attention(**call)
-    mean = bfloat16(stages["weights"] @ call["latent"][:, np.newaxis])
-    return stages | {"output": np.asarray(mean @ call["value_projection"])}
+_faulty_value(_by, "mean_of_latents_in_bfloat16", "the mean of latent vectors is stored in bfloat16 before W_UV",
+    lambda **call: (stages := backend.latent_attention(**call)) | {"output": np.asarray(bfloat16(stages["weights"]
+        @ call["latent"][:, np.newaxis]) @ call["value_projection"])},
+    dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)  # fmt: skip
 
 
 @control("_of_latents", why="keys and values are made of three latent vectors at a time")
@@ -327,12 +325,10 @@ def _maximum(scores: Array) -> Array:
     return np.where(np.isneginf(highest), 0, highest)
 
 
-@_faulty_merge(_read_as, at="weights", diagnosis="first-part-in-other-base")
-def first_part_in_the_other_base(scores: Array, base: LseBase) -> Array:
-    """a prefix in base e meets a suffix in base 2: sglang#40903"""
-    factor = np.ones(scores.shape[-1], scores.dtype)
-    factor[0] = 1 / _LN2 if base == "2" else _LN2
-    return np.asarray(backend._natural_logarithms(scores, base) * factor)
+_faulty_merge(_read_as, "first_part_in_the_other_base", "a prefix in base e meets a suffix in base 2: sglang#40903",
+    lambda scores, base: np.asarray(backend._natural_logarithms(scores, base) * np.where(
+        np.arange(scores.shape[-1]) == 0, 1 / _LN2 if base == "2" else _LN2, 1).astype(scores.dtype)),
+    diagnosis="first-part-in-other-base")  # fmt: skip
 
 
 @_faulty_merge("merge_states.softmax", at="weights", defect="e^L without its maximum: inf / inf, or 0 / 0: trl#7181")
@@ -342,26 +338,23 @@ def parts_merged_without_their_maximum(scores: Array) -> Stages:
     return {"weights": powers / np.where(total == 0, 1, total), "log_sum_exp": np.log(total)[..., 0]}
 
 
-@_faulty_merge("merge_states.softmax", at="weights", diagnosis="empty-rows-nan")
-def nothing_at_all_gives_nan(scores: Array) -> Stages:
-    """-inf minus -inf where all parts are empty: flashinfer#4051"""
-    stages = backend.softmax(scores)
-    empty = np.isneginf(scores).all(axis=-1, keepdims=True)
-    return stages | {"weights": np.where(empty, np.nan, stages["weights"])}
+_faulty_merge("merge_states.softmax", "nothing_at_all_gives_nan",
+    "-inf minus -inf where all parts are empty: flashinfer#4051",
+    lambda scores: (stages := backend.softmax(scores)) | {"weights": np.where(np.isneginf(scores).all(axis=-1,
+        keepdims=True), np.nan, stages["weights"])}, diagnosis="empty-rows-nan")  # fmt: skip
 
 
-@_faulty_merge("merge_states", at="output", defect="the first part is handed on where all are empty: vllm#39148's kind")
-def first_part_handed_on_where_all_are_empty(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
-    stages = backend.merge_states(outputs, log_sum_exps, lse_base=lse_base)
-    empty = np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis]
-    return stages | {"output": np.where(empty, outputs[0], stages["output"])}
+_faulty_merge("merge_states", "first_part_handed_on_where_all_are_empty",
+    "the first part is handed on where all are empty: vllm#39148's kind",
+    lambda outputs, log_sum_exps, *, lse_base="e": (stages := backend.merge_states(outputs, log_sum_exps,
+        lse_base=lse_base)) | {"output": np.where(np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis], outputs[0],
+        stages["output"])}, at="output")  # fmt: skip
 
 
-@_faulty_merge(_totalled, at="log_sum_exp")
-def whole_of_nothing_is_plus_infinity(scores: Array) -> Array:
-    """a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181"""
-    total = backend.softmax(scores)["log_sum_exp"]
-    return np.where(np.isneginf(total), np.inf, total)
+_faulty_merge(_totalled, "whole_of_nothing_is_plus_infinity",
+    "a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181",
+    lambda scores: np.where(np.isneginf(total := backend.softmax(scores)["log_sum_exp"]), np.inf, total),
+    at="log_sum_exp")  # fmt: skip
 
 
 @_faulty_merge(

@@ -17,7 +17,6 @@ from attncheck.mutation.mutant import (
     EVERY,
     KERNELS,
     WIDE,
-    Call,
     Steps,
     equivalent,
     mutant,
@@ -50,19 +49,15 @@ def _tanh(tanh: Callable[[Array], Array]) -> Steps:
 _faulty_sinks = partial(mutant, "sinks", at="weights")
 
 
-@_faulty_sinks(forms.in_attention, at="weights", diagnosis="sinks-by-key-heads")
-def sinks_read_by_key_heads(call: Call) -> Steps:
-    """query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254"""
-    group = call.query.shape[1] // call.key.shape[1]
-    return forms.sinks_read_as(lambda sinks: sinks[np.arange(len(sinks)) // group])
+_faulty_sinks(forms.in_attention, "sinks_read_by_key_heads",
+    "query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254",
+    lambda call: forms.sinks_read_as(lambda sinks: sinks[np.arange(len(sinks)) // (len(sinks) // call.key.shape[1])]),
+    diagnosis="sinks-by-key-heads")  # fmt: skip
 
 
-@_faulty_sinks(forms.gradients_read_as, at="grad_sinks", diagnosis="gradient-of-sinks-zero")
-def sinks_without_a_gradient(gradients: Stages) -> Stages:
-    """no gradient for the sink: flash-attention#1973"""
-    if "grad_sinks" in gradients:
-        gradients["grad_sinks"] = np.zeros_like(gradients["grad_sinks"])
-    return gradients
+_faulty_sinks(forms.gradients_read_as, "sinks_without_a_gradient", "no gradient for the sink: flash-attention#1973",
+    lambda gradients: {name: np.zeros_like(each) if name == "grad_sinks" else each for name, each in gradients.items()},
+    at="grad_sinks", diagnosis="gradient-of-sinks-zero")  # fmt: skip
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -194,11 +189,9 @@ def log_sum_exp_without_maximum(logits: Array) -> Stages:
     return stages | {"log_sum_exp": np.where(np.isinf(maximum), maximum, np.log(total))[..., 0]}
 
 
-@_faulty_softmax(forms.normalised, at="log_sum_exp", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-def log_sum_exp_in_float16(logits: Array) -> Stages:
-    """statistics kept in 16 bits"""
-    stages = backend.softmax(logits)
-    return stages | {"log_sum_exp": kernel.float16(stages["log_sum_exp"])}
+_faulty_softmax(forms.normalised, "log_sum_exp_in_float16", "statistics kept in 16 bits",
+    lambda logits: (stages := backend.softmax(logits)) | {"log_sum_exp": kernel.float16(stages["log_sum_exp"])},
+    at="log_sum_exp", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)  # fmt: skip
 
 
 def _total(total: Callable[[Array], Array]) -> Steps:

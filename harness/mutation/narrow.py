@@ -54,10 +54,8 @@ def _row_summed(store: Store) -> Callable[[Array], Array]:
     return total
 
 
-@_narrow(at="context", defect="Q K^T with 16-bit running sums: mlx#4178's kind")
-def scores_summed_in_16_bits(store: Store) -> Steps:
-    product = _summed(store)
-    return {"dot_scores._dot": lambda query, key: product(query, np.swapaxes(key, -1, -2))}
+_narrow("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind",
+    lambda store: {"dot_scores._dot": lambda query, key: _summed(store)(query, np.swapaxes(key, -1, -2))})  # fmt: skip
 
 
 @_narrow(at="context", defect="e^s without the maximum leaves the format: flax#982's kind")
@@ -137,10 +135,9 @@ def _flushed(array: Array) -> Array:
     return np.where(np.abs(array) < _MIN_NORMAL_OF_FLOAT16, 0, array).astype(array.dtype)
 
 
-@_narrow(at="grad_key", defect="running sums over queries: pytorch#133671's kind")
-def key_and_value_gradients_summed_in_16_bits(store: Store) -> Steps:
-    product = _summed(store)
-    return {"_sum_over_queries": lambda weights, rows: product(np.swapaxes(weights, -1, -2), rows)}
+_narrow("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
+    lambda store: {"_sum_over_queries": lambda weights, rows: _summed(store)(np.swapaxes(weights, -1, -2), rows)},
+    at="grad_key")  # fmt: skip
 
 
 @_narrow(

@@ -45,18 +45,14 @@ for _format, _store, _where in (
 # fmt: on
 
 
-@_faulty_scores(forms.scores_read_as, at="scores", diagnosis="scores-squared")
-def scores_squared(scores: Array) -> Array:
-    """logits multiplied by logits: keras#20510"""
-    squares: Array = scores * scores
-    return squares
+_faulty_scores(forms.scores_read_as, "scores_squared", "logits multiplied by logits: keras#20510",
+    lambda scores: np.asarray(scores * scores), at="scores", diagnosis="scores-squared")  # fmt: skip
 
 
-@_faulty_scores("dot_scores._dot", at="raw_scores", diagnosis="query-and-key-exchanged")
-def scores_transposed_where_square(query: Array, key: Array) -> Array:
-    """K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind"""
-    product = backend._dot(query, key)
-    return np.swapaxes(product, -1, -2) if product.shape[-1] == product.shape[-2] else product
+_faulty_scores("dot_scores._dot", "scores_transposed_where_square",
+    "K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind",
+    lambda query, key: np.swapaxes(backend._dot(query, key), -1, -2) if query.shape[-2] == key.shape[-2]
+        else backend._dot(query, key), diagnosis="query-and-key-exchanged")  # fmt: skip
 
 
 _faulty_rotary = partial(mutant, "rotary", at="rotated_query")
@@ -150,10 +146,8 @@ def _of_parts(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
     return {"additive_scores": score}
 
 
-@_faulty_other_scores(_of_parts, defect="tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)")
-def additive_tanh_of_each_part(query_part: Array, key_part: Array, bias: Array) -> Array:
-    hidden: Array = np.tanh(query_part + bias) + np.tanh(key_part + bias)
-    return hidden
+_faulty_other_scores(_of_parts, "additive_tanh_of_each_part", "tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)",
+    lambda query_part, key_part, bias: np.tanh(query_part + bias) + np.tanh(key_part + bias))  # fmt: skip
 
 
 def _activation(tanh: Callable[[Array], Array]) -> Steps:
@@ -197,14 +191,9 @@ def _divided(is_divided: Callable[[str], bool]) -> Steps:
     return {"cosine_scores": score}
 
 
-@_faulty_other_scores(
-    lambda change: _lengths_read_as(change) | {"cosine_scores._near_one": lambda vectors: vectors},
-    diagnosis="cosine-times-inverse-lengths",
-)
-def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
-    """the root of the squared length is missing"""
-    squares: Array = lengths * lengths
-    return squares
+_faulty_other_scores(lambda change: _lengths_read_as(change) | {"cosine_scores._near_one": lambda vectors: vectors},
+    "cosine_divided_by_squared_lengths", "the root of the squared length is missing",
+    lambda lengths: np.asarray(lengths * lengths), diagnosis="cosine-times-inverse-lengths")  # fmt: skip
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -290,19 +279,20 @@ def _turned(weight: Array) -> Array:
     return weight.T if weight.shape[0] == weight.shape[1] else weight
 
 
-@_faulty_by_score("additive_scores", at="scores", diagnosis="score-scaled")
-def additive_scores_over_root_of_width(query: Array, *arrays: Array, **named: Any) -> Stages:
-    """1/sqrt(D) of the dot product is applied to a score that has no scale"""
-    scores = backend.additive_scores(query, *arrays, **named)["scores"]
-    return {"scores": np.asarray(scores / query.shape[-1] ** 0.5).astype(scores.dtype)}
+def _over_root_of_width(query: Array, stages: Stages) -> Stages:
+    return {name: np.asarray(each / query.shape[-1] ** 0.5).astype(each.dtype) for name, each in stages.items()}
 
 
-@_faulty_by_score("general_scores", at="scores", defect="1/sqrt(D) of the dot product beside the bilinear weight")
-def bilinear_scores_over_root_of_width(
-    query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
-) -> Stages:
-    scores = backend.general_scores(query, key, weight, score_bias=score_bias)["scores"]
-    return {"scores": np.asarray(scores / query.shape[-1] ** 0.5).astype(scores.dtype)}
+_faulty_by_score("additive_scores", "additive_scores_over_root_of_width",
+    "1/sqrt(D) of the dot product is applied to a score that has no scale",
+    lambda query, *arrays, **named: _over_root_of_width(query, backend.additive_scores(query, *arrays, **named)),
+    diagnosis="score-scaled")  # fmt: skip
+
+
+_faulty_by_score("general_scores", "bilinear_scores_over_root_of_width",
+    "1/sqrt(D) of the dot product beside the bilinear weight",
+    lambda query, *arrays, **named:
+        _over_root_of_width(query, backend.general_scores(query, *arrays, **named)))  # fmt: skip
 
 
 def _attending(change: Callable[[Attend], Attend]) -> Steps:

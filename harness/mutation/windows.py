@@ -298,30 +298,28 @@ def _below(heads: int) -> int:
     return 1 << (heads.bit_length() - 1)
 
 
-@_faulty(_slopes_read_as, defect="2^(-8 (h + 1) / n) for any number of heads: mlx#343, fixed by mlx#3071")
-def alibi_slopes_of_one_sequence(slopes: Array) -> Array:
-    heads = len(slopes)
-    return slopes if heads == _below(heads) else np.asarray(2.0 ** (-8 * np.arange(1, heads + 1) / heads))
+_faulty(_slopes_read_as, "alibi_slopes_of_one_sequence",
+    "2^(-8 (h + 1) / n) for any number of heads: mlx#343, fixed by mlx#3071",
+    lambda slopes: slopes if len(slopes) == _below(len(slopes))
+        else np.asarray(2.0 ** (-8 * np.arange(1, len(slopes) + 1) / len(slopes))))  # fmt: skip
 
 
-@_faulty(_slopes_read_as, defect="the first slopes of 2n heads, not every other one, where n heads are too few")
-def alibi_slopes_without_leaving_any_out(slopes: Array) -> Array:
-    below, heads = _below(len(slopes)), len(slopes)
-    return np.array([*alibi_slopes(below), *alibi_slopes(2 * below)[: heads - below]])
+_faulty(_slopes_read_as, "alibi_slopes_without_leaving_any_out",
+    "the first slopes of 2n heads, not every other one, where n heads are too few",
+    lambda slopes: np.array([*alibi_slopes(below := _below(len(slopes))), *alibi_slopes(2 * below)[:
+        len(slopes) - below]]))  # fmt: skip
 
 
-@_faulty(forms.bias_read_as, diagnosis=("bias-of-first-half-of-heads", "bias-of-first-head"))
-def bias_of_the_first_half_of_the_heads(bias: Array, scores: Array) -> Array:
-    """every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227"""
-    heads = bias.shape[1] if bias.ndim == 4 else 1
-    return bias[:, np.arange(heads) % (heads // 2)] if heads > 1 else bias
+_faulty(forms.bias_read_as, "bias_of_the_first_half_of_the_heads",
+    "every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227",
+    lambda bias, scores: bias[:, np.arange(bias.shape[1]) % (bias.shape[1] // 2)] if bias.ndim == 4
+        and bias.shape[1] > 1 else bias, diagnosis=("bias-of-first-half-of-heads", "bias-of-first-head"))  # fmt: skip
 
 
-@_faulty(forms.bias_read_as, diagnosis="bias-of-first-head-of-group")
-def bias_of_the_first_head_of_a_group(bias: Array, scores: Array) -> Array:
-    """query heads of a group share the bias of its first: a kernel that packs groups"""
-    heads = bias.shape[1] if bias.ndim == 4 else 1
-    return bias[:, np.arange(heads) // 2 * 2] if heads % 2 == 0 else bias
+_faulty(forms.bias_read_as, "bias_of_the_first_head_of_a_group",
+    "query heads of a group share the bias of its first: a kernel that packs groups",
+    lambda bias, scores: bias[:, np.arange(bias.shape[1]) // 2 * 2] if bias.ndim == 4 and bias.shape[1] % 2 == 0
+        else bias, diagnosis="bias-of-first-head-of-group")  # fmt: skip
 
 
 def _distances_read_as(change: Callable[[Array], Array]) -> Steps:
