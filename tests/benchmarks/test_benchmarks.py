@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from here import own_code_here
+from tables import tables_beside
 
 from attncheck.judging.xfail import reason_for
 from attncheck.merge import merge_runs
@@ -117,26 +118,7 @@ def test_what_a_few_problems_find_is_counted(
 
 # Soundness.
 
-FAULTY = """
-from attncheck.backends import numpy_backend
-from attncheck.backends.numpy_backend import *
-
-def attention(query, key, value, **options):
-    stages = numpy_backend.attention(query, key, value, **options)
-    stages["output"] = stages["output"] * (1 + 1e-4)
-    return stages
-"""
-UNIFORM = """
-import numpy as np
-from attncheck.backends import numpy_backend
-
-def attention(query, key, value, **options):
-    stages = numpy_backend.attention(query, key, value, **options)
-    keys = np.concatenate([options[name] for name in ("past_value",) if name in options] + [value], axis=-2)
-    keys = np.repeat(keys, query.shape[1] // keys.shape[1], axis=1)
-    empty = stages["log_sum_exp"][..., None] == -np.inf
-    return {"output": np.where(empty, keys.mean(axis=-2, keepdims=True), stages["output"])}
-"""
+KERNELS = tables_beside(__file__)
 FLOAT32 = ("--dtype", "float32", "--operation", "attention")
 
 
@@ -188,19 +170,19 @@ def test_a_campaign_is_as_asked_read_again_and_refuses_another(campaign: Campaig
 
 def test_faulty_code_is_reproduced(campaign: Campaign, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (*FLOAT32, "--pool", "30")
-    assert campaign("--cases", "5", *options, own=FAULTY) == 1
+    assert campaign("--cases", "5", *options, own=KERNELS["faulty"]) == 1
     alarms = pd.read_csv(tmp_path / "results" / "alarms.csv")
     wrong = alarms[alarms["verdict"] == "numeric"]
     assert set(zip(wrong["implementation"], wrong["stage"], strict=True)) == {("own_backend.module", "output")}
     number = wrong["number"].iloc[0]
     command = "python benchmarks/soundness.py --seed 1 --pool 30 --operation attention --implementation"
     assert f"{command} {tmp_path / 'own_backend.py'} --only {number}`" in capsys.readouterr().out
-    assert campaign(*options, "--only", str(number), own=FAULTY) == 1
+    assert campaign(*options, "--only", str(number), own=KERNELS["faulty"]) == 1
 
 
 @pytest.mark.parametrize(("declared", "code"), [("conventions = {'empty_rows': 'uniform'}", 0), ("", 1)])
 def test_a_declared_convention_is_no_alarm(campaign: Campaign, tmp_path: Path, declared: str, code: int) -> None:
-    assert campaign(*FLOAT32, "--cases", "16", own=UNIFORM + declared) == code
+    assert campaign(*FLOAT32, "--cases", "16", own=KERNELS["uniform"] + declared) == code
     rows = parts_of(tmp_path)
     other = rows[rows["verdict"] == "semantic"]
     assert len(other)  # there are rows without a key
