@@ -100,11 +100,15 @@ NAMES = tuple(_ROWS)
 FORWARD = tuple(name for name, row in _ROWS.items() if row["operation"] != "attention_gradients")
 
 
+def options_of(row: Mapping[str, Any]) -> Options:
+    """Return options as they are written in a table: a window is a pair."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
 def draw(name: str, seed: int = 0, size: float = 1.0) -> Problem:
     """Draw the numbers of a problem."""
     operation, more = _ROWS[name]["operation"], _ROWS[name].get("inputs", "")
-    given = _ROWS[name].get("options", {})
-    options = {each: tuple(value) if isinstance(value, list) else value for each, value in given.items()}
+    options = options_of(_ROWS[name].get("options", {}))
     random = np.random.default_rng([seed, NAMES.index(name)])
     specs = inputs_of(operation, options.get("score"))
     axes = {each: axes_of(spec, options) for each, spec in specs.items() if spec.required}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import Array, Arrays, Options, Problem, failing
+from problems import Array, Arrays, Options, Problem, failing, options_of
 from tables import tables_beside
 
 from attncheck.attention.rounding import rounding_model_named
@@ -40,7 +40,8 @@ SEMANTIC, NUMERIC, NONFINITE = Verdict.SEMANTIC, Verdict.NUMERIC, Verdict.NONFIN
 
 # Faults of the catalogue, in cases of their topic.
 
-TOPICS = tables_beside(__file__)["topics"]
+TABLES = tables_beside(__file__)
+TOPICS = TABLES["topics"]
 HERE = Path(__file__).parent
 """A folder in which nothing is called as a file of bundled cases."""
 ELSEWHERE = {
@@ -169,47 +170,21 @@ def name_of(found: JudgedStages) -> str:
 
 
 OUT, STEPS = ("output",), ("weights", "output")
-DEFAULT_SCALE = "(given 0.3536)"
-READ: tuple[tuple[Options, Arrays, Compute, Verdict, str, str], ...] = (
-    (
-        *(LOWER, PLAIN, attend(**CAUSAL), SEMANTIC, "masked"),
-        "causality is aligned top-left (key j for query i iff j <= i); the case means bottom-right",
-    ),
-    (
-        *({"window": (2, 1), "alignment": "bottom_right"}, PLAIN, attend(window=(2, 1)), SEMANTIC, "masked"),
-        "the window is aligned top-left (query i stands at key i); the case means bottom-right",
-    ),
-    (
-        *({"window": (2, 1)}, PLAIN, attend(window=(1, 0)), SEMANTIC, "masked"),
-        "the window is one key too narrow on the left and the right: [1, 0]; the case means [2, 1], ends included",
-    ),
-    (
-        *({}, PLAIN, attend(scale=3**-0.5), NUMERIC, "scores"),
-        "the default scale is 1/sqrt(Dv): give scale, or divide by sqrt(D)",
-    ),
-    ({}, PLAIN, attend(scale=0.31), NUMERIC, "scores", f"the output is that of scale 0.31 {DEFAULT_SCALE}"),
-    ({}, PLAIN, attend(scale=0.0), NUMERIC, "scores", f"the output is that of scale 0 {DEFAULT_SCALE}"),
-    (
-        *({"scale": 0.7}, PLAIN, attend(), NUMERIC, "scores"),
-        "the output is exactly that of scale 0.3536, the default 1/sqrt(D), instead of 0.7",
-    ),
-)
-"""Options, inputs, what is computed instead, the verdict, the stage that goes wrong, and what is said."""
 
 
 def test_a_convention_is_semantic_a_mistake_numeric_and_both_are_told_with_their_stage() -> None:
-    for (options, inputs, compute, verdict, stage, says), dtype in product(READ, ("float64", "float32")):
-        for returned in ((), OUT):
-            judged = diagnosed(options, inputs, compute, dtype, returned)
-            assert (judged.begins_at, judged.excused) == (stage, frozenset()), says
-            assert set(failing(judged).values()) == {verdict}
-            of_output = judged.judgements[-1]
-            assert of_output.stage == "output"
-            if verdict is SEMANTIC:
-                assert {each.message for each in judged.judgements if each.verdict.exit_code} == {says}
-            elif returned:
-                assert of_output.message.startswith(f"{says}; ")
-                assert "times the largest error that is possible" in of_output.message
+    for row, dtype, returned in product(TABLES["readings"], ("float64", "float32"), ((), OUT)):
+        compute = attend(**options_of(row["computed"]))
+        judged = diagnosed(options_of(row.get("case", {})), PLAIN, compute, dtype, returned)
+        assert (judged.begins_at, judged.excused) == (row["stage"], frozenset()), row
+        assert {each.value for each in failing(judged).values()} == {row["verdict"]}
+        of_output = judged.judgements[-1]
+        assert of_output.stage == "output"
+        if row["verdict"] == "semantic":
+            assert {each.message for each in judged.judgements if each.verdict.exit_code} == {row["says"]}
+        elif returned:
+            assert of_output.message.startswith(f"{row['says']}; ")
+            assert "times the largest error that is possible" in of_output.message
 
 
 def zeroed_behind(inputs: Arrays) -> Arrays:
