@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from processes import wait_until
+from tables import tables_beside
 
 from attncheck.backends import BackendEntry
 from attncheck.errors import ClusterError, ExitCode, UsageError
@@ -36,26 +37,7 @@ distributed = pytest.importorskip("distributed", reason="the extra dask is not i
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are killed as POSIX systems kill")
 
 RESOURCES = "numpy=1 first=1 second=1 wrong=1 killer=1"
-WRONG = """
-import time
-def softmax(scores):
-    time.sleep(0.1)
-    return {"weights": -numpy_backend.softmax(scores)["weights"]}
-"""
-"""Slow, too, so that something is left to do when something happens."""
-KILLER = """
-import os, signal, time
-def softmax(scores):
-    if scores.shape[-2] == 2:
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
-    return numpy_backend.softmax(scores)
-"""
-KNOWN = """\
-- {implementation: wrong.*, cases: ["*/b-*"], dtypes: [float64], verdict: numeric, decided: numeric,
-   reason: it loses a sign}
-- {implementation: wrong.*, cases: ["*scores"], verdict: numeric, decided: numeric, reason: it never happened here}
-"""
+TEXTS = tables_beside(__file__)["cluster"]
 
 
 class Processes:
@@ -119,7 +101,7 @@ class Runs:
         self.folder, self.both, self.wrong, self.killer = folder, (right, wrong), wrong, killer
         self.right = right
         self.processes = Processes(folder)
-        (folder / "known.yaml").write_text(KNOWN)
+        (folder / "known.yaml").write_text(TEXTS["known"])
         self.here = self.run("here", *self.both)
 
     def run(
@@ -159,7 +141,12 @@ def runs(
     write_small(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        made = Runs(folder, honest[0], write_backend(folder, "wrong", WRONG), write_backend(folder, "killer", KILLER))
+        made = Runs(
+            folder,
+            honest[0],
+            write_backend(folder, "wrong", TEXTS["wrong"]),
+            write_backend(folder, "killer", TEXTS["killer"]),
+        )
         yield made
         made.processes.end()
 

@@ -17,6 +17,7 @@ from here import own_code_here
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tables import tables_beside
 from typer.testing import CliRunner, Result
 
 from attncheck.api import check
@@ -171,18 +172,7 @@ def test_a_test_suite_tells_it_in_its_failure_and_has_a_command_for_what_a_fresh
 # What failing cases say together
 
 Array = NDArray[Any]
-CAUSAL = """\
-title: Causal attention
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-defaults: {dtypes: [float64], random: {generator: numpy-legacy, seed: 3}}
-cases:
-"""
-OF_QUERIES = """
-  - name: NAME
-    options: {is_causal: true}
-    inputs: {query: {draw: randn, shape: [LENGTH, 4]}, key: &keys {draw: randn, shape: [14, 4]}, value: *keys}
-"""
+TEXTS = tables_beside(__file__)["diagnosing"]
 
 
 def ignoring_causality(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
@@ -195,9 +185,9 @@ def ignoring_causality(query: Array, key: Array, value: Array, *, is_causal: boo
 def causal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Write eleven cases, with two to twelve queries, into a folder."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    cases = [OF_QUERIES.replace("NAME", f"Queries {n}").replace("LENGTH", str(n)) for n in range(2, 13)]
+    cases = [TEXTS["of_queries"].replace("NAME", f"Queries {n}").replace("LENGTH", str(n)) for n in range(2, 13)]
     (tmp_path / "cases").mkdir()
-    (tmp_path / "cases" / "causal.yaml").write_text(CAUSAL + "".join(cases), encoding="utf-8")
+    (tmp_path / "cases" / "causal.yaml").write_text(TEXTS["causal"] + "".join(cases), encoding="utf-8")
     with own_code_here():
         yield str(tmp_path / "cases")
 
@@ -217,8 +207,8 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_one_query_alone_fits_a_convention_and_says_what_else_it_may_be(causal: str) -> None:
-    case = OF_QUERIES.replace("NAME", "One query").replace("LENGTH", "1").replace("14", "3")
-    (Path(causal) / "causal.yaml").write_text(CAUSAL + case, encoding="utf-8")
+    case = TEXTS["of_queries"].replace("NAME", "One query").replace("LENGTH", "1").replace("14", "3")
+    (Path(causal) / "causal.yaml").write_text(TEXTS["causal"] + case, encoding="utf-8")
     (row,) = check(ignoring_causality, cases=[causal]).frames.results.to_dict("records")
     assert row["verdict"] == "semantic"
     assert row["message"].startswith("causality is aligned bottom-right")

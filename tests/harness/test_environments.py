@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import tables_beside
 
 from attncheck import processors, releases
 from attncheck.backends import BACKENDS
@@ -132,22 +133,7 @@ Invoke = Callable[..., tuple[int, str, str]]
 needs_pip = pytest.mark.skipif(not list(distributions(name="pip")), reason="pip is not there to install releases with")
 
 
-KERNEL = """
-import toy_attention
-
-def attention(query, key, value, *, is_causal=False):
-    return toy_attention.attend(query, key, value, is_causal)
-"""
-ATTEND = """
-import numpy as np
-
-def attend(query, key, value, is_causal):
-    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
-    if is_causal:
-        scores = np.where({allowed}, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
-    return weights / weights.sum(-1, keepdims=True) @ value
-"""
+TEXTS = tables_beside(__file__)["environments"]
 RIGHT = "np.tri(*scores.shape[-2:], dtype=bool)"
 WRONG = "np.tri(*scores.shape[-2:], k=1, dtype=bool)"
 INPUTS = """
@@ -155,16 +141,6 @@ INPUTS = """
       query: {draw: randn, shape: [1, 2, 4, 3]}
       key: {draw: randn, shape: [1, 2, 4, 3]}
       value: {draw: randn, shape: [1, 2, 4, 3]}
-"""
-CASES = f"""
-title: Small
-source: {{kind: derivation, title: Made for the tests}}
-operation: attention
-defaults: {{random: {{generator: numpy-legacy, seed: 5}}}}
-cases:
-  - name: Plain{INPUTS}
-  - name: Causal
-    options: {{is_causal: true}}{INPUTS}
 """
 
 
@@ -183,7 +159,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of wheels that pip installs from, and a cache of these tests' own."""
     folder = tmp_path_factory.mktemp("wheels")
     for version, allowed in (("1.0", RIGHT), ("1.1", WRONG), ("2.0", RIGHT)):
-        write_wheel(folder, version, ATTEND.format(allowed=allowed))
+        write_wheel(folder, version, TEXTS["attend"].format(allowed=allowed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(folder))
@@ -194,8 +170,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def bisected(wheels: Path, tmp_path: Path, invoke: Invoke) -> Invoke:
     """Bisect a kernel that calls what is installed; return exit code, standard output and standard error."""
-    (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
-    (tmp_path / "small.yaml").write_text(CASES, encoding="utf-8")
+    (tmp_path / "kernel.py").write_text(TEXTS["kernel"], encoding="utf-8")
+    (tmp_path / "small.yaml").write_text(TEXTS["cases"], encoding="utf-8")
     return partial(invoke, "bisect", "kernel.py:attention", "small.yaml")
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from here import own_code_here
 from kernels import kernel
+from tables import tables_beside
 
 from attncheck.api import check
 from attncheck.backends import BackendEntry, DeclaredConvention, Mode
@@ -39,50 +40,14 @@ source: {kind: SOURCE, title: Made for the tests}
 operation: attention
 cases:
 """
-CASES = f"""\
-{HEAD.replace("SOURCE", "derivation")}
-  - name: Causal
-    random: {{generator: numpy-legacy, seed: 3}}
-    inputs: {{query: {{draw: randn, shape: [3, 4]}}, key: &keys {{draw: randn, shape: [5, 4]}}, value: *keys}}
-    options: {{is_causal: true}}
-  - name: Empty
-    random: {{generator: numpy-legacy, seed: 3}}
-    inputs:
-      query: {{draw: randn, shape: [2, 4]}}
-      key: &more {{draw: randn, shape: [5, 4]}}
-      value: *more
-      mask: {{values: [[true, true, false, true, true], [false, false, false, false, false]]}}
-"""
-LOWER_RIGHT = """
-import numpy as np
-def attention(query, key, value, *, mask=None, is_causal=False):
-    if is_causal:
-        mask = np.tri(query.shape[-2], key.shape[-2], key.shape[-2] - query.shape[-2], dtype=bool)[None, None]
-    return {"output": numpy_backend.attention(query, key, value, mask=mask)["output"]}
-"""
-UNIFORM = """
-import numpy as np
-def attention(query, key, value, *, mask=None, is_causal=False):
-    stages = numpy_backend.attention(query, key, value, mask=mask, is_causal=is_causal)
-    empty = stages["log_sum_exp"][..., None] == -np.inf
-    weights = np.where(empty, 1 / key.shape[-2], stages["weights"]).astype(query.dtype)
-    return {"weights": weights, "output": weights @ value}
-"""
-ENTRY = """\
-- implementation: lower.*
-  cases: [small/small/causal]
-  verdict: semantic
-  reason: causality is counted from the last key, by design
-  decided: semantic
-  thread: example/attention#7
-"""
+TEXTS = tables_beside(__file__)["expected_failures"]
 
 
 @pytest.fixture
 def cases(tmp_path: Path) -> Path:
     folder = tmp_path / "small"
     folder.mkdir()
-    (folder / "small.yaml").write_text(CASES, encoding="utf-8")
+    (folder / "small.yaml").write_text(TEXTS["cases"], encoding="utf-8")
     return folder
 
 
@@ -110,7 +75,7 @@ def right(honest: tuple[BackendEntry, BackendEntry]) -> BackendEntry:
 
 
 def test_a_known_failure_fails_no_run(run: RunCases, make_backend: MakeBackend, right: BackendEntry) -> None:
-    summary, frames = run(right, make_backend("lower", LOWER_RIGHT), known=ENTRY)
+    summary, frames = run(right, make_backend("lower", TEXTS["lower_right"]), known=TEXTS["entry"])
     assert (summary.exit_code, summary.failures) == (ExitCode.AGREE, ())
     assert bad(frames.results) == [("small/small/causal", "output", "semantic", True)]
     assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
@@ -125,7 +90,7 @@ def test_a_known_failure_fails_no_run(run: RunCases, make_backend: MakeBackend, 
 
 
 def test_a_stale_entry_fails_a_complete_run(run: RunCases, right: BackendEntry, tmp_path: Path) -> None:
-    entry = ENTRY.replace("lower.*", "first.eager")
+    entry = TEXTS["entry"].replace("lower.*", "first.eager")
     assert run(right, known=entry)[0].exit_code is ExitCode.AGREE, "it need not show in some of the cases alone"
     summary, frames = run(right, known=entry, complete=True)
     assert (summary.exit_code, summary.verdicts["xpass"]) == (ExitCode.DISAGREE, 1)
@@ -138,7 +103,7 @@ def test_a_stale_entry_fails_a_complete_run(run: RunCases, right: BackendEntry, 
 def test_a_declared_convention_fails_no_run_and_the_report_says_what_each_gives(
     run: RunCases, make_backend: MakeBackend, right: BackendEntry, declares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = make_backend("uniform", UNIFORM)
+    entry = make_backend("uniform", TEXTS["uniform"])
     if declares:
         conventions = {"empty_rows": DeclaredConvention("uniform", "for tests", "")}
         mode = Mode("eager", entry.module, "for tests", conventions=conventions)
@@ -159,27 +124,13 @@ def test_a_declared_convention_fails_no_run_and_the_report_says_what_each_gives(
     assert counts == {"first.eager": [" 1 ", " - "], "uniform.eager": [" - ", " 1 "]}
 
 
-PRINTED = f"""\
-{HEAD.replace("SOURCE", "document")}
-  - name: Empty
-    options: {{empty_rows: CONVENTION}}
-    allow_nonfinite: true
-    inputs:
-      query: {{values: [[1, 2], [3, 4]]}}
-      key: {{values: [[1, 0], [0, 1], [1, 1]]}}
-      value: {{values: [[1, 8], [3, 4], [4, 1]]}}
-      mask: {{values: [[true, false, false], [false, false, false]]}}
-    expect:
-      - {{stage: weights, printed: "1. 0. 0.\\nWEIGHTS"}}
-      - {{stage: output, printed: "1. 8.\\nOUTPUT"}}
-"""
 DOCUMENTS = {"uniform": ("0.3333 0.3333 0.3333", "2.6667 4.3333"), "nan": ("nan nan nan", "nan nan"),
              "zero": ("0. 0. 0.", "0. 0.")}  # fmt: skip
 
 
 def print_case(folder: Path, convention: str) -> None:
     weights, output = DOCUMENTS[convention]
-    text = PRINTED.replace("CONVENTION", convention).replace("WEIGHTS", weights).replace("OUTPUT", output)
+    text = TEXTS["printed"].replace("CONVENTION", convention).replace("WEIGHTS", weights).replace("OUTPUT", output)
     (folder / "small.yaml").write_text(text, encoding="utf-8")
 
 
@@ -188,7 +139,7 @@ def test_a_document_may_print_any_convention_and_who_has_no_keyword_for_it_fails
     run: RunCases, make_backend: MakeBackend, right: BackendEntry, cases: Path, convention: str
 ) -> None:
     print_case(cases, convention)
-    summary, frames = run(right, make_backend("uniform", UNIFORM))
+    summary, frames = run(right, make_backend("uniform", TEXTS["uniform"]))
     is_known = convention != "zero"
     assert summary.exit_code is (ExitCode.AGREE if is_known else ExitCode.DISAGREE)
     who_takes_it = frames.numbers[frames.numbers["implementation"] == "first.eager"]
@@ -208,9 +159,9 @@ def test_a_document_may_print_any_convention_and_who_has_no_keyword_for_it_fails
 def test_other_errors_still_fail(run: RunCases, make_backend: MakeBackend, cases: Path) -> None:
     print_case(cases, "nan")
     (case,) = select_cases([str(cases)], base=cases.parent).cases
-    wrong = UNIFORM.replace("weights @ value}", "weights @ value * (1 + 1e-6)}")
+    wrong = TEXTS["uniform"].replace("weights @ value}", "weights @ value * (1 + 1e-6)}")
     for name, code, says in (
-        ("uniform", UNIFORM, "It means something else at weights"),
+        ("uniform", TEXTS["uniform"], "It means something else at weights"),
         ("wrong", wrong, "It goes wrong at"),
     ):
         entry = make_backend(name, code)
@@ -225,10 +176,10 @@ def test_other_errors_still_fail(run: RunCases, make_backend: MakeBackend, cases
 
 def test_an_entry_names_one_convention_alone(run: RunCases, make_backend: MakeBackend, cases: Path) -> None:
     print_case(cases, "zero")
-    entry = ENTRY.replace("lower.*", "uniform.*").replace("[small/small/causal]", '["*"]')
+    entry = TEXTS["entry"].replace("lower.*", "uniform.*").replace("[small/small/causal]", '["*"]')
     for recorded, code in (("uniform", ExitCode.AGREE), ("nan", ExitCode.DISAGREE)):
         known = entry.replace("  reason", f"  empty_rows: {recorded}\n  reason")
-        summary, frames = run(make_backend("uniform", UNIFORM), known=known, complete=True)
+        summary, frames = run(make_backend("uniform", TEXTS["uniform"]), known=known, complete=True)
         assert summary.exit_code is code
         assert set(frames.results[frames.results["verdict"] == "semantic"]["xfail"]) == {recorded == "uniform"}
         assert ("xpass" in set(frames.results["verdict"])) is (recorded == "nan")
@@ -238,29 +189,8 @@ def test_an_entry_names_one_convention_alone(run: RunCases, make_backend: MakeBa
 
 Invoke = Callable[..., tuple[int, str, str]]
 RunPytest = Callable[..., subprocess.CompletedProcess[str]]
-TWO_CASES = f"""\
-{HEAD.replace("SOURCE", "derivation")}
-  - name: A plain one
-    dtypes: [float64]
-    inputs: {{query: {{identity: 2}}, key: {{constant: 1, shape: [3, 2]}}, value: {{values: [[1], [2], [6]]}}}}
-  - name: A single key
-    dtypes: [float64]
-    inputs: {{query: {{identity: 2}}, key: {{values: [[1, 1]]}}, value: {{values: [[3]]}}}}
-"""
 KERNEL = kernel("output + 1 if key.shape[-2] > 1 else output")
-KNOWN = """\
-- implementation: my_kernel.attention
-  cases: ["conformance/own/a-plain-one"]
-  verdict: numeric
-  reason: it adds one to everything but single keys
-  decided: numeric
-"""
 PROJECT = '[tool.attncheck]\ncases = ["conformance/"]\nexpected_failures = ["conformance/known.yaml"]\n'
-TEST = """\
-from attncheck.pytest_plugin import conformance
-from my_kernel import attention
-test_it = conformance(attention, cases=['conformance'])
-"""
 CHECK = ("check", "conformance", "--implementation", "my_kernel.py:attention")
 OPTIONS = ("-p", "no:cacheprovider", "--attncheck", "my_kernel.py:attention", "--attncheck-cases", "conformance")
 
@@ -269,8 +199,8 @@ OPTIONS = ("-p", "no:cacheprovider", "--attncheck", "my_kernel.py:attention", "-
 def project(tmp_path: Path) -> Iterator[Path]:
     """Cases, a list, a kernel, which runs here, and a project that names them."""
     (tmp_path / "conformance").mkdir()
-    files = {"pyproject.toml": PROJECT, "my_kernel.py": KERNEL, "conformance/own.yaml": TWO_CASES}
-    for name, text in {**files, "conformance/known.yaml": KNOWN}.items():
+    files = {"pyproject.toml": PROJECT, "my_kernel.py": KERNEL, "conformance/own.yaml": TEXTS["two_cases"]}
+    for name, text in {**files, "conformance/known.yaml": TEXTS["known"]}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     with own_code_here():
         yield tmp_path
@@ -285,7 +215,7 @@ def test_what_a_list_names_fails_nothing_in_a_command_a_call_and_a_test(
     assert "known.yaml" not in err
     assert check("my_kernel.py:attention", cases=["conformance"]).agrees
     assert "1 passed, 1 xfailed" in run_pytest(*OPTIONS).stdout
-    (project / "test_kernel.py").write_text(TEST, encoding="utf-8")
+    (project / "test_kernel.py").write_text(TEXTS["test"], encoding="utf-8")
     done = run_pytest(*OPTIONS[:2], "-rx")
     assert "1 passed, 1 xfailed" in done.stdout, done.stdout + done.stderr
     assert "it adds one to everything but single keys" in done.stdout
@@ -299,7 +229,7 @@ def test_a_list_that_is_broken_is_one_usage_error_everywhere(
     assert (code, out, err.count("attncheck: "), "known.yaml:1: " in err) == (ExitCode.BAD_INPUT, "", 1, True)
     done = run_pytest(*OPTIONS)
     assert (done.returncode, done.stderr.startswith("ERROR: attncheck: ")) == (pytest.ExitCode.USAGE_ERROR, True)
-    (project / "test_kernel.py").write_text(TEST, encoding="utf-8")
+    (project / "test_kernel.py").write_text(TEXTS["test"], encoding="utf-8")
     done = run_pytest(*OPTIONS[:2])
     assert done.returncode == pytest.ExitCode.INTERRUPTED
     assert (done.stdout.count("attncheck: "), "Traceback" in done.stdout + done.stderr) == (1, False)

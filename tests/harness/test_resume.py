@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from here import own_code_here
 from kernels import kernel
+from tables import tables_beside
 
 from attncheck.backends import BackendEntry
 from attncheck.errors import ExitCode, OutputError, UsageError
@@ -32,11 +33,7 @@ from attncheck.results.writer import ResultsWriter
 from attncheck.run import RunSummary, Settings, run_cases
 
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
-KNOWN = """\
-- {implementation: wrong.*, cases: ["*/b-*"], dtypes: [float64], verdict: numeric, decided: numeric,
-   reason: it loses a sign}
-- {implementation: wrong.*, cases: ["*/a-scores"], verdict: numeric, decided: numeric, reason: it never happened here}
-"""
+TEXTS = tables_beside(__file__)["resume"]
 UNITS = 8  # four cases in two dtypes
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -58,7 +55,7 @@ def run(
     """Run the small cases on one that is right and one that is wrong, cut off after some evaluations if so asked."""
     monkeypatch.setattr(ResultsWriter, "SECONDS_PER_PART", 0.0)
     chosen = ImplementationSelection(tuple(map(Implementation, (honest[0], make_backend("wrong", WRONG)))))
-    (tmp_path / "known.yaml").write_text(KNOWN)
+    (tmp_path / "known.yaml").write_text(TEXTS["known"])
     expected_failures = load_expected_failures([tmp_path / "known.yaml"])
 
     def start(
@@ -235,14 +232,6 @@ def test_a_run_killed_at_any_change_comes_to_the_same(tmp_path: Path, case_folde
 # A disk that is full, a folder that is read-only
 
 
-WRONG_FILE = """\
-from attncheck.backends import numpy_backend
-from attncheck.backends.numpy_backend import dot_scores
-
-def softmax(scores):
-    stages = numpy_backend.softmax(scores)
-    return stages | {"weights": -stages["weights"]}
-"""
 FULL = "No space left on device; free some space and repeat the command, a run with --resume"
 READ_ONLY = "Read-only file system; allow writing there, or name another place"
 
@@ -285,7 +274,7 @@ WRITTEN = {
 def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
     case_folder: Path, tmp_path: Path, invoke: Invoke, break_disk: Callable[[str, int], None]
 ) -> None:
-    (tmp_path / "wrong.py").write_text(WRONG_FILE)  # so that there are arrays and scripts to be written
+    (tmp_path / "wrong.py").write_text(TEXTS["wrong_file"])  # so that there are arrays and scripts to be written
     arguments = ("check", "small", "--implementation", "wrong.py", "--dtype", "float64", "--output", "out", "--quiet")
     for place, (part, named) in enumerate(WRITTEN.items()):
         number, told = ((errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY))[place % 2]

@@ -14,6 +14,7 @@ from here import own_code_here
 from hypothesis import given
 from hypothesis import strategies as some
 from kernels import kernel
+from tables import tables_beside
 
 from attncheck import plan
 from attncheck.backends import BACKENDS, BackendEntry, Mode
@@ -113,14 +114,7 @@ def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, ru
 
 # Cases in dtypes that an implementation does not declare
 
-IN_DOUBLE = """
-import numpy as np
-
-def softmax(scores):
-    stages = numpy_backend.softmax(scores.astype(np.float64))
-    return {name: array.astype(scores.dtype) for name, array in stages.items()}
-"""
-"""Everything in float64, and rounded at the end."""
+TEXTS = tables_beside(__file__)["run"]
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -135,7 +129,7 @@ def test_who_declares_no_such_dtype_is_unsupported_and_was_never_asked(
         )
 
     write("bfloat16, float64")
-    summary, run = run_small([BACKENDS["numpy"], make_backend("wide", IN_DOUBLE)], dtypes=())
+    summary, run = run_small([BACKENDS["numpy"], make_backend("wide", TEXTS["in_double"])], dtypes=())
     narrow = run.rows[run.rows["dtype"] == "bfloat16"]
     [refused] = narrow[narrow["implementation"] == "numpy.eager"].itertuples()
     assert (refused.verdict, refused.message) == ("unsupported", "declares no bfloat16")
@@ -189,17 +183,6 @@ KERNELS = {
     ),
 }
 """Kernels that take masks, whether they are right, and what is said of them first."""
-ASKED = """\
-title: Cases that ask for little and for more
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-cases:
-  - {name: Plain, inputs: &plain {query: &query {identity: 2}, key: &key {values: [[2, 0], [0, 1]]}, value: *key}}
-  - {name: Causal, inputs: *plain, options: {is_causal: true}}
-  - {name: Masked, inputs: &masked {query: *query, key: *key, value: *key, mask: {values: [[true, false]]}}}
-  - {name: Masked and capped, inputs: *masked, options: {softcap: 2.0}}
-  - {name: In sixteen bits, inputs: *plain, dtypes: [float64, bfloat16]}
-"""
 
 
 @pytest.fixture
@@ -208,7 +191,7 @@ def told(invoke: Invoke, tmp_path: Path) -> Told:
 
     def run(name: str, *options: str, command: str = "check") -> tuple[int, list[str]]:
         (tmp_path / "kernel.py").write_text(KERNELS[name][0], encoding="utf-8")
-        (tmp_path / "own.yaml").write_text(ASKED, encoding="utf-8")
+        (tmp_path / "own.yaml").write_text(TEXTS["asked"], encoding="utf-8")
         with own_code_here():
             code, out, err = invoke(command, "own.yaml", "-i", "kernel.py:attention", *options, "-o", "out")
         assert err == ""

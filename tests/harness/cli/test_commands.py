@@ -34,37 +34,13 @@ TABLES = tables_beside(__file__)
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 Invoke = Callable[..., tuple[int, str, str]]
-HEAD = """
-title: Calls
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 5}, dtypes: [float32]}
-arrays: {words: {draw: randn, shape: [3, 2, 7, 4]}}
-cases:
-"""
-ASKED = """
-  - name: A batch
-    inputs: {query: words, key: words, value: words}
-    properties: [repeated, batch_invariant]
-"""
-USUAL = """
-  - name: A usual case
-    inputs: {query: words, key: words, value: words}
-"""
+TEXTS = tables_beside(__file__)["commands"]
 KERNEL = kernel("output * query.dtype.type(FACTOR)")
-ENTRY = """
-- implementation: "kernel.*"
-  cases: ["calls/*"]
-  property: batch_invariant
-  verdict: broken
-  decided: numeric
-  reason: the last entry of a batch of three is known to be wrong
-"""
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> None:
-    (tmp_path / "calls.yaml").write_text(HEAD + USUAL + ASKED, encoding="utf-8")
+    (tmp_path / "calls.yaml").write_text(TEXTS["head"] + TEXTS["usual"] + TEXTS["asked"], encoding="utf-8")
     (tmp_path / "kernel.py").write_text(KERNEL.replace("FACTOR", "1"), encoding="utf-8")
     faulty = KERNEL.replace("FACTOR", "1 + (len(query) == 3) / 8")
     (tmp_path / "faulty.py").write_text(faulty, encoding="utf-8")
@@ -76,7 +52,9 @@ def test_a_kernel_that_holds_ends_with_0_and_unfit_questions_are_refused(invoke:
     code, out, _ = invoke(*asked, "calls.yaml")
     assert code == ExitCode.AGREE
     assert "Properties hold: 2 properties, 3 comparisons." in out
-    (tmp_path / "unfit.yaml").write_text((HEAD + ASKED).replace("batch_invariant", "decoding"), encoding="utf-8")
+    (tmp_path / "unfit.yaml").write_text(
+        (TEXTS["head"] + TEXTS["asked"]).replace("batch_invariant", "decoding"), encoding="utf-8"
+    )
     for words, message in (
         (("calls.yaml", "--property", "splendour"), "unknown property 'splendour'"),
         (("calls.yaml", "--dtype", "float7"), "unknown dtype 'float7'"),
@@ -100,7 +78,7 @@ def test_a_broken_one_ends_with_1_is_explained_and_may_be_expected(invoke: Invok
     assert {row["property_name"] for row in rows if row["fails"]} == {"batch_invariant"}
     assert (tmp_path / "found" / "properties.csv").read_text(encoding="utf-8").count("\n") == len(rows) + 1
     assert 'type="broken"' in (tmp_path / "found" / "junit.xml").read_text(encoding="utf-8")
-    (tmp_path / "expected.yaml").write_text(ENTRY.replace("kernel.*", "faulty.*"), encoding="utf-8")
+    (tmp_path / "expected.yaml").write_text(TEXTS["entry"].replace("kernel.*", "faulty.*"), encoding="utf-8")
     words = ("--cases", "calls.yaml", "--expected-failures", "expected.yaml")
     code, out, _ = invoke("properties", "faulty.py:attention", *words)
     assert (code, "broken, expected" in out) == (ExitCode.AGREE, True)
@@ -129,15 +107,6 @@ def test_a_check_with_properties_counts_them_in_its_exit_code(invoke: Invoke, tm
 
 Read = Callable[..., Any]
 
-IGNORING = """
-import numpy as np
-
-
-def attention(query, key, value, *, mask=None, is_causal=False):
-    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return {"weights": (weights := weights / weights.sum(axis=-1, keepdims=True)), "output": weights @ value}
-"""
 """It takes a mask, and ignores it."""
 CASE = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
 WHO = ("kernel.py:attention", "--dtype", "float32")
@@ -153,7 +122,7 @@ def schema() -> Any:
 @pytest.fixture
 def read(invoke: Invoke, schema: Any) -> Read:
     """Run a command with --json; return what it printed, compared with the schema and its exit code."""
-    Path("kernel.py").write_text(IGNORING, encoding="utf-8")
+    Path("kernel.py").write_text(TEXTS["ignoring"], encoding="utf-8")
 
     def run(*arguments: str) -> Any:
         code, out, _ = invoke(*arguments, "--json")

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from forked import workers_forked
 from processes import has_ended, kill_child, wait_until
+from tables import tables_beside
 
 from attncheck.backends import BackendEntry, numpy_backend
 from attncheck.errors import ExitCode, OutputError
@@ -95,19 +96,7 @@ UNSTARTABLE = {
     "exits": ("raise SystemExit(0)", "error", "exits.eager cannot be started: SystemExit: 0"),
     "unprepared": ("def prepare(dtype, threads):\n    raise RuntimeError(dtype)", "error", "RuntimeError: float64"),
 }
-NOISY = """\
-import os
-print('at import')
-def describe():
-    return {'threads': os.environ['OMP_NUM_THREADS']}
-def softmax(scores):
-    print('y' * 2_000_000)
-    os.write(1, b'from C\\n'); os.write(2, b'from C, too\\n')
-    stages = numpy_backend.softmax(scores)
-    scores[:] = 99
-    return stages
-"""
-"""It prints much, and changes its inputs, of which others have their own."""
+TEXTS = tables_beside(__file__)["isolation"]
 
 
 @forked
@@ -117,7 +106,7 @@ def test_those_that_fail_are_named_with_their_reasons_and_harm_no_other(
     faulty = [make_backend(name, f"def softmax(scores):\n    {body}") for name, (body, *_) in BODIES.items()]
     starting = {name: f"open({str(tmp_path / name)!r}, 'a').write('x')\n" for name in UNSTARTABLE}
     unstartable = [make_backend(name, starting[name] + source) for name, (source, *_) in UNSTARTABLE.items()]
-    entries = [honest[0], *faulty, *unstartable, make_backend("noisy", NOISY), honest[1]]
+    entries = [honest[0], *faulty, *unstartable, make_backend("noisy", TEXTS["noisy"]), honest[1]]
     summary, run = run_small(entries)
     stages = run.rows[run.rows["comparison"] == "stage"]
     failing: dict[str, dict[str, tuple[str, str]]] = {}

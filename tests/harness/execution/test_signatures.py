@@ -41,16 +41,7 @@ TABLES = tables_beside(__file__)
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-SOURCE = """
-import numpy as np
-
-def {name}({parameters}):
-    scores = q @ np.swapaxes(k, -1, -2) * np.asarray(sm_scale, q.dtype)
-    if causal:
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ v
-"""
+SOURCE = TABLES["texts_of_signatures"]["source"]
 
 
 Invoke = Callable[..., tuple[int, str, str]]

@@ -139,15 +139,7 @@ def test_a_mode_on_a_device_runs_only_where_a_pattern_names_devices() -> None:
 # Published by a package, or somebody's own
 
 MODULE = f'{ATTENTION}\nattention.capabilities = {{"dtypes": ["float64"]}}\n'
-POINTS = """\
-[attncheck.implementations]
-my.flash = my_kernels.fast:attention
-plain = my_kernels.fast:attention
-gone = my_kernels.fast:no_such_function
-
-[console_scripts]
-my.command = my_kernels.fast:main
-"""
+TEXTS = tables_beside(__file__)["user_code"]
 
 
 @pytest.fixture
@@ -160,7 +152,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "__init__.py").touch()
     (package / "fast.py").write_text(MODULE, encoding="utf-8")
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kernels\nVersion: 1.2\n", encoding="utf-8")
-    (record / "entry_points.txt").write_text(POINTS, encoding="utf-8")
+    (record / "entry_points.txt").write_text(TEXTS["points"], encoding="utf-8")
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)
 
@@ -181,21 +173,10 @@ def test_one_is_chosen_by_its_published_name_and_called_so_in_reports(invoke: In
     assert (listed["version"], listed["is"]) == ("1.2", "published as my_kernels.fast:attention")
 
 
-KERNELS = """
-class Kernel:
-    def __call__(self, query, key, value):
-        return value
-
-ready = Kernel()
-def attention(query, key, value):
-    return value
-"""
-
-
 def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "__init__.py").touch()
-    (tmp_path / "some" / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    (tmp_path / "some" / "kernels.py").write_text(TEXTS["kernels"], encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     kernels = importlib.import_module("some.kernels")

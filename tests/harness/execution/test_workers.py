@@ -19,6 +19,7 @@ import pytest
 from evaluating import attention_task
 from kernels import kernel as source
 from processes import has_ended, kill_child, wait_until
+from tables import tables_beside
 
 from attncheck.backends import BackendEntry, Mode
 from attncheck.errors import ExitCode
@@ -123,18 +124,7 @@ def test_what_a_killed_harness_left_is_ended_by_the_next(tmp_path: Path, worker:
 
 # A process that has loaded a kernel goes on as its worker
 
-NOTING = """
-import os
-from pathlib import Path
-
-def note(what):
-    with Path({folder!r}, what).open("a") as file:
-        file.write(f"{{os.getpid()}} {{os.environ['OMP_NUM_THREADS']}}\\n")
-
-note("loaded")
-print("hello from the top")
-
-"""
+TEXTS = tables_beside(__file__)["workers"]
 CASE = "attention/logits-of-eighty-leave-almost-all-weight-on-one-key"
 
 
@@ -142,7 +132,9 @@ CASE = "attention/logits-of-eighty-leave-almost-all-weight-on-one-key"
 def kernel(tmp_path: Path) -> Path:
     """Write kernel.py, which notes the processes that load it and that call it."""
     path = tmp_path / "kernel.py"
-    path.write_text(source(first='note("called")', before=NOTING.format(folder=str(tmp_path))), encoding="utf-8")
+    path.write_text(
+        source(first='note("called")', before=TEXTS["noting"].format(folder=str(tmp_path))), encoding="utf-8"
+    )
     return path
 
 
@@ -211,22 +203,6 @@ def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp
 
 # Modes of a framework in one process
 
-LOUD = """\
-import os, sys
-def softmax(scores):
-    print("{name} in", os.getpid(), flush=True)
-    {action}
-    return numpy_backend.softmax(scores)
-"""
-REFUSING = """\
-pass
-def prepare(dtype, threads):
-    if "mode0_backend" in sys.modules:
-        raise RuntimeError("not beside another")
-def softmax(scores):
-    print("mode1 in", os.getpid(), flush=True)
-"""
-
 
 def task(number: float = 1.0) -> Task:
     return Task("softmax", {}, {"scores": np.full((1, 1, 1, 2), number)})
@@ -241,7 +217,9 @@ def runners_of(
 
     def make(*actions: str, bundled: bool = True, own_process: bool = False) -> list[list[GroupRunner[str]]]:
         modules = {
-            f"mode{number}": make_backend(f"mode{number}", LOUD.format(name=f"mode{number}", action=action)).module
+            f"mode{number}": make_backend(
+                f"mode{number}", TEXTS["loud"].format(name=f"mode{number}", action=action)
+            ).module
             for number, action in enumerate(actions)
         }
         modes = tuple(Mode(name, file, "for tests", own_process=own_process) for name, file in modules.items())
@@ -284,7 +262,7 @@ def test_modes_share_one_process_and_each_prints_to_its_own_log(runners_of: Runn
 
 @forked
 @pytest.mark.parametrize(
-    ("action", "how"), [("pass", {"own_process": True}), ("pass", {"bundled": False}), (REFUSING, {})]
+    ("action", "how"), [("pass", {"own_process": True}), ("pass", {"bundled": False}), (TEXTS["refusing"], {})]
 )
 def test_what_has_a_process_of_its_own(
     action: str, how: dict[str, bool], runners_of: RunnersOf, tmp_path: Path
@@ -313,23 +291,6 @@ def test_a_mode_is_not_blamed_for_what_another_did_to_the_process(runners_of: Ru
 
 CRASH, TIMEOUT = Failure("crash", "died"), Failure("timeout", "not done after 2 s")
 UNSUPPORTED, ERROR, DONE = Failure("unsupported", "takes no mask"), Failure("error", "raised"), Computed({})
-PICKY = """
-import os
-from attncheck.backends.numpy_backend import attention as right
-
-def attention(query, key, value, *, scale=None):
-    if scale is None:
-        os._exit(9)
-    return right(query, key, value, scale=scale)
-"""
-CASES = """\
-title: Seven
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 5}, dtypes: [float64]}
-arrays: {some: {draw: randn, shape: [3, 4]}}
-cases:
-"""
 
 
 def is_given_up(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
@@ -359,7 +320,7 @@ def test_the_rest_is_untried_until_a_run_goes_on_and_a_known_end_excuses_it(
     tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_EQUAL_CRASHES", 3)
-    (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
+    (tmp_path / "picky.py").write_text(TEXTS["picky"], encoding="utf-8")
     entry = "- {implementation: picky.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it}\n"
     (tmp_path / "known.yaml").write_text(entry, encoding="utf-8")
 
@@ -370,7 +331,7 @@ def test_the_rest_is_untried_until_a_run_goes_on_and_a_known_end_excuses_it(
             "    options: {scale: 0.3}\n",
         )
         lines = [case.format(name) + scale * (name in scaled) for name in "abcdefg"]
-        (tmp_path / "own.yaml").write_text(CASES + "".join(lines), encoding="utf-8")
+        (tmp_path / "own.yaml").write_text(TEXTS["cases"] + "".join(lines), encoding="utf-8")
         command = ("check", "own.yaml", "-i", "picky.py:attention,numpy", "--output", "out", "--no-report")
         code, out, _ = invoke(*command, *words)
         rows = read_run(tmp_path / "out").rows
