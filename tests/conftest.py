@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from forked import forked_workers, forking
 from here import evaluation_here
 from hypothesis import HealthCheck, settings
@@ -191,23 +193,15 @@ def run_small(
     return partial(run_below, tmp_path)
 
 
+BY_HAND: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("support").joinpath("results.yaml").read_text(encoding="utf-8")
+)
+
+
 @pytest.fixture
 def make_row() -> Callable[..., Row]:
     """Return a row of the softmax of a case in a file ``file`` that agrees, unless something else is said."""
-
-    def make(**fields: Any) -> Row:
-        standard: dict[str, Any] = {
-            "case": "file/one",
-            "operation": "softmax",
-            "dtype": "float64",
-            "implementation": "numpy.eager",
-            "comparison": "stage",
-            "stage": "weights",
-            "verdict": "agree",
-        }
-        return Row(**(standard | fields))
-
-    return make
+    return lambda **fields: Row(**(BY_HAND["row"] | fields))
 
 
 @pytest.fixture
@@ -216,22 +210,8 @@ def make_case_record() -> Callable[..., dict[str, Any]]:
 
     def make(identity: str = "file/one", **fields: Any) -> dict[str, Any]:
         file, _, name = identity.rpartition("/")
-        standard: dict[str, Any] = {
-            "id": identity,
-            "name": name,
-            "file": f"{file}.yaml",
-            "line": 7,
-            "title": "A file of cases",
-            "source": {"kind": "derivation", "title": "Made for the tests", "notes": []},
-            "operation": "softmax",
-            "options": {},
-            "dtypes": ["float64", "float32"],
-            "inputs": {"scores": [1, 1, 1, 3]},
-            "tags": [],
-            "notes": [],
-            "expected": [],
-        }
-        return standard | fields
+        place = {"id": identity, "name": name, "file": f"{file}.yaml", "line": 7}
+        return place | copy.deepcopy(BY_HAND["case"]) | fields
 
     return make
 
@@ -257,26 +237,13 @@ def write_run(tmp_path: Path, make_case_record: Callable[..., dict[str, Any]]) -
         directory = tmp_path / (name or f"run-{label}")
         versions = {row.implementation: "1.0" for row in rows} if versions is None else versions
         writer = ResultsWriter(directory)
-        standard = {
-            "label": label,
-            "command": "attncheck run",
-            "python": "3.11.7",
-            "platform": "Linux",
-            "machine": "x86_64",
-            "cpu_features": ["AVX2"],
-            "processors": 2,
-            "threads_per_worker": 1,
+        of_each = {
             "versions": dict(versions),
-            "flags": {},
-            "byte_order": "little",
             "implementations": {implementation: implementation for implementation in versions},
             "classes": {implementation: {"float64": "native", "float32": "native"} for implementation in versions},
             "again": {implementation: [implementation] for implementation in versions},
-            "left_out": {},
-            "missing": {},
-            "faults": [],
         }
-        writer.write_json("environment.json", standard | environment)
+        writer.write_json("environment.json", {**BY_HAND["environment"], "label": label, **of_each, **environment})
         if cases is None:
             cases = [make_case_record(identity) for identity in sorted({row.case for row in rows})]
         writer.write_json("cases.json", {"cases": [dict(case) for case in cases]})
