@@ -26,10 +26,11 @@ from attncheck.results.last_failed import (
 )
 
 MakeRow = Callable[..., Row]
+TABLES = tables_beside(__file__)
 
 
 def test_what_fails_and_what_was_held_against_the_exact_answer(make_row: MakeRow) -> None:
-    for fields, fails, judged in tables_beside(__file__)["failing_rows"]:
+    for fields, fails, judged in TABLES["failing_rows"]:
         row = make_row(**fields)
         assert (bool(failed_evaluations([row])), is_judged(row)) == (fails, judged), fields
 
@@ -141,7 +142,9 @@ def ids(cases: object) -> list[str]:
     return [case.id for case in cases]  # type: ignore[attr-defined]
 
 
-def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed(cases: list[Case], tmp_path: Path) -> None:
+def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed_or_before_the_rest(
+    cases: list[Case], tmp_path: Path
+) -> None:
     folder = write(tmp_path, (D, "float32", "n"), (B, "float64", "n"), (A, "float64", "t"), ("gone", "float64", "n"))
     found = failed_alone(cases, (), ["n"], folder)
     assert ids(found.cases) == [B, D]
@@ -149,6 +152,10 @@ def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed(cases: list[Cas
     assert found.note == f"2 of 4 cases failed last time in {tmp_path} and run alone"
     assert failed_alone(cases, ["float32"], ["n"], folder).only == {(D, "float32")}
     assert ids(failed_alone(cases, (), ["n", "t"], folder).cases) == [A, B, D]
+    first = failed_first(cases, (), ["n"], folder)
+    assert (ids(first.cases), first.only) == ([B, D, A, C], None)
+    assert first.note == f"2 of 4 cases failed last time in {tmp_path} and run first"
+    assert failed_first(cases, (), ["x"], folder).note.endswith(": the cases run in their order")
     folder = write(tmp_path, (A, "float64", "n"), selected=[(A, "float64"), (C, "float32")])
     assert failed_alone(cases, (), ["n"], folder, resume=True).only == {(A, "float64"), (C, "float32")}
     (folder / "summary.json").write_text('{"implementations": ["n", "other"]}')
@@ -180,17 +187,6 @@ def test_where_what_failed_is_not_known_everything_runs(cases: list[Case], tmp_p
     assert failed_first(cases, (), ["n"], damaged).note.endswith(": the cases run in their order")
 
 
-def test_what_failed_comes_first_and_the_rest_behind_it_in_its_order(cases: list[Case], tmp_path: Path) -> None:
-    folder = write(tmp_path, (D, "float32", "n"), (B, "float64", "n"))
-    found = failed_first(cases, (), ["n"], folder)
-    assert ids(found.cases) == [B, D, A, C]
-    assert found.only is None
-    assert found.note == f"2 of 4 cases failed last time in {tmp_path} and run first"
-    assert failed_first(cases, (), ["t"], folder).note == (
-        f"nothing selected failed last time in {tmp_path}: the cases run in their order"
-    )
-
-
 def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
     for given, judged, is_reached in (
         *(("5", 5, True), ("20%", 5, True), ("100%", 25, True), ("0", 0, True)),
@@ -203,30 +199,7 @@ def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
             Minimum.of(wrong, "here")  # type: ignore[arg-type]
 
 
-SHORT: tuple[tuple[dict[str, int], RequestedRun, list[str]], ...] = (
-    ({"a": 25, "b": 1}, RequestedRun(25), []),
-    ({"a": 25, "b": 0}, RequestedRun(25), []),  # a mode that supports none of it, which nobody asked for by its name
-    ({"a": 25, "b": 0}, RequestedRun(25, ("b",)), ["b was asked for by name and not judged in any of the 25 cases"]),
-    ({"a": 0, "b": 0}, RequestedRun(25), ["no implementation was judged in any of the 25 cases"]),
-    ({"a": 0}, RequestedRun(1, ("a",)), ["no implementation was judged in the only case"]),
-    (
-        {"a": 24, "b": 5},
-        RequestedRun(25, ("a",), Minimum.of("80%", "")),
-        ["b was judged in 5 of 25 cases; at least 80% have to be (min_judged)"],
-    ),
-    ({}, RequestedRun(25), []),
-    ({"a": 0}, RequestedRun(0), []),
-)
-
-
 def test_what_falls_short_of_all_cases_or_of_those_that_are_offered_is_told() -> None:
-    for judged, asked, lines in SHORT:
-        assert shortfalls(judged, asked, {}) == lines
-    asked = RequestedRun(25, (), Minimum.of("80%", ""))
-    told = "a was judged in {} cases{}; at least 80% have to be (min_judged)"
-    for judged, offered, lines in (
-        (8, 15, []),
-        (7, 15, [told.format("7 of the 10", " of what it offers")]),
-        (0, 25, [told.format("0 of 25", "")]),
-    ):
-        assert shortfalls({"a": judged, "b": 20}, asked, {"a": offered}) == lines
+    for judged, cases, named, minimum, offered, told in TABLES["shortfalls"]:
+        asked = RequestedRun(cases, tuple(named), Minimum.of(minimum, "") if minimum else None)
+        assert shortfalls(judged, asked, offered) == told
