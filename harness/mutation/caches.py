@@ -16,10 +16,7 @@ from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, 
 
 _faulty_lengths = partial(mutant, "lengths", at="masked")
 _faulty_caches = partial(mutant, "caches", at="masked")
-
-
-def _dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
-    return forms.dropped("key_lengths", unwanted)
+_dropped_if = partial(forms.dropped, "key_lengths")
 
 
 def _keys(scores: Array, masks: forms.Masks) -> Array:
@@ -36,10 +33,6 @@ def _queries(scores: Array, masks: forms.Masks) -> Array:
 _faulty_lengths(forms.lengths_pattern, "key_lengths_of_heads", "one length per head where B == H: lighthouse#77's kind",
     lambda scores, masks: np.swapaxes(_keys(scores, masks), 0, 1) if scores.shape[0] == scores.shape[1]
         else _keys(scores, masks), diagnosis="key-lengths-of-heads")  # fmt: skip
-
-
-def _mask_dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
-    return forms.dropped("mask", unwanted)
 
 
 @equivalent(
@@ -214,7 +207,7 @@ _faulty_lengths(_dropped_if, "key_lengths_dropped_when_causal",
 _faulty_lengths(_dropped_if, "key_lengths_dropped_when_a_mask_is_given",
     "only one of lengths and mask is used: jax#23349's kind",
     lambda masks: masks["mask"] is not None, diagnosis="key-lengths-ignored")
-_faulty_lengths(_mask_dropped_if, "mask_dropped_when_key_lengths_are_given",
+_faulty_lengths(partial(forms.dropped, "mask"), "mask_dropped_when_key_lengths_are_given",
     "only one of lengths and mask is used: onnxruntime#28379's kind",
     lambda masks: masks["key_lengths"] is not None, diagnosis="mask-ignored")
 _faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",

@@ -27,14 +27,6 @@ _STORED = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_l
 control(why="the reference itself", name=REFERENCE)({})
 
 
-def _reversed_sum(exponentials: Array) -> Array:
-    return kernel.sequential_sum(exponentials[..., ::-1])
-
-
-def _sorted_sum(exponentials: Array) -> Array:
-    return kernel.sequential_sum(np.sort(exponentials, axis=-1))
-
-
 def _in_order(product: forms.Product, total: Callable[[Array], Array]) -> Steps:
     return {**forms.products_by(product), "_softmax_with_sinks._row_sum": total}
 
@@ -42,7 +34,7 @@ def _in_order(product: forms.Product, total: Callable[[Array], Array]) -> Steps:
 # Running sums of float16 are kept in float16 here, as einsum may, and so is a scaled query: these are of other
 # classes than the reference.
 control(why="sums from the last term to the first", dtypes=WIDE, name="keys_reversed")(
-    _in_order(kernel.reversed_matmul, _reversed_sum)
+    _in_order(kernel.reversed_matmul, lambda exponentials: kernel.sequential_sum(exponentials[..., ::-1]))
 )
 
 # What runs over blocks is kept in the arrays' own format: in float16, over thousands of keys, that is a fault.
@@ -549,7 +541,7 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
 # Rows, laid out by hand: the variant and why it is right, and below what it does instead.
 # fmt: off
 control("_softmax_with_sinks._row_sum", "sum_sorted", "the row sum from the smallest term to the largest",
-    _sorted_sum, dtypes=WIDE)
+    lambda exponentials: kernel.sequential_sum(np.sort(exponentials, axis=-1)), dtypes=WIDE)
 control(None, "sums_sequential", "one running sum each", _in_order(kernel.sequential_matmul, kernel.sequential_sum),
         dtypes=WIDE)
 control(None, "sums_pairwise", "sums by halves", _in_order(kernel.pairwise_matmul, kernel.pairwise_sum), dtypes=WIDE)

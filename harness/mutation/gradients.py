@@ -32,10 +32,6 @@ def _unscaled(name: str) -> Steps:
     return forms.only(name, {"attention_gradients._scale_of": lambda query, scale: 1.0})
 
 
-def _in_key_gradient(steps_of: Callable[[Call], Steps]) -> Steps:
-    return forms.only("grad_key", forms.in_gradients(steps_of))
-
-
 _faulty_gradients(forms.value_weights_read_as, "value_gradient_from_unnormalised_weights",
     "exp(s - m) for the weights in dv",
     lambda call, weights: np.asarray(np.exp(call.logits - np.where(np.isinf(backend._row_maximum(call.logits)), 0,
@@ -126,7 +122,7 @@ _faulty_gradients(_unscaled, "query_gradient_without_scale",
 _faulty_gradients(_unscaled, "key_gradient_without_scale",
     "the chain rule without its factor, for dk: GenerativeModels#146's kind",
     "grad_key", at="grad_key", diagnosis="gradients-unscaled")
-_faulty_gradients(_in_key_gradient, "key_gradient_scaled_twice",
+_faulty_gradients(lambda steps_of: forms.only("grad_key", forms.in_gradients(steps_of)), "key_gradient_scaled_twice",
     "an already scaled query enters dk, and the scale once more",
     lambda call: {"_sum_over_queries": lambda weights, rows: backend._sum_over_queries(weights * call.factor, rows)},
     at="grad_key", diagnosis="gradients-scaled-twice")
@@ -186,10 +182,14 @@ _faulty_gradients(forms.bias_logits_read_as, "bias_gradient_through_the_softcap"
 # fmt: on
 
 
-def _without(option: str) -> Steps:
-    """Let the backward pass know nothing of an option that masks."""
+def _without(option: str, is_asked: Callable[[Call], bool] = lambda call: True) -> Steps:
+    """Let the backward pass know nothing of an option that masks, always or where another one is given."""
     neutral = {option: False if option == "is_causal" else None}
-    return forms.weights_remembered(lambda call: forms.weights_made_again(call, forms.allowed_in(call, **neutral)))
+    return forms.weights_remembered(
+        lambda call: (
+            forms.weights_made_again(call, forms.allowed_in(call, **neutral)) if is_asked(call) else call.weights
+        )
+    )
 
 
 for _option, _defect in (
@@ -307,16 +307,6 @@ _faulty_gradients("_sum_over_queries", "gradient_products_in_tf32",
 _backward = partial(mutant, "gradients of pairs", dtypes=KERNELS, at="grad_query")
 
 
-def _again_without(option: str, is_asked: Callable[[Call], bool]) -> Steps:
-    """Make the weights again from scores that are masked in another way, where another option is given."""
-    neutral = {option: False if option == "is_causal" else None}
-    return forms.weights_remembered(
-        lambda call: (
-            forms.weights_made_again(call, forms.allowed_in(call, **neutral)) if is_asked(call) else call.weights
-        )
-    )
-
-
 # fmt: off
 for _option, _of, _given, _defect in (
     ("window", "of_groups", "groups", "p made again without the window where heads are shared: jax#32300's kind"),
@@ -324,7 +314,7 @@ for _option, _of, _given, _defect in (
     ("key_lengths", "with_a_softcap", "softcap", "p made again for padding behind a cap: onnxruntime#28379's kind"),
     ("mask", "of_groups", "groups", "p made again without the mask where heads are shared: FlagGems#898's kind"),
 ):
-    _backward(partial(_again_without, _option), f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass_{_of}",
+    _backward(partial(_without, _option), f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass_{_of}",
         _defect, forms.GIVEN[_given])
 # fmt: on
 

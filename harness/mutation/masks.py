@@ -20,10 +20,7 @@ from attncheck.mutation.mutant import KERNELS, WIDE, Call, Steps, control, mutan
 
 _faulty_masks = partial(mutant, "masks", at="masked")
 _faulty_empty_rows = partial(mutant, "empty rows", at="weights")
-
-
-def _dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
-    return forms.dropped("mask", unwanted)
+_dropped_if = partial(forms.dropped, "mask")
 
 
 @_faulty_masks(forms.mask_read_as, at="masked", diagnosis="mask-transposed")
@@ -184,13 +181,10 @@ def _fill_of_call(change: Callable[[Call, float], float]) -> Steps:
     def steps(call: Call) -> Steps:
         if call.mask_fill is None:
             return {}
-        return {"mask_scores": lambda scores, **given: _masked(scores, given, change(call, call.mask_fill))}
+        fill = change(call, call.mask_fill)
+        return {"mask_scores": lambda scores, **given: backend.mask_scores(scores, **{**given, "mask_fill": fill})}
 
     return forms.in_attention(steps)
-
-
-def _masked(scores: Array, given: forms.Masks, fill: float) -> dict[str, Array]:
-    return backend.mask_scores(scores, **{**given, "mask_fill": fill})
 
 
 def _where_filled(steps_of: Callable[[Call, Array], Steps]) -> Steps:
@@ -358,11 +352,9 @@ def table_of_tiles_transposed(mask: Array, scores: Array) -> Array:
         return mask
     rows = _spread(mask, scores)
     table = _sees_any(rows, _SMALL_TILE)
-    return rows & _of_tiles(np.swapaxes(table, -1, -2), _SMALL_TILE, rows) if _is_square(table) else rows
-
-
-def _is_square(table: Array) -> bool:
-    return bool(table.shape[-1] == table.shape[-2])
+    return (
+        rows & _of_tiles(np.swapaxes(table, -1, -2), _SMALL_TILE, rows) if table.shape[-1] == table.shape[-2] else rows
+    )
 
 
 @_faulty(defect="a table of tiles of 64 read as one of 128: bd3lms#23", dtypes=KERNELS)

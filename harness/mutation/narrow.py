@@ -16,7 +16,7 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import NARROW, NEVER_RETURNED, STATISTICS, Array, Kernel, Store, bfloat16, tf32
+from attncheck.mutation.kernel import NARROW, NEVER_RETURNED, STATISTICS, Array, Kernel, Store, bfloat16, exactly, tf32
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, Call, Steps, control, mutant, numpy_with
 
 _TERMS = 16
@@ -171,8 +171,8 @@ def _values_at(multiple: int, store: Store) -> Steps:
     """Round weights and values where the value's width is such a multiple."""
 
     def average(weights: Array, value: Array) -> Array:
-        is_chosen = value.shape[-1] % multiple == 0
-        return np.asarray(store(weights) @ store(value) if is_chosen else weights @ value)
+        chosen = exactly if value.shape[-1] % multiple else store
+        return np.asarray(chosen(weights) @ chosen(value))
 
     return {"attention._weighted_sum": average}
 
@@ -181,12 +181,8 @@ def _gradients_at(multiple: int, store: Store) -> Steps:
     """Round the factors of the sums over queries where the width is such a multiple."""
 
     def product(weights: Array, rows: Array) -> Array:
-        is_chosen = rows.shape[-1] % multiple == 0
-        return (
-            backend._sum_over_queries(store(weights), store(rows))
-            if is_chosen
-            else backend._sum_over_queries(weights, rows)
-        )
+        chosen = exactly if rows.shape[-1] % multiple else store
+        return backend._sum_over_queries(chosen(weights), chosen(rows))
 
     return {"_sum_over_queries": product}
 

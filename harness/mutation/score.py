@@ -62,7 +62,7 @@ RIGHT_BLOCKS, BLOCKS = 2, 4
 """Sweeps that the right variants, and the faults by hand, are dealt out to."""
 FAULTS_OF_A_SWEEP = 48
 """Faults that follow from the specification and are put to the same cases by one sweep."""
-RIGHT_CASES = 256
+RIGHT_CASES = 128
 """Cases that a right variant is put to, beside the first where it is not the reference: so many of all."""
 
 

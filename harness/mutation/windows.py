@@ -21,6 +21,7 @@ from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 _faulty_causal = partial(mutant, "causal", at="masked")
 _faulty_empty_rows = partial(mutant, "empty rows", at="weights")
 _faulty_windows = partial(mutant, "windows", at="masked")
+_causality_dropped_if, _window_dropped_if = partial(forms.dropped, "is_causal"), partial(forms.dropped, "window")
 
 Side = int | None
 
@@ -28,10 +29,6 @@ Side = int | None
 def _diagonal(offset: Callable[[int, int], int]) -> Steps:
     """Let key j be attended by query i iff j <= i + offset."""
     return forms.causal_pattern(lambda queries, keys: np.tri(queries, keys, offset(queries, keys), dtype=bool))
-
-
-def _causality_dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
-    return forms.dropped("is_causal", unwanted)
 
 
 def _empty_rows(changed: Callable[[Array], Stages]) -> Steps:
@@ -50,10 +47,6 @@ def _empty_rows(changed: Callable[[Array], Stages]) -> Steps:
 
 def _plus(side: Side, steps: int) -> Side:
     return None if side is None else side + steps
-
-
-def _window_dropped_if(unwanted: Callable[[forms.Masks], bool]) -> Steps:
-    return forms.dropped("window", unwanted)
 
 
 def _window_without_a_past(change: Callable[[Array, Window], Window]) -> Steps:
