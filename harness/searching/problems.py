@@ -21,7 +21,7 @@ from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.operations import run_operation
 from attncheck.reading.inputs import DEFAULT_EIGHT_BITS
 from attncheck.reading.lowering import Problem
-from attncheck.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
+from attncheck.reading.shapes import ShapeFault, bind_axes, optional_gradients, show, stage_shapes
 from attncheck.searching.concrete import ConcreteCase, Seen, asked_of, axes_of
 from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
 from attncheck.searching.shapes import Random, axis_lengths, draw_at_edges, draw_dimensions, some_as_modules
@@ -234,8 +234,10 @@ class DrawnProblem(Problem):
         """The shape of every stage that may be returned."""
         shapes = {name: array.shape for name, array in self.inputs.items()}
         lengths = bind_axes(self._specs, shapes, *(self.options.get(name) for name in HEADS))
-        found = stage_shapes(self.operation, lengths)
-        return found | {"grad_bias": shapes["bias"]} if "bias" in shapes else found
+        of_inputs = {
+            stage: shapes[name] for stage, name in optional_gradients(self.operation).items() if name in shapes
+        }
+        return stage_shapes(self.operation, lengths) | of_inputs
 
     def fits(self, dtype: str) -> bool:
         """Return whether the problem stays within the range of a dtype."""
