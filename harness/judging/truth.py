@@ -59,7 +59,15 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import DEFAULT_EMPTY_ROWS, OPERATIONS, computed_stages, stage_dtype, wide_dtype
+from attncheck.spec import (
+    DEFAULT_EMPTY_ROWS,
+    GRADIENTS,
+    OPERATIONS,
+    THROUGH_SCORES,
+    computed_stages,
+    stage_dtype,
+    wide_dtype,
+)
 from attncheck.store import NO_STORE, Store
 
 Array = NDArray[Any]
@@ -197,12 +205,12 @@ class Truth:
         return without_overflown(self.canonical, rounding, scores, bounds)
 
     def _bounds_of_uniform_sums(self, rounding: RoundingModel, exact: Mapping[str, Array]) -> dict[str, Bound]:
-        """Return the bound of the gradient to which rows with uniform weights contribute, though they have no key."""
-        undefined_rows, stage = self.undefined_rows, "grad_value"
-        if undefined_rows is None or undefined_rows.convention != "uniform" or stage not in exact:
+        """Return the bounds of the gradients that follow from weights alone: uniform ones take part, without a key."""
+        undefined_rows, stages = self.undefined_rows, [each for each in exact if each in _OF_WEIGHTS]
+        if undefined_rows is None or undefined_rows.convention != "uniform" or not stages:
             return {}
         problem = undefined_rows.with_equal_scores(self.options)
-        return {stage: accumulated_bounds(problem, rounding, exact)[stage]}
+        return accumulated_bounds(problem, rounding, exact, stages)
 
     def exact_for(self, stage: str, returned: Array) -> Enclosure:
         """Return a stage's exact values, where several are right the one that was returned."""
@@ -313,6 +321,7 @@ class Truth:
         return self._last_step_bounds[key]
 
 
+_OF_WEIGHTS = frozenset(GRADIENTS).difference(THROUGH_SCORES)
 _EVALUATED_TOGETHER = (("raw_scores", "scores"), ("weights", "log_sum_exp"))
 """Stages that follow from the same product, or from the same exponentials."""
 

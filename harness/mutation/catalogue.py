@@ -324,7 +324,10 @@ def applies(operation: Operation, name: str, spec: InputSpec | OptionSpec, fault
     """
     attention = OPERATIONS["attention"]
     is_handed_on = spec is attention.inputs.get(name) or (isinstance(spec, OptionSpec) and name in attention.options)
-    if is_handed_on and operation is not attention and not operation.has_gradients and fault.name != "left_out":
+    lowered = OPERATIONS.get(operation.lowers_to or "")
+    is_more = lowered is not None and lowered.inputs.keys() <= operation.inputs.keys()  # and nothing is laid out
+    has_more = is_more or not operation.has_gradients
+    if is_handed_on and operation is not attention and has_more and fault.name != "left_out":
         return False
     if "batch_entry" in fault.name and "cu_seqlens_q" in operation.inputs:
         return False  # there is one
