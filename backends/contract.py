@@ -407,6 +407,39 @@ class Backend(Protocol):
         gradients of query, key, bias and sinks; nor has a score that ``mask_fill`` took the place of.
         """
 
+    @takes(Attended)
+    def gated_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gate: Tensor,
+        **options: Unpack[Attended],
+    ) -> Stages:
+        """Attend, and multiply each element of the output with the sigmoid of its gate: 1 / (1 + e^-gate).
+
+        As ``attention``, gate (B, H, Lq, Dv) -> the stages of ``attention``, of which the output is called context,
+        then output (B, H, Lq, Dv).
+        Qiu et al. 2025, "Gated Attention for Large Language Models: Non-linearity, Sparsity, and Attention-Sink-Free",
+        arXiv 2505.06708, section 2.2: behind the mean of the values and in front of the output projection, as in
+        Qwen3-Next. A gate for each head, which the paper has, too, is one whose elements are alike.
+        """
+
+    @takes(Differentiated)
+    def gated_attention_gradients(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gate: Tensor,
+        grad_output: Tensor,
+        **options: Unpack[Differentiated],
+    ) -> Stages:
+        """Differentiate sum(grad_output * output) of ``gated_attention`` by the framework's own means.
+
+        As ``attention_gradients``, gate (B, H, Lq, Dv) -> its stages, and grad_gate (B, H, Lq, Dv).
+        """
+
     @takes(Scored)
     def packed_attention(
         self,

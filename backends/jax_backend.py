@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import and_
 from typing import Any, Unpack
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import composed
 from attncheck.backends.contract import (
+    Attended,
     Differentiated,
     EmptyRows,
     Latent,
@@ -231,16 +233,44 @@ def attention_gradients(
     **options: Unpack[Differentiated],
 ) -> Stages:
     """Differentiate by reverse mode: the vector-Jacobian product of the output."""
-    rest: dict[str, Any] = {**options}
-    given = [rest.pop("bias", None), rest.pop("sinks", None)]
+    return _differentiated(attention, {"query": query, "key": key, "value": value}, grad_output, options)
 
-    def output_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
-        return attention(query, key, value, bias=bias, sinks=sinks, **rest)["output"]
 
-    _, pull_back = jax.vjp(output_of, query, key, value, *given)
-    names = ("grad_query", "grad_key", "grad_value", "grad_bias", "grad_sinks")
-    gradients = zip(names, pull_back(grad_output), strict=True)
-    return {name: gradient for name, gradient in gradients if gradient is not None}
+def _differentiated(
+    attend: Callable[..., Stages], inputs: Stages, grad_output: Tensor, options: Mapping[str, Any]
+) -> Stages:
+    """Pull grad_output back to the inputs, and to a bias and sinks if given."""
+    given = {**inputs, **{name: options[name] for name in ("bias", "sinks") if options.get(name) is not None}}
+    rest = {name: option for name, option in options.items() if name not in given}
+
+    def output_of(*arrays: Tensor) -> Tensor:
+        return attend(**dict(zip(given, arrays, strict=True)), **rest)["output"]
+
+    _, pull_back = jax.vjp(output_of, *given.values())
+    return {f"grad_{name}": gradient for name, gradient in zip(given, pull_back(grad_output), strict=True)}
+
+
+@takes(Attended)
+def gated_attention(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, **options: Unpack[Attended]) -> Stages:
+    """Attend, and multiply the output with the sigmoid of its gate."""
+    stages = attention(query, key, value, **options)
+    stages["context"] = stages.pop("output")
+    stages["output"] = stages["context"] * jax.nn.sigmoid(gate)
+    return stages
+
+
+@takes(Differentiated)
+def gated_attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    grad_output: Tensor,
+    **options: Unpack[Differentiated],
+) -> Stages:
+    """Differentiate by reverse mode."""
+    inputs = {"query": query, "key": key, "value": value, "gate": gate}
+    return _differentiated(gated_attention, inputs, grad_output, options)
 
 
 @takes(Scored)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends.composed import absorbed
 from attncheck.backends.contract import (
+    Attended,
     Differentiated,
     EmptyRows,
     Latent,
@@ -331,6 +332,30 @@ def attention_gradients(
         sink_weight = np.where(sink == -np.inf, 0, np.exp(sink - log_sum_exp))
         gradients["grad_sinks"] = -(sink_weight * mean[..., 0]).sum(axis=(0, 2))  # its value is 0
     return gradients
+
+
+@takes(Attended)
+def gated_attention(query: Array, key: Array, value: Array, gate: Array, **options: Unpack[Attended]) -> Stages:
+    """Attend, and multiply the output with the sigmoid of its gate."""
+    stages = attention(query, key, value, **options)
+    stages["context"] = stages.pop("output")
+    stages["output"] = stages["context"] * _sigmoid(gate)
+    return stages
+
+
+@takes(Differentiated)
+def gated_attention_gradients(
+    query: Array,
+    key: Array,
+    value: Array,
+    gate: Array,
+    grad_output: Array,
+    **options: Unpack[Differentiated],
+) -> Stages:
+    """Differentiate the product by hand, and attention by what comes back through the gate."""
+    context, opened = attention(query, key, value, **options)["output"], _sigmoid(gate)
+    gradients = attention_gradients(query, key, value, grad_output * opened, **options)
+    return gradients | {"grad_gate": grad_output * context * _sigmoid_slope(opened)}
 
 
 @takes(Scored)
@@ -658,6 +683,17 @@ def _cap(scores: Array, softcap: float) -> Array:
 
 def _cap_slope(capped: Array, softcap: float) -> Array:
     slope: Array = 1 - (capped / softcap) ** 2  # the derivative of c tanh(s / c) is 1 - tanh(s / c)^2
+    return slope
+
+
+def _sigmoid(gate: Array) -> Array:
+    """Return 1 / (1 + e^-x); no exponential overflows."""
+    opened: Array = np.exp(np.minimum(gate, 0)) / (1 + np.exp(-np.abs(gate)))
+    return opened
+
+
+def _sigmoid_slope(opened: Array) -> Array:
+    slope: Array = opened * (1 - opened)
     return slope
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Unpack
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import composed
 from attncheck.backends.contract import (
+    Attended,
     Differentiated,
     EmptyRows,
     Latent,
@@ -224,13 +226,43 @@ def attention_gradients(
     **options: Unpack[Differentiated],
 ) -> Stages:
     """Differentiate by GradientTape."""
-    given = {"query": query, "key": key, "value": value, "bias": options.get("bias"), "sinks": options.get("sinks")}
+    return _differentiated(attention, {"query": query, "key": key, "value": value}, grad_output, options)
+
+
+def _differentiated(
+    attend: Callable[..., Stages], inputs: Stages, grad_output: Tensor, options: Mapping[str, Any]
+) -> Stages:
+    """Differentiate sum(grad_output * output) by the inputs, and by a bias and sinks if given."""
+    given = {**inputs, **{name: options.get(name) for name in ("bias", "sinks")}}
     sources = {f"grad_{name}": tensor for name, tensor in given.items() if tensor is not None}
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        output = attention(query, key, value, **options)["output"]
+        output = attend(**inputs, **options)["output"]
     gradients: Stages = tape.gradient(output, sources, output_gradients=grad_output)
     return gradients
+
+
+@takes(Attended)
+def gated_attention(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, **options: Unpack[Attended]) -> Stages:
+    """Attend, and multiply the output with the sigmoid of its gate."""
+    stages = attention(query, key, value, **options)
+    stages["context"] = stages.pop("output")
+    stages["output"] = stages["context"] * tf.sigmoid(gate)
+    return stages
+
+
+@takes(Differentiated)
+def gated_attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    grad_output: Tensor,
+    **options: Unpack[Differentiated],
+) -> Stages:
+    """Differentiate by GradientTape."""
+    inputs = {"query": query, "key": key, "value": value, "gate": gate}
+    return _differentiated(gated_attention, inputs, grad_output, options)
 
 
 @takes(Scored)

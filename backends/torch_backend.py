@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from attncheck.backends import composed
 from attncheck.backends.contract import (
+    Attended,
     Differentiated,
     EmptyRows,
     Latent,
@@ -241,6 +242,29 @@ def attention_gradients(
 ) -> Stages:
     """Differentiate the output by autograd."""
     return differentiate(attention, {"query": query, "key": key, "value": value}, grad_output, options)
+
+
+@takes(Attended)
+def gated_attention(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, **options: Unpack[Attended]) -> Stages:
+    """Attend, and multiply the output with the sigmoid of its gate."""
+    stages = attention(query, key, value, **options)
+    stages["context"] = stages.pop("output")
+    stages["output"] = stages["context"] * torch.sigmoid(gate)
+    return stages
+
+
+@takes(Differentiated)
+def gated_attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    grad_output: Tensor,
+    **options: Unpack[Differentiated],
+) -> Stages:
+    """Differentiate the gated output by autograd."""
+    inputs = {"query": query, "key": key, "value": value, "gate": gate}
+    return differentiate(gated_attention, inputs, grad_output, options)
 
 
 @takes(Scored)

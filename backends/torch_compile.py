@@ -50,7 +50,9 @@ def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
 
 # A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through the
 # logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
-_differentiable = _compiled(output_alone(torch_backend.attention))
+_differentiable, _gated = (
+    _compiled(output_alone(each)) for each in (torch_backend.attention, torch_backend.gated_attention)
+)
 
 
 @takes(Differentiated)
@@ -107,11 +109,30 @@ def fused(
     return _compiled_plain(query, key, value, scale)
 
 
+@takes(Differentiated)
+def gated_attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    grad_output: Tensor,
+    **options: Unpack[Differentiated],
+) -> Stages:
+    """Differentiate the compiled function, whose backward pass is compiled too."""
+    inputs = {"query": query, "key": key, "value": value, "gate": gate}
+    return differentiate(_gated, inputs, grad_output, options)
+
+
 _NOT_ONE_GRAPH = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
 COMPILED = compiled(
-    torch_backend, _compiled, "attention_gradients", *_NOT_ONE_GRAPH, prepare=prepare, describe=describe
+    torch_backend,
+    _compiled,
+    *("attention_gradients", "gated_attention_gradients", *_NOT_ONE_GRAPH),
+    prepare=prepare,
+    describe=describe,
 )
 COMPILED.attention_gradients = attention_gradients
+COMPILED.gated_attention_gradients = gated_attention_gradients
 OUTPUT = TorchArrays(
     SimpleNamespace(
         prepare=prepare, describe=describe, from_numpy=torch_backend.from_numpy, to_numpy=torch_backend.to_numpy

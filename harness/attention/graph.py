@@ -15,6 +15,7 @@
     exponentials         shared by weights and log_sum_exp, itself no stage: ``softmax``
     context, output      ``weighted_mean``; of multi_head_attention the heads side by side, times Wo plus bo
     logits .. output     of merge_states, whose parts are scores with values of each query's own: ``merging``
+    context, output      behind a gate: ``output_gate``, with the gradient of the context in the place of grad_output
     grad_query .. bias   of attention_gradients, the transposes of the same steps: ``backward`` and ``backward_sums``
 
 Query heads may share a key and a value head: head h of H takes head h // (H / Hkv) (Ainslie et al. 2023, section 2.2).
@@ -35,6 +36,7 @@ from attncheck.attention.logits import BIAS, MASK, SOFTCAP
 from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS
 from attncheck.attention.normalization import normalization_of
 from attncheck.attention.other_scores import ADDITIVE_SCORES, COSINE_SCORES, GENERAL_SCORES
+from attncheck.attention.output_gate import GATED_OUTPUT, GRAD_CONTEXT, GRAD_GATE, SIGMOID, SIGMOID_SLOPE
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
 from attncheck.attention.rotary import rotation_of
@@ -78,7 +80,8 @@ def graph_of(problem: Computation) -> Graph:
 
 def _given(problem: Computation) -> frozenset[str]:
     """Return the inputs that a step of its own belongs to."""
-    given = {"sinks", "query_cos", "key_factor", "query_norm", "cached_key", "key_projection"} & problem.inputs.keys()
+    own = {"sinks", "query_cos", "key_factor", "query_norm", "cached_key", "key_projection", "gate"}
+    given = own & problem.inputs.keys()
     return frozenset(given | ({_LATE_NORM} if problem.options.get(_LATE_NORM) else set()))
 
 
@@ -115,6 +118,8 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
         graph["output"] = Node(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
         graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
+    if "gate" in given:
+        graph = dict(_gated(graph))
     if "key_projection" in given:
         return _of_latents(graph)
     if "key_factor" in given:
@@ -140,6 +145,23 @@ def _of_latents(graph: Graph) -> Graph:
         **_behind(graph, "projected", made_of_latents),
         "product": Node(LATENT_PRODUCT, ("query", "projected_key")),
         "output": Node(LATENT_MEAN, ("weights", "projected_value")),
+    }
+
+
+def _gated(graph: Graph) -> Graph:
+    """Put a gate behind attention: in front of its output, or of what goes back through it."""
+    gated = {**graph, "sigmoid": Node(SIGMOID, ("gate",)), "context": Node(WEIGHTED_MEAN, ("weights", "value"))}
+    if "output" in graph:
+        return {**gated, "output": Node(GATED_OUTPUT, ("context", "sigmoid"))}
+    moved = {
+        name: Node(node.step, tuple("grad_context" if each == "grad_output" else each for each in node.follows))
+        for name, node in gated.items()
+    }
+    return {
+        **moved,
+        "sigmoid_slope": Node(SIGMOID_SLOPE, ("gate",)),
+        "grad_context": Node(GRAD_CONTEXT, ("grad_output", "sigmoid")),
+        "grad_gate": Node(GRAD_GATE, ("grad_output", "context", "sigmoid_slope")),
     }
 
 

@@ -94,6 +94,7 @@ _ENTRIES = (
     *_entries("key", "the key", ["key", "past_key"], _HEAD, LOGITS[0], "of-first", "in-reverse-of", when=has_heads),
     *_entries("value", "the value", ["value", "past_value"], _HEAD, MEANS[0], "of-first", "in-reverse-of",
               when=has_heads),
+    *_entries("gate", "the gate", ["gate"], _BATCH | _HEAD, MEANS[-1]),
     *_entries("past", "what is cached", ["past_key", "past_value"], _BATCH | _HEAD, LOGITS[0]),
     *_entries("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
     *_entries("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2}, "weights"),

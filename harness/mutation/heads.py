@@ -15,7 +15,14 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from attncheck.backends.contract import Stages
-from attncheck.backends.numpy_backend import _merge_heads, _project, _repeat_heads, multi_head_attention
+from attncheck.backends.numpy_backend import (
+    _merge_heads,
+    _project,
+    _repeat_heads,
+    attention,
+    gated_attention,
+    multi_head_attention,
+)
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, bfloat16, tf32
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Call, Steps, mutant
@@ -24,6 +31,7 @@ from attncheck.spec import PROJECTIONS
 _faulty_heads = partial(mutant, "heads", at="output")
 _faulty_value = partial(mutant, "value", at="context")
 _faulty_grouped = partial(mutant, "grouped", at="raw_scores")
+_faulty_gate = partial(mutant, "output gate", at="output")
 
 Three = tuple[Array, Array, Array]
 
@@ -288,6 +296,19 @@ def projected_before_the_merge(*arrays: Array, **given: Any) -> Stages:
     return stages
 
 
+def _opened(gate: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-gate)))
+
+
+@_faulty_gate("gated_attention", at="context")
+def gate_on_the_values(query: Array, key: Array, value: Array, gate: Array, **given: Any) -> Stages:
+    """each value is gated where its query's mean should be: position G2 of arXiv 2505.06708 in the place of G1"""
+    if gate.shape != value.shape or given.get("past_value") is not None:
+        return gated_attention(query, key, value, gate, **given)
+    stages = attention(query, key, value * _opened(gate), **given)
+    return stages | {"context": stages["output"]}
+
+
 def _rounded(store: Store, given: Arguments, *names: str) -> Arguments:
     return {name: store(given[name]) for name in names}
 
@@ -297,6 +318,13 @@ _WEIGHTS = tuple(f"{role}_weight" for role in PROJECTIONS)
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
+_faulty_gate("_sigmoid", "gate_without_sigmoid", "the projection of the gate is multiplied as it is", lambda gate: gate)
+_faulty_gate("_sigmoid", "gate_through_silu", "x sigmoid(x), which gates feed-forward layers",
+    lambda gate: gate * _opened(gate))
+_faulty_gate("_sigmoid", "gate_of_the_first_element", "a gate for each head is read where each element has its own",
+    lambda gate: _opened(np.broadcast_to(gate[..., :1], gate.shape)))
+_faulty_gate("gated_attention_gradients._sigmoid_slope", "gradient_of_the_gate_without_its_slope",
+    "the sigmoid is differentiated as if it were e^x: s, not s (1 - s)", lambda opened: opened, at="grad_gate")
 _faulty_layouts(_strided, "strided_view_read_as_contiguous",
     "every second number belongs to something else: pytorch#181133, pytorch#112577",
     _as_contiguous)

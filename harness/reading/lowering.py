@@ -383,6 +383,11 @@ class _Sequences:
         return cls(of_query, of_key, in_query + offset, in_key, in_key < used[of_key])
 
 
+def _as_it_is(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+    """Hand on what attention takes, and a gate, which a step of its own takes (``attention/output_gate.py``)."""
+    return options, inputs
+
+
 def _packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     found = _Sequences.of(inputs, from_start=options.pop("alignment", "") == "top_left")
     allowed = (found.of_query[:, np.newaxis] == found.of_key) & found.is_used
@@ -470,6 +475,8 @@ def _by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
 
 
 _LAID_OUT_BY: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _LaidOut]] = {
+    "gated_attention": _as_it_is,
+    "gated_attention_gradients": _as_it_is,
     "packed_attention": _packed,
     "packed_attention_gradients": _packed,
     "paged_attention": _paged,

@@ -163,6 +163,26 @@ ROTARY_INPUTS: Mapping[str, InputSpec] = {
     ),
 }
 """Cosines and sines by position; they come together."""
+AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
+"""Axes that are as long as others together, or longer."""
+ATTENTION_INPUTS: Mapping[str, InputSpec] = {
+    "query": QUERY,
+    "key": InputSpec(("B", "Hkv", "Lk", "D"), differentiable=True, synonyms=("k", "keys", "xk", "key_states")),
+    "value": InputSpec(("B", "Hkv", "Lk", "Dv"), differentiable=True, synonyms=("v", "values", "xv", "value_states")),
+    **INPUTS_ON_ROWS,
+    **ROTARY_INPUTS,
+}
+GATED_INPUTS: Mapping[str, InputSpec] = {
+    **ATTENTION_INPUTS,
+    "gate": InputSpec(
+        ("B", "H", "Lq", "Dv"),
+        shows_in="output",
+        called="the gate",
+        differentiable=True,
+        synonyms=("output_gate", "attn_gate", "gate_score", "gate_states"),
+    ),
+}
+"""What is attended to, and what the sigmoid is taken of that the output is multiplied with."""
 FOLDED_INPUTS: Mapping[str, InputSpec] = {
     **dict.fromkeys(("query_cos", "query_sin"), InputSpec(("Lq", "R"), asks_for="rotated_query")),
     **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), asks_for="rotated_key")),
@@ -175,22 +195,14 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
     "query_norm": InputSpec(("H", "D")),
     "key_norm": InputSpec(("Hkv", "D")),
     "row_values": InputSpec(("B", "H", "Lq", "N", "Dv")),
+    "gate": GATED_INPUTS["gate"],
 }
 """What the canonical form of a case has in place of other inputs: a row for each query and each key.
 
 What is cached is a past in front of projections. Factors stand for scales of stored keys and values; weights of norms
 have a row for each head; projections make keys and values of latent vectors; parts that are merged are values of each
-query's own.
+query's own. A gate stays what it is.
 """
-AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
-"""Axes that are as long as others together, or longer."""
-ATTENTION_INPUTS: Mapping[str, InputSpec] = {
-    "query": QUERY,
-    "key": InputSpec(("B", "Hkv", "Lk", "D"), differentiable=True, synonyms=("k", "keys", "xk", "key_states")),
-    "value": InputSpec(("B", "Hkv", "Lk", "Dv"), differentiable=True, synonyms=("v", "values", "xv", "value_states")),
-    **INPUTS_ON_ROWS,
-    **ROTARY_INPUTS,
-}
 QUERY_KEY_VALUE: Sequence[str] = ("query", "key", "value")
 PART_INPUTS: Mapping[str, InputSpec] = {
     "outputs": InputSpec(("N", "B", "H", "Lq", "Dv"), folds_into="row_values"),

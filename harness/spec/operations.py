@@ -9,6 +9,7 @@ from typing import Any
 from attncheck.spec.inputs import (
     ATTENTION_INPUTS,
     FOLDED_INPUTS,
+    GATED_INPUTS,
     INPUTS_ON_ROWS,
     INPUTS_ON_SCORES,
     KEY,
@@ -157,7 +158,13 @@ _SEQUENCE_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "poiso
 _WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
 _WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
 
+_GRAD_OUTPUT = InputSpec(("B", "H", "Lq", "Dv"))
 _VALUE = InputSpec(("B", "H", "Lk", "Dv"), synonyms=ATTENTION_INPUTS["value"].synonyms)
+
+
+def _gradients_by(inputs: Mapping[str, InputSpec]) -> tuple[str, ...]:
+    """Return the gradients by those of some inputs that have one."""
+    return tuple(stage for stage in GRADIENTS if stage.removeprefix("grad_") in inputs)
 
 
 def _attention_by(score: str) -> Operation:
@@ -200,16 +207,34 @@ OPERATIONS: Mapping[str, Operation] = {
             {**ATTENTION_INPUTS, **PAST_INPUTS, **OFFSET_INPUTS},
             _ATTENTION_OPTIONS,
             (*ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
-            for_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm"},
+            for_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm", "context": "gate"},
         ),
         *map(_attention_by, ("general", "additive", "cosine")),
         Operation(
             "attention_gradients",
             "attention_gradients",
-            {**ATTENTION_INPUTS, "grad_output": InputSpec(("B", "H", "Lq", "Dv"))},
+            {**ATTENTION_INPUTS, "grad_output": _GRAD_OUTPUT},
+            _ATTENTION_OPTIONS,
+            _gradients_by(ATTENTION_INPUTS),
+            results="all",
+            for_lowered={"grad_gate": "gate"},
+        ),
+        Operation(
+            "gated_attention",
+            "gated_attention",
+            {**GATED_INPUTS, **PAST_INPUTS, **OFFSET_INPUTS},
+            _ATTENTION_OPTIONS,
+            (*ROTATIONS, *LOGITS, *_SOFTMAX, *MEANS),
+            lowers_to="attention",
+        ),
+        Operation(
+            "gated_attention_gradients",
+            "gated_attention_gradients",
+            {**GATED_INPUTS, "grad_output": _GRAD_OUTPUT},
             _ATTENTION_OPTIONS,
             GRADIENTS,
             results="all",
+            lowers_to="attention_gradients",
         ),
         Operation(
             "packed_attention",
@@ -223,9 +248,9 @@ OPERATIONS: Mapping[str, Operation] = {
         Operation(
             "packed_attention_gradients",
             "packed_attention_gradients",
-            {**PACKED_INPUTS, "grad_output": InputSpec(("B", "H", "Lq", "Dv")), **USED_KEYS},
+            {**PACKED_INPUTS, "grad_output": _GRAD_OUTPUT, **USED_KEYS},
             _SEQUENCE_OPTIONS,
-            tuple(name for name in GRADIENTS if name != "grad_bias"),
+            _gradients_by({**PACKED_INPUTS, **USED_KEYS}),
             results="all",
             lowers_to="attention_gradients",
             is_folded=True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from attncheck.spec.inputs import ATTENTION_INPUTS, INPUTS_ON_ROWS, SCORES_AXES, Axes
+from attncheck.spec.inputs import GATED_INPUTS, INPUTS_ON_ROWS, SCORES_AXES, Axes
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ STAGE_SPECS: Mapping[str, StageSpec] = {
         StageSpec("output", "means", ("B", "H", "Lq", "Dv")),
         *(
             StageSpec(f"grad_{name}", "gradients", spec.axes)
-            for name, spec in ATTENTION_INPUTS.items()
+            for name, spec in GATED_INPUTS.items()
             if spec.differentiable
         ),
     )
@@ -79,7 +79,7 @@ def query_axis(stage: str) -> int | None:
 def key_axis(stage: str) -> int | None:
     """Return the axis of a stage that counts keys, from the end; None without one, or where its length may be 1."""
     name = stage.removeprefix("grad_")
-    if stage not in STAGE_SPECS or (name != stage and ATTENTION_INPUTS[name].broadcast):
+    if stage not in STAGE_SPECS or (name != stage and GATED_INPUTS[name].broadcast):
         return None
     axes = STAGE_SPECS[stage].axes
     return next((axes.index(letter) - len(axes) for letter in ("T", "Lk") if letter in axes), None)

@@ -69,6 +69,16 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
         {**SHARED, "grad_output": np.ones(CONTEXT), "mask": MASK, "bias": BIAS, "softcap": 2.0},
         {**GRADIENTS, "grad_bias": BIAS.shape},
     ),
+    "a gate": (
+        "gated_attention",
+        {**ATTENTION, "gate": np.ones(CONTEXT), "is_causal": True},
+        {**RAW, "masked": SCORES, **WEIGHTS, "context": CONTEXT, "output": CONTEXT},
+    ),
+    "gradients through a gate": (
+        "gated_attention_gradients",
+        {**SHARED, "gate": np.ones(CONTEXT), "grad_output": np.ones(CONTEXT)},
+        {**GRADIENTS, "grad_gate": CONTEXT},
+    ),
     "no mask": ("mask_scores", {"scores": np.zeros(SCORES)}, {}),
     "a fill without a rule": ("mask_scores", {"scores": np.zeros(SCORES), "mask_fill": -1e9}, {}),
     "a bias": ("mask_scores", {"scores": np.zeros(SCORES), "bias": BIAS}, {"biased": SCORES}),

@@ -65,7 +65,7 @@ def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_oth
 
 
 def test_a_gradient_has_the_axes_of_its_input() -> None:
-    inputs = OPERATIONS["attention_gradients"].inputs
+    inputs = OPERATIONS["gated_attention_gradients"].inputs
     axes = {f"grad_{name}": spec.axes for name, spec in inputs.items() if spec.differentiable}
     assert tuple(axes) == GRADIENTS
     assert {name: STAGE_SPECS[name].axes for name in axes} == axes

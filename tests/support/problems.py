@@ -97,7 +97,7 @@ _GIVEN: Mapping[str, Array] = {
 }
 _ROWS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_name("problems.yaml").read_text("utf-8"))
 NAMES = tuple(_ROWS)
-FORWARD = tuple(name for name, row in _ROWS.items() if row["operation"] != "attention_gradients")
+FORWARD = tuple(name for name, row in _ROWS.items() if not row["operation"].endswith("_gradients"))
 
 
 def options_of(row: Mapping[str, Any]) -> Options:
@@ -152,4 +152,4 @@ def _drawn(name: str, spec: InputSpec, shape: tuple[int, ...], size: float, rand
         return (20 * numbers).astype(np.int8)
     if name in ("key_scale", "value_scale"):
         return np.abs(numbers) / 20
-    return numbers * (3.0 if name == "log_sum_exps" else 0.5 if name.endswith("_weight") else 1.0)
+    return numbers * (3.0 if name in ("log_sum_exps", "gate") else 0.5 if name.endswith("_weight") else 1.0)

@@ -49,6 +49,7 @@ read = np.frompyfunc(
 times = np.frompyfunc(Number.times, 2, 1)
 values_of = np.frompyfunc(lambda number: number.value, 1, 1)
 root = np.frompyfunc(sqrt, 1, 1)
+sigmoid = np.frompyfunc(lambda number: 1 / (1 + exp(-number.value)), 1, 1)
 
 
 def turned(array: Array) -> Array:
@@ -168,6 +169,8 @@ def reference(problem: Problem) -> dict[str, Array]:
     stages["weights"] = weights[..., :keys]
     if "value" in whole:
         stages["context"] = stages["output"] = stages["weights"] @ whole["value"]
+    if "gate" in given and "value" in whole:
+        stages["output"] = times(stages["context"], sigmoid(given["gate"]))
     if operation == "multi_head_attention":
         merged = np.moveaxis(stages["context"], 1, 2)
         stages["output"] = merged.reshape(*merged.shape[:2], -1)
@@ -195,10 +198,15 @@ def gradients(
         """Add up the heads that share a key and value head."""
         return np.asarray(each.reshape(len(each), given[name].shape[1], -1, *each.shape[2:]).sum(axis=2))
 
-    grad_weights = given["grad_output"] @ turned(whole["value"])
+    grad_output = given["grad_output"]
+    if "gate" in given:
+        grad_output = times(grad_output, sigmoid(given["gate"]))
+    grad_weights = grad_output @ turned(whole["value"])
     mean = (stages["weights"] * grad_weights).sum(-1, keepdims=True)
     gradient = stages["weights"] * (grad_weights - mean)
-    found = {"grad_value": shared(turned(stages["weights"]) @ given["grad_output"], "value")}
+    found = {"grad_value": shared(turned(stages["weights"]) @ grad_output, "value")}
+    if "gate" in given:
+        found["grad_gate"] = times(grad_output * stages["context"], sigmoid(times(given["gate"], -1)))
     if "sinks" in given:
         found["grad_sinks"] = times((weights[..., keys:] * mean).sum((0, 2, 3)), -1)
     if "mask_fill" in options:  # the score has no part in what stands there

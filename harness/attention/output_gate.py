@@ -1,0 +1,168 @@
+"""An output gate: attention's output times the sigmoid of a gate, element by element, and its transposes.
+
+    y = o s,   s = 1 / (1 + e^-x)                 o the context, x the gate
+    gradients, with g = grad_output and k = s (1 - s):      of the context g s,      of the gate g o k
+
+    rho = eps_tanh + max(2u_c, u_o) + 2u_sum |x| (1 - s)          E_s = s rho (1 + 8u*) + 2 eta
+    E_y = E_o s + (|o| + E_o) E_s
+    E_k = |1 - 2s| E_s + E_s^2 + 4u_c (k + ..) + 2 eta
+
+A library's sigmoid is within 8 u, which may be stored as results are (u_o); one that is put together has an exponential
+within 4 u, of which (1 - s) comes through, and rounds a sum and a quotient, 2u_c. An exponential in base 2 rounds its
+exponent first, hence |x|. k is taken as s (1 - s) of the s that was computed: it moves by 1 - 2s as much as s, so that
+where a gate is saturated, k is known to E_s, and not to a part of itself. g o k is three products in any order, one of
+which may be with y, stored already. Qiu et al. 2025, "Gated Attention for Large Language Models", arXiv 2505.06708.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attncheck.attention.backward import storage_of
+from attncheck.attention.errors import Ball, Finished, Operand, Real, bound_of
+from attncheck.attention.exact_array import ExactArray
+from attncheck.attention.flags import Flags, Reach, handed_on
+from attncheck.attention.problem import Computation
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.step import Around, At, Step
+
+_STORED_PRODUCTS = 5
+"""Roundings of g o k before it is returned: 1 - s, the products, and twice that of y."""
+
+
+def _exact_power(gate: ExactArray) -> ExactArray:
+    """Return e^-|x|, which never overflows."""
+    return (-abs(gate)).exp()
+
+
+def _exact_sigmoid(problem: Computation, gate: ExactArray) -> ExactArray:
+    power = _exact_power(gate)
+    return power.where(problem.array("gate") < 0, 1.0) / (power + 1)
+
+
+def _sigmoid(gate: Real) -> Real:
+    value: Real = np.exp(np.minimum(gate, 0)) / (1 + np.exp(-np.abs(gate)))
+    return value
+
+
+def _error_of_sigmoid(at: At, gate: Operand) -> Operand:
+    value, rounding = at.value, at.rounding
+    exponent = 2 * rounding.sum_unit * np.abs(gate.value) * _sigmoid(-gate.value)
+    stored, floor = max(2 * rounding.compute_unit, rounding.output_unit), 2 * _underflow(rounding)
+    relative = rounding.tanh_error + stored + exponent
+    variance = (value * (rounding.tanh_error + exponent)) ** 2 + (value * stored) ** 2 + floor**2
+    return Operand(value, value * relative * (1 + 8 * rounding.coarsest_unit) + floor, variance)
+
+
+def _underflow(rounding: RoundingModel) -> float:
+    return max(rounding.score_underflow, rounding.output_underflow)
+
+
+def _exact_slope(_: Computation, gate: ExactArray) -> ExactArray:
+    power = _exact_power(gate)
+    return power / ((power + 1) * (power + 1))
+
+
+def _value_of_slope(_: Computation, gate: Real) -> Real:
+    return _sigmoid(gate) * _sigmoid(-gate)
+
+
+def _error_of_slope(at: At, gate: Operand) -> Operand:
+    rounding, steep = at.rounding, np.abs(np.tanh(gate.value / 2))  # |1 - 2s|
+    sigmoid = _error_of_sigmoid(At(at.problem, rounding, lambda: _sigmoid(gate.value), at.walk_in), gate)
+    assert sigmoid.max_error is not None
+    assert sigmoid.variance is not None
+    unit, floor = 4 * rounding.compute_unit, 2 * _underflow(rounding)
+    moved = steep * sigmoid.max_error + sigmoid.max_error**2
+    variance = steep**2 * sigmoid.variance + sigmoid.variance**2 + (unit * at.value) ** 2 + floor**2
+    return Operand(at.value, moved + unit * (at.value + moved) + floor, variance)
+
+
+def _error_of_output(at: At, context: Finished | Operand, sigmoid: Operand) -> Finished:
+    max_error, variance = _errors_of_product(context, sigmoid)
+    return _stored(at, max_error, variance, 0.0)
+
+
+def _error_of_gradient(at: At, grad_output: Operand, sigmoid: Operand) -> Operand:
+    (unit, underflow), size = storage_of(at.rounding), np.abs(at.value)
+    max_error, variance = _errors_of_product(grad_output, sigmoid)
+    max_error = max_error + unit * (size + max_error) + underflow
+    return Operand(at.value, max_error, variance + (unit * size) ** 2 + underflow**2)
+
+
+def _error_of_grad_gate(at: At, grad_output: Operand, context: Finished | Operand, slope: Operand) -> Finished:
+    (unit, underflow), size, gradient = storage_of(at.rounding), np.abs(at.value), np.abs(grad_output.value)
+    max_error, variance = _errors_of_product(context, slope)
+    max_error, variance = gradient * max_error, gradient**2 * variance
+    floor = _STORED_PRODUCTS * underflow * (1 + gradient) * (1 + _magnitude(context))
+    max_error = max_error + _STORED_PRODUCTS * unit * (size + max_error) * (1 + 8 * at.rounding.coarsest_unit) + floor
+    return _stored(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
+
+
+def _errors_of_product(first: Finished | Operand, second: Operand) -> tuple[Real, Real]:
+    """Return the largest error of a product, element by element, before it is rounded, and its variance."""
+    of_first, variance_of_first = _errors(first)
+    of_second, variance_of_second = _errors(second)
+    size, other = np.abs(first.value), np.abs(second.value)
+    variance = variance_of_first * (other**2 + variance_of_second) + size**2 * variance_of_second
+    return of_first * other + (size + of_first) * of_second, variance
+
+
+def _errors(array: Finished | Operand) -> tuple[Real, Real]:
+    if isinstance(array, Finished):
+        return array.finished.max_error, array.finished.sigma**2
+    zero = np.zeros_like(array.value)
+    return zero if array.max_error is None else array.max_error, zero if array.variance is None else array.variance
+
+
+def _magnitude(array: Finished | Operand) -> Real:
+    magnitude: Real = np.abs(array.value) + _errors(array)[0]
+    return magnitude
+
+
+def _stored(at: At, max_error: Real, variance: Real, floor: Real | float) -> Finished:
+    """Round what is returned."""
+    count, unit, underflow = at.rounding.output_count, at.rounding.output_unit, at.rounding.output_underflow
+    size = np.abs(at.value)
+    max_error = max_error + count * unit * (size + max_error) + underflow
+    return Finished(at.value, bound_of(at.value, max_error, variance + count * (unit * size) ** 2, floor + underflow))
+
+
+def _radius_of_output(_: Around, __: Real, context: Ball, sigmoid: Ball) -> Real:
+    radius: Real = np.abs(context.value) * sigmoid.radius + context.radius * (sigmoid.value + sigmoid.radius)
+    return radius
+
+
+def _reach_of_product(_: Reach, *flags: Flags) -> Flags:
+    reached: Flags = np.logical_or.reduce(np.broadcast_arrays(*flags))
+    return reached
+
+
+SIGMOID = Step(
+    _exact_sigmoid,
+    lambda _, gate: _sigmoid(gate),
+    _error_of_sigmoid,
+    lambda _, __, gate: np.minimum(gate.radius / 4, 1),  # its slope is at most 1/4
+    reach=handed_on,
+    magnitude=abs,
+)
+SIGMOID_SLOPE = Step(_exact_slope, _value_of_slope, _error_of_slope, reach=handed_on, magnitude=abs)
+GATED_OUTPUT = Step(
+    lambda _, context, sigmoid: context * sigmoid,
+    lambda _, context, sigmoid: context * sigmoid,
+    _error_of_output,
+    _radius_of_output,
+    reach=_reach_of_product,
+)
+GRAD_CONTEXT = Step(
+    lambda _, grad_output, sigmoid: grad_output * sigmoid,
+    lambda _, grad_output, sigmoid: grad_output * sigmoid,
+    _error_of_gradient,
+    reach=_reach_of_product,
+)
+GRAD_GATE = Step(
+    lambda _, grad_output, context, slope: grad_output * context * slope,
+    lambda _, grad_output, context, slope: grad_output * context * slope,
+    _error_of_grad_gate,
+    reach=_reach_of_product,
+)
