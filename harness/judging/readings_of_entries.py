@@ -452,6 +452,12 @@ _PLACES = (
     Reading("last-key-dropped", "no query sees the last key", _last_key_dropped),
     Reading("key-lengths-from-the-end", "key lengths count from the last key",
             _with_lengths_as(lambda lengths, query, key: key >= len(key) - _by_batch(lengths)), "key_lengths"),
+    Reading("key-lengths-of-queries", "key lengths are taken for those of queries, whose later ones see nothing",
+            _with_lengths_as(lambda lengths, query, key: (query < _by_batch(lengths)) & (key >= 0)), "key_lengths"),
+    Reading("key-lengths-up-to-four", "key lengths are rounded up to whole tiles of four keys",
+            lambda problem: problem.with_inputs(key_lengths=np.minimum(
+                -(-problem.inputs["key_lengths"] // 4) * 4, queries_and_keys(problem)[1]
+            ).astype(problem.inputs["key_lengths"].dtype)), "key_lengths"),
     Reading("key-lengths-of-queries-too", "key lengths are taken for those of queries, too",
             _with_lengths_as(
                 lambda lengths, query, key: (query < _by_batch(lengths)) & (key < _by_batch(lengths))

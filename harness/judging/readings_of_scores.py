@@ -36,6 +36,7 @@ from attncheck.judging.alternatives import (
     toggled,
     transposed,
     widths_of,
+    with_each,
     with_input,
     without,
 )
@@ -231,6 +232,9 @@ _SCORES = (
             lambda problem: problem.with_inputs(
                 score_vector=problem.inputs["score_vector"] / math.sqrt(problem.inputs["query"].shape[-1])
             ), "score_vector", "scores"),
+    Reading("score-scaled", "the score is divided by sqrt(D)", lambda problem: with_each(
+        ("weight", "score_bias"), lambda array: array / math.sqrt(problem.inputs["query"].shape[-1])
+    )(problem), "weight", "scores"),
     Reading("score-bias-missing", "the bias of the score is missing", without("score_bias"), "score_bias", "scores"),
 )  # fmt: skip
 

@@ -188,14 +188,14 @@ _faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
 _faulty_lengths(forms.lengths_pattern, "key_lengths_counted_from_the_end", "padding expected on the left",
     lambda scores, masks: _keys(scores, masks)[..., ::-1], diagnosis="key-lengths-from-the-end")
 _faulty_lengths(forms.lengths_pattern, "key_lengths_applied_to_queries", "padding on the wrong axis: transformer#40",
-    lambda scores, masks: _queries(scores, masks))
+    lambda scores, masks: _queries(scores, masks), diagnosis="key-lengths-of-queries")
 _faulty_lengths(forms.lengths_pattern, "key_lengths_applied_to_queries_too",
     "queries beyond the length of the keys get nothing: unpadding of self-attention",
     lambda scores, masks: np.asarray(_keys(scores, masks) & _queries(scores, masks)),
     diagnosis="key-lengths-of-queries-too")
 _faulty_lengths(forms.lengths_read_as, "key_lengths_rounded_up_to_four",
     "whole groups of four keys are attended: tt-metal#41215's kind",
-    lambda lengths, keys: np.asarray(-(-lengths // 4) * 4))
+    lambda lengths, keys: np.asarray(-(-lengths // 4) * 4), diagnosis="key-lengths-up-to-four")
 _faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
     "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
     lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")

@@ -292,7 +292,8 @@ _faulty_by_score("additive_scores", "additive_scores_over_root_of_width",
 _faulty_by_score("general_scores", "bilinear_scores_over_root_of_width",
     "1/sqrt(D) of the dot product beside the bilinear weight",
     lambda query, *arrays, **named:
-        _over_root_of_width(query, backend.general_scores(query, *arrays, **named)))  # fmt: skip
+        _over_root_of_width(query, backend.general_scores(query, *arrays, **named)),
+    diagnosis="score-scaled")  # fmt: skip
 
 
 def _attending(change: Callable[[Attend], Attend]) -> Steps:
