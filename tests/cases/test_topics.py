@@ -87,7 +87,13 @@ def is_beyond_a_tile(case: Case) -> bool:
     return all(length > TILE and length % TILE for length in lengths)
 
 
-WITH_PAIRS = [operation for operation in OPERATIONS.values() if any(True for _ in pairs_of(operation))]
+def hands_on(operation: Operation) -> bool:
+    """Whether an operation hands all that another one takes on to that, which has the pairs."""
+    lowered = OPERATIONS.get(operation.lowers_to or "")
+    return lowered is not None and lowered.inputs.keys() <= operation.inputs.keys()
+
+
+WITH_PAIRS = [own for own in OPERATIONS.values() if not hands_on(own) and any(True for _ in pairs_of(own))]
 
 
 @cache
