@@ -82,6 +82,9 @@ class Draw:
 @cache
 def _weight(kind: Kind) -> int:
     own = OPERATIONS[kind[0]]
+    lowered = OPERATIONS.get(own.lowers_to or "")
+    if lowered is not None and lowered.inputs.keys() <= own.inputs.keys():  # all else of it is the other one
+        return _PLAIN + len(own.inputs.keys() - lowered.inputs.keys())
     weight = _PLAIN + len(own.options - _NOT_DRAWN) + len(inputs_of(*kind))
     return 2 * weight if any(other.lowers_to == own.name for other in OPERATIONS.values()) else weight
 

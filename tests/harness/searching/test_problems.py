@@ -56,7 +56,7 @@ def test_a_problem_follows_from_seed_and_number() -> None:
 
 
 def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Path) -> None:
-    drawn, problems = drawn_from(400), searched(3)
+    drawn, problems = drawn_from(400), searched(5)
     for some in (drawn, problems):
         assert {problem.operation for problem in some} == set(OPERATIONS)
         assert set(OPTIONS) - {name for problem in some for name in problem.options} == FILE_ALONE
