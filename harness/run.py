@@ -239,6 +239,8 @@ def _run(
             environment["backends"] = backends
             writer.write_json("environment.json", environment)
 
+    writer.before_rows = describe_backends
+
     def report_progress(done: int, total: int) -> None:
         describe_backends()
         on_progress(done, total)

@@ -352,6 +352,7 @@ def _write(path: Path, text: str) -> str:
 PARTS = "attncheck.repro.code"
 _DEVICES = "attncheck.backends.devices"
 _CALLS = "attncheck.backends.family_calls"
+_OURS = "attncheck."
 _CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
 _SERVICES = (*_CONVERSIONS, "describe")
 
@@ -412,8 +413,14 @@ def _returned(task: Task) -> Sequence[str]:
 def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
     mode = implementation.declared
     whole = {*_SERVICES, *names}
-    yield inlined(mode.module, {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute}, whole)
+    module, _, function = mode.call.partition(":") if isinstance(mode, Library) else ("", "", "")
+    own = {function} if module.startswith(_OURS) else set()  # called as a library's, and not to be imported
+    wanted = {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute}
+    yield inlined(mode.module, wanted | own if module == mode.module else wanted, whole)
+    if own and module != mode.module:
+        yield "\n\n" + inlined(module, own)
     yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
+    yield from (f"sys.modules[{module!r}] = {short(module)}" for _ in own)
     yield from _moved(implementation.entry.name, mode.device)
     if isinstance(mode, Library):
         yield "\n\n" + inlined(_CALLS, {"library_functions", "Family"})

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -52,6 +52,7 @@ class ResultsWriter:
         self._arrays: list[StoredArray] = []
         self._array_bytes = 0
         self._flushed = monotonic()
+        self.before_rows: Callable[[], None] = lambda: None
         _claim(directory)
         _prepare_directory(directory, keep=("rows", "arrays", "cases.json") if resume else ())
         _write(directory / _CLAIM, lambda temporary: temporary.write_text(_me(), encoding="utf-8"))
@@ -72,11 +73,15 @@ class ResultsWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything that is kept, arrays first, so that no row speaks of an array that is not there."""
+        """Write everything that is kept, arrays first, so that no row speaks of an array that is not there.
+
+        Before rows, ``before_rows`` writes what is known of who gave them: nobody asks them again once they are there.
+        """
         if self._arrays:
             self._write_part("arrays", pa.Table.from_pylist(list(map(_array_record, self._arrays)), ARRAY_SCHEMA))
             self._arrays, self._array_bytes = [], 0
         if self._rows:
+            self.before_rows()
             self._write_part("rows", _table(self._rows))
             self._rows = []
         self._flushed = monotonic()
