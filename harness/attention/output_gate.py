@@ -79,7 +79,7 @@ def _error_of_slope(at: At, gate: Operand) -> Operand:
 
 
 def _error_of_output(at: At, context: Finished | Operand, sigmoid: Operand) -> Finished:
-    max_error, variance = _errors_of_product(context, sigmoid)
+    max_error, variance = _errors_of_product(_as_it_was(at, context), sigmoid)
     return _stored(at, max_error, variance, 0.0)
 
 
@@ -92,11 +92,19 @@ def _error_of_gradient(at: At, grad_output: Operand, sigmoid: Operand) -> Operan
 
 def _error_of_grad_gate(at: At, grad_output: Operand, context: Finished | Operand, slope: Operand) -> Finished:
     (unit, underflow), size, gradient = storage_of(at.rounding), np.abs(at.value), np.abs(grad_output.value)
-    max_error, variance = _errors_of_product(context, slope)
+    max_error, variance = _errors_of_product(_as_it_was(at, context), slope)
     max_error, variance = gradient * max_error, gradient**2 * variance
     floor = _STORED_PRODUCTS * underflow * (1 + gradient) * (1 + _magnitude(context))
     max_error = max_error + _STORED_PRODUCTS * unit * (size + max_error) * (1 + 8 * at.rounding.coarsest_unit) + floor
     return _stored(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
+
+
+def _as_it_was(at: At, context: Finished | Operand) -> Finished | Operand:
+    """Allow a context that came back the rounding of its storage: what is multiplied may be the one before it."""
+    if isinstance(context, Finished):
+        return context
+    moved = at.rounding.output_unit * np.abs(context.value) + at.rounding.output_underflow
+    return Operand(context.value, moved, moved**2)
 
 
 def _errors_of_product(first: Finished | Operand, second: Operand) -> tuple[Real, Real]:

@@ -368,7 +368,7 @@ def _registering(
     change: Any,
 ) -> Callable[[Decorated], Decorated]:
     """Register what is made of a name, a text and an implementation: of a row's ``change``, or of what is decorated."""
-    module = sys._getframe(2).f_globals["__name__"]  # the catalogue is in its order, whoever imports it first
+    module = sys._getframe(2).f_globals.get("__name__", "")  # the catalogue is in its order, whoever imports it first
 
     def register(step: Decorated) -> Decorated:
         made = {form: step} if isinstance(form, str) else step if form is None else form(step)

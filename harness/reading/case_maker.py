@@ -61,6 +61,7 @@ from attncheck.spec import (
     computed_stages,
     inputs_of,
 )
+from attncheck.wording import listed
 
 _ADDED = frozenset(
     name for operation in OPERATIONS.values() for name, spec in operation.inputs.items() if spec.may_be_infinite
@@ -322,7 +323,7 @@ class _CaseMaker:
         if self.entry.layout == "split":
             return {}
         if self.operation not in PER_HEAD:
-            raise self._fault(f"{self.operation} has no merged layout; {' and '.join(PER_HEAD)} do", "layout")
+            raise self._fault(f"{self.operation} has no merged layout; {listed(PER_HEAD)} do", "layout")
         if "heads" not in self.options:
             raise self._fault("the merged layout needs options.heads", "layout")
         own = int(self.options["heads"])

@@ -34,7 +34,7 @@ def doubled(query: Array, key: Array) -> Array:
 @pytest.mark.parametrize("variant", [Variant(), Kernel(lambda store: {})])
 def test_a_variant_has_the_contracts_functions_with_their_parameters(variant: Variant) -> None:
     contract = {name: member for name, member in vars(Backend).items() if inspect.isfunction(member) and name[0] != "_"}
-    assert len(contract) == 23
+    assert len(contract) == 25
     for name, member in contract.items():
         assert _parameters(getattr(variant, name)) == _parameters(member)[1:], name
 

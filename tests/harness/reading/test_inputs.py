@@ -60,7 +60,8 @@ def _heads(operation: str, lengths: dict[str, int]) -> tuple[int | None, int | N
 def _keys(operation: str, lengths: dict[str, int]) -> int:
     if operation == "paged_attention":
         return lengths["W"] * lengths["Lp"]
-    return lengths["T"] if operation in {"attention", "multi_head_attention"} else lengths["Lk"]
+    has_past = "past_key" in OPERATIONS[operation].inputs
+    return lengths["T"] if has_past else lengths["Lk"]
 
 
 def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> dict[str, tuple[int, ...]]:
