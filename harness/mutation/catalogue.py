@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from inspect import signature
 from itertools import pairwise
@@ -197,7 +196,11 @@ OF_LOOPS: AlongAxis = {
 def _along_axis(changes: AlongAxis, of: str, axis: int, rank: int) -> Iterator[ArgumentFault]:
     for name, change in changes.items():
         fault = name.format(of)
-        yield ArgumentFault(fault, f"is that {_words(fault)}", _where_whole(partial(change, axis=axis), rank))
+        yield ArgumentFault(fault, f"is that {_words(fault)}", _where_whole(_on_axis(change, axis), rank))
+
+
+def _on_axis(change: Callable[[Array, int], Array], axis: int) -> Callable[[Array], Array]:
+    return lambda array: change(array, axis)
 
 
 def _where_whole(change: Callable[[Array], Array], rank: int) -> Callable[[Array], Array]:

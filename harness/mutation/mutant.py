@@ -349,7 +349,7 @@ Form: TypeAlias = str | Callable[[Any], Steps | Variant] | None
 
 The name of the step whose place it takes, or a function that makes steps of it; None where it is steps already.
 """
-Decorated = TypeVar("Decorated")
+Decorated = TypeVar("Decorated", bound=Any)
 
 _REGISTERED: list[tuple[str, Subject]] = []
 
@@ -371,7 +371,7 @@ def _registering(
     module = sys._getframe(2).f_globals.get("__name__", "")  # the catalogue is in its order, whoever imports it first
 
     def register(step: Decorated) -> Decorated:
-        made = {form: step} if isinstance(form, str) else step if form is None else form(step)
+        made: Any = {form: step} if isinstance(form, str) else step if form is None else form(step)
         backend = made if isinstance(made, Variant) else Variant(made, hidden=hidden)
         _REGISTERED.append((module, make(name or step.__name__, text or step.__doc__ or "", backend)))
         return step
