@@ -75,7 +75,7 @@ def mutants(
 ) -> None:
     """Run mutants of attention, and report what catches them.
 
-    The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 % of the faults get a
+    The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 in 500 faults get a
     wrong name.
     """
     from attncheck.config import selected
