@@ -211,7 +211,8 @@ def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell,
 
 @cache
 def _topic(file: str) -> str:
-    return ".".join(part for part in PurePosixPath(file).with_suffix("").parts if part != "/")
+    path = PurePosixPath(file)
+    return ".".join(part for part in (*path.parent.parts, path.stem) if part not in ("/", ""))
 
 
 def _add_failure(

@@ -18,6 +18,7 @@ same cases for another tile. Their ids say which tile that is, so that an id alo
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from attncheck.wording import NEAR, expected, listed_or, slug
 _WILD = re.compile(r"[*?[]")
 _MOST_MEANT = 3
 _SUFFIXES = (".yaml", ".yml")
+_MAX_SEEN = 100_000
+"""Files and folders below a folder of cases, whatever they hold: a folder with more is a disk."""
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
 PROPERTIES_FILE = "properties"
@@ -259,12 +262,17 @@ def _own_files(path: Path, base: Path, lists: _Lists) -> list[_File]:
 
 def _case_files(folder: Path, lists: _Lists = frozenset()) -> list[Path]:
     """Return the case files below a folder, in a fixed order; hidden folders, tags.yaml and the lists are none."""
-    return sorted(
-        path
-        for suffix in _SUFFIXES
-        for path in folder.rglob(f"*{suffix}")
-        if _is_case_file(path, lists) and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    found, seen = [], 0
+    for above, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        seen += len(folders) + len(names)
+        if seen > _MAX_SEEN:
+            raise UsageError(
+                f"{folder} is no folder of cases: there are more than {_MAX_SEEN:,} files and folders below it; "
+                "expected case files (*.yaml), or a folder that holds them"
+            )
+        found += [Path(above, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in found if _is_case_file(path, lists))
 
 
 def _is_case_file(path: Path, lists: _Lists = frozenset()) -> bool:

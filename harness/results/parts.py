@@ -41,6 +41,7 @@ _PROPERTY_WORDS: Mapping[str, Sequence[str]] = {
     "claim": ["", *CLAIMS],
 }
 _INDEX = r"^([0-9]{1,18}(,[0-9]{1,18})*)?$"
+_SHAPE = r"^(scalar|[0-9]{1,18}(x[0-9]{1,18})*)?$"
 _COUNTS = [column.name for column in ROW_SCHEMA if pa.types.is_integer(column.type)]
 _MAX_COUNTED = 2**53
 """Beyond it, a count is no whole number in the frames of a report."""
@@ -136,8 +137,9 @@ def _read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _WORDS) -> 
         strange = pc.unique(table[name]).to_pylist()
         if odd := sorted(set(map(str, strange)) - set(map(str, words))):
             raise _DamagedError(f"it has the {name} {odd[0]!r}, which this version does not know")
-    if not pc.all(pc.match_substring_regex(pc.drop_null(table["index"]), _INDEX), min_count=0).as_py():
-        raise _DamagedError("it has an index that is no list of whole numbers")
+    for name, pattern, what in (("index", _INDEX, "an index that is no"), ("shape", _SHAPE, "a shape that is no")):
+        if not pc.all(pc.match_substring_regex(pc.drop_null(table[name]), pattern), min_count=0).as_py():
+            raise _DamagedError(f"it has {what} list of whole numbers")
     _check_numbers(table)
     return table
 

@@ -171,6 +171,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         require_readable(path)
         content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -250,8 +251,8 @@ class CaseRecords(Mapping[str, dict[str, Any]]):
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a record, in the place of an earlier one with its id."""
-        text = json.dumps(record).encode()
+        """Add a record, in the place of an earlier one with its id. Raises ``ValueError`` for half a surrogate pair."""
+        text = json.dumps(record, ensure_ascii=False).encode()
         self._example = self._example or text
         packer = zlib.compressobj(level=1, wbits=_WINDOW, zdict=self._example)
         self._packed[record["id"]] = _Packed(packer.compress(text) + packer.flush(), self._example)
@@ -333,8 +334,11 @@ def _usable(listed: Iterable[Any], path: Path) -> tuple[CaseRecords, tuple[str, 
         count += 1
         if fault := fault_in(record, CaseRecord):
             bad.append(fault)
-        else:
+            continue
+        try:
             cases.add(record)
+        except UnicodeEncodeError:
+            bad.append("it holds half of a surrogate pair, which is no text")
     if not bad:
         return cases, ()
     return cases, (f"{path}: {len(bad)} of {count} cases are not what `attncheck check` writes: {bad[0]}",)

@@ -131,6 +131,9 @@ def test_what_holds_no_cases_is_refused(own: Path, tmp_path: Path, monkeypatch: 
     ):
         with pytest.raises(UsageError, match=message):
             select_cases(patterns.split(), base=tmp_path)
+    monkeypatch.setattr(selection, "_MAX_SEEN", 2)
+    with pytest.raises(UsageError, match="more than 2 files and folders below it; expected case files"):
+        select_cases(["mine"], base=tmp_path)
 
 
 def test_a_folder_of_ones_own_is_read_with_its_tags_and_what_lies_below(own: Path, tmp_path: Path) -> None:

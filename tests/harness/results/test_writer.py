@@ -189,7 +189,7 @@ def test_an_interrupted_run_is_readable_and_goes_on(make_row: MakeRow, write_run
     assert (len(run.rows), run.cases, run.arrays()) == (0, {}, {})
 
 
-TEXTS = st.text(st.characters(codec=None, exclude_categories=()), max_size=30)
+TEXTS = st.text(max_size=30)
 CONTENT = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
