@@ -2,7 +2,8 @@
 
 The plugin takes it apart (ScaledDotProductAttentionDecomposition): the query is scaled before the product, and every step
 is an operation in the dtype, as ``get_runtime_model`` shows. With ``hint`` each dtype is asked for by its precision hint: without
-one, which is the default, processors with units for bfloat16 compute in it, whatever the model's dtype. Causality leaves
+one, which is the default, processors with units for bfloat16 compute in it, whatever the model's dtype. They do the same
+where float16 is asked for and they have no units for it, so that there a model of float16 is asked for in float32. Causality leaves
 the mask unread, so that a mask beside it carries both.
 https://docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/operation-specs/sequence/scaled-dot-product-attention.html
 """  # noqa: E501
@@ -101,9 +102,11 @@ def _compiled(
     parameters = [opset13.parameter(openvino.PartialShape([-1] * rank), _TYPES[dtype]) for dtype, rank in inputs]
     model = openvino.Model([opset13.scaled_dot_product_attention(*parameters, causal=is_causal)], parameters)
     options: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
+    core = openvino.Core()
     if hint is not None:
-        options["INFERENCE_PRECISION_HINT"] = hint
-    return openvino.Core().compile_model(model, "CPU", options)
+        has_units = hint != "f16" or "FP16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        options["INFERENCE_PRECISION_HINT"] = hint if has_units else "f32"
+    return core.compile_model(model, "CPU", options)
 
 
 ARRAYS = NumpyArrays()
