@@ -47,6 +47,9 @@ from attncheck.reports.sections import (
     Figure,
     Inline,
     Items,
+    Nested,
+    OnPage,
+    Page,
     Section,
     Table,
     Text,
@@ -338,6 +341,12 @@ def _sampled(frames: Frames) -> dict[str, str]:
     return {row["case"]: f" ({rows_judged(row['judged_rows'], row['query_rows'])})" for row in records(rows)}
 
 
+def page_text(page: Page) -> str:
+    """Return a whole page."""
+    sections = [[f"# {page.title}", "", *blocks_lines(page.opening)], *map(section_lines, page.sections)]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
 def section_lines(section: Section | None) -> list[str]:
     """Render a section; nothing for none."""
     return [] if section is None else [f"## {section.title}", "", *blocks_lines(section.blocks)]
@@ -352,18 +361,37 @@ def blocks_lines(blocks: Iterable[Block]) -> list[str]:
 def _block(block: Block) -> list[str]:
     match block:
         case Items():
-            return [f"- {inline(item)}" for item in block.items]
+            lines = [line for item in block.items for line in _item(item)]
         case Table():
-            rows = [list(map(inline, row)) for row in block.rows]
-            return table(list(map(escape, block.headings)), rows, block.align)
+            lines = _table(block)
         case Code():
-            return ["```", *block.lines, "```"]
+            lines = ["```", *block.lines, "```"]
         case Details():
-            return details(block.summary, blocks_lines(block.blocks))
+            lines = details(block.summary, blocks_lines(block.blocks))
+        case OnPage():
+            lines = blocks_lines(block.in_words)
         case Entries():
             entries = ((f"{number}. ", blocks) for number, (_, blocks) in enumerate(block.entries, 1))
-            return [line for entry in entries for line in _entry(*entry)]
-    return [escape(block.words) if isinstance(block, Figure) else inline(block.content)]
+            lines = [line for entry in entries for line in _entry(*entry)]
+        case Figure():
+            lines = [escape(block.words)]
+        case Text():
+            lines = [inline(block.content)]
+    return lines
+
+
+def _item(item: Inline | Nested) -> list[str]:
+    if isinstance(item, Nested):
+        return [f"- {inline(item.content)}", *(f"  - {inline(each)}" for each in item.items)]
+    return [f"- {inline(item)}"]
+
+
+def _table(block: Table) -> list[str]:
+    """Render a table without columns of pictures, which have no heading."""
+    kept = [number for number, heading in enumerate(block.headings) if heading or not number]
+    letters = block.align.ljust(len(block.headings), "l")
+    rows = [[inline(row[number]) for number in kept] for row in block.rows]
+    return table([escape(block.headings[number]) for number in kept], rows, "".join(letters[number] for number in kept))
 
 
 def _entry(number: str, blocks: Sequence[Block]) -> list[str]:
@@ -381,6 +409,8 @@ def inline(part: Inline) -> str:
     if isinstance(part, str):
         edges = (" " if part != part.lstrip() else "", " " if part.strip() != part.lstrip() else "")
         return escape(part).join(edges) if part.strip() else part
+    if isinstance(part, Figure):
+        return escape(part.words)
     if part.kind == "break":
         return "<br>"
     if part.address:

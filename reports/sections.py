@@ -68,7 +68,15 @@ class Mark:
     case: str = ""
 
 
-Inline = str | Mark | tuple["Inline", ...]
+@dataclass(frozen=True)
+class Figure:
+    """A picture as markup of the page, and what it shows in words, for formats that draw nothing."""
+
+    words: str
+    markup: str
+
+
+Inline = str | Mark | Figure | tuple["Inline", ...]
 BREAK = Mark("\n", "break")
 
 
@@ -81,10 +89,19 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Items:
-    """A list."""
+class Nested:
+    """An item of a list that has items of its own."""
 
+    content: Inline
     items: Sequence[Inline]
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list; ``kind`` is its class on the page."""
+
+    items: Sequence[Inline | Nested]
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,11 +131,11 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A picture as markup of the page, and what it shows in words, for formats that draw nothing."""
+class OnPage:
+    """Blocks that the page alone has, and those that stand for them in formats that draw nothing."""
 
-    words: str
-    markup: str
+    blocks: Sequence[Block]
+    in_words: Sequence[Block]
 
 
 @dataclass(frozen=True)
@@ -130,7 +147,7 @@ class Entries:
 
 Key = tuple[str, str, str, str]
 """An environment, an implementation, a case and a dtype."""
-Block = Text | Items | Table | Code | Details | Figure | Entries
+Block = Text | Items | Table | Code | Details | Figure | OnPage | Entries
 
 
 @dataclass(frozen=True)
@@ -140,6 +157,15 @@ class Section:
     title: str
     anchor: str
     blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A document of its own: a title, blocks below it, and sections."""
+
+    title: str
+    opening: Sequence[Block]
+    sections: Sequence[Section]
 
 
 _OF_RECORDS = (State.MISPRINT, State.XPASS)

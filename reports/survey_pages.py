@@ -1,10 +1,9 @@
-"""A survey as files: tables as CSV, which are read again, a page as Markdown, and one HTML file."""
+"""A survey as files: tables as CSV, which are read again, and one page of sections as Markdown and as HTML."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -12,8 +11,23 @@ from markupsafe import Markup
 
 from attncheck.backends import EVERYTHING
 from attncheck.errors import OutputError, ResultsError
-from attncheck.reports.html.page import TEMPLATES, environment, without_forbidden
-from attncheck.reports.markdown import code, escape, number, table
+from attncheck.reports.html.page import render_page
+from attncheck.reports.markdown import number, page_text
+from attncheck.reports.sections import (
+    Block,
+    Code,
+    Details,
+    Figure,
+    Inline,
+    Items,
+    Mark,
+    Nested,
+    OnPage,
+    Page,
+    Section,
+    Table,
+    Text,
+)
 from attncheck.reports.survey import (
     ALL,
     Accuracy,
@@ -61,7 +75,7 @@ def write_survey(survey: Survey, folder: Path) -> Path:
     }
     with OutputError.where(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in {**texts, README: render_markdown(survey), PAGE: render_survey(survey)}.items():
+        for name, text in {**texts, README: page_text(survey_page(survey)), PAGE: render_survey(survey)}.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
     return folder / PAGE
 
@@ -85,189 +99,61 @@ def _value(kind: type, text: str) -> Any:
     return text == "True" if kind is bool else kind(text)
 
 
-def render_markdown(survey: Survey) -> str:
-    """Return the survey as one page of Markdown: a line for each implementation, and what needs more below."""
-    judged = list(survey.newest_counts().values())
-    of_all = [row for row in judged if row.feature == ALL]
-    lines = [
-        "# What implementations of attention do",
-        "",
-        f"{len(survey.newest())} implementations, each in the newest version that was judged, on the bundled cases. "
-        "[The same as a page](index.html), with every feature.",
-        "",
-        "*Right*: every stage that came back is within its error bound in every dtype. *Known*: fails as recorded, "
-        "with its reason ([findings](../../../docs/findings.md), "
-        "[expected failures](../../../docs/expected_failures.md)). *Unsupported*: it has no word for what the case "
-        "asks. *Not run*: left out of modes that compile each case. Some failures are those of some processors "
-        "alone, as the lists say; they are counted as they showed on the machine that judged.",
-        "",
-        *table(
-            ("implementation", "version", "right", "known", "wrong", "unsupported", "unverified", "not run"),
-            (
-                (code(row.implementation), escape(row.version), *map(_count, row[3:]))
-                for row in sorted(of_all, key=lambda each: (-each.right, each.implementation))
-            ),
-            "llrrrrrr",
-        ),
-        "",
-        *_wrong(judged),
-        *_accuracy(survey),
-        *_meanings(survey),
-        *_properties(survey),
-        *_findings(survey),
-        *_versions(survey),
-    ]
-    return "\n".join(lines).rstrip() + "\n"
+def survey_page(survey: Survey) -> Page:
+    """Return the survey as sections, which Markdown and HTML render alike but for pictures."""
+    opening = (
+        f"{len(survey.newest())} implementations on attncheck's cases, each in the newest version that was judged and "
+        "compared with the exact answer within an error bound that is derived from its roundings."
+    )
+    as_page = Text((Mark("The same as a page", "link", PAGE), ", with every feature."))
+    makers = (_implementations, _features, _accuracy, _meanings, _properties, _findings, _versions)
+    sections = [section for make in makers if (section := make(survey))]
+    return Page("What implementations of attention do", [Text(opening), OnPage([], [as_page])], sections)
+
+
+def render_survey(survey: Survey) -> str:
+    """Return the HTML page. The same survey gives the same text."""
+    return render_page(survey_page(survey), "survey.css")
+
+
+_COUNTED = ("right", "known", "wrong", "unsupported", "unverified", "not run")
+_COUNTS_EXPLAINED: Inline = (
+    *("How many cases come to what, the worst of all dtypes counting. ", Mark("Known", "strong"), ": it fails as "),
+    *("recorded, with its reason. ", Mark("Unsupported", "strong"), ": it does not accept what the case asks for. "),
+    *(Mark("Not run", "strong"), ": left out of modes that compile each case. Failures of some processors alone are "),
+    "counted as they showed on the machine that judged.",
+)
+
+
+def _implementations(survey: Survey) -> Section:
+    found = survey.newest_counts()
+    rows: list[Sequence[Inline]] = []
+    for name, version in survey.newest().items():
+        of_all = found.get((ALL, name), JudgedFeature(name, version, ALL, *(0,) * len(_COUNTED)))
+        rows.append((_named(name, version), _description(name), _bar(of_all), *map(_count, of_all[3:])))
+    headings = ["implementation", "what it is", "", *_COUNTED]
+    table = Table("Cases by what they come to", headings, rows, "lllrrrrrr")
+    return Section("Implementations", "implementations", [Text(_COUNTS_EXPLAINED), table])
+
+
+def _named(name: str, version: str) -> Inline:
+    return (Mark(name), " ", Mark(version, "small"))
 
 
 def _count(number_of: int) -> str:
     return f"{number_of:,}" if number_of else "-"
 
 
-def _wrong(judged: Sequence[JudgedFeature]) -> Iterator[str]:
-    rows = [row for row in judged if row.wrong and row.feature != ALL]
-    if rows:
-        yield from ("## Wrong, and not recorded", "")
-        cells = ((code(row.implementation), escape(row.feature), f"{row.wrong:,}", _count(row.right)) for row in rows)
-        yield from table(("implementation", "feature", "wrong", "right"), cells, "llrr")
-        yield ""
-
-
-def _accuracy(survey: Survey) -> Iterator[str]:
-    found = {key: f"{number(row.median)} ({number(row.most)})" for key, row in survey.newest_accuracy().items()}
-    yield from ("## Accuracy", "")
-    yield (
-        "Largest error of a stage, in units of the largest that rounding allows there: of the stage in the middle, "
-        "and in parentheses of all but one of a hundred. 1 is the bound of that implementation's own rounding model, "
-        "so that numbers of different models are not compared with each other."
-    )
-    yield ""
-    cells = ((code(name), *(found.get((name, dtype), "-") for dtype in DTYPES)) for name in survey.newest())
-    yield from table(("implementation", *DTYPES), cells, "lrrrr")
-    yield ""
-
-
-def _meanings(survey: Survey) -> Iterator[str]:
-    if not survey.meanings:
-        return
-    yield from ("## Conventions", "")
-    yield "Measured, not declared: `attncheck conventions` says how. **Bold** is other than what the cases mean."
-    yield ""
-    for asks, _, means in survey.conventions():
-        yield f"- {escape(asks)}"
-        for meaning, departs, names in means:
-            shown = f"**{escape(meaning)}**" if departs else escape(meaning)
-            yield f"  - {shown}: {', '.join(map(code, names))}"
-    yield ""
-
-
-def _properties(survey: Survey) -> Iterator[str]:
-    if not survey.properties:
-        return
-    yield from ("## Properties", "")
-    yield from (f"{survey.properties_note} `attncheck properties` says how it is asked.", "")
-    for name, spec in PROPERTIES.items():
-        found: dict[str, list[str]] = {}
-        for row in survey.properties:
-            if row.property_name == name:
-                word = f"**{row.worst}**" if row.broken else row.worst
-                found.setdefault(word, []).append(code(row.implementation))
-        if found:
-            yield f"- {code(name)}: {escape(spec.says)}"
-            yield from (f"  - {word}: {', '.join(each)}" for word, each in sorted(found.items()))
-    yield ""
-
-
-def _findings(survey: Survey) -> Iterator[str]:
-    if survey.findings:
-        yield from (
-            "## Findings",
-            "",
-            "What is wrong in a current release, each with a short script that shows it.",
-            "",
-        )
-        for each in survey.findings:
-            title = f"[{escape(each.title)}]({FINDINGS}#{each.anchor})"
-            yield f"- {escape(each.library)} {escape(each.release)}: {title}"
-        yield ""
-
-
-def _versions(survey: Survey) -> Iterator[str]:
-    rows = survey.of_several_versions()
-    if rows:
-        yield from ("## Versions", "", "The same cases on several releases, where more than one was judged.", "")
-        cells = ((code(row.implementation), escape(row.version), *map(_count, row[3:7])) for row in rows)
-        yield from table(("implementation", "version", "right", "known", "wrong", "unsupported"), cells, "llrrrr")
-        yield ""
-
-
-@dataclass(frozen=True)
-class FeatureCell:
-    """What came of a feature on an implementation: a state for its colour, a short text, and all of it in words."""
-
-    state: str
-    text: str
-    title: str
-
-
-_NOTHING = FeatureCell("", "", "no case")
-_SIGNS = {"failing": "✗", "xfail": "≈", "agree": "✓", "unverified": "?", "unsupported": "\N{EN DASH}"}
 _BARS = (("agree", "right"), ("xfail", "known"), ("failing", "wrong"), ("unverified", "unverified"))
 
 
-@dataclass(frozen=True)
-class ImplementationLine:
-    """One implementation: what it is, all cases as counts and as parts of a bar in percent, and its features."""
-
-    name: str
-    version: str
-    description: str
-    of_all: JudgedFeature
-    bar: tuple[tuple[str, str], ...]
-    features: tuple[FeatureCell, ...]
-
-
-def render_survey(survey: Survey) -> str:
-    """Return the page. The same survey gives the same text."""
-    newest = survey.newest()
-    features = [feature for feature in survey.features() if feature != ALL]
-    style = (TEMPLATES / "survey.css").read_text(encoding="utf-8")
-    shared = (TEMPLATES / "report.css").read_text(encoding="utf-8")
-    text = (
-        environment()
-        .get_template("survey.html")
-        .render(
-            style=Markup(shared + style),
-            lines=_lines(survey, newest, features),
-            features=[(feature.rpartition(": ")[2], feature) for feature in features],
-            explained=[(name, text) for name in features if (text := _explained(name))],
-            dtypes=DTYPES,
-            accuracy=_survey_accuracy(survey),
-            conventions=survey.conventions(),
-            asked=[(name, PROPERTIES[name].says) for name in _asked(survey)],
-            properties=_survey_properties(survey),
-            outcomes=[(word, *_OUTCOMES[word]) for word in _OUTCOMES],
-            properties_note=survey.properties_note,
-            findings=survey.findings,
-            versions=survey.of_several_versions(),
-        )
-    )
-    return without_forbidden(text)
-
-
-def _lines(survey: Survey, newest: Mapping[str, str], features: Sequence[str]) -> list[ImplementationLine]:
-    """Return a line for each implementation."""
-    found = survey.newest_counts()
-    nothing = (0,) * (len(JudgedFeature._fields) - 3)
-    lines = []
-    for name, version in newest.items():
-        of_all = found.get((ALL, name), JudgedFeature(name, version, ALL, *nothing))
-        total = sum(of_all[3:]) or 1
-        parts = ((state, getattr(of_all, field)) for state, field in _BARS)
-        bar = tuple((state, f"{100 * count / total:.2f}") for state, count in parts if count)
-        cells = tuple(_cell(found.get((feature, name))) for feature in features)
-        lines.append(ImplementationLine(name, version, _description(name), of_all, bar, cells))
-    return lines
+def _bar(counts: JudgedFeature) -> Figure:
+    """Draw counts as parts of a bar."""
+    total = sum(counts[3:]) or 1
+    parts = ((state, 100 * getattr(counts, field) / total) for state, field in _BARS)
+    form = Markup('<span class="{}" style="width:{:.2f}%"></span>')
+    spans = Markup().join(form.format(state, share) for state, share in parts if share)
+    return Figure("", Markup('<span class="stack" aria-hidden="true">{}</span>').format(spans))
 
 
 def _description(name: str) -> str:
@@ -279,32 +165,123 @@ def _description(name: str) -> str:
         return ""
 
 
-def _explained(feature: str) -> str:
-    """Say what an option of attention is; the other features are operations and inputs."""
-    option = OPTIONS.get(feature.rpartition(": ")[2])
-    return option.description if option else ""
+_SIGNS = {"agree": "✓", "xfail": "≈", "failing": "✗", "unverified": "?", "unsupported": "\N{EN DASH}"}
+_FEATURE_KEY = (
+    *(("agree", "✓", "every case is right"), ("xfail", "≈", "some fail as recorded")),
+    *(("failing", "✗", "some are wrong"), ("unsupported", "\N{EN DASH}", "unsupported")),
+)
 
 
-def _cell(row: JudgedFeature | None) -> FeatureCell:
+def _features(survey: Survey) -> Section:
+    """Return a sign for each feature of each implementation; in words only what is wrong and not recorded."""
+    found, features = survey.newest_counts(), [feature for feature in survey.features() if feature != ALL]
+    lines = [(name, [_feature_cell(found.get((each, name))) for each in features]) for name in survey.newest()]
+    options = [(feature.rpartition(": ")[2], feature) for feature in features]
+    explained = [(name, option.description) for name, _ in options if (option := OPTIONS.get(name))]
+    matrix = _signs("Features by implementation", _FEATURE_KEY, options, lines)
+    wrong = [
+        (Mark(row.implementation), row.feature, _count(row.wrong), _count(row.right))
+        for row in found.values()
+        if row.wrong and row.feature != ALL
+    ]
+    headings = ("implementation", "feature", "wrong", "right")
+    table = Table("Wrong, and not recorded", headings, wrong, "llrr")
+    nothing = [Text("Nothing is wrong that is not recorded.")]
+    listed: list[Block] = [Text("Wrong, and not recorded:"), table] if wrong else [*nothing]
+    text = Text(("Counts of every feature are in ", Mark(FEATURES), "."))
+    return Section("Features", "features", [text, OnPage([matrix], listed), *_explained("the options are", explained)])
+
+
+def _explained(what: str, entries: Sequence[tuple[str, str]]) -> list[Details]:
+    """Fold away what names mean."""
+    items: list[Inline] = [(Mark(name), f": {text}") for name, text in entries]
+    return [Details(f"What {what}", [Items(items)])] if items else []
+
+
+Cell = tuple[str, str, str]
+"""A state for its colour, a sign, and all counts in words."""
+
+
+def _feature_cell(row: JudgedFeature | None) -> Cell:
     if row is None:
-        return _NOTHING
+        return "", "", "no case"
     states = (state for state, count in (("failing", row.wrong), ("xfail", row.known), ("agree", row.right)) if count)
     state = next(states, "unverified" if row.unverified else "unsupported")
-    return FeatureCell(state, _SIGNS[state], _title(dict(zip(row._fields[3:], row[3:], strict=True))))
+    return state, _SIGNS[state], _title(dict(zip(row._fields[3:], row[3:], strict=True)))
 
 
 def _title(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
 
 
-def _survey_accuracy(survey: Survey) -> list[tuple[str, list[tuple[Accuracy, str, str] | None]]]:
-    """Return each implementation's numbers by dtype, each with the lengths of its two bars in percent."""
-    found = {key: (row, _percent(row.median), _percent(row.most)) for key, row in survey.newest_accuracy().items()}
-    return [(name, [found.get((name, dtype)) for dtype in DTYPES]) for name in survey.newest()]
+def _signs(
+    caption: str,
+    key: Iterable[tuple[str, str, str]],
+    titles: Sequence[tuple[str, str]],
+    lines: Sequence[tuple[str, Sequence[Cell]]],
+) -> Figure:
+    """Draw a sign for each implementation below each heading, which says what it is where one points at it."""
+
+    def joined(form: str, parts: Iterable[Sequence[str]]) -> Markup:
+        return Markup().join(Markup(form).format(*part) for part in parts)
+
+    tags = joined('<span class="tag {}">{} {}</span> ', key)
+    head = joined('<th scope="col" class="up" title="{1}"><span>{0}</span></th>', titles)
+    body = joined(
+        '<tr><th scope="row">{}</th>{}</tr>\n',
+        ((name, joined('<td class="{0}" title="{2}">{1}</td>', cells)) for name, cells in lines),
+    )
+    form = Markup(
+        '<p class="key">{tags}</p><div class="scroll" role="group" aria-label="{caption}" tabindex="0">'
+        '<table class="signs"><thead><tr><th scope="col">implementation</th>{head}</tr></thead>\n<tbody>\n{body}'
+        "</tbody></table></div>"
+    )
+    return Figure(caption, form.format(tags=tags, caption=caption, head=head, body=body))
 
 
-def _percent(part: float) -> str:
-    return f"{100 * min(max(part, 0.0), 1.0):.1f}"
+_ACCURACY_EXPLAINED = (
+    "Largest error of a stage, in units of the largest that rounding allows there: of the stage in the middle, and in "
+    "parentheses of all but one of a hundred. 1 is the bound of that implementation's own rounding model, so that "
+    "numbers of different models are not compared with each other."
+)
+
+
+def _accuracy(survey: Survey) -> Section:
+    found = {key: _range(row) for key, row in survey.newest_accuracy().items()}
+    rows = [(Mark(name), *(found.get((name, dtype), "-") for dtype in DTYPES)) for name in survey.newest()]
+    table = Table("Errors by dtype", ("implementation", *DTYPES), rows, "lrrrr")
+    return Section("Accuracy", "accuracy", [Text(_ACCURACY_EXPLAINED), table])
+
+
+def _range(row: Accuracy) -> Inline:
+    """Write both errors behind two bars: the light one is that of all but one of a hundred."""
+    widths = (100 * min(max(part, 0.0), 1.0) for part in (row.most, row.median))
+    spans = Markup().join(Markup('<span style="width:{:.1f}%"></span>').format(width) for width in widths)
+    bars = Figure("", Markup('<span class="range" aria-hidden="true">{}</span>').format(spans))
+    return (bars, f"{number(row.median)} ({number(row.most)})")
+
+
+def _meanings(survey: Survey) -> Section | None:
+    if not survey.meanings:
+        return None
+    text: Inline = (
+        *("Measured by calls whose exact answer is another one for each meaning, and not declared. ",),
+        *(Mark("Bold", "strong"), " is other than what attncheck's cases mean."),
+    )
+    asked = [
+        Nested(
+            (asks, Mark(f" (the cases mean: {expected})", "small") if expected else ""),
+            [_set_apart(meaning, names, is_marked=departs) for meaning, departs, names in means],
+        )
+        for asks, expected, means in survey.conventions()
+    ]
+    return Section("Conventions", "conventions", [Text(text), Items(asked, "meanings")])
+
+
+def _set_apart(what: str, names: Sequence[str], *, is_marked: bool) -> Inline:
+    """Return what several implementations have in common, bold where that is marked, and their names."""
+    listed: list[Inline] = [part for name in names for part in (", ", Mark(name))]
+    return (Mark(what, "strong") if is_marked else what, ": ", *listed[1:])
 
 
 _OUTCOMES = {
@@ -317,21 +294,61 @@ _OUTCOMES = {
 """A property's outcome as a colour and a sign."""
 
 
-def _asked(survey: Survey) -> list[str]:
-    """Return the properties that were asked of any implementation, in order."""
-    asked = {row.property_name for row in survey.properties}
-    return [name for name in PROPERTIES if name in asked]
-
-
-def _survey_properties(survey: Survey) -> list[tuple[str, list[FeatureCell]]]:
-    """Return each implementation that was asked, and what each property comes to on it."""
+def _properties(survey: Survey) -> Section | None:
+    """Return what each property comes to on each implementation: as a matrix, and in words by property."""
+    if not survey.properties:
+        return None
     found = {(row.property_name, row.implementation): row for row in survey.properties}
+    asked = [(name, spec.says) for name, spec in PROPERTIES.items() if any(name == key[0] for key in found)]
     names = dict.fromkeys(row.implementation for row in survey.properties)
-    return [(name, [_property_cell(found.get((each, name))) for each in _asked(survey)]) for name in names]
+    lines = [(name, [_property_cell(found.get((each, name))) for each, _ in asked]) for name in names]
+    key = [(*_OUTCOMES[word], word) for word in _OUTCOMES]
+    matrix = _signs("Properties by implementation", key, asked, lines)
+    items = [Nested((Mark(name), f": {says}"), _by_outcome(survey.properties, name)) for name, says in asked]
+    shown = OnPage([matrix, *_explained("the properties say", asked)], [Items(items)])
+    return Section("Properties", "properties", [Text(survey.properties_note), shown])
 
 
-def _property_cell(row: PropertyCounts | None) -> FeatureCell:
+def _property_cell(row: PropertyCounts | None) -> Cell:
     if row is None:
-        return FeatureCell("unsupported", _SIGNS["unsupported"], "it has not what the calls need")
-    state, sign = _OUTCOMES.get(row.worst, _OUTCOMES["open"])
-    return FeatureCell(state, sign, _title(row.counts))
+        return "unsupported", _SIGNS["unsupported"], "it has not what the calls need"
+    return (*_OUTCOMES.get(row.worst, _OUTCOMES["open"]), _title(row.counts))
+
+
+def _by_outcome(rows: Sequence[PropertyCounts], name: str) -> list[Inline]:
+    """Return a line for each outcome of a property, with the implementations that have it."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.property_name == name:
+            found.setdefault(row.worst, []).append(row.implementation)
+    return [_set_apart(word, names, is_marked=word == "broken") for word, names in sorted(found.items())]
+
+
+def _findings(survey: Survey) -> Section | None:
+    if not survey.findings:
+        return None
+    text = "What is wrong in a release, each with a script that needs the library and NumPy alone."
+    titles = [f"{each.library} {each.release}" for each in survey.findings]
+    scripts = [
+        Details(
+            f"{title}: {each.title}",
+            [*(Text(_pieces(paragraph)) for paragraph in each.paragraphs), Code([each.script])],
+        )
+        for title, each in zip(titles, survey.findings, strict=True)
+    ]
+    links: list[Inline] = [
+        (f"{title}: ", Mark(each.title, "link", f"{FINDINGS}#{each.anchor}"))
+        for title, each in zip(titles, survey.findings, strict=True)
+    ]
+    return Section("Findings", "findings", [Text(text), OnPage(scripts, [Items(links)])])
+
+
+def _pieces(paragraph: Sequence[tuple[str, bool]]) -> Inline:
+    return tuple(Mark(text) if is_code else text for text, is_code in paragraph)
+
+
+def _versions(survey: Survey) -> Section | None:
+    rows = [(_named(row.implementation, row.version), *map(_count, row[3:])) for row in survey.of_several_versions()]
+    table = Table("Cases by release", ("implementation", *_COUNTED), rows, "lrrrrrr")
+    text = Text("The same cases on several releases, where more than one was judged.")
+    return Section("Versions", "versions", [text, table]) if rows else None

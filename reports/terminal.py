@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.console import Console
@@ -21,17 +20,13 @@ from attncheck.reports.properties import (
     failing_first,
     sentence_of,
 )
-from attncheck.reports.sections import Inline, how_wrong, implementations, properties_of
+from attncheck.reports.sections import Figure, Inline, how_wrong, implementations, properties_of
 from attncheck.reports.sections import Table as TableBlock
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec.properties import PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
 from attncheck.wording import counted, written_element
-
-if TYPE_CHECKING:
-    pass
-
 
 _MAX_LISTED = 3
 """Defects that are shown, each in its simplest case."""
@@ -201,7 +196,7 @@ def plain_text(part: Inline) -> str:
     """Return a text without its marks."""
     if isinstance(part, tuple):
         return "".join(map(plain_text, part))
-    return part if isinstance(part, str) else part.text
+    return part.words if isinstance(part, Figure) else part if isinstance(part, str) else part.text
 
 
 def explanation_of(row: Row, call: str) -> list[str]:

@@ -64,6 +64,9 @@ from attncheck.reports.sections import (
     Inline,
     Items,
     Mark,
+    Nested,
+    OnPage,
+    Page,
     Section,
     Table,
     Text,
@@ -256,8 +259,10 @@ def _block_html(link: Link, block: Block) -> Markup:
         case Text():
             found = _element("p", block.kind, inline(block.content))
         case Items():
-            items = _each("<li>{}</li>", map(inline, block.items))
-            found = _element("ul", "cases" if len(block.items) > _MANY_ITEMS else "", items)
+            items = Markup().join(_item(item, inline) for item in block.items)
+            found = _element("ul", block.kind or ("cases" if len(block.items) > _MANY_ITEMS else ""), items)
+        case OnPage():
+            found = blocks_html(link, block.blocks)
         case Table():
             found = _table_html(block, inline)
         case Code():
@@ -272,6 +277,13 @@ def _block_html(link: Link, block: Block) -> Markup:
         case Figure():
             found = Markup(block.markup)
     return found
+
+
+def _item(item: Inline | Nested, inline: Callable[[Inline], Markup]) -> Markup:
+    if isinstance(item, Nested):
+        inner = _element("ul", "", _each("<li>{}</li>", map(inline, item.items)))
+        return Markup("<li>{}{}</li>").format(inline(item.content), inner)
+    return Markup("<li>{}</li>").format(inline(item))
 
 
 def _element(tag: str, kind: str, content: Markup) -> Markup:
@@ -308,6 +320,8 @@ def inline_html(link: Link, part: Inline) -> Markup:
         return Markup().join(inline_html(link, each) for each in part)
     if isinstance(part, str):
         return escape(part)
+    if isinstance(part, Figure):
+        return Markup(part.markup)
     address = f"#{anchor}" if part.kind == "case" and (anchor := link(part)) else part.address
     if address:
         outside = "" if address.startswith("#") else Markup(' rel="noreferrer noopener"')
@@ -396,30 +410,72 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
     Every text that comes from a case or a framework is escaped, and the page's content security policy allows no
     script but its own and no request to anywhere.
     """
-    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
-    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    page, script = page_sections(frames, budget or Budget()), _template("report.js")
     stream = (
-        environment()
+        _environment()
         .get_template("page.html")
         .stream(
-            page=page_sections(frames, budget or Budget()),
-            script=Markup(script),
-            style=Markup(style),
+            page=page,
+            title=f"{page['answer'].word} · attention conformance",
+            links=_navigation(page),
+            script=script,
+            style=_template("report.css"),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),
             failing_words=failing_words,
             levels=[*((name, text) for _, name, text in LEVELS), BEYOND, NOT_JUDGED],
         )
     )
     stream.enable_buffering(_PIECES_TOGETHER)
-    return (without_forbidden(piece) for piece in stream)
+    return (_without_forbidden(piece) for piece in stream)
 
 
-def without_forbidden(text: str) -> str:
+def render_page(page: Page, style: str) -> str:
+    """Return a page of sections alone, with rules of style beside those of the report. It asks for nothing."""
+    text = (
+        _environment()
+        .get_template("shell.html")
+        .render(
+            page={
+                "title": page.title,
+                "opening": page.opening,
+                "sections": page.sections,
+                "blocks": partial(blocks_html, lambda mark: ""),
+            },
+            title=f"{page.title} · attncheck",
+            links=[(section.anchor, section.title) for section in page.sections],
+            style=_template("report.css") + _template(style),
+        )
+    )
+    return _without_forbidden(text)
+
+
+def _navigation(page: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the anchors of what the report has, and how its links are called."""
+    shown = (
+        (page["wrong"], "wrong", "What is wrong"),
+        (True, "verdicts", "Verdicts"),
+        (page["documents"], "documents", "Documents"),
+        (page["pairs"], "pairs", "Pairs"),
+        (page["properties"], "properties", "Properties"),
+        (page["expected_failures"], "expected-failures", "Expected failures"),
+        (True, "environments", "Environments"),
+        (True, "cases", "Cases"),
+        (page["probes"], "tags", "Tags"),
+    )
+    return [(anchor, title) for is_there, anchor, title in shown if is_there]
+
+
+def _template(name: str) -> Markup:
+    """Read a file that stands on the page as it is."""
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+def _without_forbidden(text: str) -> str:
     """Return a text without what HTML does not allow in any form."""
     return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def environment() -> Environment:
+def _environment() -> Environment:
     """Return what renders the templates, every text escaped."""
     return Environment(
         loader=FileSystemLoader(TEMPLATES),

@@ -17,6 +17,7 @@ from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reports.comparison import WIDTH, change_lines
+from attncheck.reports.markdown import page_text
 from attncheck.reports.publish import drift, publish, read_verdicts
 from attncheck.reports.survey import (
     ALL,
@@ -33,7 +34,7 @@ from attncheck.reports.survey import (
     read_meanings,
     survey_of,
 )
-from attncheck.reports.survey_pages import read_survey, render_markdown, render_survey, write_survey
+from attncheck.reports.survey_pages import read_survey, render_survey, survey_page, write_survey
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import ALL_CASES
@@ -382,7 +383,7 @@ def test_findings_and_meanings_are_read_from_their_documents(tmp_path: Path) -> 
 
 
 def test_the_survey_shows_any_text_as_it_is_and_its_page_asks_for_nothing() -> None:
-    markdown, page = render_markdown(a_survey()), render_survey(a_survey())
+    markdown, page = page_text(survey_page(a_survey())), render_survey(a_survey())
     assert r"**\<i\>right\</i\> \| \`x\`**: `<b>x</b>`" in markdown
     assert "  - **broken**: `mlx.sdpa`\n  - within bounds: `torch.sdpa`\n" in markdown
     assert "- mlx 0.32: [float64 is float32](findings.md#mlx-032-float64-is-float32)" in markdown
