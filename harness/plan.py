@@ -17,11 +17,11 @@ import json
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from heapq import heapify, heappop, heappush
 from importlib.resources import files
 from itertools import combinations
 from typing import get_args
 
+from attncheck.covering import covering
 from attncheck.errors import UsageError
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
@@ -273,26 +273,6 @@ def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> l
         if of_case[number].is_document or dtype in recorded.get(of_case[number].id, ())
     }
     return covering(features_of(of_case, units), chosen)
-
-
-def covering(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = ()) -> list[int]:
-    """Add to what is chosen until every feature is there; return positions, in order.
-
-    The one that adds most comes first, which is at most a small factor from the fewest that are possible.
-    """
-    found = set(chosen)
-    open_ones = frozenset[Hashable]().union(*features).difference(*(features[position] for position in found))
-    heap = [(-len(each), position) for position, each in enumerate(features)]
-    heapify(heap)
-    while open_ones:
-        _, position = heappop(heap)
-        adds = len(features[position] & open_ones)
-        if heap and adds < -heap[0][0]:  # what it would add has shrunk since it was put there
-            heappush(heap, (-adds, position))
-            continue
-        found.add(position)
-        open_ones -= features[position]
-    return sorted(found)
 
 
 def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:

@@ -7,6 +7,9 @@ for_each: {window: {one key: [0, 0], the past: [null, 0]}}       values that hav
 ``for_each`` gives names their values, and ``{each: width}`` stands where one of them is to stand: as a whole value,
 anywhere in a case. There is nothing else to it: no arithmetic, and no text around it. Cases are named after their
 values.
+
+A ``design`` of a case does not take every combination of the levels of its factors, but so few that every two or three
+levels that go together meet in one (``covering.py``). The rest is as for ``for_each``.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+from attncheck.covering import count_combinations, covering_rows
 from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, FieldPath, YamlDocument
-from attncheck.wording import slug
+from attncheck.wording import expected, slug
 
 EACH = "each"
 _SHOWN = 60
@@ -265,12 +269,121 @@ def _text_of(value: Any, path: FieldPath, *, of_row: bool = False) -> str:
     raise CaseFileError(path, f"{short(value)} cannot be part of a case's name; {advice}")
 
 
+DESIGN = "design"
+FACTORS, EXCLUDE, STRENGTH = "factors", "exclude", "strength"
+STRENGTHS = (2, 3)
+MAX_COMBINATIONS = 30_000
+"""The most combinations of levels that a design may have to make meet: more would take seconds."""
+_PLAIN = "plain"
+"""The case in which nothing is given that may be left out."""
+_DESIGN_FORM = f"{FACTORS}, {STRENGTH} and, where levels do not go together, {EXCLUDE}"
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A factor of a design: its levels by name, each the values of some names and what a case is called for them."""
+
+    path: FieldPath
+    levels: Mapping[str, Choice]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(next(iter(self.levels.values())).values)
+
+
+def read_design(source: Any, path: FieldPath) -> Axis:
+    """Read a ``design``: rows in which every two or three levels that go together meet. Raises ``CaseFileError``."""
+    if not isinstance(source, dict) or not {FACTORS} <= source.keys() <= {FACTORS, EXCLUDE, STRENGTH}:
+        raise CaseFileError(path, f"expected {_DESIGN_FORM}, got {short(source)}")
+    factors = _read_factors(source[FACTORS], (*path, FACTORS))
+    strength = source.get(STRENGTH, STRENGTHS[0])
+    if type(strength) is not int or strength not in STRENGTHS:
+        raise CaseFileError((*path, STRENGTH), f"expected 2 or 3, got {short(strength)}")
+    if strength > len(factors):
+        where = (*path, STRENGTH) if STRENGTH in source else (*path, FACTORS)
+        raise CaseFileError(
+            where, f"expected at least {strength} factors for a strength of {strength}, got {len(factors)}"
+        )
+    sizes = [len(factor.levels) for factor in factors.values()]
+    if (combinations := count_combinations(sizes, strength)) > MAX_COMBINATIONS:
+        message = f"{combinations} combinations of {strength} levels; expected at most {MAX_COMBINATIONS}"
+        raise CaseFileError((*path, FACTORS), message)
+    excluded = _read_exclusions(source.get(EXCLUDE, []), factors, (*path, EXCLUDE))
+    rows = covering_rows(sizes, strength, excluded)
+    for position, (name, factor) in enumerate(factors.items()):
+        for number, level in enumerate(factor.levels):
+            if all(row[position] != number for row in rows):
+                message = f"leaves no case with {level!r} of {name}" if rows else "leaves no case at all"
+                raise CaseFileError((*path, EXCLUDE), message)
+    levels = [tuple(factor.levels.values()) for factor in factors.values()]
+    chosen = [[own[number] for own, number in zip(levels, row, strict=True)] for row in rows]
+    return _axis([_together(choices) for choices in chosen], path)
+
+
+def _together(choices: Sequence[Choice]) -> Choice:
+    """Bring the levels of a row together; those that leave all of their fields out are not named."""
+    given = [each.label for each in choices if any(value.data is not None for value in each.values.values())]
+    return Choice({name: value for each in choices for name, value in each.values.items()}, ", ".join(given) or _PLAIN)
+
+
+def _read_factors(source: Any, path: FieldPath) -> dict[str, _Factor]:
+    if not isinstance(source, dict) or not source:
+        raise CaseFileError(path, f"expected a mapping of factors to their levels, got {short(source)}")
+    factors: dict[str, _Factor] = {}
+    owners: dict[str, str] = {}
+    for factor, levels in source.items():
+        where = (*path, factor)
+        _check_name(factor, where)
+        of_rows = isinstance(levels, list) and levels and isinstance(levels[0], dict)
+        axis = _rows(levels, where) if of_rows else _one_name(factor, levels, where)
+        begin = "" if of_rows else f"{_words(factor)} "
+        factors[factor] = _Factor(where, {each.label.removeprefix(begin): each for each in axis.choices})
+        for name in axis.names:
+            if name in owners:
+                raise CaseFileError(
+                    axis.path_of(name), f"{name!r} has its values from the factor {owners[name]} already"
+                )
+            owners[name] = factor
+    return factors
+
+
+def _read_exclusions(source: Any, factors: Mapping[str, _Factor], path: FieldPath) -> list[dict[int, list[int]]]:
+    """Return levels that do not go together, by the positions of factors and of their levels."""
+    if not isinstance(source, list):
+        raise CaseFileError(path, f"expected a list, each a mapping of factors to levels, got {short(source)}")
+    return [_read_exclusion(each, factors, (*path, number)) for number, each in enumerate(source)]
+
+
+def _read_exclusion(source: Any, factors: Mapping[str, _Factor], path: FieldPath) -> dict[int, list[int]]:
+    if not isinstance(source, dict) or not source:
+        raise CaseFileError(
+            path, f"expected a mapping of factors to levels that do not go together, got {short(source)}"
+        )
+    excluded: dict[int, list[int]] = {}
+    for name, given in source.items():
+        if name not in factors:
+            raise CaseFileError((*path, name), f"unknown factor {short(name)}; {expected(str(name), factors)}")
+        known = list(factors[name].levels)
+        wanted = [_level_of(level, (*path, name)) for level in (given if isinstance(given, list) else [given])]
+        if unknown := [level for level in wanted if level not in known]:
+            message = f"unknown level {short(unknown[0])} of {name}; {expected(unknown[0], known)}"
+            raise CaseFileError((*path, name), message)
+        excluded[list(factors).index(name)] = [known.index(level) for level in wanted]
+    return excluded
+
+
+def _level_of(level: Any, path: FieldPath) -> str:
+    if isinstance(level, dict | list):
+        raise CaseFileError(path, f"expected the name of a level, or a list of them, got {short(level)}")
+    return _text_of(level, path)
+
+
 FOR_EACH = "for_each"
 MAX_CASES = 1000
 """The most cases that a file makes of those that it repeats."""
 MAX_MADE = 5 * MAX_NODES
 """The most values that all of these cases have together."""
-_AS_THEY_ARE = (FOR_EACH, "name", "id")
+_AS_THEY_ARE = (FOR_EACH, DESIGN, "name", "id")
 
 
 def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
@@ -279,7 +392,8 @@ def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]
     if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
         return document, []
     entries = data["cases"]
-    if not any(FOR_EACH in each for each in (data, *entries) if isinstance(each, dict)) and not any(references(data)):
+    repeated = any({FOR_EACH, DESIGN} & each.keys() for each in (data, *entries) if isinstance(each, dict))
+    if not repeated and not any(references(data)):
         return document, []
     try:
         _check_places(data)
@@ -350,6 +464,7 @@ class _Writing:
         """Return what a case is repeated over, all of its own and of the file's what it uses, and the names it uses."""
         where: FieldPath = ("cases", number)
         own = read_axes(entry[FOR_EACH], (*where, FOR_EACH)) if FOR_EACH in entry else ()
+        own += (read_design(entry[DESIGN], (*where, DESIGN)),) if DESIGN in entry else ()
         for name, position in _positions(own).items():
             if name in self._positions:
                 path = own[position].path_of(name)

@@ -40,6 +40,8 @@ Bound = Annotated[int, Field(ge=0, le=_MAX_WINDOW)]
 
 ForEach = dict[str, Any] | list[Any]
 """Read by ``for_each.py``: cases are written out before they are validated, and have none any more."""
+Design = dict[str, Any]
+"""Read there, too."""
 
 
 class Source(Strict):
@@ -131,6 +133,10 @@ class CaseEntry(Strict):
     )
     for_each: ForEach | None = Field(
         default=None, description="Names and their values; the case is repeated for each of them."
+    )
+    design: Design | None = Field(
+        default=None,
+        description="Factors, each with its levels; the case is repeated so that every two or three levels meet.",
     )
     operation: OperationName | None = Field(default=None, description="As the file's if absent.")
     random: Random | None = Field(default=None, description="As the file's default if absent.")

@@ -20,7 +20,18 @@ from attncheck.reading.array_kinds import COMBINED_KINDS, KINDS, MASK_KINDS
 from attncheck.reading.arrays import INT_RANGE
 from attncheck.reading.case_maker import MERGED_INPUTS, ONLY_WITH_SOME_SCORES
 from attncheck.reading.expectations import DTYPES_OF_NUMBERS
-from attncheck.reading.for_each import EACH, FOR_EACH, MAX_LABEL, NAME, ROW_NAME
+from attncheck.reading.for_each import (
+    DESIGN,
+    EACH,
+    EXCLUDE,
+    FACTORS,
+    FOR_EACH,
+    MAX_LABEL,
+    NAME,
+    ROW_NAME,
+    STRENGTH,
+    STRENGTHS,
+)
 from attncheck.reading.model import CaseFile, TagFile
 from attncheck.reading.printed import LEFT_OUT, MAX_AXES
 from attncheck.reading.random_numbers import GENERATORS, distributions
@@ -357,7 +368,7 @@ def _drawn(known: list[str]) -> Schema:
 
 
 REFERENCE = "Each"
-_AS_IT_IS = ("name", "id", FOR_EACH)
+_AS_IT_IS = ("name", "id", FOR_EACH, DESIGN)
 """Fields of a case that no value can be put in place of."""
 _CONDITIONS = ("if", "not", "contains", "propertyNames")
 """What only decides whether a rule applies: a name that stands for a value meets none of them."""
@@ -374,13 +385,47 @@ def let_names_stand_for_values(schema: Schema) -> None:
     name = {"type": "string", "pattern": NAME, "maxLength": MAX_LABEL, "not": {"const": ROW_NAME}}
     fields = {EACH: {**name, "description": "A name of `for_each`, whose value stands here."}}
     definitions[REFERENCE] = {"type": "object", "properties": fields, "required": [EACH], "additionalProperties": False}
-    definitions["ForEach"] = _for_each(name)
-    for owner in (schema, definitions["CaseEntry"]):
-        kept = {"description": owner["properties"][FOR_EACH]["description"]}
-        owner["properties"][FOR_EACH] = {**kept, **refer("ForEach")}
+    definitions["ForEachValues"], definitions["ForEachRows"] = _values_and_rows(name)
+    names = {"type": "object", "minProperties": 1, "propertyNames": name}
+    definitions["ForEach"] = {"anyOf": [names | {"additionalProperties": refer("ForEachValues")}, refer("ForEachRows")]}
+    definitions["Design"] = _design(name)
+    case = definitions["CaseEntry"]
+    for owner, field, definition in (
+        (schema, FOR_EACH, "ForEach"),
+        (case, FOR_EACH, "ForEach"),
+        (case, DESIGN, "Design"),
+    ):
+        kept = {"description": owner["properties"][field]["description"]}
+        owner["properties"][field] = {**kept, **refer(definition)}
 
 
-def _for_each(name: Schema) -> Schema:
+def _design(name: Schema) -> Schema:
+    level = {"type": ["string", "number", "boolean", "null"]}
+    levels = {"anyOf": [level, {"type": "array", "items": level}]}
+    factor = {"anyOf": [refer("ForEachValues"), refer("ForEachRows")]}
+    return {
+        "type": "object",
+        "properties": {
+            FACTORS: {
+                "description": "The levels of each factor: values as in `for_each`, or rows of values.",
+                **{"type": "object", "minProperties": 2, "propertyNames": name, "additionalProperties": factor},
+            },
+            STRENGTH: {
+                "description": "How many levels meet, every two or every three; 2 if absent.",
+                "enum": list(STRENGTHS),
+            },
+            EXCLUDE: {
+                "description": "Levels that do not go together, each a mapping of factors to a level or several.",
+                **{"type": "array", "items": {"type": "object", "minProperties": 1, "additionalProperties": levels}},
+            },
+        },
+        "required": [FACTORS],
+        "additionalProperties": False,
+    }
+
+
+def _values_and_rows(name: Schema) -> tuple[Schema, Schema]:
+    """Return the values of a name, and rows of several names."""
     label = {"type": "string", "maxLength": MAX_LABEL}
     plain = {"anyOf": [{"type": ["number", "boolean", "null"]}, label]}
     values = [
@@ -391,12 +436,7 @@ def _for_each(name: Schema) -> Schema:
     row = {"type": "object", "propertyNames": names, "properties": {ROW_NAME: label}}
     unnamed = {"if": {"not": {"required": [ROW_NAME]}}, "then": {"minProperties": 1, "additionalProperties": plain}}
     named = {"if": {"required": [ROW_NAME]}, "then": {"minProperties": 2}}
-    return {
-        "anyOf": [
-            {"type": "object", "minProperties": 1, "propertyNames": name, "additionalProperties": {"anyOf": values}},
-            {"type": "array", "minItems": 1, "items": row | {"allOf": [unnamed, named]}},
-        ]
-    }
+    return {"anyOf": values}, {"type": "array", "minItems": 1, "items": row | {"allOf": [unnamed, named]}}
 
 
 def _or_reference(schema: Any, *, keep: tuple[str, ...] = ()) -> Any:

@@ -182,7 +182,7 @@ def _meaning(value: dict[str, Any]) -> str:
 
 def _value(value: dict[str, Any]) -> str:
     """What may stand there, in words."""
-    if value.get("title") == "For Each":
+    if value.get("title") in ("For Each", "Design"):
         return "see section 9"
     if any("enum" in each for each in value.get("oneOf", [])):
         return " or ".join(map(_value, value["oneOf"]))
