@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
 from attncheck.attention.oracle import exact_from, exact_stages
 from attncheck.attention.problem import Computation, OutsideDomain
-from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import EAGER, numpy_backend
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import Problem
 from attncheck.reading.selection import select_cases
+from attncheck.spec.rounding import rounding_model_named
 
 Arrays = dict[str, NDArray[Any]]
 Call = Callable[[], object]

@@ -14,6 +14,7 @@ import yaml
 from attncheck.backends import EVERYTHING, Mode
 from attncheck.conventions import QUESTIONS
 from attncheck.reports.machine.other_documents import reference
+from attncheck.spec.rounding import PARTS, PRESETS
 
 CONVENTIONS = Path(__file__).with_name("documented_conventions.yaml")
 
@@ -21,7 +22,12 @@ CONVENTIONS = Path(__file__).with_name("documented_conventions.yaml")
 def tables() -> Mapping[str, str]:
     """Return the tables by the names of their files."""
     modes = {f"implementations-{framework}.md": implementations(framework) for framework in EVERYTHING}
-    return {"json.md": reference(), "documented_conventions.md": documented_conventions(), **modes}
+    parts = table(("part", "gives up"), *((f"`{name}`", part.meaning) for name, part in PARTS.items()))
+    presets = table(
+        ("class", "is", "source"), *((f"`{name}`", f"`{each.parts}`", each.source) for name, each in PRESETS.items())
+    )
+    classes = {"class_parts.md": parts, "class_presets.md": presets}
+    return {"json.md": reference(), "documented_conventions.md": documented_conventions(), **classes, **modes}
 
 
 def write_tables(folder: Path) -> None:

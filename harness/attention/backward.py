@@ -83,7 +83,6 @@ from attncheck.attention.errors import (
 from attncheck.attention.flags import handed_on
 from attncheck.attention.logits import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh, through_mask
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.scores import scale_of
 from attncheck.attention.softmax import (
     Rows,
@@ -97,6 +96,7 @@ from attncheck.attention.softmax import (
 )
 from attncheck.attention.step import At, Step
 from attncheck.attention.weighted_mean import exact_grad_weights, output_bound, reach_of_grad_weights
+from attncheck.spec.rounding import RoundingModel, rounding_model_named
 
 _DOUBLE = rounding_model_named("native", "float64")
 

@@ -77,7 +77,6 @@ from attncheck.attention.errors import (
 from attncheck.attention.flags import handed_on
 from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spread_over
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import (
     PerHead,
     constant_roundings,
@@ -95,6 +94,7 @@ from attncheck.attention.step import At, Node, Step
 from attncheck.attention.weighted_mean import exact_grad_value, reach_of_grad_value
 from attncheck.reading.lowering import Factor
 from attncheck.spec import Shape
+from attncheck.spec.rounding import RoundingModel
 
 _HEADS = 1
 """The axis of heads in the logits."""

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Ball, Bound, Real, as_float64
 from attncheck.attention.graph import graph_of, reached
 from attncheck.attention.problem import LOGITS, Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.sampling import rows_of_stage
 from attncheck.attention.softmax import Softmax
 from attncheck.attention.step import NotFiniteError
@@ -44,6 +43,7 @@ from attncheck.attention.walk import error_walk, radius_walk, value_walk
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem, rows_of_tables
 from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages, query_axis
+from attncheck.spec.rounding import RoundingModel
 
 __all__ = [
     "Arrays",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.rounding import RoundingModel
+from attncheck.spec.rounding import RoundingModel
 
 Real = NDArray[np.float64]
 

@@ -32,9 +32,9 @@ from attncheck.attention.errors import Ball, Logits, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step, stored_behind_bias, stored_logits
 from attncheck.spec import Shape
+from attncheck.spec.rounding import RoundingModel
 
 
 def _bias_exact(problem: Computation, before: ExactArray) -> ExactArray:

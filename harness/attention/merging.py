@@ -31,11 +31,11 @@ from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, R
 from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Rows, Softmax, Weights
 from attncheck.attention.step import Around, At, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 from attncheck.spec import statistics_dtype
+from attncheck.spec.rounding import RoundingModel, rounding_model_named
 
 State = TypeVar("State", Rows, Operand)
 

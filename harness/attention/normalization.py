@@ -29,8 +29,8 @@ from attncheck.attention.errors import Ball, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
+from attncheck.spec.rounding import RoundingModel
 
 DEFAULT_EPSILON = 1e-6
 _EPSILON_AT = {"rms": "inside", "l2": "maximum"}

@@ -41,9 +41,9 @@ from attncheck.attention.flags import Flags, Reach, reach_of_scores
 from attncheck.attention.logits import slope_of_tanh
 from attncheck.attention.problem import Computation, per_head
 from attncheck.attention.projection import flushed_factors
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import is_power_of_two, scale_of
 from attncheck.attention.step import Around, At, Step, stored_logits
+from attncheck.spec.rounding import RoundingModel
 
 
 def _exact_of_general(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:

@@ -23,8 +23,8 @@ from attncheck.attention.errors import Ball, Finished, Operand, Real, bound_of
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, handed_on
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
+from attncheck.spec.rounding import RoundingModel
 
 _STORED_PRODUCTS = 5
 """Roundings of g o k before it is returned: 1 - s, the products, and twice that of y."""

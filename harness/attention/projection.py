@@ -19,8 +19,8 @@ from attncheck.attention.errors import ORDER_FACTOR, Ball, Bound, Finished, Oper
 from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
+from attncheck.spec.rounding import RoundingModel
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -40,9 +40,10 @@ from attncheck.attention.errors import (
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, handed_on, reach_of_scores
 from attncheck.attention.problem import Computation, per_head
-from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.quantization import stored_operand_of
 from attncheck.attention.step import Around, At, Step, stored_logits
 from attncheck.reading.lowering import Factor
+from attncheck.spec.rounding import RoundingModel
 
 PerHead = Any
 """What follows from a factor: one for all scores, or one for those of each head, (H, 1, 1)."""
@@ -60,6 +61,7 @@ def _value(_: Computation, query: Real, key: Real) -> Real:
 
 
 def _error(at: At, query: Operand, key: Operand) -> Products:
+    query, key = (stored_operand_of(name, each, at.rounding) for name, each in (("query", query), ("key", key)))
     return products_of(query, key.for_query_heads(heads_of(query.value)), at.rounding)
 
 

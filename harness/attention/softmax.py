@@ -63,9 +63,9 @@ from attncheck.attention.exact_array import ExactArray, Exponentials, exponentia
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
 from attncheck.attention.logits import exact_through_mask
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
 from attncheck.spec import Shape
+from attncheck.spec.rounding import RoundingModel
 
 _MAX_LINEAR = 1 / 64
 """Variance of theta up to which weights have a statistical scale: at three times its root, e^theta - 1 is 1.2 theta."""

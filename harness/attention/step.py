@@ -25,7 +25,7 @@ from attncheck.attention.errors import NOTHING, Ball, Logits, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
+from attncheck.spec.rounding import RoundingModel
 
 
 class NotFiniteError(Exception):

@@ -25,8 +25,8 @@ from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Node
+from attncheck.spec.rounding import RoundingModel
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,9 +52,10 @@ from attncheck.attention.errors import (
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.quantization import stored_operand_of
 from attncheck.attention.softmax import Rows, Weights, second_order, stored_log_sum_exp_variance, total_error
 from attncheck.attention.step import Around, At, NotFiniteError, Step
+from attncheck.spec.rounding import RoundingModel
 
 _MIN_SQUARE = 2.0**-1000
 """Relative to the largest value of a column, what its squares may have lost to underflow."""
@@ -100,7 +101,8 @@ def _radius(_: Around, __: Real, weights: Ball, value: Ball) -> Real:
 
 
 def _error(at: At, weights: Weights | Operand, value: Operand) -> Finished:
-    exact, shared = at.value, value.for_query_heads(heads_of(weights.value))
+    exact, value = at.value, stored_operand_of("value", value, at.rounding)
+    shared = value.for_query_heads(heads_of(weights.value))
     if isinstance(weights, Weights):
         return Finished(exact, output_bound(weights.rows, shared, exact, at.rounding))
     if weights.max_error is None and not np.isfinite(weights.value).all():
@@ -154,8 +156,12 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
     # What underflows: a weight, a product or a partial sum.
     lost = scaled.restored(2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
     lost = lost + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow
-    max_error = _worst(rows, scaled, mean_size, variance, lost, rounding)
     spread = scaled.restored(_spread(rows, scaled, variance, rounding), 2)
+    of_codes: Real | float = 0.0
+    if rounding.weight_step:
+        of_codes = scaled.restored(rounding.weight_step * _attended_sum(rows, scaled.size))
+        spread += scaled.restored(rounding.weight_step**2 * _attended_sum(rows, scaled.squares), 2)
+    max_error = _worst(rows, scaled, mean_size, variance, lost + of_codes, rounding)
     if not rows.count.all():
         exact = np.where(rows.count > 0, exact, np.nan)
     return bound_of(exact, max_error, spread, lost + rounding.output_underflow)
@@ -184,6 +190,10 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
     of_exact, of_squares = product_factors(rounding, count)
     variance = (of_squares + (rounding.weight_unit**2 + 2 * unit**2)) * (squares @ (size * size))
     variance += (of_exact + rounding.output_count * rounding.output_unit**2) * (exact * exact)
+    if rounding.weight_step:
+        attended = (w > 0).astype(np.float64)
+        underflow = underflow + rounding.weight_step * (attended @ size)
+        variance += rounding.weight_step**2 * (attended @ (size * size))
     if value.max_error is not None:
         max_error = max_error + w @ finite(value.max_error)
     if value.variance is not None:

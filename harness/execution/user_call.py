@@ -46,6 +46,7 @@ from attncheck.execution.user_code import LoadError, Target, UnfitError, advice_
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import DTYPES, OPERATIONS, ROUNDING_MODELS, result_stages
 from attncheck.spec.properties import CLAIMS, PROPERTIES
+from attncheck.spec.rounding import PRESETS, WITH, class_name
 from attncheck.wording import expected, listed
 
 _OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if not own.has_score_kinds}
@@ -346,8 +347,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
     imports = imports_of(target)
     framework = getattr(target, "framework", None)
     capabilities = dict(getattr(target, "capabilities", None) or {})
-    classes = dict(getattr(target, "classes", None) or {})
-    _check_classes(classes)
+    classes = _class_names(getattr(target, "classes", None))
     # 16 bit is asked for: most kernels that are written in NumPy have none.
     dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
     for dtype in dtypes:
@@ -402,14 +402,24 @@ def _source(function: Callable[..., Any]) -> dict[str, Any]:
     return {"file": shown.as_posix(), "line": first + below}
 
 
-def _check_classes(declared: Mapping[str, str]) -> None:
-    """Raise ``LoadError`` for a rounding model that a dtype does not have."""
-    for dtype, name in declared.items():
+def _class_names(declared: Any) -> dict[str, str]:
+    """Return the rounding models that are declared, by dtype. Raises ``LoadError`` for what is none there."""
+    if not isinstance(declared or {}, Mapping):
+        raise LoadError(f'classes: expected rounding models by dtype, as {{"float16": "fused"}}; got {declared!r}')
+    found = {}
+    for dtype, given in (declared or {}).items():
         known = [each for each, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
         if not known:
-            raise LoadError(f"classes: unknown dtype {dtype!r}; {expected(dtype, DTYPES, one_of=False)}")
-        if name not in known:
-            raise LoadError(f"classes: {dtype} has no class {name!r}; expected {', '.join(known)}")
+            raise LoadError(f"classes: unknown dtype {dtype!r}; {expected(str(dtype), DTYPES, one_of=False)}")
+        is_plain = isinstance(given, str) and given not in PRESETS and WITH not in given
+        if is_plain and given not in known:
+            names = known if dtype not in ("bfloat16", "float16") else [*known, *PRESETS]
+            raise LoadError(f"classes: {dtype} has no class {given!r}; expected {', '.join(names)}")
+        try:
+            found[dtype] = class_name(given, dtype)
+        except ValueError as error:
+            raise LoadError(f"classes: {dtype}: {error}") from None
+    return found
 
 
 def _requirements(target: Any, function: Callable[..., Any]) -> dict[str, object]:

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.rounding import FORMATS
 from attncheck.reading.shapes import show
+from attncheck.spec.rounding import FORMATS
 from attncheck.verdicts import Verdict
 
 Index = tuple[int, ...]

@@ -24,7 +24,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.rounding import FORMATS
 from attncheck.execution.operations import is_of_shape
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.diagnosis import NO_FINDINGS, Findings
@@ -45,6 +44,7 @@ from attncheck.judging.wrong_result import (
 )
 from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
+from attncheck.spec.rounding import FORMATS
 from attncheck.verdicts import WRONG_NUMBERS, Verdict
 
 Array = NDArray[Any]

@@ -17,7 +17,6 @@ from attncheck.attention.bounds import for_bounds
 from attncheck.attention.errors import Real, every_head
 from attncheck.attention.logits import cap_of, spread_over, through_mask
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import scale_of as factor_of
 from attncheck.attention.walk import Walk
 from attncheck.judging.alternatives import Changed, Form, Number, Reading, numbered, scale_of, set_to, without
@@ -34,6 +33,7 @@ from attncheck.judging.replaced_steps import (
 from attncheck.judging.truth import Truth
 from attncheck.reading.lowering import Problem
 from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE, Shape
+from attncheck.spec.rounding import RoundingModel
 
 _ROUNDINGS = 8
 """Roundings of one step beside those of its sum."""

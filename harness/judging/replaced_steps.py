@@ -21,7 +21,6 @@ from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Finished, Logits, Operand, Real, as_float64, exact_logits
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import merge_heads
-from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.walk import Walk, error_walk, value_walk
 from attncheck.judging.alternatives import (
     Change,
@@ -39,6 +38,7 @@ from attncheck.judging.alternatives import (
 from attncheck.judging.truth import Stages, Truth
 from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE, stage_position
+from attncheck.spec.rounding import RoundingModel, rounding_model_named
 
 Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]

@@ -38,7 +38,6 @@ from attncheck.attention.oracle import (
     predecessors,
 )
 from attncheck.attention.problem import LOGITS, Computation, OutsideDomain
-from attncheck.attention.rounding import FORMATS, RoundingModel, rounding_model_named
 from attncheck.attention.sampling import ADDS_QUERIES_UP, Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.judging.remembered import (
     enclosures_from_bytes,
@@ -68,6 +67,7 @@ from attncheck.spec import (
     stage_dtype,
     wide_dtype,
 )
+from attncheck.spec.rounding import FORMATS, RoundingModel, rounding_model_named
 from attncheck.store import NO_STORE, Store
 
 Array = NDArray[Any]

@@ -41,7 +41,6 @@ from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound
 from attncheck.attention.flags import Flags, any_of
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
-from attncheck.attention.rounding import FORMATS, RoundingModel
 from attncheck.attention.sampling import queries_of
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
 from attncheck.reading.lowering import Problem
@@ -62,6 +61,7 @@ from attncheck.spec import (
     query_axis,
     score_kind,
 )
+from attncheck.spec.rounding import FORMATS, RoundingModel
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
@@ -411,12 +411,12 @@ def without_overflown(
     raw_scores: Array | None,
     bounds: Mapping[str, Bound],
 ) -> dict[str, Bound]:
-    """Return the bounds, infinite where they follow from a score that may have overflowed in storage.
+    """Return the bounds, infinite where they follow from a score that may have overflowed.
 
     ``raw_scores`` are the exact ones; without them they are worked out from query and key.
     """
     stored = FORMATS[rounding.dtype]
-    if rounding.score_unit != stored.unit_roundoff or stored.largest > _WIDE_RANGE:
+    if stored.unit_roundoff not in (rounding.score_unit, rounding.accumulate_unit) or stored.largest > _WIDE_RANGE:
         return dict(bounds)
     raw = _raw_scores(plain) if raw_scores is None else raw_scores
     if raw is None:

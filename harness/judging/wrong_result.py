@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from attncheck.attention.caches import size_of_made
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Real
-from attncheck.attention.rounding import FORMATS
 from attncheck.dtypes import rounded_once
 from attncheck.judging.alternatives import (
     Alternative,
@@ -66,6 +65,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
+from attncheck.spec.rounding import FORMATS
 from attncheck.verdicts import Verdict
 from attncheck.wording import AND
 

@@ -32,7 +32,7 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     "eager_lse": _SIXTEEN_BITS,
     "eager_cut": ("bfloat16",),
 }
-"""The rounding models that an implementation may declare, and their dtypes; see ``attention.rounding``."""
+"""The rounding models that an implementation may declare, and their dtypes; see ``spec.rounding``."""
 
 
 def statistics_dtype(dtype: str) -> str:

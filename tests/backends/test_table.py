@@ -15,12 +15,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, PYTHONS, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
 from attncheck.backends.devices import HIDDEN, VISIBLE, NoDeviceError, on_device
 from attncheck.reports.defects import address_of
 from attncheck.spec import DTYPES
+from attncheck.spec.rounding import rounding_model_named
 
 ROOT = Path(__file__).parents[2]
 MODES = {f"{entry.name}.{mode.name}": mode for entry in EVERYTHING.values() for mode in entry.all_modes.values()}

@@ -15,7 +15,6 @@ from problems import FORWARD, NAMES, Array, Arrays, Problem, draw, failing
 from attncheck.attention.bounds import PROPAGATED, accumulated_bounds, introduced_bounds, propagate
 from attncheck.attention.oracle import exact_from, exact_stages
 from attncheck.attention.problem import Computation
-from attncheck.attention.rounding import FORMATS, rounding_model_named
 from attncheck.attention.sampling import rows_of_stage
 from attncheck.attention.walk import radius_walk, value_walk
 from attncheck.execution.operations import run_operation
@@ -24,6 +23,7 @@ from attncheck.mutation.catalogue import CONTROLS
 from attncheck.mutation.judgement import REFERENCE_CLASSES
 from attncheck.reading.inputs import Inputs
 from attncheck.spec import ROUNDING_MODELS, computed_stages
+from attncheck.spec.rounding import FORMATS, rounding_model_named
 from attncheck.verdicts import Verdict
 
 U32 = 2.0**-24

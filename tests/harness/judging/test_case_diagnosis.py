@@ -16,7 +16,6 @@ import pytest
 from problems import Array, Arrays, Options, Problem, failing, options_of
 from tables import tables_beside
 
-from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.alternatives import scales_in_words
@@ -33,6 +32,7 @@ from attncheck.mutation.unit import UnitScorer, count_scores, unit_of
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.spec import EMPTY_ROWS
+from attncheck.spec.rounding import rounding_model_named
 from attncheck.verdicts import Verdict
 
 Compute = Callable[[Arrays], Arrays]

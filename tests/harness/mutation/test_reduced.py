@@ -9,7 +9,6 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from attncheck.attention.rounding import rounding_model_named
 from attncheck.mutation import sizes
 from attncheck.mutation.kernel import Array, bfloat16, tf32, truncated_bfloat16, truncated_tf32
 from attncheck.mutation.mutant import Control, Mutant, subjects_of_module
@@ -17,6 +16,7 @@ from attncheck.mutation.score import MutationFrames, run_mutants
 from attncheck.mutation.sizes import block_product, in_two_parts, rounded_product
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
+from attncheck.spec.rounding import rounding_model_named
 
 Product = Callable[[Array, Array], Array]
 

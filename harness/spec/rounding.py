@@ -14,8 +14,9 @@
     native_lse, fused_lse, eager_lse    as native, fused, eager; weights may be e^(s - L), L a log_sum_exp that was
                 stored before, in the format of the computation: they need not add up to 1
 
-16-bit accumulation belongs to no class, on purpose. The constants are allowances for what libraries do: exponentials
-within 4 u, logarithms within 4 u, hyperbolic tangents within 8 u, blocks of 16 keys or more.
+The constants are allowances for what libraries do: exponentials within 4 u, logarithms within 4 u, hyperbolic tangents
+within 8 u, blocks of 16 keys or more. What gives up more for speed says so, part by part: "fused with tanh 2^-11 and
+sums float16" is a class as well (``PARTS``), and so is what stands in ``PRESETS``.
 
 The floating-point formats that attention is stored and computed in, as the few numbers that error bounds need.
 
@@ -25,10 +26,11 @@ IEEE 754-2019, table 3.5 (binary16, binary32, binary64); bfloat16 is binary32 wi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import Literal
+from functools import cache, cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 from attncheck.spec import ROUNDING_MODELS
 
@@ -82,6 +84,55 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
+@dataclass(frozen=True)
+class Grid:
+    """The numbers of a narrow format, of which a scale makes others.
+
+    ``precision`` counts bits of the significand, 0 where the numbers are whole; ``step`` is the distance of the least.
+    """
+
+    name: str
+    largest: float
+    precision: int
+    step: float
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff; 0 where the numbers are whole."""
+        return math.ldexp(1.0, -self.precision) if self.precision else 0.0
+
+
+GRIDS: Mapping[str, Grid] = {
+    each.name: each
+    for each in (
+        # OCP 8-bit Floating Point Specification 1.0, section 5; Open Compute Microscaling Formats 1.0, section 5.3
+        Grid("float8_e4m3fn", 448.0, 4, 2.0**-9),
+        Grid("float8_e5m2", 57344.0, 3, 2.0**-16),
+        Grid("float4_e2m1fn", 6.0, 2, 0.5),
+        # Noune et al. 2022, arXiv 2206.02915: an exponent one larger, no negative zero
+        Grid("float8_e4m3fnuz", 240.0, 4, 2.0**-10),
+        Grid("float8_e5m2fnuz", 57344.0, 3, 2.0**-17),
+        # symmetric, so that -128 and -8 are not used
+        Grid("int8", 127.0, 0, 1.0),
+        Grid("int4", 7.0, 0, 1.0),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The way an operand of a product is stored: codes of a narrow format, times a scale that elements share.
+
+    ``per`` names what shares one: nothing ("none"), a "tensor", "head", "row" or "channel" of a head, or ``count``
+    "rows" or "columns" in a block. ``is_centred`` tells whether the mean of the head's rows is subtracted before.
+    """
+
+    grid: Grid
+    per: str = "none"
+    count: int = 1
+    is_centred: bool = False
+
+
 Folding = Literal["none", "scale", "base"]
 """What may be multiplied into the query or the key before their product: nothing, the scale (or its square root into
 both), or the scale times log2(e), with exponentials in base 2 after it."""
@@ -129,6 +180,12 @@ class RoundingModel:
     cut_mean: float = 0.0  # the mean relative error of a stored product that is cut off, at most
     from_log_sum_exp: bool = False  # whether weights may be e^(s - L) in the forward pass, from a stored L
     wide_statistics: bool = False  # whether a log_sum_exp is returned in float32, whatever the other results are in
+    weight_step: float = 0.0  # the absolute error of a weight that meets the values, and is not that in the row's sum
+    quantized: tuple[tuple[str, Quantization], ...] = ()  # operands of the products of the forward pass
+
+    def quantization_of(self, operand: str) -> Quantization | None:
+        """Return how an operand of a product is stored; None where it is used as it is."""
+        return dict(self.quantized).get(operand)
 
     @property
     def of_statistics(self) -> RoundingModel:
@@ -185,10 +242,13 @@ class RoundingModel:
 @cache
 def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
     """Return a rounding model in a dtype. Raises ``ValueError`` where there is none."""
-    if rounding_model not in ROUNDING_MODELS:
-        raise ValueError(f"rounding model: one of {', '.join(ROUNDING_MODELS)}, not {rounding_model}")
     if dtype not in FORMATS:
         raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
+    text = PRESETS[rounding_model].parts if rounding_model in PRESETS else rounding_model
+    if WITH in text:
+        return replace(_composed(text, dtype), rounding_model=rounding_model)
+    if rounding_model not in ROUNDING_MODELS:
+        raise ValueError(f"rounding model: one of {', '.join((*ROUNDING_MODELS, *PRESETS))}, not {rounding_model}")
     stored = FORMATS[dtype]
     if dtype not in ROUNDING_MODELS[rounding_model]:
         raise ValueError(f"there is no rounding model {rounding_model} in {dtype}")
@@ -331,3 +391,166 @@ def _eager(name: Literal["eager", "eager_pre"], stored: Format, prescaled: Forma
         recomputes=False,
         gradient_tile=None,
     )
+
+
+WITH, _AND = " with ", " and "
+_POWER = re.compile(r"2\^(-?[0-9]+(?:\.[0-9]+)?)")
+_BLOCKS = re.compile(r"([0-9]+) (rows|columns)")
+_PER = ("none", "tensor", "head", "row", "channel")
+_SUMS = ("float32", "bfloat16", "float16")
+
+
+class Preset(NamedTuple):
+    """A class of a published kernel: its parts, and where they are stated."""
+
+    parts: str
+    source: str
+
+
+PRESETS: Mapping[str, Preset] = {
+    "tanh_approx": Preset(
+        "fused with tanh 2^-11",
+        "a softcap by tanh.approx.f32, as FlashAttention has: PTX ISA, 9.7.3, maximum relative error 2^-11",
+    ),
+    "flash4": Preset(
+        "fused with exp 8.8e-5",
+        "exponentials by a cubic, 8.8e-5 of 2^x: FlashAttention 4 for Blackwell, flash_attn/cute/softmax.py",
+    ),
+    "flash3_fp8": Preset(
+        "fused with query float8_e4m3fn per head and key float8_e4m3fn per head and value float8_e4m3fn per head "
+        "and weights float8_e4m3fn",
+        "Shah et al. 2024, arXiv 2407.08608, section 3.3: e4m3 with a scale for each head",
+    ),
+    "sage1": Preset(
+        "fused with query int8 per 128 rows and key int8 per 64 rows less mean and sums float16",
+        "Zhang et al. 2024, SageAttention, arXiv 2410.02367: int8 in blocks, smoothed keys, sums in float16",
+    ),
+    "sage2": Preset(
+        "fused with query int4 per 128 rows and key int4 per 64 rows less mean and value float8_e4m3fn per channel "
+        "and weights float8_e4m3fn",
+        "Zhang et al. 2024, SageAttention2, arXiv 2411.10958: int4 in blocks, smoothed keys, FP8 weights and values",
+    ),
+}
+"""Classes by a name of their own."""
+
+
+def _relative(field: str, model: RoundingModel, given: str) -> RoundingModel:
+    """Let a function err by a relative error, (1 + d) with |d| <= it."""
+    power = _POWER.fullmatch(given)
+    try:
+        error = 2.0 ** float(power[1]) if power else float(given)
+    except (ValueError, OverflowError):
+        error = math.nan
+    if not 0 < error < 1:
+        raise ValueError(f"{given!r} is no relative error; expected a number between 0 and 1, as 2^-11 or 8.8e-5")
+    permitted = getattr(model, field)
+    if error < permitted:
+        raise ValueError(
+            f"{given} is less than the {permitted:.2g} that {model.rounding_model} permits already; leave it out"
+        )
+    # An exponential off by the factor 1 - d is one of an argument that is off by -log(1 - d).
+    changes: dict[str, Any] = {field: -math.log1p(-error) if field == "exp_error" else error}
+    return replace(model, **changes)
+
+
+def _stored_in(unit: str, underflow: str, model: RoundingModel, given: str) -> RoundingModel:
+    """Let something be stored in a format, so that its unit and what underflows are those of the format."""
+    found = FORMATS.get(given)
+    if found is None:
+        raise ValueError(f"{given!r} is no format of sums or stages; expected one of {', '.join(_SUMS)}")
+    if found.unit_roundoff < getattr(model, unit):
+        raise ValueError(f"{given} is finer than what {model.rounding_model} permits already; leave it out")
+    changes: dict[str, Any] = {unit: found.unit_roundoff, **({underflow: found.underflow} if underflow else {})}
+    return replace(model, **changes)
+
+
+def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
+    """Let exponentials, at most 1, be stored in a narrow format before they meet the values."""
+    if given in FORMATS:
+        return _stored_in("weight_unit", "weight_underflow", model, given)
+    grid = _grid(given)
+    if not grid.precision:  # multiplied by the largest code, which is that of 1
+        return replace(model, weight_step=0.5 / grid.largest)
+    return replace(model, weight_unit=max(model.weight_unit, grid.unit), weight_underflow=grid.step / 2)
+
+
+def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
+    """Let an operand be stored in codes with scales: ``int8 per 64 rows less mean``."""
+    text, _, mean = given.partition(" less ")
+    grid, _, per = text.partition(" per ")
+    if mean not in ("", "mean") or given.endswith(" less "):
+        raise ValueError(f"less {mean}: expected less mean, the mean of the head's rows")
+    block = _BLOCKS.fullmatch(per)
+    if (int(block[1]) < 1) if block else (per and per not in _PER[1:]):
+        raise ValueError(f"per {per}: expected per {', '.join(_PER[1:])}, or a number of rows or columns, as 64 rows")
+    if not per and not _grid(grid).precision:
+        raise ValueError(f"{grid} needs a scale; say what shares it, as {grid} per 64 rows")
+    found = Quantization(_grid(grid), block[2] if block else per or "none", int(block[1]) if block else 1, bool(mean))
+    return replace(model, quantized=(*model.quantized, (name, found)))
+
+
+def _grid(name: str) -> Grid:
+    if name not in GRIDS:
+        raise ValueError(f"{name!r} is no narrow format; expected one of {', '.join(GRIDS)}")
+    return GRIDS[name]
+
+
+class Part(NamedTuple):
+    """One thing that a class may give up: what, and what it makes of a model."""
+
+    meaning: str
+    applied: Callable[[RoundingModel, str], RoundingModel]
+
+
+PARTS: Mapping[str, Part] = {
+    "exp": Part("relative error of an exponential", partial(_relative, "exp_error")),
+    "log": Part("relative error of a logarithm", partial(_relative, "log_error")),
+    "tanh": Part("relative error of a hyperbolic tangent", partial(_relative, "tanh_error")),
+    "sums": Part(
+        "format in which products of matrices are added up",
+        partial(_stored_in, "accumulate_unit", "accumulate_underflow"),
+    ),
+    "scores": Part("format in which scores are stored", partial(_stored_in, "score_unit", "score_underflow")),
+    "weights": Part("format of the exponentials that meet the values", _weights_in),
+    "weight_gradients": Part(
+        "format in which gradients of weights are stored", partial(_stored_in, "weight_gradient_unit", "")
+    ),
+    "query": Part("codes and scales of the query that meets the keys", partial(_operand_in, "query")),
+    "key": Part("codes and scales of the keys that meet the query", partial(_operand_in, "key")),
+    "value": Part("codes and scales of the values that meet the weights", partial(_operand_in, "value")),
+}
+"""What a class may give up beside the one that it is like (docs/numerics.md, section 3.1)."""
+
+
+def class_name(declared: object, dtype: str) -> str:
+    """Return the name of a class that was declared: by a name, or by what it is like and its parts.
+
+    ``{"like": "fused", "tanh": "2^-11"}`` is ``fused with tanh 2^-11``. Raises ``ValueError`` for what is none.
+    """
+    if isinstance(declared, Mapping):
+        parts = {str(name): " ".join(str(given).split()) for name, given in declared.items()}
+        like = parts.pop("like", "")
+        if not like or not parts:
+            raise ValueError('expected the class that it is like and its parts, as {"like": "fused", "tanh": "2^-11"}')
+        declared = like + WITH + _AND.join(f"{name} {given}" for name, given in parts.items())
+    if not isinstance(declared, str):
+        raise ValueError(f"expected the name of a class or its parts, not {declared!r}")
+    rounding_model_named(declared, dtype)
+    return declared
+
+
+def _composed(text: str, dtype: str) -> RoundingModel:
+    like, _, parts = text.partition(WITH)
+    model = rounding_model_named(like, dtype)
+    seen: set[str] = set()
+    for part in parts.split(_AND):
+        name, _, given = part.strip().partition(" ")
+        if name not in PARTS or name in seen:
+            problem = "stands twice" if name in seen else "is no part of a class"
+            raise ValueError(f"{name!r} {problem}; expected {', '.join(PARTS)}, each once")
+        seen.add(name)
+        try:
+            model = PARTS[name].applied(model, given)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return model

@@ -1,0 +1,118 @@
+"""Classes that trade accuracy for speed: their names and parts, the error of codes with scales, and right kernels."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import Problem
+from traded_kernels import KERNELS, codes_with_scales
+
+from attncheck.attention.errors import Operand
+from attncheck.attention.quantization import stored_operand_of
+from attncheck.spec.rounding import GRIDS, PRESETS, Quantization, class_name, rounding_model_named
+from attncheck.verdicts import Verdict
+
+PER = ("none", "tensor", "head", "row", "channel", "rows", "columns")
+INT8 = "fused with key int8 per 64 rows"
+
+
+def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_like() -> None:
+    fused = rounding_model_named("fused", "float16")
+
+    def changed(name: str) -> dict[str, Any]:
+        found = rounding_model_named(name, "float16")
+        assert found.rounding_model == name
+        return {each: value for each, value in vars(found).items() if value != getattr(fused, each)} | {
+            "rounding_model": ""
+        }
+
+    def only(**fields: Any) -> dict[str, Any]:
+        return {"rounding_model": "", **fields}
+
+    assert changed("tanh_approx") == only(tanh_error=2.0**-11)
+    assert changed("fused with exp 0.25") == only(exp_error=pytest.approx(np.log(4 / 3)))
+    assert changed("fused with sums float16") == only(accumulate_unit=2.0**-11, accumulate_underflow=2.0**-25)
+    assert changed("fused with weights int8") == only(weight_step=1 / 254)
+    assert changed(INT8) == only(quantized=(("key", Quantization(GRIDS["int8"], "rows", 64)),))
+    eight = {"weight_unit": 2.0**-4, "weight_underflow": 2.0**-10}
+    assert changed("fused_fp8") == changed("fused with weights float8_e4m3fn") == only(**eight)
+    for name in PRESETS:
+        assert rounding_model_named(name, "bfloat16").rounding_model == name
+
+
+def test_a_class_is_declared_by_its_name_or_by_its_parts() -> None:
+    for declared, name in (
+        ("fused", "fused"),
+        ("flash4", "flash4"),
+        ({"like": "fused", "tanh": "2^-11"}, "fused with tanh 2^-11"),
+        ({"like": "eager", "exp": 0.001, "sums": "float16"}, "eager with exp 0.001 and sums float16"),
+        ({"like": "fused", "key": "int8 per 64 rows  less mean"}, f"{INT8} less mean"),
+    ):
+        assert class_name(declared, "float16") == name
+    for wrong, message in (
+        ("native", "there is no rounding model native in float16"),
+        ("quick", "not quick"),
+        (7, "expected the name of a class or its parts, not 7"),
+        ({"tanh": "2^-11"}, "expected the class that it is like and its parts"),
+        ({"like": "fused"}, "expected the class that it is like and its parts"),
+        ("fused with sin 2^-11", "'sin' is no part of a class; expected exp, log, tanh, sums, "),
+        ("fused with exp 0.1 and exp 0.2", "'exp' stands twice"),
+        ("fused with exp -1", "exp: '-1' is no relative error; expected a number between 0 and 1, as 2^-11 or 8.8e-5"),
+        ("fused with exp 2^-9e9", "is no relative error"),
+        ("fused with tanh 2^-30", "tanh: 2^-30 is less than the 4.8e-07 that fused permits already; leave it out"),
+        ("eager with sums float64", "sums: float64 is finer than what eager permits already"),
+        ("fused with scores int8", "scores: 'int8' is no format of sums or stages; expected one of float32, "),
+        ("fused with weights int9", "weights: 'int9' is no narrow format; expected one of float8_e4m3fn, "),
+        ("fused with key int8", "key: int8 needs a scale; say what shares it, as int8 per 64 rows"),
+        ("fused with key int8 per 0 rows", "key: per 0 rows: expected per tensor, head, row, channel, or a number of"),
+        ("fused with key int8 per lane", "key: per lane: expected per tensor"),
+        ("fused with key int8 per head less median", "key: less median: expected less mean"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            class_name(wrong, "float16")
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(GRIDS)), st.sampled_from(PER), st.booleans())
+def test_codes_with_scales_stay_within_their_error(seed: int, grid: str, per: str, is_centred: bool) -> None:
+    random = np.random.default_rng(seed)
+    shape = (2, 2, int(random.integers(1, 9)), int(random.integers(1, 7)))
+    array = (random.normal(size=shape) * 10.0 ** random.uniform(-2, 3) + 5 * random.normal(size=shape[-1])).astype("f4")
+    array[..., 0] *= 10.0 ** int(random.integers(0, 4))
+    quantization = Quantization(GRIDS[grid], per, int(random.integers(1, 5)), is_centred)
+    mean = array.mean(axis=-2, keepdims=True) if is_centred else np.zeros((), np.float32)
+    found = codes_with_scales(array - mean, quantization).astype(np.float64) + mean
+    rounding = replace(rounding_model_named("fused", "float16"), quantized=(("key", quantization),))
+    operand = stored_operand_of("key", Operand(array.astype(np.float64)), rounding)
+    assert operand.max_error is not None
+    assert (np.abs(found - array) <= operand.max_error).all()
+    assert stored_operand_of("query", operand, rounding) is operand
+
+
+def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_it() -> None:
+    offenders, told = [], set()
+    for name, kernel in KERNELS.items():
+        declared: Any = kernel
+        for turn in range(12):
+            random = np.random.default_rng(turn)
+            keys, width, options = 5 + 23 * turn, (8, 16, 64)[turn % 3], {"is_causal": True} if turn % 2 else {}
+            options |= {"softcap": 3.0} if turn % 4 < 2 else {}
+            dtype = "float16" if turn % 3 else "bfloat16"
+            shapes = {"query": (1, 2, 7, width), "key": (1, 2, keys, width), "value": (1, 2, keys, 6)}
+            inputs = {each: random.normal(size=shape) for each, shape in shapes.items()}
+            inputs["key"] += 2 * random.normal(size=width)
+            problem = Problem("attention", options, inputs).stored(dtype)
+            output, log_sum_exp = declared.kernel(**problem.inputs, **options)
+            stages = {"output": output, "log_sum_exp": log_sum_exp}
+            judged = problem.judged(stages, dtype, declared.classes[dtype])
+            offenders += [(name, turn, each) for each in judged.judgements if each.verdict is not Verdict.AGREE]
+            undeclared = problem.judged(stages, dtype, "fused")
+            told |= {name for each in undeclared.judgements if each.verdict is not Verdict.AGREE}
+    assert offenders == []
+    assert told == set(KERNELS)

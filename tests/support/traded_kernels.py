@@ -1,0 +1,146 @@
+"""Right kernels that trade accuracy for speed, emulated: 16 bits in and out, float32 inside but for what each gives up.
+
+attncheck check --implementation tests/support/traded_kernels.py:sage1 --dtype float16
+
+Each declares the class that it is right to, and is wrong, or may be, without that declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.spec.rounding import GRIDS, Quantization, rounding_model_named
+
+Array = NDArray[Any]
+Product = Callable[[Array, Array], Array]
+
+_CUBIC = tuple(map(np.float32, (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)))
+"""2^f for f in [0, 1), to 8.8e-5: FlashAttention 4, flash_attn/cute/softmax.py."""
+_TANH_BITS = 11
+
+
+def cubic_exponential(argument: Array) -> Array:
+    """Evaluate e^x as 2^n times a cubic of the rest of x log2(e)."""
+    exponent = np.maximum(argument * np.float32(np.log2(np.e)), np.float32(-127))
+    whole = np.floor(exponent)
+    power = np.zeros_like(exponent)
+    for coefficient in _CUBIC:
+        power = power * (exponent - whole) + coefficient
+    return np.where(np.isneginf(argument), np.float32(0), np.ldexp(power, whole.astype(np.int32)))
+
+
+def approximate_tanh(argument: Array) -> Array:
+    """Evaluate tanh and keep eleven bits of it, as ``tanh.approx.f32`` does."""
+    fraction, exponent = np.frexp(np.tanh(argument))
+    return np.ldexp(np.rint(np.ldexp(fraction, _TANH_BITS)), exponent - _TANH_BITS).astype(np.float32)
+
+
+def product_in_float16(left: Array, right: Array) -> Array:
+    """Add products up in float16, one after the other."""
+    total = np.zeros((), np.float16)
+    for index in range(left.shape[-1]):
+        term = left[..., :, index, np.newaxis] * right[..., np.newaxis, index, :]
+        total = (total.astype(np.float32) + term).astype(np.float16)
+    return total.astype(np.float32)
+
+
+def codes_with_scales(array: Array, quantization: Quantization) -> Array:
+    """Round an array (..., L, D) of float32 to codes of a narrow format, and return what they stand for."""
+    grid, (rows, columns) = quantization.grid, array.shape[-2:]
+    height = {"rows": quantization.count, "row": 1, "columns": 1}.get(quantization.per, max(rows, 1))
+    width = {"columns": quantization.count, "channel": 1}.get(quantization.per, max(columns, 1))
+    found = np.empty_like(array)
+    for row in range(0, rows, height):
+        for column in range(0, columns, width):
+            block = array[..., row : row + height, column : column + width]
+            axes = None if quantization.per == "tensor" else (-2, -1)
+            scale = np.abs(block).max(axis=axes, keepdims=True) / np.float32(grid.largest)
+            scale = np.ones_like(scale) if quantization.per == "none" else np.where(scale == 0, np.float32(1), scale)
+            coded = np.clip(block / scale, -grid.largest, grid.largest)
+            coded = np.rint(coded) if not grid.precision else coded.astype(getattr(ml_dtypes, grid.name))
+            found[..., row : row + height, column : column + width] = coded.astype(np.float32) * scale
+    return found
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    exponential: Callable[[Array], Array] = np.exp,
+    tanh: Callable[[Array], Array] = np.tanh,
+    product: Product = np.matmul,
+    stored: Mapping[str, Quantization] | None = None,
+    weights_in: str = "",
+) -> tuple[Array, Array]:
+    """Return output and log_sum_exp of attention (B, H, L, D), with these functions, products and codes."""
+    operands = {"query": query.astype(np.float32), "key": key.astype(np.float32), "value": value.astype(np.float32)}
+    moved = np.zeros((), np.float32)
+    for name, quantization in (stored or {}).items():
+        mean = operands[name].mean(axis=-2, keepdims=True) if quantization.is_centred else np.zeros((), np.float32)
+        moved = query.astype(np.float32) @ mean.swapaxes(-1, -2) if quantization.is_centred else moved
+        operands[name] = codes_with_scales(operands[name] - mean, quantization)
+    factor = np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = product(operands["query"], operands["key"].swapaxes(-1, -2)) * factor
+    if softcap is not None:
+        cap = np.float32(softcap)
+        scores, moved = cap * tanh((scores + moved * factor) / cap), np.zeros((), np.float32)
+    allowed = np.ones(scores.shape[-2:], np.bool_) if mask is None else mask
+    allowed = allowed & np.tri(*scores.shape[-2:], dtype=np.bool_) if is_causal else allowed
+    scores = np.where(allowed, scores, -np.float32(np.inf))
+    maximum = np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float32).min)
+    powers = exponential(scores - maximum)
+    total = powers.sum(axis=-1, keepdims=True)
+    rounded = powers.astype(query.dtype).astype(np.float32) if not weights_in else _codes_of_weights(powers, weights_in)
+    output = product(rounded, operands["value"]) / np.maximum(total, np.finfo(np.float32).tiny)
+    with np.errstate(divide="ignore"):
+        log_sum_exp = np.log(total) + maximum + moved * factor
+    return output.astype(query.dtype), log_sum_exp[..., 0]
+
+
+def _codes_of_weights(powers: Array, name: str) -> Array:
+    per = "none" if GRIDS[name].precision else "tensor"
+    return codes_with_scales(np.maximum(powers, 0), Quantization(GRIDS[name], per))
+
+
+def _declared(name: str, **changes: Any) -> Callable[..., Any]:
+    """Return the kernel that stores its operands as a class says, and declares it."""
+    stored = dict(rounding_model_named(name, "float16").quantized)
+    kernel: Any = partial(attention, stored=stored, **changes)
+
+    def named(query: Array, key: Array, value: Array, *, mask: Array | None = None, is_causal: bool = False,
+              scale: float | None = None, softcap: float | None = None) -> Array:  # fmt: skip
+        output: Array = kernel(query, key, value, mask=mask, is_causal=is_causal, scale=scale, softcap=softcap)[0]
+        return output
+
+    found: Any = named
+    found.kernel, found.classes = kernel, {"float16": name, "bfloat16": name}
+    return named
+
+
+tanh_approx = _declared("tanh_approx", tanh=approximate_tanh)
+flash4 = _declared("flash4", exponential=cubic_exponential)
+flash3_fp8 = _declared("flash3_fp8", weights_in="float8_e4m3fn")
+sage1 = _declared("sage1", product=product_in_float16)
+sage2 = _declared("sage2", weights_in="float8_e4m3fn")
+int8_weights = _declared("fused with weights int8 and value int8 per channel", weights_in="int8")
+
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "tanh_approx": tanh_approx,
+    "flash4": flash4,
+    "flash3_fp8": flash3_fp8,
+    "sage1": sage1,
+    "sage2": sage2,
+    "int8_weights": int8_weights,
+}
+"""Each with its class, as it declares it, and as ``kernel`` what returns a log_sum_exp as well."""
