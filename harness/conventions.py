@@ -29,7 +29,7 @@ from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
-from attncheck.judging.readings import ASKED, problems_read_as
+from attncheck.judging.readings import ASKED, declaration_of, problems_read_as
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
@@ -61,7 +61,7 @@ class Meaning:
 class ConventionQuestion:
     """A call, and its meanings, of which the first is what attncheck's cases mean, unless they never ask it.
 
-    ``declaration`` maps words to the value of ``empty_rows`` that declares this, where it can be declared.
+    ``declaration`` maps words to the convention and its value by which a function declares this, where it can.
     ``from_the_end`` is the call of a function whose own words count from the last query and key: its second meaning.
     """
 
@@ -70,7 +70,7 @@ class ConventionQuestion:
     call: Problem
     meanings: tuple[Meaning, ...]
     stage: str = "output"
-    declaration: Mapping[str, str] = field(default_factory=dict)
+    declaration: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     is_in_cases: bool = True
     from_the_end: Problem | None = None
 
@@ -145,6 +145,7 @@ def _causality() -> list[ConventionQuestion]:
                 ),
                 Meaning(ignored, many),
             ),
+            declaration={f"{bottom}, without a key: {value}": ("corner", "bottom_right") for value in EMPTY_ROWS},
             from_the_end=later,
         ),
         ConventionQuestion(
@@ -196,7 +197,7 @@ def _masks() -> list[ConventionQuestion]:
                 *(Meaning(words[value], empty.but({"empty_rows": value})) for value in words),
                 Meaning("as if nothing were masked", unmasked),
             ),
-            declaration={text: value for value, text in words.items()},
+            declaration={text: ("empty_rows", value) for value, text in words.items()},
         ),
         ConventionQuestion(
             "key_lengths",
@@ -311,8 +312,17 @@ def _hidden_numbers() -> list[ConventionQuestion]:
     return found
 
 
+def _with_declarations(question: ConventionQuestion) -> ConventionQuestion:
+    """Return a question with the declarations of its meanings that are readings."""
+    found = {words: declaration_of(name) for name, words in ASKED.get(question.name, {}).items()}
+    own = {words: option for words, option in found.items() if option is not None}
+    return replace(question, declaration={**own, **question.declaration})
+
+
 QUESTIONS: tuple[ConventionQuestion, ...] = tuple(
-    question for of_a_kind in (_causality, _masks, _options, _statistics, _hidden_numbers) for question in of_a_kind()
+    _with_declarations(question)
+    for of_a_kind in (_causality, _masks, _options, _statistics, _hidden_numbers)
+    for question in of_a_kind()
 )
 """All questions, in the order in which they are shown."""
 
@@ -334,8 +344,9 @@ class Measured:
             ``failed`` where the call raised, ended or took too long.
         means: The meaning's words; what came back, or why nothing did, where it is none.
         declared: What the implementation declares, in the same words; empty where it declares nothing of this.
-        declaration: The value of ``empty_rows`` by which somebody's own function declares what it does; empty where
-            nothing has to be declared.
+        declares: The convention by which somebody's own function declares what it does; empty where nothing has to be
+            declared.
+        declaration: The value of that convention.
         is_exact: Whether what came back is within the error bounds of what it means, and not merely far nearer to that
             than to anything else.
     """
@@ -344,6 +355,7 @@ class Measured:
     kind: Kind
     means: str
     declared: str = ""
+    declares: str = ""
     declaration: str = ""
     is_exact: bool = True
 
@@ -368,6 +380,7 @@ class Measured:
             "departs": self.departs,
             "declared": self.declared,
             "contradicts": self.contradicts,
+            "declares": self.declares,
             "declaration": self.declaration,
             "is_exact": self.is_exact,
         }
@@ -413,13 +426,17 @@ def _asked(
     found = _measured(question, runner.evaluate(task), dtype, rounding_model)
     if not question.declaration:
         return found
-    own = implementation.declared.conventions.get("empty_rows")
+    declared = implementation.declared.conventions
+    known = {option[0]: option for option in question.declaration.values()}
+    own = next(((name, declared[name].value) for name in known if name in declared), None)
     if own is not None:
-        words = next(text for text, value in question.declaration.items() if value == own.value)
-        found = replace(found, declared=words)
+        words = [text for text, option in question.declaration.items() if option == own]
+        found = replace(found, declared=found.means if found.means in words else next(iter(words), ""))
     is_own = isinstance(implementation.entry, UserImplementation)
-    if is_own and (found.contradicts or (found.departs and own is None and not _has_keyword(task, runner))):
-        return replace(found, declaration=question.declaration.get(found.means, ""))
+    is_open = found.departs and own is None and not ("empty_rows" in known and _has_keyword(task, runner))
+    if is_own and (found.contradicts or is_open) and found.means in question.declaration:
+        name, value = question.declaration[found.means]
+        return replace(found, declares=name, declaration=value)
     return found
 
 

@@ -272,7 +272,8 @@ class _Searches:
         return [each for each in left if not (names and self._explain(each, names))]
 
     def _explain(self, each: FailingEvaluation, names: Mapping[str, float | None]) -> bool:
-        from attncheck.judging.wrong_result import FailingCase  # of which a run without failures has no need
+        from attncheck.judging.readings import read_as_declared  # of which a run without failures has no need
+        from attncheck.judging.wrong_result import FailingCase
 
         if each.returned is None or not each.is_whole:
             return False
@@ -280,8 +281,10 @@ class _Searches:
         if self._is_large(each):
             return False
         stages, failing = each.returned.stages, {row.stage for row in each.rows}
+        problem = each.case.problem(inputs.arrays)
+        reading = read_as_declared(problem, self.judge.declared_conventions(each.key[0]))
         case = FailingCase(
-            *(each.case, dtype, inputs),
+            *(problem if reading is None else reading.problem, dtype),
             {stage: array for stage, array in stages.items() if stage in failing},
             {stage: array for stage, array in stages.items() if stage in each.right},
             self.judge.rounding_model(each.key[0], dtype),
@@ -339,6 +342,7 @@ class _Compositions:
     """Conventions that one failing case may show at once."""
 
     def __init__(self, each: FailingEvaluation, plan: Plan, judge: Judge) -> None:
+        from attncheck.judging.residuals import as_declared
         from attncheck.judging.truth import truth_of_case
         from attncheck.judging.wrong_result import WrongResult
 
@@ -346,6 +350,7 @@ class _Compositions:
         assert each.returned is not None, "found out before"
         stages, failing = each.returned.stages, {row.stage for row in each.rows}
         truth = truth_of_case(each.case, dtype, plan.inputs(each.unit), stages, judge.store)
+        truth = as_declared(truth, judge.declared_conventions(name))
         self._stage, self._wrong = each.rows[0].stage, None
         if truth.problem is not None and failing <= truth.exact.keys():
             self._wrong = WrongResult(

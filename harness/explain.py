@@ -26,6 +26,7 @@ from attncheck.execution.runner import Group, GroupRunner, group_by_process, tas
 from attncheck.execution.worker import Computed, Outcome
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
+from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import Conditioning, Truth, conditioning_of, truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
@@ -148,7 +149,7 @@ def explain_case(
         return Explanation(
             *whose, (), "", failure, expected_failures=reasons, lacks=outcome.lacks, padded=outcome.padded
         )
-    truth = truth_of_case(case, dtype, inputs, outcome.stages)
+    truth = as_declared(truth_of_case(case, dtype, inputs, outcome.stages), implementation.reads_calls_as)
     own = own_empty_rows(implementation, expected_failures, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, own)

@@ -354,6 +354,8 @@ def _means(
 
 def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Diagnostic]) -> dict[str, Any]:
     entries = [implementation.entry for implementation in chosen.implementations]
+    own = {item.name: item.entry for item in chosen.implementations if isinstance(item.entry, UserImplementation)}
+    conventions = {name: dict(entry.conventions) for name, entry in own.items() if entry.conventions}
     kept = settings.output if settings.keeps_results else None
     return {
         "label": settings.label,
@@ -362,7 +364,8 @@ def _environment(chosen: ImplementationSelection, settings: Settings, faults: Se
         "asked": {
             **{name: list(each) for name, each in settings.picked.items()},
             "by_name": list(chosen.by_name),
-            "own": [item.name for item in chosen.implementations if isinstance(item.entry, UserImplementation)],
+            "own": [*own],
+            **({"conventions": conventions} if conventions else {}),
             **({"tiles": list(settings.tiles)} if settings.tiles else {}),
             "min_judged": None if settings.minimum is None else str(settings.minimum),
         },

@@ -8,6 +8,7 @@ are no defects.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -47,6 +48,7 @@ _MAX_CAUSES = 5
 """Causes that are named for one implementation."""
 _SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
 _EXACT_SCALE = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),)? instead of")
+_DEFAULT_SCALE = "the default scale is"
 _NEARLY = 2e-3
 """Scales are written with four digits."""
 _OF_ONE_CALL = re.compile(r"\([^()]*\)|\[[^][]*\]|\d[\d.,e+-]*")
@@ -120,20 +122,49 @@ def cause_line(found: Sequence[Defect]) -> str:
         return ""
     if len(wrong) == 1 and named:
         return named[0].text
-    causes = _cases_by_cause(named)
-    texts = [f"{text} ({counted(len(cases), 'case')})" for text, cases in causes[:_MAX_CAUSES]]
-    more = {case for _, cases in causes[_MAX_CAUSES:] for case in cases}
-    texts += [f"other causes ({counted(len(more), 'case')})"] if more else []
-    if rest := list(dict.fromkeys(case for each in unnamed for case in each.cases)):
+    meant = [each for each in named if _is_convention(each)]
+    left = [each for each in named if each not in meant]
+    rest = list(dict.fromkeys(case for each in unnamed for case in each.cases))
+    texts = _texts_of(meant)
+    others = _texts_of(left)
+    if rest:
         where = f": {rest[0]}" if len(rest) == 1 else f", the first {rest[0]}"
         taken = f"{BY_ITSELF}{hint}" if hint else ""
-        texts.append(f"no cause found ({counted(len(rest), 'case')}{where}{taken})")
-    if not any(AND in each.diagnosis for each in named) or not all(_is_convention(each) for each in named):
-        return "; ".join(texts)
-    left = (
-        f"if it means these, it is wrong in {counted(len(rest), 'case')}" if rest else "it is right if it means these"
+        others.append(f"no cause found ({counted(len(rest), 'case')}{where}{taken})")
+    if not meant:
+        return "; ".join(others)
+    wrong_in = {case for each in left for case in each.cases}.union(rest)
+    them = "this" if len(texts) == 1 else "these"
+    outcome = (
+        f"if it means {them}, it is wrong in {counted(len(wrong_in), 'case')}"
+        if wrong_in
+        else (f"it is right if it means {them}")
     )
-    return f"{left}: {'; '.join(texts)}"
+    return f"{outcome}: {'; '.join(texts)}{'; what is left: ' if others else ''}{'; '.join(others)}"
+
+
+def _texts_of(named: Sequence[Defect]) -> list[str]:
+    """Return the causes of most cases, each with their number, and how many cases have others."""
+    causes = _cases_by_cause(named)
+    more = {case for _, cases in causes[_MAX_CAUSES:] for case in cases}
+    texts = [f"{text} ({counted(len(cases), 'case')})" for text, cases in causes[:_MAX_CAUSES]]
+    return [*texts, *([f"other causes ({counted(len(more), 'case')})"] if more else [])]
+
+
+def declaration_line(frames: Frames, column: Column) -> str:
+    """Return the line by which a user's function declares what its failing cases show that it means; empty for none."""
+    asked = frames.asked[column.environment]
+    if column.implementation not in asked.own:
+        return ""
+    own = sorted(defects_of(frames, column), key=lambda each: -len(each.cases))
+    found: dict[str, str] = {}
+    for convention in (option for each in own for option in _declarations(each) if option is not None):
+        found.setdefault(*convention)
+    if not found:
+        return ""
+    function = column.implementation.partition(".")[2]
+    declared = json.dumps({**asked.conventions.get(column.implementation, {}), **found})
+    return f"if it means {'this' if len(found) == 1 else 'these'}, declare it: {function}.conventions = {declared}"
 
 
 def _cases_by_cause(named: Sequence[Defect]) -> list[tuple[str, Collection[str]]]:
@@ -147,8 +178,19 @@ def _cases_by_cause(named: Sequence[Defect]) -> list[tuple[str, Collection[str]]
     return sorted(((texts[name], of_it) for name, of_it in cases.items()), key=lambda entry: -len(entry[1]))
 
 
+def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
+    """Return the convention and value by which each reading of a defect is declared; None where none does."""
+    if not defect.diagnosis:
+        return []
+    from attncheck.judging.readings import declaration_of  # of which a run without failures has no need
+
+    found = [declaration_of(name) for name in defect.diagnosis.split(AND)]
+    is_default = _DEFAULT_SCALE in defect.text
+    return [option if option is None or option[0] != "scale" or is_default else None for option in found]
+
+
 def _is_convention(defect: Defect) -> bool:
-    return bool(defect.row["verdict"] == Verdict.SEMANTIC)
+    return bool(defect.row["verdict"] == Verdict.SEMANTIC) or (bool(defect.diagnosis) and all(_declarations(defect)))
 
 
 def defects_of(frames: Frames, column: Column) -> list[Defect]:

@@ -37,9 +37,9 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.properties import exit_code_of as properties_exit_code
 from attncheck.reports.properties import sentence_of
-from attncheck.spec import DTYPES
+from attncheck.spec import DECLARABLE, DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.wording import counted, listed
+from attncheck.wording import READ_AS, counted, listed
 
 _MAX_IN_PART = 12
 """Implementations of which a report says one by one what they lack; ``judged`` in JSON has all."""
@@ -453,7 +453,8 @@ def _is_hardly_judged(frames: Frames, each: Coverage) -> bool:
 def _wrong(frames: Frames, judged: Sequence[Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
     blamed = sorted(_with(judged, wrong), key=lambda each: -len(wrong[_key(each)]))
     clauses = [
-        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[_key(each)]), each)}" for each in blamed[:MAX_NAMED]
+        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[_key(each)]), each)}{_read_as(frames, [each])}"
+        for each in blamed[:MAX_NAMED]
     ]
     if len(blamed) > MAX_NAMED:
         clauses.append(f"{len(blamed) - MAX_NAMED} more implementations are wrong")
@@ -464,6 +465,17 @@ def _part(wrong: int, of: Coverage) -> str:
     if of.judged == 1:
         return "the only case that it was judged in"
     return f"{'all' if wrong == of.judged else f'{wrong:,} of the'} {of.judged:,} cases that it was judged in"
+
+
+def _read_as(frames: Frames, found: Sequence[Coverage]) -> str:
+    """Say by which conventions of their own some implementations are judged; empty where they declare none."""
+    parts = []
+    for each in found:
+        declared = frames.asked[each.column.environment].conventions.get(each.column.implementation, {})
+        if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
+            whose = "" if len(found) == 1 else f"{_name(frames, each.column)} "
+            parts.append(f", {whose}{READ_AS}{listed(words)}")
+    return "".join(parts)
 
 
 def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
@@ -477,8 +489,9 @@ def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     if len(right) == 1 or compared.empty:
         where = "" if all(each.is_whole for each in right) or not alone else " where judged"
         sentences = f"{names} {verb} with the exact answer{where}{aside}"
-        return sentences if len(right) == 1 else f"{sentences}, and no two of them could be compared"
-    return f"{names} {verb}{aside}"
+        sentences += "" if len(right) == 1 else ", and no two of them could be compared"
+        return f"{sentences}{_read_as(frames, right)}"
+    return f"{names} {verb}{aside}{_read_as(frames, right)}"
 
 
 def _except_for_cases(frames: Frames, right: set[tuple[str, str]]) -> str:

@@ -470,8 +470,8 @@ def _notes(answers: Sequence[Measured]) -> Iterator[str]:
     for answer in answers:
         if answer.contradicts:
             yield f"it declares {answer.declared} for {answer.question.name}, and gives {answer.means}"
-        if answer.declaration:
-            yield f'declare what it does: attention.conventions = {{"empty_rows": "{answer.declaration}"}}'
+    if declared := {answer.declares: answer.declaration for answer in answers if answer.declaration}:
+        yield f"declare what it does: attention.conventions = {json.dumps(declared)}"
     departing = [answer for answer in answers if answer.departs and not (answer.declaration or answer.declared)]
     if departing:
         yield f"attncheck's cases mean otherwise: {_names(departing)}"

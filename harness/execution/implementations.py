@@ -30,6 +30,7 @@ from attncheck.errors import UsageError
 from attncheck.execution.operations import Parameters
 from attncheck.execution.user_code import Target, advice_on_framework
 from attncheck.processors import processor_flags
+from attncheck.spec import DECLARABLE
 from attncheck.wording import NEAR, expected, listed
 
 ALL = "all"
@@ -98,6 +99,12 @@ class Implementation:
         """Return what a worker of a cluster must offer to run it, by Dask's names of resources, with amounts."""
         device = {"GPU": 1.0} if self.declared.device else {}
         return {self.entry.framework: 1.0, **device, **self.entry.resources}
+
+    @property
+    def reads_calls_as(self) -> Mapping[str, str]:
+        """Return the conventions that it declares, of ``spec.DECLARABLE``, in the order in which they are applied."""
+        found = self.declared.conventions
+        return {name: found[name].value for name in DECLARABLE if name in found}
 
     @property
     def package(self) -> str:

@@ -103,6 +103,7 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
     start = int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
         longer = _required(requirements, lengths, start)
+        _require_read_alike(implementation, longer)
         _require_affordable(lengths, longer)
         return _padding(task, lengths, longer, accepted) if longer else None
     except InexactError as error:
@@ -111,6 +112,8 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
 
 def _folded_call(implementation: Implementation, task: Task) -> Padding | Failure:
     """Turn the sequences of a task into a mask, and pad what is then asked of another function."""
+    if names := [name for name in _TOLD_TO_SEQUENCES if name in implementation.reads_calls_as]:
+        return Failure("unsupported", f"takes no sequences, and a mask in their place says no {names[0]}")
     folded = task.lowered()
     description = f"a block mask ({len(task.inputs['cu_seqlens_k']) - 1} sequences)"
     padding = padded_call(implementation, folded)
@@ -149,6 +152,21 @@ def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[
     if "Lr" in lengths:  # what is added has a position, too
         longer["Lr"] = max(lengths["Lr"], keys, queries + start)
     return {letter: length for letter, length in longer.items() if length != lengths[letter]}
+
+
+_READ_BY_AXES: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("corner", "mask", "key_lengths", "softcap"), frozenset({"Lq", "T"})),
+    "scale": frozenset({"D"}),
+}
+"""Conventions that a call with longer axes is read by otherwise, as a mask of added keys where True forbids."""
+_TOLD_TO_SEQUENCES = ("corner", "key_lengths")
+
+
+def _require_read_alike(implementation: Implementation, longer: Lengths) -> None:
+    """Raise ``InexactError`` where a function reads a longer call otherwise than the case's."""
+    for name in implementation.reads_calls_as:
+        if _READ_BY_AXES.get(name, frozenset()) & longer.keys():
+            raise InexactError(f"cannot be padded: it declares {name}, by which a padded call is read otherwise")
 
 
 def _require_affordable(lengths: Lengths, longer: Lengths) -> None:

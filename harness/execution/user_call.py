@@ -26,13 +26,13 @@ from importlib.machinery import (
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, BackendEntry
-from attncheck.backends.contract import Backend, EmptyRows, UnsupportedError
+from attncheck.backends.contract import Backend, UnsupportedError
 from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, never_given
@@ -44,7 +44,7 @@ from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
 from attncheck.execution.user_code import LoadError, Target, UnfitError, advice_on_framework, innermost
 from attncheck.execution.worker import AdvisedError
-from attncheck.spec import DTYPES, OPERATIONS, ROUNDING_MODELS, result_stages
+from attncheck.spec import DECLARABLE, DTYPES, EMPTY_ROWS, OPERATIONS, ROUNDING_MODELS, result_stages
 from attncheck.spec.properties import CLAIMS, PROPERTIES
 from attncheck.spec.rounding import PRESETS, WITH, class_name
 from attncheck.wording import expected, listed
@@ -353,14 +353,11 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise LoadError(f"capabilities: unknown dtype {dtype!r}; {expected(dtype, DTYPES, one_of=False)}")
-    conventions = dict(getattr(target, "conventions", None) or {})
-    if conventions.keys() - {"empty_rows"} or not set(conventions.values()) <= set(get_args(EmptyRows)):
-        raise LoadError(f"conventions: expected empty_rows, one of {', '.join(get_args(EmptyRows))}; got {conventions}")
     return {
         "framework": framework,
         "framework_alone": imports.framework_alone,
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
-        "conventions": conventions,
+        "conventions": _conventions(getattr(target, "conventions", None)),
         "properties": _claims(getattr(target, "properties", None)),
         "device": _device(getattr(target, "device", None)),
         "resources": _resources(getattr(target, "resources", None)),
@@ -373,6 +370,19 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         "parameters": {each: parameters_of(function) for each, function in functions.items()},
         "source": _source(functions.get("attention") or next(iter(functions.values()))),
     }
+
+
+def _conventions(declared: Any) -> dict[str, str]:
+    """Check what an implementation declares of conventions: names of ours, each with one of its values."""
+    known: dict[str, Any] = {"empty_rows": EMPTY_ROWS, **DECLARABLE}
+    if not isinstance(declared or {}, Mapping):
+        raise LoadError(f'conventions: expected values by name, such as {{"empty_rows": "nan"}}; got {declared!r}')
+    for name, value in (declared or {}).items():
+        if name not in known:
+            raise LoadError(f"conventions: unknown convention {name!r}; {expected(str(name), known, one_of=False)}")
+        if value not in known[name]:
+            raise LoadError(f"conventions: expected {name}, one of {', '.join(known[name])}; got {value!r}")
+    return dict(declared or {})
 
 
 def _hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:

@@ -18,7 +18,7 @@ from attncheck.attention.problem import Computation
 from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.reading.lowering import Problem
-from attncheck.spec import BY_SCORE, INSTEAD_OF, is_said, score_kind
+from attncheck.spec import BY_SCORE, HEADS, INSTEAD_OF, is_said, score_kind
 from attncheck.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
@@ -97,7 +97,8 @@ class Reading:
     ``says`` is the message, in which words in braces depend on the case, and {stage} is where it shows. ``change``
     makes the problem as it is then read, of a case that has an input or option of the name ``of``. It departs at
     ``stage``, unless its form says otherwise. The verdict is ``semantic`` of a convention, which somebody means, and
-    ``numeric`` of a mistake. A reading ``before_lowering`` is one of the operation that is called.
+    ``numeric`` of a mistake. A reading ``before_lowering`` is one of the operation that is called. ``option`` is the
+    declaration by which a function is judged so, of ``spec.DECLARABLE``.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Reading:
     stage: str = "masked"
     verdict: Verdict = Verdict.NUMERIC
     before_lowering: bool = False
+    option: tuple[str, str] | None = None
 
     @property
     def is_convention(self) -> bool:
@@ -133,7 +135,7 @@ class Reading:
             form.stage or self.stage,
             form.problem,
             self.verdict,
-            form.option,
+            form.option or self.option,
             form.stage_aliases,
             form.replacement,
             form.answer,
@@ -256,6 +258,12 @@ def folded(problem: Problem) -> Problem:
     """Return the canonical form of a problem, with what it says of rows without a key."""
     kept = {name: problem.options[name] for name in ("empty_rows",) if name in problem.options}
     return problem.canonical().with_options(**kept)
+
+
+def delivered(problem: Problem) -> Problem:
+    """Return a problem as the call has it, with what it says of heads and of rows without a key."""
+    kept = {name: problem.options[name] for name in ("empty_rows", *HEADS) if name in problem.options}
+    return problem.called().with_options(**kept)
 
 
 # What a problem has.

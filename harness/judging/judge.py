@@ -29,6 +29,7 @@ from attncheck.judging.judge_implementation import (
 )
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
+from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.judging.xfail import blank_row, failure_row
 from attncheck.reading.case import Case
@@ -38,7 +39,7 @@ from attncheck.results.format import Row, disagrees
 from attncheck.spec import wide_dtype
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import HARMLESS, Verdict
-from attncheck.wording import stored_index, told_apart, written_element
+from attncheck.wording import READ_AS, stored_index, told_apart, written_element
 
 Stages = Mapping[str, NDArray[Any]]
 Bounds = Mapping[str, NDArray[Any]]
@@ -70,12 +71,14 @@ def judge(
     classes: Mapping[str, str],
     own_empty_rows: Mapping[str, OwnEmptyRows] | None = None,
     *,
+    conventions: Mapping[str, Mapping[str, str]] | None = None,
     store: Store = NO_STORE,
     diagnosed: Collection[str] | None = None,
 ) -> CaseJudgement:
     """Judge what the implementations returned for one case in one dtype.
 
-    ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key.
+    ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key,
+    ``conventions`` the others that they declare: who reads the case otherwise is compared with no other and no number.
     ``diagnosed`` are those of which is said at once what they do instead where they fail; by default all.
     """
     truth = truth_of_case(case, dtype, inputs, returned_stages(outcomes), store)
@@ -90,7 +93,10 @@ def judge(
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
             diagnoses = diagnosed is None or name in diagnosed
             own = replace(blank, implementation=name)
-            rows += judged_rows(own, case, truth, outcome, classes[name], known, diagnoses=diagnoses)
+            own_truth = as_declared(truth, (conventions or {}).get(name, {}))
+            rows += judged_rows(own, case, own_truth, outcome, classes[name], known, diagnoses=diagnoses)
+            if own_truth is not truth:
+                del computed[name]
     several = computed if len(computed) > 1 else {}  # of one alone there are no pairs
     bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in several.items()}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
@@ -112,7 +118,11 @@ def judged_rows(
     """Judge the stages that one implementation returned, each in a row that begins as a blank one."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known, diagnoses=diagnoses)
     judged = with_padding_faults(judged, outcome.padding_faults)
-    return _stage_rows(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
+    rows = _stage_rows(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
+    if not truth.read_as:
+        return rows
+    said = f"{READ_AS}{truth.read_as}"
+    return [replace(row, message=said) if row.verdict is Verdict.AGREE else row for row in rows]
 
 
 def returned_stages(outcomes: Mapping[str, Outcome]) -> set[str]:

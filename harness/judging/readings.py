@@ -30,6 +30,7 @@ from attncheck.judging.alternatives import (
     Reading,
     allowed_keys,
     convention,
+    delivered,
     folded,
     has_scale,
     of_first,
@@ -52,6 +53,7 @@ from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_s
 from attncheck.reading.lowering import Problem, query_offset
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
+    DECLARABLE,
     DEFAULT_EMPTY_ROWS,
     EMPTY_ROWS,
     IGNORABLE,
@@ -229,28 +231,33 @@ def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
     return Reading(f"{slug}-ignored", f"{called} {verb} ignored", change, name, stage)
 
 
+_OF_WINDOWS = {
+    ("narrow", "left"): ("window", "counts_itself"),
+    ("narrow", "left and the right"): ("window", "exclusive"),
+}
 _ATTENDING = (
     *(
         convention(f"aligned-{name}", f"{{subject}} is aligned {name} ({{rule}}); the case means {{meant}}",
-                   _aligned(alignment, position))
+                   _aligned(alignment, position), option=("corner", alignment))
         for alignment, (name, position) in _ALIGNMENTS.items()
     ),
     convention("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
-               with_input("mask", np.logical_not), "mask"),
+               with_input("mask", np.logical_not), "mask", option=("mask", "true_forbids")),
     convention("fill-minus-infinity", "a forbidden score is minus infinity; the case means {fill} in its place",
                lambda problem: Form(problem.with_options(mask_fill=None), _fill_in_words(problem)), "mask_fill"),
     *(
         convention(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
                    f"the window is one key too {how} on the {ends}: {{window}}; the case means {{meant}}, ends "
                    "included",
-                   _window_moved(step * left, step * right), "window")
+                   _window_moved(step * left, step * right), "window", option=_OF_WINDOWS.get((how, ends)))
         for how, step in (("narrow", -1), ("wide", 1))
         for ends, left, right in (("left", 1, 0), ("right", 0, 1), ("left and the right", 1, 1))
     ),
     *(
         convention(f"key-lengths-one-too-{name}",
                    f"a key length is taken for {how}; the case means the number of keys",
-                   with_input("key_lengths", partial(np.add, moved)), "key_lengths")
+                   with_input("key_lengths", partial(np.add, moved)), "key_lengths",
+                   option=("key_lengths", "last_index") if moved > 0 else None)
         for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less"))
     ),
     Reading("mask-added", "the mask is added to the scores as the numbers 0 and 1",
@@ -393,10 +400,11 @@ _SEQUENCES = tuple(
     for reading in (
         convention("aligned-top-left",
                    "{subject} is aligned top-left in each sequence; the case means its last query and key",
-                   _aligned_in_sequences),
+                   _aligned_in_sequences, option=("corner", "top_left")),
         convention("key-lengths-one-too-long",
                    "a key length is taken for the last key's index; the case means the number of keys",
-                   _with_lengths(lambda lengths, called: lengths + 1), "key_lengths"),
+                   _with_lengths(lambda lengths, called: lengths + 1), "key_lengths",
+                   option=("key_lengths", "last_index")),
         convention("key-lengths-one-too-short", "a key length is taken for one less; the case means the number of keys",
                    _with_lengths(lambda lengths, called: lengths - 1), "key_lengths"),
         Reading("key-lengths-of-first-batch-entry", "the key length of the first sequence is taken for all",
@@ -520,6 +528,40 @@ def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[
     for reading in _ALL:
         if reading.before_lowering is before_lowering:
             yield from reading.of_problem(problem)
+
+
+def declaration_of(name: str) -> tuple[str, str] | None:
+    """Return the convention and its value by which a function declares what a reading is; None where nothing does."""
+    value = name.removeprefix("empty-rows-")
+    if value != name and value in EMPTY_ROWS:
+        return "empty_rows", value
+    return next((reading.option for reading in _ALL if reading.name == name), None)
+
+
+def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Alternative | None:
+    """Return a problem as an implementation reads its call that declares these conventions; None where it is the same.
+
+    They are applied to the call as it is made, one behind the other. What a query without a key gives is none of them.
+    """
+    called, applied = delivered(problem), list[str]()
+    for is_before in (True, False):  # what a call is lowered to has options that nobody was asked for
+        for option in conventions.items():
+            if option[0] in applied:
+                continue
+            rows = (each for each in _ALL if each.option == option and each.before_lowering is is_before)
+            forms = (form for row in rows for form in replace(row, before_lowering=False).of_problem(called))
+            if found := next((form for form in forms if _is_said_by(form, option)), None):
+                called, applied = found.problem, [*applied, option[0]]
+        called = called.lowered()
+    if not applied:
+        return None
+    words = "; ".join(DECLARABLE[name][conventions[name]] for name in DECLARABLE if name in applied)
+    return Alternative("declared", words, "", called)
+
+
+def _is_said_by(form: Alternative, option: tuple[str, str]) -> bool:
+    is_problem = form.replacement is None and not form.stage_aliases
+    return is_problem and (option[0] != "scale" or bool(form.shared))
 
 
 def problems_read_as(name: str, problem: Problem) -> list[Problem]:

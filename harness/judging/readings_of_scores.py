@@ -7,7 +7,7 @@ other weights. Latent vectors and scales of 8 bits are read otherwise before the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -200,12 +200,26 @@ def is_masked(problem: Problem) -> bool:
     return bool(asking & problem.inputs.keys() or any(problem.options.get(name) for name in asking))
 
 
+_DECLARED_AS = {
+    "scale-one": ("scale", "1"),
+    "scale-inverse-width": ("scale", "1/D"),
+    "bias-scaled": ("bias", "before_scale"),
+}
+
+
+def _declared(rows: Iterable[Reading]) -> Iterator[Reading]:
+    """Yield rows of numbers, those that somebody may declare with their declaration."""
+    return (replace(row, option=_DECLARED_AS.get(row.name)) for row in rows)
+
+
 _SCORES = (
     convention("softcap-after-biased", _LATE_SOFTCAP.format("the bias"),
-               _softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped"),
+               _softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped",
+               option=("softcap", "behind_bias")),
     convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_after("masked", is_masked),
-               "softcap", "capped"),
-    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap"),
+               "softcap", "capped", option=("softcap", "behind_mask")),
+    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap",
+               option=("softcap", "behind_mask")),
     *numbered(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap", _SOFTCAPS,
               _with_softcap, lambda problem: float(problem.options["softcap"]), of="softcap", stage="capped"),
     Reading("sinks-twice", "the sinks count twice",
@@ -218,9 +232,9 @@ _SCORES = (
             "scores"),
     Reading("score-bias-negated", "the bias of the score is subtracted", with_input("score_bias", np.negative),
             "score_bias", "scores"),
-    *numbered(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} instead of "
-              "{meant}", "scale", _SCALES, _with_scale, scale_of, stage="scores"),
-    *numbered(str, "bias times", _BIASES, _bias_times, of="bias", stage="biased"),
+    *_declared(numbered(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} "
+                        "instead of {meant}", "scale", _SCALES, _with_scale, scale_of, stage="scores")),
+    *_declared(numbered(str, "bias times", _BIASES, _bias_times, of="bias", stage="biased")),
     *(
         Reading(f"score-{name.replace('_', '-')}-transposed",
                 f"the {name.replace('_', ' ')} of the score is transposed", transposed(name), of, "scores")
@@ -582,7 +596,7 @@ _READ_AT = {"key": LOGITS[0], "value": MEANS[0]}
 
 _HEADS = (
     convention("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
-               "h // (H / Hkv) (repeated)", _tiled, stage="raw_scores"),
+               "h // (H / Hkv) (repeated)", _tiled, stage="raw_scores", option=("heads", "tiled")),
     *(
         Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant", _read_as(read, wrong),
                 stage=_READ_AT[read])

@@ -8,7 +8,7 @@ fails the same case is compared with all of them at little cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,12 +19,12 @@ from attncheck.attention.problem import Computation
 from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.judging.alternatives import Alternative
-from attncheck.judging.readings import readings_of
+from attncheck.judging.alternatives import Alternative, delivered
+from attncheck.judging.readings import read_as_declared, readings_of
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
 from attncheck.reading.lowering import Problem
-from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, HEADS, computed_stages
+from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages
 
 Real = NDArray[np.float64]
 
@@ -244,12 +244,10 @@ class Readings:
 
 def _of_delivered_mask(problem: Problem) -> Iterator[Alternative]:
     """Yield what may be done to a mask that only the call has: of queries, or of positions that no argument tells."""
-    asked = problem.called()
+    asked = delivered(problem)
     mask = asked.inputs.get("mask")
     if mask is None or mask is problem.inputs.get("mask"):
         return
-    kept = {name: problem.options[name] for name in ("empty_rows", *HEADS) if name in problem.options}
-    asked = asked.with_options(**kept)
     yield from (each for each in readings_of(asked) if each.name.startswith("mask-") and not each.replacement)
 
 
@@ -265,6 +263,22 @@ def truth_of(own: Truth, convention: Alternative) -> Truth:
         store=own.store,
     )
     return found.with_wide_statistics() if own.has_wide_statistics else found
+
+
+def as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
+    """Return the exact answer of a case as an implementation reads it that declares conventions; of most, the case's.
+
+    What says how it is read is the truth's ``read_as``.
+    """
+    problem = own.called or own.problem
+    if not conventions or problem is None:
+        return own
+    key = f"declared {sorted(conventions.items())}"
+    if key not in own._readings:
+        reading = read_as_declared(problem, conventions)
+        own._readings[key] = own if reading is None else replace(truth_of(own, reading), read_as=reading.description)
+    found: Truth = own._readings[key]
+    return found
 
 
 def relative_bound(truth: Truth, stages: Collection[str], rounding_model: str) -> float:

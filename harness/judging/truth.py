@@ -92,6 +92,7 @@ class Truth:
     ``undefined_rows`` give and without ``undefined_elements``. ``inner`` are stages between, in float64, where the
     score matrix is too large for more. Exact stages that were found before come out of the ``store``. One that
     ``has_wide_statistics`` is for implementations that return log_sum_exp in float32 beside outputs of 16 bits.
+    ``read_as`` says how an implementation reads the case that declares to read it otherwise.
     """
 
     canonical: Problem
@@ -109,6 +110,7 @@ class Truth:
     inner: Stages = field(default_factory=dict)
     store: Store = NO_STORE
     has_wide_statistics: bool = False
+    read_as: str = ""
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
     _from_inputs: dict[RoundingModel, tuple[Stages, Mapping[str, Bound]]] = field(default_factory=dict)
     """Exact stages, and their bounds from the inputs alone, as they were worked out."""

@@ -83,6 +83,7 @@ class Judge:
 
             judged = judge(
                 *(case, dtype, inputs, question.outcomes, question.classes, question.known),
+                conventions=question.conventions,
                 store=self.store,
                 diagnosed=question.diagnosed,
             )
@@ -94,11 +95,14 @@ class Judge:
     def examine(self, case: Case, dtype: str, inputs: Inputs, name: str, returned: Computed) -> tuple[Row, ...]:
         """Judge one implementation again, and say what it does instead: the rows of its stages, with their evidence."""
         from attncheck.judging.judge import judged_rows
+        from attncheck.judging.residuals import as_declared
         from attncheck.judging.truth import truth_of_case
 
         question = self._question(case, dtype, inputs, {name: returned})
         known = replace(question.known[name], is_asked=not returned.not_asked)
-        truth = truth_of_case(case, dtype, inputs, returned.stages, self.store)
+        truth = as_declared(
+            truth_of_case(case, dtype, inputs, returned.stages, self.store), self.declared_conventions(name)
+        )
         blank = replace(blank_row(case, dtype), implementation=name)
         return tuple(judged_rows(blank, case, truth, returned, question.classes[name], known, diagnoses=True))
 
@@ -128,6 +132,10 @@ class Judge:
         """Return the rounding model by which an implementation is judged in a dtype."""
         return next(item.rounding_model(dtype) or "none" for item in self.implementations if item.name == name)
 
+    def declared_conventions(self, name: str) -> Mapping[str, str]:
+        """Return the conventions that an implementation declares, but for queries without a key."""
+        return next(item.reads_calls_as for item in self.implementations if item.name == name)
+
     def _keeps_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
         return self.keep_all_arrays or case.is_document or disagrees(rows)
 
@@ -143,7 +151,8 @@ class Judge:
         }
         known = {name: own_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
         diagnosed = frozenset(name for name, entries in concerning.items() if entries)
-        return _Question(case, dtype, inputs, outcomes, classes, known, diagnosed)
+        conventions = {name: dict(item.reads_calls_as) for name, item in asked.items() if item.reads_calls_as}
+        return _Question(case, dtype, inputs, outcomes, classes, known, diagnosed, conventions)
 
     def _in_order(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
         """Put the outcomes in order; what declares no such dtype was never asked, and says so."""
@@ -166,11 +175,12 @@ class _Question:
     classes: Mapping[str, str]
     known: Mapping[str, OwnEmptyRows]
     diagnosed: frozenset[str] = frozenset()
+    conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
     def _key(self) -> Key:
-        diagnosed = dict.fromkeys(sorted(self.diagnosed))
-        return key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, [self.classes, self.known, diagnosed])
+        judged_by = [self.classes, self.known, dict.fromkeys(sorted(self.diagnosed)), self.conventions]
+        return key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
 
     def remembered_rows(self, store: Store) -> tuple[Row, ...] | None:
         """Return the rows that the store has, which do not say how long anything took."""
@@ -194,6 +204,10 @@ class _Question:
             from attncheck.judging.truth import truth_of_case
 
             truth = truth_of_case(self.case, self.dtype, self.inputs, returned_stages(self.outcomes), store)
+        if len(self.classes) == 1:  # of several, who reads the case as it is meant is drawn beside the exact answer
+            from attncheck.judging.residuals import as_declared
+
+            truth = as_declared(truth, next(iter(self.conventions.values()), {}))
         computed = {name: found for name, found in self.outcomes.items() if isinstance(found, Computed)}
         kept = {name: kept_stages(found.stages) for name, found in computed.items()}
         kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values(truth)}

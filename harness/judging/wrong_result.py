@@ -61,8 +61,6 @@ from attncheck.judging.residuals import (
     truth_of,
 )
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
-from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
 from attncheck.spec.rounding import FORMATS
@@ -410,11 +408,10 @@ _WORTH_A_ROOT = 2.0**-10
 
 @dataclass(frozen=True)
 class FailingCase:
-    """A case in a dtype as an implementation fails it: the stages that fail, and those that are ``right``."""
+    """A problem in a dtype as an implementation fails it: the stages that fail, and those that are ``right``."""
 
-    case: Case
+    problem: Problem
     dtype: str
-    inputs: Inputs
     failing: Stages
     right: Stages
     rounding_model: str
@@ -432,7 +429,7 @@ class FailingCase:
     @cached_property
     def own(self) -> Truth:
         """The case itself, in float64."""
-        return self._approximate(self.case.problem(self.inputs.arrays))
+        return self._approximate(self.problem)
 
     @property
     def _problem(self) -> Problem:

@@ -37,6 +37,7 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.judging.judge_stages import StageJudgement
+from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import truth_of_case
 from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case, case_record
@@ -108,11 +109,12 @@ def repro_script(
     if rounding_model is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    truth = as_declared(truth_of_case(case, dtype, inputs), implementation.reads_calls_as)
     padding = call_as_required(implementation, task_of(case, inputs))
     if element and not before and _is_plain(implementation.entry, case, padding):
         failing = tuple(each for each in judgements if each.verdict.exit_code)[:2]
         asked = failing or judgements[-1:]
-        expected = expected_stages(case, truth_of_case(case, dtype, inputs), rounding_model, asked)
+        expected = expected_stages(case, truth, rounding_model, asked)
         task = padding.task
         is_wanted = {each.stage for each in asked} or set(result_stages(task.operation, task.options, task.inputs))
         expected = {stage: each for stage, each in expected.items() if stage in is_wanted}
@@ -120,7 +122,7 @@ def repro_script(
         if text := _short_form(implementation.entry, padding.task, dtype, failing, expected, docstring):
             return text
     task, cuts = padding.task, ", kept=KEPT, cut=cut" if padding.kept else ""
-    expected = expected_stages(case, truth_of_case(case, dtype, inputs), rounding_model, judgements)
+    expected = expected_stages(case, truth, rounding_model, judgements)
     results = result_stages(task.operation, task.options, task.inputs)
     earlier = [call_as_required(implementation, each).task for each in tasks_before(before)]
     dtypes = {dtype, *(each for _, each in before)}

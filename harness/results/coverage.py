@@ -73,7 +73,8 @@ class RequestedRun:
     """The request of a run: how many cases, which implementations by name, and how many it has to judge at least.
 
     ``picked`` says what the cases were narrowed by, of ``PICKED``. ``stopped`` is there where not all of them were run.
-    ``own`` are users' implementations, and ``widens`` says how some of them would be judged in more.
+    ``own`` are users' implementations, ``conventions`` what they declare, by name, and ``widens`` says how some of them
+    would be judged in more.
     """
 
     cases: int
@@ -83,6 +84,7 @@ class RequestedRun:
     stopped: Stop | None = None
     own: tuple[str, ...] = ()
     widens: Mapping[str, str] = field(default_factory=dict)
+    conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> RequestedRun:
@@ -97,6 +99,7 @@ class RequestedRun:
             stopped,
             tuple(asked.get("own", ())),
             dict(asked.get("widens", {})),
+            dict(asked.get("conventions", {})),
         )
 
     def is_hardly_judged(self, name: str, judged: int, not_offered: int) -> bool:

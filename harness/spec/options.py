@@ -45,6 +45,33 @@ DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
 EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}
 """What a query that may attend to no key gives by each convention, for people."""
 
+DECLARABLE: Mapping[str, Mapping[str, str]] = {
+    "corner": {
+        "bottom_right": "causality and windows count from the last query and key",
+        "top_left": "causality and windows count from the first query and key",
+    },
+    "window": {
+        "counts_itself": "the left side of a window counts the query's own key",
+        "exclusive": "both ends of a window lie outside it",
+    },
+    "heads": {"tiled": "query head h takes key and value head h % Hkv"},
+    "mask": {"true_forbids": "True in a mask forbids"},
+    "key_lengths": {
+        "last_index": "a key length is the last key's index",
+        "from_the_end": "the last keys are those that count",
+    },
+    "scale": {"1": "the default scale is 1", "1/D": "the default scale is 1/D"},
+    "bias": {"before_scale": "the bias is added before the scores are scaled"},
+    "softcap": {
+        "behind_bias": "the softcap is applied after the bias",
+        "behind_mask": "the softcap is applied after the mask",
+    },
+}
+"""Other conventions that a user's function may declare, each value in words, in the order in which they are applied.
+
+What is then true of a call is the exact answer of the call as it is read (``judging/readings.py`` has a reading each).
+"""
+
 
 def without_a_key(given: str, expected: str) -> str:
     """Return what an implementation gives for a query that may attend to no key, and what the case means instead."""

@@ -246,7 +246,8 @@ class Meaning(Record):
     departs: Annotated[bool, "Whether that is something else."]
     declared: Annotated[str, "What the implementation declares."]
     contradicts: Annotated[bool, "Whether it declares otherwise."]
-    declaration: Annotated[str, "The value of empty_rows to declare; empty where nothing has to be declared."]
+    declares: Annotated[str, "The convention to declare; empty where nothing has to be declared."]
+    declaration: Annotated[str, "Its value."]
     is_exact: Annotated[bool, "Whether what came back is within the error bounds of what it means."]
 
 

@@ -25,7 +25,7 @@ from attncheck.backends.families import FAMILIES, Family
 from attncheck.conventions import QUESTIONS
 from attncheck.execution.signatures import expected_signature
 from attncheck.judging.alternatives import Reading
-from attncheck.judging.readings import CATALOGUE
+from attncheck.judging.readings import CATALOGUE, declaration_of
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
@@ -91,11 +91,14 @@ def readings() -> str:
 
 
 def _readings_of(readings: Sequence[Reading]) -> str:
-    kinds = {True: "convention", False: "mistake"}
-    rows = (
-        (f"`{each.name}`", re.sub(r"\{(\w+)\}", r"*\1*", each.says), kinds[each.is_convention]) for each in readings
-    )
+    rows = ((f"`{each.name}`", re.sub(r"\{(\w+)\}", r"*\1*", each.says), _kind_of(each)) for each in readings)
     return table(("name", "message", "kind"), *dict.fromkeys(rows))
+
+
+def _kind_of(reading: Reading) -> str:
+    kind = "convention" if reading.is_convention else "mistake"
+    option = declaration_of(reading.name)
+    return kind if option is None else f'{kind}, unless `{{"{option[0]}": "{option[1]}"}}` is declared'
 
 
 GENERATED: dict[str, tuple[str, Callable[[], str]]] = {

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from attncheck.spec import DECLARABLE
+
 KERNEL = """
 import numpy as np
 
@@ -20,13 +22,23 @@ def attention(query, key, value, *, mask=None, is_causal=False, scale=None):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ value
 """
+DECLARED = """
+attention.conventions = {"heads": "tiled", "corner": "bottom_right", "empty_rows": "uniform"}
+"""
 CASES = ("attention/*", "grouped_heads/*", "coincidences/causality-*", "pairs/*causal*", "probes/masks/*")
 
 
+def _attncheck(folder: Path, kernel: str, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "kernel.py").write_text(kernel, encoding="utf-8")
+    command = [sys.executable, "-m", "attncheck", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+CHECK = ("check", *CASES, "-d", "float64", "-i", "kernel.py:attention", "--no-report")
+
+
 def test_cases_that_show_several_conventions_are_named_by_those_that_others_show_one_by_one(tmp_path: Path) -> None:
-    (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
-    command = [sys.executable, "-m", "attncheck", "check", *CASES, "-d", "float64", "-i", "kernel.py:attention"]
-    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = _attncheck(tmp_path, KERNEL, *CHECK, "--json")
     document = json.loads(done.stdout)
     assert done.returncode == 1, done.stderr
     found = {each["diagnosis"] for each in document["defects"]}
@@ -35,11 +47,29 @@ def test_cases_that_show_several_conventions_are_named_by_those_that_others_show
     assert together
     assert set().union(*(name.split(" and ") for name in together)) <= found
     assert {each["verdict"] for each in document["failures"]} == {"semantic"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "attncheck", "report", "results/latest"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    shown = _attncheck(tmp_path, KERNEL, "report", "results/latest")
     assert ": it is right if it means these: " in shown.stdout
+    (line,) = (line for line in shown.stdout.splitlines() if "declare it: attention.conventions = " in line)
+    assert json.loads(line.partition("conventions = ")[2]) == json.loads(DECLARED.partition("= ")[2])
+
+
+def test_what_is_declared_is_judged_as_it_is_read_and_says_so(tmp_path: Path) -> None:
+    done = _attncheck(tmp_path, KERNEL + DECLARED, *CHECK)
+    assert done.returncode == 0, done.stdout + done.stderr
+    corner, heads = DECLARABLE["corner"]["bottom_right"], DECLARABLE["heads"]["tiled"]
+    assert "agrees with the exact answer" in done.stdout
+    assert f", read as: {corner} and {heads}. " in done.stdout
+    broken = (KERNEL + DECLARED).replace("behind > 0", "behind > 1")
+    wrong = _attncheck(tmp_path, broken, *CHECK)
+    assert wrong.returncode == 1
+    assert "causality is off by one" in wrong.stdout
+
+
+def test_conventions_prints_what_to_declare_and_takes_it(tmp_path: Path) -> None:
+    asked = _attncheck(tmp_path, KERNEL, "conventions", "kernel.py:attention")
+    (line,) = (line for line in asked.stdout.splitlines() if "declare what it does: attention.conventions = " in line)
+    assert json.loads(line.partition("conventions = ")[2]) == json.loads(DECLARED.partition("= ")[2])
+    taken = _attncheck(tmp_path, KERNEL + DECLARED, "conventions", "kernel.py:attention")
+    assert (taken.returncode, "declare" in taken.stdout) == (0, False)
+    other = _attncheck(tmp_path, KERNEL + DECLARED.replace("tiled", "mixed"), "conventions", "kernel.py:attention")
+    assert "conventions: expected heads, one of tiled; got 'mixed'" in other.stderr

@@ -308,7 +308,8 @@ def test_a_diagnosis_is_one_defect_at_whatever_stage_and_in_whatever_dtype_it_wa
         ("nonfinite", ("file/2",), ("float64",), "NaN; taken by itself: the window is ignored"),
     ]
     nameless = "no cause found (1 case: file/2; taken by itself: the window is ignored)"
-    assert cause_line(found) == f"bottom-right; meant top-left (2 cases); {nameless}"
+    meant = "if it means this, it is wrong in 1 case: bottom-right; meant top-left (2 cases)"
+    assert cause_line(found) == f"{meant}; what is left: {nameless}"
     first, second = annotation_lines(frames, REPORT)
     assert "title=aligned-bottom-right%3A numpy.eager in float64%2C float32::2 cases, the simplest " in first
     assert "title=nonfinite%3A numpy.eager in float64::" in second

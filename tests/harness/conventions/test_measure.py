@@ -127,7 +127,7 @@ def test_the_command_shows_a_table_and_what_is_declared_wrongly(write: Write, in
     row = next(line for line in out.splitlines() if line.startswith("causal, more keys"))
     assert "the corner is top left" in row
     assert "the corner is bottom right (differs)" in row
-    assert "attncheck's cases mean otherwise: causal, more keys than queries; causal, more queries than keys" in out
+    assert 'declare what it does: attention.conventions = {"corner": "bottom_right"}' in out
     code, out, _ = invoke("conventions", write(), "--json", "--dtype", "float32")
     records = json.loads(out)["implementations"]["kernel.attention"]
     assert code == 0
