@@ -369,22 +369,6 @@ class Measured:
         """Whether the implementation declares otherwise."""
         return bool(self.declared) and self.kind in ("measured", "open") and self.declared != self.means
 
-    def as_record(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {
-            "convention": self.question.name,
-            "asks": self.question.asks,
-            "kind": self.kind,
-            "means": self.means,
-            "cases_mean": self.question.expected,
-            "departs": self.departs,
-            "declared": self.declared,
-            "contradicts": self.contradicts,
-            "declares": self.declares,
-            "declaration": self.declaration,
-            "is_exact": self.is_exact,
-        }
-
 
 def ask_all(
     implementation: Implementation,

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -278,26 +277,6 @@ def picked(frames: Frames) -> Iterable[str]:
 def _picks(what: str, picks: tuple[str, ...]) -> str:
     shown = listed(picks if len(picks) <= MAX_REASONS else [*picks[:MAX_REASONS], f"{len(picks) - MAX_REASONS} more"])
     return f"{what}{'s' if len(picks) > 1 and not what.endswith('s') else ''} {shown}"
-
-
-def judged_counts(frames: Frames) -> dict[Column, Mapping[str, Any]]:
-    """Return the same as plain data."""
-    padded = padded_cases(frames)
-    return {
-        each.column: {
-            "asked": each.asked,
-            "judged": each.judged,
-            "unsupported": each.lacks.cases,
-            "lacks": dict(each.lacks.singly),
-            "not_offered": each.lacks.not_offered,
-            "covered": each.stood_for,
-            "unverified": each.unverified,
-            "stopped": each.stopped,
-            "not_run": each.not_run,
-            "padded": padded[each.column].cases if each.column in padded else 0,
-        }
-        for each in coverage(frames)
-    }
 
 
 _KIND = re.compile(r"([a-z ]+) \([^)]*\)(?:, |$)")

@@ -28,12 +28,11 @@ from attncheck.reports.comparison import (
 )
 from attncheck.reports.difference import ERROR_MEASURES, Difference, make_difference, outcomes
 from attncheck.reports.frames import Frames, records
-from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.documents import opening
 from attncheck.reports.machine.other_documents import (
     BisectionDocument,
     DifferenceDocument,
     DifferenceRecord,
-    ReleaseRecord,
 )
 from attncheck.reports.machine.outcome import failures_of, first_of_each, rows_of
 from attncheck.reports.markdown import code, escape, number, table
@@ -246,39 +245,30 @@ def difference_document(difference: Difference, after: Frames) -> DifferenceDocu
     wrong = what_is_wrong(after)
     keys = [pd.MultiIndex.from_frame(frame[list(Evaluation._fields)].astype(object)) for frame in (wrong, worse)]
     failures = failures_of(after, wrong[keys[0].isin(keys[1])])
-    return DifferenceDocument(
-        attncheck=header("diff"),
-        exit_code=int(difference.exit_code),
-        answer=sentences(difference)[0],
+    return DifferenceDocument.derive(
+        difference,
+        **opening("diff", difference.exit_code, sentences(difference)[0]),
         failures=failures,
         next=first_of_each(failures),
-        notes=list(difference.notes),
-        **_fields(difference),
+        notes=difference.notes,
+        **_told(difference),
     )
 
 
-def _fields(difference: Difference) -> dict[str, Any]:
-    return {
-        "before": difference.before,
-        "after": difference.after,
-        "compared": difference.compared,
-        "only": list(difference.only),
-        "sentences": sentences(difference),
-        **{name: rows_of(frame) for name, frame in difference.tables().items()},
-    }
+def _told(difference: Difference) -> dict[str, Any]:
+    """Return the sentences and the rows of all tables."""
+    tables = {name: rows_of(frame) for name, frame in difference.tables().items()}
+    return {"sentences": sentences(difference), **tables}
 
 
 def bisection_document(found: Bisection, code: ExitCode) -> BisectionDocument:
     """Return what several releases gave."""
-    return BisectionDocument(
-        attncheck=header("bisect"),
-        exit_code=int(code),
-        answer=_answer(found),
+    return BisectionDocument.derive(
+        found,
+        **opening("bisect", code, _answer(found)),
         notes=list(found.missed.values()),
-        distribution=found.distribution,
-        releases=[ReleaseRecord(**row) for row in found.rows()],
-        steps=[DifferenceRecord(**_fields(step)) for step in found.steps],
-        missed=dict(found.missed),
+        releases=list(found.rows()),
+        steps=[DifferenceRecord.derive(step, **_told(step)) for step in found.steps],
     )
 
 

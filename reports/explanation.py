@@ -16,14 +16,10 @@ from attncheck.judging.truth import Conditioning
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
 from attncheck.reports.frames import rows_judged
-from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.documents import opening
 from attncheck.reports.machine.other_documents import (
-    CallRecord,
     CaseRecord,
-    ConditionRecord,
-    Errors,
     ExplanationDocument,
-    RepeatedRecord,
     StageRecord,
 )
 from attncheck.reports.machine.outcome import failure_of, verdict_of
@@ -221,9 +217,7 @@ def _element(judgement: StageJudgement, explanation: Explanation) -> list[str]:
 
 def of_case(case: Case) -> CaseRecord:
     """Return a case's names, shapes and options."""
-    record = case_record(case, {})
-    names = ("id", "name", "file", "line", "operation", "tags", "inputs", "options", "dtypes")
-    return CaseRecord(**{name: record[name] for name in names})
+    return CaseRecord.derive(case_record(case, {}))
 
 
 def explanation_document(
@@ -232,18 +226,15 @@ def explanation_document(
     """Return a case on one implementation, stage by stage; ``commands`` say more of its failure."""
     explanation = explained.explanation
     failure = failure_of(explanation, commands)
-    return ExplanationDocument.from_object(
+    return ExplanationDocument.derive(
         explanation,
-        attncheck=header("explain"),
-        exit_code=int(code),
-        answer=answer_of(explanation),
+        **opening("explain", code, answer_of(explanation)),
         failures=[] if failure is None else [failure],
         next=[] if failure is None else commands,
-        notes=(),
         case=of_case(explanation.case),
         verdict=verdict_of(explanation),
         stages=[_stage(each, explanation) for each in explanation.judgements],
-        repeated=None if explained.repeated is None else _repeated(explained.repeated),
+        repeated=explained.repeated,
     )
 
 
@@ -260,25 +251,10 @@ def answer_of(explanation: Explanation) -> str:
 
 
 def _stage(judgement: StageJudgement, explanation: Explanation) -> StageRecord:
-    condition = explanation.conditioning.get(judgement.stage)
-    return StageRecord.from_object(
+    return StageRecord.derive(
         judgement,
-        accumulated=_errors(judgement.accumulated),
-        introduced=_errors(judgement.introduced),
-        element=judgement.index,
-        computed=judgement.value,
         computed_hex=None if judgement.value is None else judgement.value.hex(),
         exact_hex=None if judgement.exact is None else judgement.exact.hex(),
-        condition=None if condition is None else ConditionRecord.from_object(condition),
+        condition=explanation.conditioning.get(judgement.stage),
         expected_failure=explanation.expected_failures.get(judgement.stage, ""),
     )
-
-
-def _errors(measured: Measured | None) -> Errors | None:
-    return None if measured is None else Errors.from_object(measured, element=measured.index)
-
-
-def _repeated(repeated: Repetition) -> RepeatedRecord:
-    calls = repeated.needed
-    needed = None if calls is None else [CallRecord(case=case.id, dtype=dtype) for case, dtype in calls]
-    return RepeatedRecord.from_object(repeated, needed=needed)

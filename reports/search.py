@@ -12,8 +12,8 @@ from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS
 from attncheck.reading.case import Case
 from attncheck.reading.shapes import show
-from attncheck.reports.machine.documents import Failure, header
-from attncheck.reports.machine.other_documents import FindingRecord, ReductionDocument, SearchDocument
+from attncheck.reports.machine.documents import Failure, opening
+from attncheck.reports.machine.other_documents import ReductionDocument, SearchDocument
 from attncheck.reports.machine.outcome import failure_of, first_of_each
 from attncheck.reports.terminal import plain_console
 from attncheck.searching.concrete import ConcreteCase
@@ -62,25 +62,13 @@ def _finding_lines(finding: Finding, folder: Path, commands: Sequence[str]) -> I
 
 def search_document(search: Search, commands: Commands, code: ExitCode) -> SearchDocument:
     """Return a search for programs."""
-    findings = search.folder.findings
-    failures = [_failure(each, search, commands[each.file]) for each in findings]
-    return SearchDocument(
-        attncheck=header("search"),
-        exit_code=int(code),
-        answer=list(search_lines(search, commands))[-1],
+    failures = [_failure(each, search, commands[each.file]) for each in search.folder.findings]
+    return SearchDocument.derive(
+        search,
+        **opening("search", code, list(search_lines(search, commands))[-1]),
         failures=failures,
         next=first_of_each(failures),
-        implementation=search.judge.implementation.name,
-        seed=search.request.seed,
-        problems=search.asked,
-        unsupported=search.refused,
-        interrupted=search.is_interrupted,
         seconds=round(search.seconds, 1),
-        folder=str(search.folder.path),
-        findings=[
-            FindingRecord.from_object(each, verdict=each.symptom.verdict, stage=each.symptom.stage) for each in findings
-        ],
-        known=dict(search.known),
         no_longer_failing=[each.file for each in search.fixed],
     )
 
@@ -128,20 +116,18 @@ def reduction_document(
         failure = replace(failure, case=str(path), file=str(path), line=None)
     of_both = [shape_line(each) if each is not None else "" for each in (reduced.original, reduced.problem)]
     fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(explanation)}"
-    return ReductionDocument(
-        attncheck=header("reduce"),
-        exit_code=int(ExitCode.AGREE if path is None else ExitCode.DISAGREE),
-        answer="there is nothing to reduce: it does not fail" if path is None else fails,
+    code, answer = (ExitCode.AGREE, "there is nothing to reduce: it does not fail")
+    if path is not None:
+        code, answer = ExitCode.DISAGREE, fails
+    return ReductionDocument.derive(
+        reduced,
+        **opening("reduce", code, answer),
         failures=[] if failure is None or path is None else [failure],
         next=[] if path is None else list(commands),
-        implementation=explanation.implementation,
         case=case.id,
-        dtype=explanation.dtype,
-        file=None if path is None else str(path),
+        file=path,
         before=of_both[0],
         reduced=of_both[1],
-        tries=reduced.tries,
-        is_smallest=reduced.is_smallest,
     )
 
 

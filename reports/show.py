@@ -24,7 +24,7 @@ from attncheck.reading.model import TagEntry
 from attncheck.reports.documents import beside, element
 from attncheck.reports.explanation import inputs_line, of_case
 from attncheck.reports.frames import rows_judged
-from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.documents import opening
 from attncheck.reports.machine.other_documents import ArrayRecord, CaseDocument, NumberRecord
 from attncheck.reports.panels import (
     Drawing,
@@ -305,15 +305,13 @@ MAX_ELEMENTS = 4096
 def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
     """Return a case with its inputs, its exact stages, and the numbers that its document prints."""
     case = shown.case
-    return CaseDocument(
-        attncheck=header("show"),
-        exit_code=int(ExitCode.AGREE),
-        answer=case.name,
+    return CaseDocument.derive(
+        shown,
+        **opening("show", ExitCode.AGREE, case.name),
         notes=list(case.warnings),
         case=of_case(case),
         source=case.source.model_dump(exclude_none=True),
-        remarks=list(case.notes),
-        dtype=shown.dtype,
+        remarks=case.notes,
         inputs=_arrays(shown.inputs),
         stages=_arrays(shown.exact),
         numbers=[
@@ -322,8 +320,7 @@ def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
             for row in rows
         ],
         outside=shown.outside or shown.undefined,
-        sampled=shown.sampled,
-        saved=list(saved),
+        saved=saved,
     )
 
 

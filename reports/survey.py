@@ -24,7 +24,7 @@ from attncheck.errors import ExitCode, ResultsError
 from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Column, Frames, State, cell_table
-from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.documents import opening
 from attncheck.reports.machine.other_documents import ConventionsDocument, Meaning
 from attncheck.reports.properties import OUTCOMES_NOTE
 from attncheck.reports.terminal import plain_console
@@ -438,14 +438,12 @@ def conventions_document(measured: Conventions, code: ExitCode, missing: Sequenc
         "unlike what is declared": sum(answer.contradicts for answer in answers),
     }
     return ConventionsDocument(
-        attncheck=header("conventions"),
-        exit_code=int(code),
-        answer=", ".join(f"{count:,} {what}" for what, count in counts.items()),
+        **opening("conventions", code, ", ".join(f"{count:,} {what}" for what, count in counts.items())),
         notes=[
             *(f"{name} is not installed" for name in missing),
             *(f"{name}: {line}" for name, each in measured.items() for line in _notes(each)),
         ],
-        implementations={name: [Meaning(**answer.as_record()) for answer in each] for name, each in measured.items()},
+        implementations={name: [Meaning.derive(answer) for answer in each] for name, each in measured.items()},
     )
 
 

@@ -154,15 +154,13 @@ def _script_document(
     explained: RepeatedExplanation, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
     from attncheck.reports.explanation import answer_of, of_case
-    from attncheck.reports.machine.documents import header
+    from attncheck.reports.machine.documents import opening
     from attncheck.reports.machine.other_documents import ScriptDocument
     from attncheck.reports.machine.outcome import failure_of
 
     failure = failure_of(explained.explanation, [command, *_commands(subject, limits, ("explain",))])
     return ScriptDocument(
-        attncheck=header("repro"),
-        exit_code=int(ExitCode.AGREE),
-        answer=answer_of(explained.explanation),
+        **opening("repro", ExitCode.AGREE, answer_of(explained.explanation)),
         failures=[] if failure is None else [failure],
         next=[command],
         implementation=subject.implementation.name,

@@ -115,13 +115,11 @@ class _Result:
                 typer.echo(line)
 
     def document(self) -> TestDataDocument:
-        from attncheck.reports.machine.documents import header
+        from attncheck.reports.machine.documents import opening
         from attncheck.reports.machine.other_documents import TestDataDocument
 
         return TestDataDocument(
-            attncheck=header(self.command),
-            exit_code=int(ExitCode.AGREE),
-            answer=self.lines[0],
+            **opening(self.command, ExitCode.AGREE, self.lines[0]),
             notes=list(self.lines[1:]),
             folder=str(self.folder),
             written=self.written,
@@ -199,14 +197,12 @@ def vectors(
 
 
 def _exported_document(exported: Exported, folder: Path) -> ExportDocument:
-    from attncheck.reports.machine.documents import header
+    from attncheck.reports.machine.documents import opening
     from attncheck.reports.machine.other_documents import ExportDocument
     from attncheck.vectors import lines_of
 
     return ExportDocument(
-        attncheck=header("vectors export"),
-        exit_code=int(ExitCode.AGREE),
-        answer="; ".join(lines_of(exported)),
+        **opening("vectors export", ExitCode.AGREE, "; ".join(lines_of(exported))),
         folder=str(folder),
         written=exported.written,
         left_out=dict(exported.left_out),

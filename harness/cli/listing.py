@@ -149,13 +149,11 @@ def list_(
 
 
 def _list_document(what: Listed, records: Sequence[Record], code: ExitCode, faults: Sequence[str]) -> ListDocument:
-    from attncheck.reports.machine.documents import header
+    from attncheck.reports.machine.documents import opening
     from attncheck.reports.machine.other_documents import ListDocument
 
     return ListDocument(
-        attncheck=header("list"),
-        exit_code=int(code),
-        answer=f"{len(records):,} {what.value}",
+        **opening("list", code, f"{len(records):,} {what.value}"),
         notes=faults,
         listed=what.value,
         items=records,

@@ -421,14 +421,13 @@ def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
 
 def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> ProtocolDocument:
     from attncheck.commands import joined
-    from attncheck.reports.machine.documents import header
+    from attncheck.reports.machine.documents import opening
     from attncheck.reports.machine.other_documents import ProtocolDocument, RuleRecord
 
     broken = sum(bool(rule.wrong) for rule in rules)
+    said = f"{broken:,} of {len(rules):,} rules are broken"
     return ProtocolDocument(
-        attncheck=header("protocol"),
-        exit_code=int(code),
-        answer=f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol",
+        **opening("protocol", code, said if broken else "it speaks the protocol"),
         next=[] if broken else [joined(["attncheck", "check", "-i", program])],
         program=program,
         rules=[RuleRecord(rule=rule.says, outcome=_outcome(rule), message=rule.wrong or rule.reason) for rule in rules],

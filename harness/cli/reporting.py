@@ -256,20 +256,19 @@ def _document(
     command: str, path: Path, compared: int, differences: Sequence[str] | None, notes: Sequence[str] = ()
 ) -> PublishedDocument:
     """Return what was written, or, where there are ``differences`` or an empty list of them, what was checked."""
-    from attncheck.reports.machine.documents import header
+    from attncheck.reports.machine.documents import opening
     from attncheck.reports.machine.other_documents import PublishedDocument
     from attncheck.wording import counted
 
+    code = ExitCode.DISAGREE if differences else ExitCode.AGREE
     checked = f"{counted(len(differences or ()), 'difference')} from {path}"
     return PublishedDocument(
-        attncheck=header(command),
-        exit_code=int(ExitCode.DISAGREE if differences else ExitCode.AGREE),
-        answer=f"{path} was written" if differences is None else checked,
-        notes=list(notes),
+        **opening(command, code, f"{path} was written" if differences is None else checked),
+        notes=notes,
         path=str(path),
         checked=differences is not None,
         compared=compared,
-        differences=list(differences or ()),
+        differences=differences or (),
     )
 
 

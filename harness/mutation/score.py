@@ -49,7 +49,7 @@ from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
 from attncheck.reports.frames import records
-from attncheck.reports.machine.documents import header
+from attncheck.reports.machine.documents import opening
 from attncheck.reports.machine.other_documents import MutantsDocument
 from attncheck.reports.machine.outcome import rows_of
 from attncheck.reports.terminal import plain_console
@@ -561,9 +561,7 @@ def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str
     names = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
     tables: dict[str, Any] = {name: rows_of(getattr(frames, name)) for name in names}
     return MutantsDocument(
-        attncheck=header("mutants"),
-        exit_code=int(code),
-        answer=_score(frames),
+        **opening("mutants", code, _score(frames)),
         notes=[*notes, *([] if frames.exhaustive else [_SPARED])],
         score=frames.score,
         naming=frames.naming(),

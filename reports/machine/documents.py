@@ -1,8 +1,9 @@
 """Documents that commands print with ``--json``, and how they are written.
 
 A document is one JSON object. All of them begin with the fields of ``Document``; ``DOCUMENTS`` says which further ones
-a command has. A field is annotated with its type and its description: the JSON Schema and docs/reference/json.md derive
-from that. Raise ``SCHEMA`` when a field is removed, renamed or means something else; a new one leaves it as it is.
+a command has. A field is annotated with its type, its description and, where the result that it is read off calls it
+otherwise, its path there: documents, the JSON Schema and docs/reference/json.md derive from that. Raise ``SCHEMA`` when
+a field is removed, renamed or means something else; a new one leaves it as it is.
 Numbers that JSON has not are texts, and every text can be encoded.
 """
 
@@ -12,8 +13,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, Self
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import PurePath
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from attncheck.errors import AttncheckError, CaseError, ExitCode
 
@@ -30,10 +34,47 @@ class Record:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     @classmethod
-    def from_object(cls, source: object, **given: Any) -> Self:
-        """Return a record of what a source has under the record's own names, besides what is given."""
-        own = (each.name for each in fields(cls) if each.name not in given)
-        return cls(**{name: getattr(source, name) for name in own}, **given)
+    def derive(cls, source: object, /, **given: Any) -> Self:
+        """Return a record of a result, an object or a mapping: each field is what stands at its path there.
+
+        What is ``given``, and what has a default, is not read off. Records inside are made of what stands there alike.
+        """
+        read = {name: _at(source, path) for name, path in _paths(cls).items() if name not in given}
+        kinds = annotations_of(cls)
+        return cls(**{name: _derived(get_args(kinds[name])[0], value) for name, value in {**read, **given}.items()})
+
+
+@cache
+def annotations_of(kind: Any) -> Mapping[str, Any]:
+    """Return the annotation of each field of a record: its type, its meaning, and its path where that is another name."""
+    annotations = get_type_hints(kind, include_extras=True)
+    return {each.name: annotations[each.name] for each in fields(kind)}
+
+
+@cache
+def _paths(kind: Any) -> Mapping[str, str]:
+    """Return where the fields that have no default are read off."""
+    needed = {each.name for each in fields(kind) if each.default is MISSING}
+    return {name: (*get_args(of), name)[2] for name, of in annotations_of(kind).items() if name in needed}
+
+
+def _at(source: Any, path: str) -> Any:
+    for name in path.split("."):
+        source = source[name] if isinstance(source, Mapping) else getattr(source, name)
+    return source
+
+
+def _derived(kind: Any, value: Any) -> Any:
+    """Return a value as a type has it: results of which it has records become these."""
+    arguments = [each for each in get_args(kind) if each is not NoneType]
+    inner = arguments[-1] if arguments else kind
+    if value is None or isinstance(value, Record) or not (isinstance(inner, type) and issubclass(inner, Record)):
+        return value
+    if get_origin(kind) is Mapping:
+        return {name: _derived(inner, each) for name, each in value.items()}
+    if get_origin(kind) is Sequence:
+        return [_derived(inner, each) for each in value]
+    return inner.derive(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +173,12 @@ class CoverageRecord(Record):
 
     asked: Annotated[int, "How many cases were asked."]
     judged: Annotated[int, "In how many it was judged."]
-    unsupported: Annotated[int, "How many are unsupported, of operations that it offers."]
+    unsupported: Annotated[int, "How many are unsupported, of operations that it offers.", "lacks.cases"]
     lacks: Annotated[
         Mapping[str, int], "What these need, each lack with how many cases have it; a case may have several."
     ]
-    not_offered: Annotated[int, "How many are of operations that it does not offer."]
-    covered: Annotated[int, "How many were not asked, because the standard cases cover them."]
+    not_offered: Annotated[int, "How many are of operations that it does not offer.", "lacks.not_offered"]
+    covered: Annotated[int, "How many were not asked, because the standard cases cover them.", "stood_for"]
     unverified: Annotated[int, "How many have no exact answer."]
     stopped: Annotated[int, "How many raised, crashed or ran out of time."]
     not_run: Annotated[int, "How many have no result."]
@@ -148,12 +189,12 @@ class CoverageRecord(Record):
 class InCommon(Record):
     """What the failing cases of an implementation have in common."""
 
-    environment: Annotated[str, "The label of the run."]
-    implementation: Annotated[str, "The implementation."]
+    environment: Annotated[str, "The label of the run.", "column.environment"]
+    implementation: Annotated[str, "The implementation.", "column.implementation"]
     text: Annotated[str, "It in words."]
     where: Annotated[str, "What they have in common."]
     failing: Annotated[int, "How many fail that have it."]
-    of: Annotated[int, "How many have it."]
+    of: Annotated[int, "How many have it.", "holding"]
     passing_elsewhere: Annotated[int, "How many pass that have it not."]
     counted: Annotated[str, "What is counted: cases, or evaluations."]
 
@@ -162,10 +203,14 @@ class InCommon(Record):
 class DefectRecord(Record):
     """One thing that is wrong, in however many cases and dtypes it shows."""
 
-    environment: Annotated[str, "The label of the run; empty where a document prints wrong numbers."]
-    implementation: Annotated[str, "The implementation; empty where a document prints wrong numbers."]
-    verdict: Annotated[str, "One word of docs/reference/verdicts.md: that of the simplest case."]
-    stage: Annotated[str, "The first stage that is wrong in the simplest case; empty where nothing came back."]
+    environment: Annotated[str, "The label of the run; empty where a document prints wrong numbers.", "row.environment"]
+    implementation: Annotated[
+        str, "The implementation; empty where a document prints wrong numbers.", "row.implementation"
+    ]
+    verdict: Annotated[str, "One word of docs/reference/verdicts.md: that of the simplest case.", "row.verdict"]
+    stage: Annotated[
+        str, "The first stage that is wrong in the simplest case; empty where nothing came back.", "row.stage"
+    ]
     diagnosis: Annotated[str | None, "The convention or mistake that gives these numbers: a name of docs/diagnoses.md."]
     text: Annotated[str, "What is wrong, in a sentence; without a diagnosis, what happened in the simplest case."]
     cases: Annotated[Sequence[str], "The ids of the cases that show it, the simplest first."]
@@ -191,20 +236,20 @@ class PropertyRecord(Record):
     case: Annotated[str, "The case's id."]
     dtype: Annotated[str, "The dtype of the inputs."]
     variant: Annotated[str, "Which further calls were made."]
-    outcome: Annotated[str, "bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass."]
+    outcome: Annotated[str, "bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass.", "verdict"]
     claim: Annotated[str, "What the implementation claims of the property; empty where it claims nothing."]
     xfail: Annotated[bool, "Whether a failure is expected."]
     stage: Annotated[str, "The stage of the element that is named."]
     index: Annotated[str, "The element that is named."]
-    first: Annotated[float | None, "What the first call gave there."]
-    second: Annotated[float | None, "What the further calls gave there."]
+    first: Annotated[float | None, "What the first call gave there.", "value"]
+    second: Annotated[float | None, "What the further calls gave there.", "reference"]
     exact: Annotated[float | None, "The exact answer there."]
     first_bound: Annotated[float | None, "How far the first may be from it."]
     second_bound: Annotated[float | None, "How far the second may be from it."]
     differing: Annotated[int, "In how many elements some bits differ."]
     elements: Annotated[int, "How many elements were compared."]
     message: Annotated[str, "What happened, in a sentence."]
-    fails: Annotated[bool, "Whether it fails the run."]
+    fails: Annotated[bool, "Whether it fails the run.", "fails_run"]
     next: Annotated[Sequence[str], "The command that asks again and explains."]
 
 
@@ -247,10 +292,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def header(command: str) -> Header:
-    """Say what prints a document."""
+    """Return what prints a document."""
     from importlib.metadata import version
 
     return Header(version=version("attncheck"), schema=SCHEMA, command=command)
+
+
+def opening(command: str, code: int, answer: str) -> Mapping[str, Any]:
+    """Return the fields that every document begins with."""
+    return {"attncheck": header(command), "exit_code": int(code), "answer": answer}
 
 
 def document_text(document: Document) -> str:
@@ -282,7 +332,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, float):
         return plain_number(value)
-    if isinstance(value, str):
+    if isinstance(value, str | PurePath):
         return str(value)
     if isinstance(value, Sequence):
         return [plain(each) for each in value]
@@ -298,7 +348,7 @@ def plain_number(value: float) -> float | str:
 
 def error_document(command: str, error: AttncheckError) -> ErrorDocument:
     """Return what a command prints that ends with an error."""
-    faults = [Fault.from_object(each) for each in error.faults] if isinstance(error, CaseError) else []
+    faults = [Fault.derive(each) for each in error.faults] if isinstance(error, CaseError) else []
     return error_of(command, type(error).__name__, str(error), error.exit_code, faults)
 
 
@@ -306,9 +356,5 @@ def error_of(
     command: str, kind: str, message: str, code: int = ExitCode.BAD_INPUT, faults: Sequence[Fault] = ()
 ) -> ErrorDocument:
     """Return what a command prints that has no outcome, of an error of any kind."""
-    return ErrorDocument(
-        attncheck=header(command),
-        exit_code=int(code),
-        answer=message.split("\n", 1)[0],
-        error=ErrorRecord(kind=kind, message=message, faults=faults),
-    )
+    error = ErrorRecord(kind=kind, message=message, faults=faults)
+    return ErrorDocument(**opening(command, code, message.split("\n", 1)[0]), error=error)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 from attncheck.reports.machine.documents import (
     NOT_FINITE,
@@ -18,6 +18,7 @@ from attncheck.reports.machine.documents import (
     PropertiesDocument,
     Record,
     Row,
+    annotations_of,
 )
 
 
@@ -42,7 +43,7 @@ class Errors(Record):
 
     tier: Annotated[str, "within, warning (noisy), statistical or proven (wrong)."]
     ratio: Annotated[float, "The largest error over its bound."]
-    element: Annotated[Sequence[int] | None, "The element where that is."]
+    element: Annotated[Sequence[int] | None, "The element where that is.", "index"]
     largest_z: Annotated[float, "The largest error in units of the error that noise would make."]
     mean_z: Annotated[float, "The root mean square of the errors in these units."]
     elements: Annotated[int, "How many elements were measured."]
@@ -67,8 +68,8 @@ class StageRecord(Record):
     is_noisy: Annotated[bool, "Whether errors are larger than those of known good implementations, and fail nothing."]
     accumulated: Annotated[Errors | None, "Against the exact answer."]
     introduced: Annotated[Errors | None, "Against the exact step from the implementation's own previous stage."]
-    element: Annotated[Sequence[int] | None, "The element that is named."]
-    computed: Annotated[float | None, "The number there."]
+    element: Annotated[Sequence[int] | None, "The element that is named.", "index"]
+    computed: Annotated[float | None, "The number there.", "value"]
     computed_hex: Annotated[str | None, "The same, exactly."]
     exact: Annotated[float | None, "What is right there, rounded to float64."]
     exact_hex: Annotated[str | None, "The same, exactly."]
@@ -180,9 +181,9 @@ class ScriptDocument(Document):
 class ReductionDocument(Document):
     """reduce: the smallest case that fails alike."""
 
-    implementation: Annotated[str, "The implementation."]
+    implementation: Annotated[str, "The implementation.", "explanation.implementation"]
     case: Annotated[str, "The id of the case that was reduced."]
-    dtype: Annotated[str, "The dtype of the inputs."]
+    dtype: Annotated[str, "The dtype of the inputs.", "explanation.dtype"]
     file: Annotated[str | None, "The file of the reduced case; null where nothing fails."]
     before: Annotated[str, "The shapes and options of the case."]
     reduced: Annotated[str, "Those of the reduced one."]
@@ -238,11 +239,11 @@ class BisectionDocument(Document):
 class Meaning(Record):
     """What an implementation means by one question."""
 
-    convention: Annotated[str, "The question."]
-    asks: Annotated[str, "It in words."]
+    convention: Annotated[str, "The question.", "question.name"]
+    asks: Annotated[str, "It in words.", "question.asks"]
     kind: Annotated[str, "measured, open (none of the meanings, or several), unsupported or failed."]
     means: Annotated[str, "What it means; what came back, or why nothing did, where it is none."]
-    cases_mean: Annotated[str, "What attncheck's cases mean."]
+    cases_mean: Annotated[str, "What attncheck's cases mean.", "question.expected"]
     departs: Annotated[bool, "Whether that is something else."]
     declared: Annotated[str, "What the implementation declares."]
     contradicts: Annotated[bool, "Whether it declares otherwise."]
@@ -263,8 +264,8 @@ class FindingRecord(Record):
     """What a search keeps of a failure, besides its record among the failures, which are in the same order."""
 
     title: Annotated[str, "It in a line."]
-    verdict: Annotated[str, "One word of docs/reference/verdicts.md."]
-    stage: Annotated[str, "The first stage that is wrong; empty where nothing came back."]
+    verdict: Annotated[str, "One word of docs/reference/verdicts.md.", "symptom.verdict"]
+    stage: Annotated[str, "The first stage that is wrong; empty where nothing came back.", "symptom.stage"]
     operation: Annotated[str, "The operation."]
     asked: Annotated[Sequence[str], "The options and inputs that it takes."]
     lengths: Annotated[Mapping[str, int], "The lengths of its axes."]
@@ -284,14 +285,14 @@ class FindingRecord(Record):
 class SearchDocument(Document):
     """search: what breaks an implementation."""
 
-    implementation: Annotated[str, "The implementation."]
-    seed: Annotated[int, "What the problems were drawn from."]
-    problems: Annotated[int, "How many were asked."]
-    unsupported: Annotated[int, "How many of them are unsupported."]
-    interrupted: Annotated[bool, "Whether the search was ended by hand."]
+    implementation: Annotated[str, "The implementation.", "judge.implementation.name"]
+    seed: Annotated[int, "What the problems were drawn from.", "request.seed"]
+    problems: Annotated[int, "How many were asked.", "asked"]
+    unsupported: Annotated[int, "How many of them are unsupported.", "refused"]
+    interrupted: Annotated[bool, "Whether the search was ended by hand.", "is_interrupted"]
     seconds: Annotated[float, "How long it took."]
-    folder: Annotated[str, "The folder of what was found."]
-    findings: Annotated[Sequence[FindingRecord], "What was found."]
+    folder: Annotated[str, "The folder of what was found.", "folder.path"]
+    findings: Annotated[Sequence[FindingRecord], "What was found.", "folder.findings"]
     known: Annotated[Mapping[str, int], "Expected failures, by their reasons, with how many problems showed them."]
     no_longer_failing: Annotated[Sequence[str], "Files of earlier findings that pass now."]
 
@@ -457,13 +458,7 @@ def _below(kind: type[Record]) -> Iterator[type[Record]]:
 
 def descriptions_of(kind: type[Record]) -> Mapping[str, str]:
     """Return what each field of a record means."""
-    return {name: get_args(each)[1] for name, each in _fields(kind).items()}
-
-
-def _fields(kind: type[Record]) -> Mapping[str, Any]:
-    """Return the annotation of each field: its type, and its meaning."""
-    annotations = get_type_hints(kind, include_extras=True)
-    return {each.name: annotations[each.name] for each in fields(kind)}
+    return {name: get_args(each)[1] for name, each in annotations_of(kind).items()}
 
 
 def summary_of(kind: type[Record]) -> str:
@@ -485,8 +480,8 @@ def reference() -> str:
 
 
 def _section(title: str, kind: type[Record], base: type[Record] | None) -> str:
-    known = _fields(base) if base is not None and base is not kind else {}
-    own = {name: get_args(each) for name, each in _fields(kind).items() if name not in known}
+    known = annotations_of(base) if base is not None and base is not kind else {}
+    own = {name: get_args(each)[:2] for name, each in annotations_of(kind).items() if name not in known}
     rows = [f"| `{name}` | {_type_text(of)} | {meaning} |" for name, (of, meaning) in own.items()]
     table = "\n".join(["| field | is | meaning |", "| --- | --- | --- |", *rows])
     return f"### {title}\n\n{summary_of(kind)}\n\n{table}\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import pandas as pd
 from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS, Explanation
 from attncheck.reading.case import case_record
-from attncheck.reports.coverage import judged_counts, unjudged
+from attncheck.reports.coverage import Coverage, coverage, padded_cases, unjudged
 from attncheck.reports.defects import Defect, commands_again, defects, first_commands
 from attncheck.reports.documents import number_counts
 from attncheck.reports.failure_patterns import FailurePattern, in_common, shape_text
-from attncheck.reports.frames import Frames, failing, once_for_frames, property_columns, records
+from attncheck.reports.frames import Frames, failing, once_for_frames, records
 from attncheck.reports.machine.documents import (
     CoverageRecord,
     DefectRecord,
@@ -27,7 +26,8 @@ from attncheck.reports.machine.documents import (
     PropertiesDocument,
     PropertyRecord,
     Stopped,
-    header,
+    opening,
+    plain,
 )
 from attncheck.reports.machine.documents import (
     Row as JsonRow,
@@ -188,19 +188,17 @@ def outcome_document(
     titles = {column: column.title(with_environment=True) for column in frames.columns}
     broken, again = broken_properties(frames), words_by_title(frames)
     return Outcome(
-        attncheck=header(command),
-        exit_code=int(code),
-        answer=answer.word,
+        **opening(command, code, answer.word),
         defects=[_defect(each) for each in defects(frames)],
         failures=failures,
         next=[*first_commands(frames), *(each.command for each in broken[:1] if each.command)],
         notes=list(frames.notes),
         judged=answer.judged,
-        coverage={titles[column]: CoverageRecord(**counts) for column, counts in judged_counts(frames).items()},
+        coverage={titles[each.column]: _coverage(frames, each) for each in coverage(frames)},
         too_few_judged=list(unjudged(frames)),
-        numbers=asdict(number_counts(frames)),
+        numbers=plain(number_counts(frames)),
         sentences=list(answer.sentences),
-        stopped={label: Stopped.from_object(asked.stopped) for label, asked in frames.asked.items() if asked.stopped},
+        stopped={label: Stopped.derive(asked.stopped) for label, asked in frames.asked.items() if asked.stopped},
         in_common=[_in_common(each) for each in in_common(frames)],
         verdicts={
             case: {titles[column]: words.replace("**", "") for column, words in cells.items()}
@@ -215,12 +213,12 @@ def outcome_document(
 
 
 def _defect(found: Defect) -> DefectRecord:
-    return DefectRecord.from_object(
-        found,
-        **{name: found.row[name] for name in ("environment", "implementation", "verdict", "stage")},
-        diagnosis=found.diagnosis or None,
-        dtypes=[dtype for dtype in found.dtypes if dtype],
-    )
+    return DefectRecord.derive(found, diagnosis=found.diagnosis or None, dtypes=list(filter(None, found.dtypes)))
+
+
+def _coverage(frames: Frames, found: Coverage) -> CoverageRecord:
+    padded = padded_cases(frames).get(found.column)
+    return CoverageRecord.derive(found, lacks=dict(found.lacks.singly), padded=padded.cases if padded else 0)
 
 
 def _properties(frames: Frames) -> dict[str, dict[str, str]]:
@@ -232,14 +230,7 @@ def _properties(frames: Frames) -> dict[str, dict[str, str]]:
 
 
 def _in_common(found: FailurePattern) -> InCommon:
-    return InCommon.from_object(
-        found,
-        environment=found.column.environment,
-        implementation=found.column.implementation,
-        text=found.text(with_environment=False),
-        of=found.holding,
-        counted=f"{found.noun}s",
-    )
+    return InCommon.derive(found, text=found.text(with_environment=False), counted=f"{found.noun}s")
 
 
 def properties_document(
@@ -248,9 +239,7 @@ def properties_document(
     """Return every way in which properties were asked; ``again`` names implementations on a command line."""
     commands = (command_for(row, again) for row in failing_first(rows)[:1])
     return PropertiesDocument(
-        attncheck=header("properties"),
-        exit_code=int(code),
-        answer=sentence_of(rows),
+        **opening("properties", code, sentence_of(rows)),
         next=[each for each in commands if each],
         notes=list(notes),
         properties=[property_record(row, again if row.fails_run else {}) for row in rows],
@@ -260,4 +249,4 @@ def properties_document(
 def property_record(row: Row, again: Mapping[str, Sequence[str]]) -> PropertyRecord:
     """Return one way in which a property was asked."""
     command = command_for(row, again) if again else ""
-    return PropertyRecord(**property_columns(row), fails=row.fails_run, next=[command] if command else [])
+    return PropertyRecord.derive(row, next=[command] if command else [])
