@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
 from pathlib import PurePath
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
@@ -39,23 +38,21 @@ class Record:
 
         What is ``given``, and what has a default, is not read off. Records inside are made of what stands there alike.
         """
-        read = {name: _at(source, path) for name, path in _paths(cls).items() if name not in given}
         kinds = annotations_of(cls)
+        wanted = [each.name for each in fields(cls) if each.default is MISSING and each.name not in given]
+        read = {name: _at(source, (*get_args(kinds[name]), name)[2]) for name in wanted}
         return cls(**{name: _derived(get_args(kinds[name])[0], value) for name, value in {**read, **given}.items()})
 
 
-@cache
-def annotations_of(kind: Any) -> Mapping[str, Any]:
-    """Return the annotation of each field of a record: its type, its meaning, and its path where that is another name."""
-    annotations = get_type_hints(kind, include_extras=True)
-    return {each.name: annotations[each.name] for each in fields(kind)}
+_ANNOTATIONS: dict[type[Record], Mapping[str, Any]] = {}
 
 
-@cache
-def _paths(kind: Any) -> Mapping[str, str]:
-    """Return where the fields that have no default are read off."""
-    needed = {each.name for each in fields(kind) if each.default is MISSING}
-    return {name: (*get_args(of), name)[2] for name, of in annotations_of(kind).items() if name in needed}
+def annotations_of(kind: type[Record]) -> Mapping[str, Any]:
+    """Return the annotation of each field of a record: its type, its meaning, and its path where that is another."""
+    if kind not in _ANNOTATIONS:
+        annotations = get_type_hints(kind, include_extras=True)
+        _ANNOTATIONS[kind] = {each.name: annotations[each.name] for each in fields(kind)}
+    return _ANNOTATIONS[kind]
 
 
 def _at(source: Any, path: str) -> Any:
