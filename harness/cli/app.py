@@ -43,7 +43,9 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("explain", "repro"), "explaining"),
         **dict.fromkeys(("list", "show"), "listing"),
     },
-    "Ask more of a kernel": dict.fromkeys(("search", "reduce", "conventions", "properties", "protocol"), "probing"),
+    "Ask more of a kernel": dict.fromkeys(
+        ("search", "reduce", "conventions", "accuracy", "properties", "protocol"), "probing"
+    ),
     "Compare": dict.fromkeys(("diff", "bisect"), "reporting"),
     "Exchange": {**dict.fromkeys(("vectors", "export", "import"), "interchange"), "schema": "listing"},
     "For maintainers": {**dict.fromkeys(("publish", "survey"), "reporting"), "mutants": "listing"},

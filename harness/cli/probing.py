@@ -1,4 +1,4 @@
-"""Commands that ask more of a kernel: ``search``, ``reduce``, ``conventions``, ``properties`` and ``protocol``."""
+"""Commands that ask more of a kernel: search, reduce, conventions, accuracy, properties and protocol."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ from attncheck.options import (
     FunctionOptions,
     LimitOptions,
     Quiet,
+    RunOptions,
     store_of,
 )
 from attncheck.verdicts import Verdict
 from attncheck.wording import expected
 
 if TYPE_CHECKING:
+    from attncheck.accuracy import Accuracy
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation, ImplementationSelection
     from attncheck.properties.run import PropertyQuestion
     from attncheck.protocol_rules import Rule
-    from attncheck.reports.machine.other_documents import ProtocolDocument
+    from attncheck.reports.machine.other_documents import AccuracyDocument, ProtocolDocument
     from attncheck.results.format import Row
     from attncheck.searching.search import Search
 
@@ -378,6 +380,68 @@ def conventions(
     else:
         print_conventions(measured)
     raise typer.Exit(code)
+
+
+@app.command(epilog=examples("attncheck accuracy my_kernel.py:attention", "attncheck accuracy numpy --dtype float32"))
+def accuracy(
+    implementation: ImplementationName,
+    cases: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CASES]...", help="Which cases, as with check. Default: all small ones.", show_default=False
+        ),
+    ] = None,
+    dtypes: DtypeNames = (),
+    *,
+    function: FunctionOptions,
+    allowed: LimitOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which rounding models hold for an implementation.
+
+    Each case is computed once and held to every class of its dtype, those of published kernels among them: does it
+    hold, and how much of what it permits is used. What a class permits is in docs/numerics.md, section 3. The exit code
+    is 1 if the class that the implementation declares does not hold, and 3 if nothing could be measured.
+    """
+    from attncheck.accuracy import lines_of, measure_accuracy, small_cases
+    from attncheck.config import selected
+    from attncheck.execution.implementations import with_dtypes
+    from attncheck.explain import find_implementation
+
+    limits, store = allowed.limits(), store_of(cache=True, size=DEFAULT_CACHE_SIZE)
+    selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
+    print_faults(selection)
+    chosen = with_dtypes(find_implementation(implementation, function.framework, function.signature), dtypes)
+    found = [
+        measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits)
+        for dtype in _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
+    ]
+    code = ExitCode.DISAGREE if not all(each.holds_declared for each in found) else ExitCode.AGREE
+    code = code if any(each.is_measured for each in found) else ExitCode.NOT_RUN
+    if as_json:
+        print_document(_accuracy_document(chosen.name, found, code))
+    else:
+        typer.echo("\n".join(line for each in found for line in lines_of(each)))
+    raise typer.Exit(code)
+
+
+def _accuracy_document(name: str, found: Sequence[Accuracy], code: ExitCode) -> AccuracyDocument:
+    from attncheck.reports.machine.documents import header
+    from attncheck.reports.machine.other_documents import AccuracyDocument, ClassRecord
+
+    return AccuracyDocument(
+        attncheck=header("accuracy"),
+        exit_code=int(code),
+        answer="; ".join(each.answer for each in found),
+        implementation=name,
+        computed={each.dtype: each.computed for each in found},
+        declared={each.dtype: each.declared for each in found},
+        wrong_anyhow={each.dtype: each.wrong_anyhow for each in found},
+        classes={
+            each.dtype: [ClassRecord(name=use.name, used=use.used, wrong=use.wrong) for use in each.classes]
+            for each in found
+        },
+    )
 
 
 @app.command(epilog=examples("attncheck protocol ./my_program"))

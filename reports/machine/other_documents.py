@@ -260,6 +260,26 @@ class ConventionsDocument(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassRecord(Record):
+    """A rounding model, held against what an implementation computed."""
+
+    name: Annotated[str, "The class."]
+    used: Annotated[float, "The largest error over what it permits there."]
+    wrong: Annotated[Sequence[str], "The cases that are wrong by it."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyDocument(Document):
+    """accuracy: which rounding models hold for an implementation."""
+
+    implementation: Annotated[str, "The implementation."]
+    computed: Annotated[Mapping[str, int], "By dtype: how many cases it computed."]
+    declared: Annotated[Mapping[str, str], "By dtype: the class that it is checked by."]
+    wrong_anyhow: Annotated[Mapping[str, Sequence[str]], "By dtype: the cases that no class permits, left out."]
+    classes: Annotated[Mapping[str, Sequence[ClassRecord]], "By dtype: each class, the tightest that holds first."]
+
+
+@dataclass(frozen=True, kw_only=True)
 class FindingRecord(Record):
     """What a search keeps of a failure, besides its record among the failures, which are in the same order."""
 
@@ -376,6 +396,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "search": SearchDocument,
     "reduce": ReductionDocument,
     "conventions": ConventionsDocument,
+    "accuracy": AccuracyDocument,
     "properties": PropertiesDocument,
     "protocol": ProtocolDocument,
     "vectors export": ExportDocument,

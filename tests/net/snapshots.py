@@ -244,6 +244,8 @@ COMMANDS = (
     "repro 'attention/a-causal-row-sees-*' scaled.py:attention --dtype float64 --json --output repro.py",
     "search scaled.py:attention --problems 3 --seed 1 --operation attention --dtype float64 --json",
     "conventions right.py:attention aligned.py:attention --dtype float64 --json",
+    "accuracy scaled.py:attention softmax attention --dtype float64 --json",
+    "accuracy right.py:attention attention --dtype float32",
     "properties right.py:attention --property repeated,batch_invariant --dtype float64 --json",
     "vectors export vectors 'softmax/*' --dtype float64 --json",
     "show 'documents/base_r_vignette/four-words-*'",
