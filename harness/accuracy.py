@@ -23,7 +23,7 @@ from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.spec import ROUNDING_MODELS
+from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
 from attncheck.spec.rounding import PRESETS
 from attncheck.wording import counted
 
@@ -47,7 +47,7 @@ class ClassUse:
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class MeasuredAccuracy:
     """An implementation in a dtype, with every class of it: those that hold first, the tightest of them in front.
 
     ``wrong_anyhow`` are the cases that no class permits, which no accuracy explains; they count for none.
@@ -63,12 +63,12 @@ class Accuracy:
 
     @property
     def is_measured(self) -> bool:
-        """Whether any case was computed that some class permits."""
+        """True if any case was computed that some class permits."""
         return self.computed > len(self.wrong_anyhow)
 
     @property
     def holds_declared(self) -> bool:
-        """Whether the class that is declared holds in every case that was computed."""
+        """True if the class that is declared holds in every case that was computed."""
         return not self.wrong_anyhow and not any(each.wrong for each in self.classes if each.name == self.declared)
 
     @property
@@ -98,10 +98,12 @@ def classes_of(dtype: str) -> list[str]:
 def small_cases(cases: Sequence[Case]) -> list[Case]:
     """Return the cases that are quickly computed and judged, and that ask for no convention of their own."""
     sizes = {case.id: sum(map(math.prod, case.input_shapes.values())) for case in cases}
-    return [case for case in cases if sizes[case.id] <= _MAX_ELEMENTS and "empty_rows" not in case.options]
+    return [case for case in cases if sizes[case.id] <= _MAX_ELEMENTS and not CONVENTIONS & case.options.keys()]
 
 
-def measure_accuracy(implementation: Implementation, cases: Sequence[Case], dtype: str, limits: Limits) -> Accuracy:
+def measure_accuracy(
+    implementation: Implementation, cases: Sequence[Case], dtype: str, limits: Limits
+) -> MeasuredAccuracy:
     """Compute the cases that have the dtype, and hold the results to each of its classes.
 
     Raises ``ValueError`` for a dtype that the implementation does not declare.
@@ -125,7 +127,7 @@ def measure_accuracy(implementation: Implementation, cases: Sequence[Case], dtyp
             used[name] = max([used[name], *_uses(judged)])
     uses = [ClassUse(name, wrong[name], used[name]) for name in names]
     uses.sort(key=lambda use: (len(use.wrong), -use.used if not use.wrong else use.used))
-    return Accuracy(implementation.name, dtype, declared, computed, len(chosen), wrong_anyhow, uses)
+    return MeasuredAccuracy(implementation.name, dtype, declared, computed, len(chosen), wrong_anyhow, uses)
 
 
 def _judged(
@@ -158,7 +160,7 @@ def _uses(judged: JudgedStages) -> Iterator[float]:
                 yield measured.ratio
 
 
-def lines_of(accuracy: Accuracy) -> Iterator[str]:
+def lines_of(accuracy: MeasuredAccuracy) -> Iterator[str]:
     """Yield what was measured, for people: a line for each class, and the line that would declare the tightest."""
     of = f"{accuracy.computed:,} of {counted(accuracy.asked, 'case')}"
     yield f"{accuracy.implementation} in {accuracy.dtype}, {of} computed. Used: largest error / what the class permits."

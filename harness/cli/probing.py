@@ -37,7 +37,7 @@ from attncheck.verdicts import Verdict
 from attncheck.wording import expected
 
 if TYPE_CHECKING:
-    from attncheck.accuracy import Accuracy
+    from attncheck.accuracy import MeasuredAccuracy
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation, ImplementationSelection
     from attncheck.properties.run import PropertyQuestion
@@ -425,7 +425,7 @@ def accuracy(
     raise typer.Exit(code)
 
 
-def _accuracy_document(name: str, found: Sequence[Accuracy], code: ExitCode) -> AccuracyDocument:
+def _accuracy_document(name: str, found: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
     from attncheck.reports.machine.documents import header
     from attncheck.reports.machine.other_documents import AccuracyDocument, ClassRecord
 
