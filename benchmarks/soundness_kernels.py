@@ -15,7 +15,7 @@ from attncheck.backends import EAGER
 from attncheck.mutation.catalogue import CONTROLS
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import Control
-from attncheck.mutation.sizes import variant_by
+from attncheck.mutation.narrow import variant_by
 
 _HONEST = {subject.name: subject for subject in CONTROLS}
 

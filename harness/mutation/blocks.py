@@ -1,7 +1,8 @@
-"""Faults of loops over keys, and of two options that are right alone and wrong together.
+"""Faults of loops over keys and queries, of sizes, and of two options that are right alone and wrong together.
 
-A block leaves something over or forgets it, or parts of the keys are merged wrongly. Decoding, one query against many
-keys, and extending, several queries behind a past, have such loops of their own.
+A block leaves something over or forgets it, or parts of the keys are merged wrongly. Tiles of 16, 64 and 128 have edges
+and tails, and are skipped by causality and windows. Widths have a path of their own, and there are many heads or batch
+entries. Decoding, one query against many keys, and extending, several queries behind a past, have their own loops.
 """
 
 from __future__ import annotations
@@ -10,39 +11,71 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, bfloat16
+from attncheck.mutation.kernel import Array, Store, added, bfloat16, exactly, padded
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, mutant
 
 _faulty_blocks = partial(mutant, "blocks", at="weights")
+_decoding = partial(mutant, "decoding", dtypes=KERNELS, at="masked")
+_sized = partial(mutant, "sizes", dtypes=KERNELS, at="raw_scores")
+_tiled = partial(mutant, "tiles", dtypes=KERNELS, at="masked")
+_pair = partial(mutant, "pairs", dtypes=KERNELS, at="biased")
+
+Merge = Callable[[Array, Array], Array]
+"""How much each part counts, by its maximum and its log_sum_exp, the parts along the last axis."""
+Cut = Callable[[Array], list[slice]]
+"""The parts that the keys of logits are cut into."""
 
 
-def _without_keys(first_dropped: Callable[[int], int]) -> Steps:
-    """Never look at the keys from this one on."""
+def weigh(maxima: Array, statistics: Array) -> Array:
+    """Return how much parts count by a softmax of their log_sum_exps."""
+    weights: Array = backend.softmax(statistics)["weights"]
+    return weights
 
-    def visible(logits: Array) -> Array:
+
+def split(cut: Cut, merge: Merge = weigh, *, store: Store = exactly) -> Steps:
+    """Attend to parts of the keys, each with its own softmax, and merge their averages as ``merge`` has it."""
+
+    def average(logits: Array, weights: Array, value: Array) -> Array:
+        chosen = cut(logits)
+        if not chosen:
+            return np.asarray(weights @ value)
+        parts = [backend.softmax(logits[..., span]) for span in chosen]
+        maxima = np.concatenate([backend._row_maximum(logits[..., span]) for span in chosen], axis=-1)
+        shares = merge(maxima, np.stack([part["log_sum_exp"] for part in parts], axis=-1))
+        means = [store(part["weights"]) @ value[..., span, :] for part, span in zip(parts, chosen, strict=True)]
+        merged = added((mean * shares[..., number : number + 1] for number, mean in enumerate(means)), value)
+        return merged.astype(logits.dtype)
+
+    return forms.averaged(average)
+
+
+def cut_into(parts: int, least: int = 0) -> Cut:
+    """Cut keys into so many parts, none of them empty, where there are enough keys."""
+
+    def cut(logits: Array) -> list[slice]:
         keys = logits.shape[-1]
-        return np.where(np.arange(keys) < first_dropped(keys), logits, -np.inf)
+        edges = [keys * part // parts for part in range(parts + 1)]
+        return [slice(*edge) for edge in pairwise(edges) if edge[0] < edge[1]] if keys >= least else []
 
-    return forms.logits_read_as(visible)
+    return cut
+
+
+def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
+    """Look only at the keys for which ``keeps(key, keys)``."""
+    return forms.logits_read_as(
+        lambda logits: np.where(keeps(np.arange(logits.shape[-1]), logits.shape[-1]), logits, -np.inf)
+    )
 
 
 def _online(online: forms.Online) -> Steps:
     return online.steps
-
-
-_faulty_blocks(forms.outputs_read_as, "query_rows_beyond_a_multiple_of_16_zero",
-    "the last tile of queries is not written: fla#892",
-    lambda output: np.where(np.arange(output.shape[-2])[:, np.newaxis] < max(output.shape[-2] // 16, 1) * 16,
-        output, 0), at="context")  # fmt: skip
-
-
-_decoding = partial(mutant, "decoding", dtypes=KERNELS, at="masked")
 
 
 def _is_decoding(scores: Array) -> bool:
@@ -59,96 +92,112 @@ def _is_extending(call: Call) -> bool:
     return bool(call.past and call.query.shape[-2] > 1)
 
 
-Merge = Callable[[Array, Array, Array], Array]
-"""What each part counts: from its maximum, its sum and its log_sum_exp, the parts along the last axis."""
-
-
-def _split(merge: Merge, *, parts: int = 4, is_asked: Callable[[Array], bool] = lambda logits: True) -> Steps:
-    """Attend to parts of the keys and merge the averages as ``merge`` has it."""
-
-    def average(logits: Array, weights: Array, value: Array) -> Array:
-        keys = logits.shape[-1]
-        if keys < 32 or not is_asked(logits):
-            return np.asarray(weights @ value)
-        edges = [keys * part // parts for part in range(parts + 1)]
-        spans = [slice(*edge) for edge in pairwise(edges)]
-        stages = [backend.softmax(logits[..., span]) for span in spans]
-        averages = np.stack(
-            [part["weights"] @ value[..., span, :] for part, span in zip(stages, spans, strict=True)], -1
-        )
-        statistics = np.stack([part["log_sum_exp"] for part in stages], -1)
-        maxima = np.concatenate([backend._row_maximum(logits[..., span]) for span in spans], -1)
-        shares = merge(maxima, np.exp(statistics - maxima), statistics)
-        return np.asarray((averages * shares[..., np.newaxis, :]).sum(-1)).astype(logits.dtype)
-
-    return forms.averaged(average)
-
-
-def _shares(statistics: Array) -> Array:
-    weights: Array = backend.softmax(statistics)["weights"]
-    return weights
-
-
-_merged = partial(_decoding, at="context", hidden=forms.NEVER_HELD)
-
-
-@_merged(_split, defect="parts count by their maximum alone: sglang#40903's kind")
-def splits_merged_by_their_maxima(maxima: Array, sums: Array, statistics: Array) -> Array:
-    return _shares(maxima)
-
-
-_merged(_split, "splits_merged_by_their_sums", "parts count by sums that belong to different maxima: gcnasm#21's kind",
-    lambda maxima, sums, statistics: np.asarray(sums / sums.sum(-1, keepdims=True)))  # fmt: skip
-
-
-_merged(_split, "splits_averaged", "structure: the merge forgets how much each part weighs",
-    lambda maxima, sums, statistics: np.full_like(statistics, 1 / statistics.shape[-1]))  # fmt: skip
-
-
-_merged(_split, "splits_merged_in_the_wrong_base",
-    "log_sum_exp in base 2 is merged as one in base e: flashinfer#2113, sglang#35045",
-    lambda maxima, sums, statistics: _shares(statistics / np.log(2).astype(statistics.dtype)))  # fmt: skip
-
-
-_merged(_split, "last_split_lost", "structure: one split fewer is merged than there are",
-    lambda maxima, sums, statistics: _shares(np.where(np.arange(statistics.shape[-1]) < statistics.shape[-1] - 1,
-        statistics, -np.inf)))  # fmt: skip
-
-
-@_merged(_split, defect="a part of which every key is masked: flashinfer#4051, #1178")
-def empty_split_gives_nan(maxima: Array, sums: Array, statistics: Array) -> Array:
+def _without_empty_parts(maxima: Array, statistics: Array) -> Array:
     """Multiply 0 with minus infinity where a part has no key, but some other one has."""
     is_lost = np.isneginf(statistics) & ~np.isneginf(backend._row_maximum(statistics))
-    return np.where(is_lost, np.nan, _shares(statistics))
+    return np.where(is_lost, np.nan, weigh(maxima, statistics))
 
 
-_merged(partial(_split, parts=7, is_asked=lambda logits: logits.shape[-2] == 1),
-    "splits_of_one_query_merged_by_their_maxima", "the same in decoding alone: vllm#28840's kind",
-    splits_merged_by_their_maxima)  # fmt: skip
+def _scored(change: Callable[[Array], Array]) -> Steps:
+    """Score by queries and keys that are changed in the same way."""
+    return {"dot_scores._dot": lambda query, key: backend._dot(change(query), change(key))}
+
+
+def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps:
+    """Use another head of keys and values, ``index(head, kv_heads, group)``, in groups of this size alone."""
+
+    def repeat(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
+        kv_heads, group = key.shape[1], heads // key.shape[1]
+        if group != size or kv_heads == 1:
+            return backend._repeat_heads(key, value, heads)
+        chosen = index(np.arange(heads), kv_heads, group)
+        return key[:, chosen], value[:, chosen]
+
+    return {"_repeat_heads": repeat}
+
+
+def _at_each(
+    sizes: tuple[int, ...], name: str, defect: str, form: Callable[[int], Steps], register: Any = _tiled, **more: Any
+) -> None:
+    """Register a fault at each size, of tiles or of the width."""
+    for size in sizes:
+        register(form, name.format(size), defect.format(size), size, **more)
+
+
+def _padding_counted(tile: int) -> Steps:
+    """Let the keys with which the last tile is filled up take part, with scores and values of 0."""
+
+    def normalise(logits: Array) -> Stages:
+        keys = logits.shape[-1]
+        stages = backend.softmax(padded(logits, tile) if keys > tile else logits)
+        return stages | {"weights": stages["weights"][..., :keys]}
+
+    return forms.normalised(normalise)
+
+
+def _overlapping(tile: int) -> Steps:
+    """Move the last tile back until it is full: its first keys are read a second time."""
+
+    def change(logits: Array) -> Array:
+        keys = logits.shape[-1]
+        key, rest = np.arange(keys), keys % tile
+        twice = (key >= keys - tile) & (key < keys - rest) & (rest > 0) & (keys > tile)
+        return np.asarray(logits + np.where(twice, math.log(2), 0).astype(logits.dtype))
+
+    return forms.logits_read_as(change)
+
+
+def _row(output: Array) -> Array:
+    """Return the number of each query, (Lq, 1)."""
+    return np.arange(output.shape[-2])[:, np.newaxis]
+
+
+def _column(output: Array) -> Array:
+    """Return the number of each feature, (Dv,)."""
+    return np.arange(output.shape[-1])
+
+
+def _rows_read_as(change: Callable[[Array, Array], Array]) -> Steps:
+    """Change the average of the values by the number of each query: ``change(row, output)``."""
+    return forms.outputs_read_as(lambda output: change(_row(output), output))
+
+
+def _causal(change: Callable[[Array, Array, Array], Array]) -> Steps:
+    """Change what causality allows, by the positions of query and key."""
+    return forms.causal_pattern(
+        lambda queries, keys: change(
+            forms.causal_keys(queries, keys), np.arange(queries)[:, np.newaxis], np.arange(keys)
+        )
+    )
+
+
+def _window_in_tiles(side: int, reads: Callable[[Array, Array, int], Array]) -> Steps:
+    """Let a loop over tiles skip keys of a window that has this side: ``reads(query, key, edge)``."""
+
+    def pattern(scores: Array, masks: forms.Masks) -> Array:
+        within, edge = forms.keys_within(scores, masks["window"]), masks["window"][side]
+        return within if edge is None else np.asarray(within & reads(_row(scores), _column(scores), edge))
+
+    return forms.window_pattern(pattern)
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_4",
-    "a vectorised loop without its tail: SageAttention#376's kind",
-    lambda keys: keys if keys % 4 == 0 or keys == 1 else keys - 1, diagnosis="last-key-dropped")
-_faulty_blocks(_without_keys, "last_key_dropped_unless_multiple_of_16", "a tile of 16 without its tail",
-    lambda keys: keys if keys % 16 == 0 or keys == 1 else keys - 1, diagnosis="last-key-dropped")
-_faulty_blocks(_without_keys, "tail_dropped_after_blocks_of_32", "only whole tiles of 32 keys: FlagGems#898",
-    lambda keys: keys - keys % 32 if keys > 32 else keys, diagnosis="last-key-dropped")
+_at_each((4, 16), "last_key_dropped_unless_multiple_of_{}",
+    "a loop over {} keys at a time without its tail: SageAttention#376's kind",
+    lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile == 0) | (keys == 1)), _faulty_blocks,
+    diagnosis="last-key-dropped")
 _faulty_blocks("dot_scores._dot", "width_beyond_a_multiple_of_8_dropped", "features in chunks of 8 without their tail",
     lambda query, key: backend._dot(*(each[..., : max(query.shape[-1] // 8 * 8, min(query.shape[-1], 8))]
         for each in (query, key))), at="raw_scores")
-_faulty_blocks(_without_keys, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
-    lambda keys: 16)
+_faulty_blocks(_kept, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
+    lambda key, keys: key < 16)
 _faulty_blocks("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",
     "the last tile overlaps the one before it",
-    lambda exponentials: np.asarray(backend._row_sum(exponentials) + backend._row_sum(exponentials[...,
-        exponentials.shape[-1] - exponentials.shape[-1] % 16 :] if exponentials.shape[-1] > 16 else exponentials[...,
-        :0])))
+    lambda terms: np.asarray(backend._row_sum(terms) + (backend._row_sum(terms[..., terms.shape[-1] // 16 * 16 :])
+        if terms.shape[-1] > 16 else 0)))
 _faulty_blocks(forms.maximum_read_as, "maximum_of_the_first_16_keys",
-        "the maximum is not updated: overflow in later blocks",
-    lambda logits: backend._row_maximum(logits[..., :16]))
+    "the maximum is not updated: overflow in later blocks", lambda logits: backend._row_maximum(logits[..., :16]))
 _faulty_blocks(_online, "sum_not_rescaled_in_the_second_block", "tile maximum and running maximum mixed: gcnasm#21",
     forms.Online(16, rescales_sum=lambda block: block != 1), at="log_sum_exp", hidden=forms.NEVER_HELD)
 _faulty_blocks(_online, "output_not_rescaled_in_the_second_block", "one rescale of the accumulator missed: gcnasm#21",
@@ -160,27 +209,25 @@ _faulty_blocks(_online, "output_kept_in_bfloat16_between_blocks",
     forms.Online(16, store=bfloat16), at="context", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, hidden=forms.NEVER_HELD)
 _faulty_blocks(forms.scores_read_as, "scale_compounds_over_blocks",
     "qk_scale *= log2e inside the loop over keys: FlagGems#424",
-    lambda scores: np.asarray(scores * (math.log2(math.e) ** (np.arange(scores.shape[-1]) // 16)).astype(scores.dtype)),
+    lambda scores: np.asarray(scores * (math.log2(math.e) ** (_column(scores) // 16)).astype(scores.dtype)),
     at="scores")
 _faulty_blocks(forms.values_read_as, "last_value_stale_where_lk_mod_32_is_1", "reads the row before: pytorch#191937",
-    lambda value: np.concatenate([value[..., :-1, :], value[..., -2:-1, :]], axis=-2) if value.shape[-2] > 1
-        and value.shape[-2] % 32 == 1 else value,
-    at="context")
+    lambda value: value[..., [*range(keys - 1), keys - 2], :] if (keys := value.shape[-2]) > 1 and keys % 32 == 1
+        else value, at="context")
+
 _decoding(_dropped_in_decoding, "mask_ignored_in_decoding",
     "a path for one query that knows no mask: onnxruntime#29020's kind",
     "mask", diagnosis=("mask-ignored", "query-mask-ignored"))
 _decoding(_dropped_in_decoding, "key_lengths_ignored_in_decoding",
-    "positions behind the current one are read: tt-metal#41215",
-    "key_lengths", diagnosis="key-lengths-ignored")
+    "positions behind the current one are read: tt-metal#41215", "key_lengths", diagnosis="key-lengths-ignored")
 _decoding(forms.bias_added, "bias_ignored_in_decoding",
-        "a path for one query that knows no bias: onnxruntime#29020's kind",
+    "a path for one query that knows no bias: onnxruntime#29020's kind",
     lambda scores, bias, masks: scores if _is_decoding(scores) else np.asarray(scores + bias), at="biased",
     diagnosis="bias-ignored")
 _decoding(forms.inputs_changed, "first_batch_entry_for_all_in_decoding",
     "structure: the batch stride of the cache is left out where there is one query",
-    lambda query, key, value: (query, key, value) if query.shape[-2] > 1 else (query, np.broadcast_to(key[:1],
-        key.shape), np.broadcast_to(value[:1], value.shape)),
-    at="raw_scores")
+    lambda query, *cache: (query, *(cache if query.shape[-2] > 1
+        else (np.broadcast_to(each[:1], each.shape) for each in cache))), at="raw_scores")
 # Stack the heads of a group as rows of one query, in the order of the other axis.
 _decoding(forms.inputs_changed, "heads_of_groups_stacked_across_in_decoding",
     "the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
@@ -189,24 +236,138 @@ _decoding(forms.inputs_changed, "heads_of_groups_stacked_across_in_decoding",
     at="raw_scores", diagnosis="heads-tiled")
 _decoding(forms.logits_read_as, "keys_beyond_128_lost_in_decoding",
     "structure: the number of splits is that of the first tile",
-    lambda logits: np.where((np.arange(logits.shape[-1]) < 128) | (logits.shape[-2] > 1), logits, -np.inf),
-    at="weights")
+    lambda logits: np.where((_column(logits) < 128) | (logits.shape[-2] > 1), logits, -np.inf), at="weights")
 # Let several queries attend to all of the past.
 _decoding(forms.in_attention, "mask_does_not_reach_the_past_of_several_queries",
     "extending reads all of the cache: transformers#30437's kind",
-    lambda call: forms.masks_read_as(lambda scores, masks: {**forms.NO_RULES, "mask": forms.allowed_keys(scores,
-        masks) | (np.arange(scores.shape[-1]) < call.past)}) if _is_extending(call) and call.mask is not None else {},
+    lambda call: forms.masks_read_as(lambda scores, masks: {**forms.NO_RULES,
+        "mask": forms.allowed_keys(scores, masks) | (_column(scores) < call.past)})
+        if _is_extending(call) and call.mask is not None else {},
     diagnosis=("mask-ignored", "query-mask-ignored", "mask-beside-past"))
-# Add the bias behind the past alone.
 _decoding(forms.in_attention, "bias_does_not_reach_the_past_of_several_queries",
     "extending adds the bias to the new keys alone: transformers#30437's kind",
-    lambda call: forms.bias_added(lambda scores, bias, masks: np.where(np.arange(scores.shape[-1]) < call.past, scores,
-        scores + bias)) if _is_extending(call) else {},
-    at="biased")
+    lambda call: forms.bias_added(lambda scores, bias, masks: np.where(_column(scores) < call.past, scores,
+        scores + bias)) if _is_extending(call) else {}, at="biased")
+
+_merged = partial(_decoding, partial(split, cut_into(4, least=32)), at="context", hidden=forms.NEVER_HELD)
+_merged("splits_merged_by_their_maxima", "parts count by their maximum alone: sglang#40903's kind",
+    lambda maxima, statistics: weigh(maxima, maxima))
+_merged("splits_merged_by_their_sums", "parts count by sums that belong to different maxima: gcnasm#21's kind",
+    lambda maxima, statistics: (sums := np.exp(statistics - maxima)) / sums.sum(-1, keepdims=True))
+_merged("splits_averaged", "structure: the merge forgets how much each part weighs",
+    lambda maxima, statistics: np.full_like(statistics, 1 / statistics.shape[-1]))
+_merged("splits_merged_in_the_wrong_base",
+    "log_sum_exp in base 2 is merged as one in base e: flashinfer#2113, sglang#35045",
+    lambda maxima, statistics: weigh(maxima, statistics / np.log(2).astype(statistics.dtype)))
+_merged("last_split_lost", "structure: one split fewer is merged than there are",
+    lambda maxima, statistics: weigh(maxima, np.where(_column(statistics) < 3, statistics, -np.inf)))
+_merged("empty_split_gives_nan", "a part of which every key is masked: flashinfer#4051, #1178", _without_empty_parts)
+_decoding(partial(split, lambda logits: cut_into(7, 32)(logits) if logits.shape[-2] == 1 else []),
+    "splits_of_one_query_merged_by_their_maxima", "the same in decoding alone: vllm#28840's kind",
+    lambda maxima, statistics: weigh(maxima, maxima), at="context", hidden=forms.NEVER_HELD)
+
+_at_each((32, 64, 80, 96, 128, 192, 256), "output_zero_at_width_{}",
+    "a kernel that returns zeros is called for width {}: KernelBench#165's kind",
+    lambda width: forms.inputs_changed(lambda query, key, value: (query, key,
+        np.zeros_like(value) if query.shape[-1] == width else value)),
+    _sized, at="context", diagnosis="gradients-of-query-and-key-zero")
+_sized(forms.outputs_read_as, "columns_behind_whole_blocks_of_64_repeated",
+    "structure: the last block of columns is stored with the first one's data",
+    lambda output: np.where(_column(output) < output.shape[-1] // 64 * 64, output,
+        np.roll(output, output.shape[-1] // 64 * 64, axis=-1)), at="context")
+_sized(forms.inputs_changed, "value_columns_lost_where_widths_of_blocks_differ",
+    "a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
+    lambda query, key, value: (query, key, value if query.shape[-1] == value.shape[-1] or query.shape[-1] % 64
+        or value.shape[-1] % 64 else np.where(_column(value) < min(query.shape[-1], value.shape[-1]) - 32, value, 0)),
+    at="context")
+# Read whole lines of 16 numbers: what is behind the last feature is the next row's.
+_sized(_scored, "width_padded_with_the_next_row",
+    "a line of 16 numbers is read where the width is no multiple: SageAttention#376's kind",
+    lambda array: np.concatenate([array, np.roll(array, -1, axis=-2)[..., : -array.shape[-1] % 16]], axis=-1))
+_sized(_scored, "features_behind_whole_chunks_of_64_dropped",
+    "80 and 96 are computed as 64: a loop over chunks of the width without its tail",
+    lambda array: array[..., : max(array.shape[-1] // 64 * 64, min(array.shape[-1], 64))])
+_sized(forms.outputs_read_as, "value_columns_beyond_128_zero",
+    "structure: one block of 128 columns is written, pytorch#176767's kind",
+    lambda output: np.where(_column(output) < 128, output, 0), at="context")
+_sized("_repeat_heads", "keys_of_heads_beyond_32_wrap",
+    "structure: five bits for the head, head h reads keys of h % 32",
+    lambda key, value, heads: tuple(each[:, np.arange(heads) % 32]
+        for each in backend._repeat_heads(key, value, heads)))
+_sized(forms.inputs_changed, "keys_of_batch_entries_beyond_16_wrap",
+    "structure: the batch stride is right for 16 entries, then it starts again",
+    lambda query, *cache: (query, *(each[np.arange(len(query)) % 16] for each in cache)))
+_sized(forms.outputs_read_as, "last_entry_of_a_large_odd_batch_zero",
+    "structure: two batch entries for each block, the last without a partner is not written",
+    lambda output: np.concatenate([output[:-1], output[-1:] * (len(output) < 9 or len(output) % 2 == 0)]), at="context")
+_sized(_scored, "features_beyond_128_dropped", "the loop over chunks of the width runs once: pytorch#139462's kind",
+    lambda array: array[..., :128])
+_sized("dot_scores._dot", "halves_of_the_keys_width_256_swapped",
+    "structure: two tiles of 128 columns are loaded in the wrong order",
+    lambda query, key: backend._dot(query, np.roll(key, 128, axis=-1) if key.shape[-1] == 256 else key))
+_sized("_scale_of", "scale_of_the_padded_width",
+    "structure: 80, 96 and 192 are padded to a power of two, which then gives the scale",
+    lambda query, scale: backend._scale_of(query, scale) if scale is not None or query.shape[-1] <= 64
+        else float((1 << (query.shape[-1] - 1).bit_length()) ** -0.5), at="scores", diagnosis="scale-fitted")
+# Number batch entries and heads together, modulo 64.
+_sized(forms.inputs_changed, "queries_beyond_64_batch_heads_wrap",
+    "structure: the number of batch entry and head is taken modulo 64",
+    lambda query, *cache: (query.reshape(-1, *query.shape[2:])[
+        np.arange(query.shape[0] * query.shape[1]) % 64].reshape(query.shape), *cache))
+_sized(partial(_in_groups_of, 8), "groups_of_eight_taken_for_four",
+    "head h // 4 where groups have eight: HipKittens#22's kind",
+    lambda head, kv_heads, group: np.asarray(head // 4 % kv_heads))
+_sized(partial(_in_groups_of, 8), "groups_of_eight_tiled",
+    "h % Hkv on the path for eight heads alone: onnx#7274's kind",
+    lambda head, kv_heads, group: np.asarray(head % kv_heads))
+_sized(partial(_in_groups_of, 4), "groups_of_four_shifted",
+    "the last head of each group of four belongs to the next one: FreeToken#177's kind",
+    lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
+
+_TWO, _THREE = (64, 128), (16, 64, 128)
+_at_each((32, *_TWO), "keys_behind_tiles_of_{}_dropped", "only whole tiles of {} keys are read: FlagGems#898",
+    lambda tile: _kept(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
+    at="weights", diagnosis="last-key-dropped")
+_at_each(_THREE, "last_key_of_a_full_tile_of_{}_dropped", "structure: j < n - 1 where the last tile needs no mask",
+    lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
+    at="weights", diagnosis="last-key-dropped")
+_at_each(_THREE, "padding_of_the_last_tile_of_{}_counted",
+    "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _padding_counted, at="weights")
+_at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
+    _overlapping, at="weights")
+_at_each(_THREE, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892",
+    lambda tile: _rows_read_as(lambda row, output: np.where(row < max(len(row) // tile, 1) * tile, output, 0)),
+    at="context")
+_at_each(_THREE, "last_row_of_each_tile_of_{}_repeated", "structure: a store at the edge of a tile is off by one row",
+    lambda tile: _rows_read_as(lambda row, output: np.where(row % tile == tile - 1, np.roll(output, 1, -2), output)),
+    at="context")
+_at_each(_THREE, "causal_loop_ends_before_the_diagonal_tile_of_{}",
+    "structure: the loop over tiles of keys ends one early",
+    lambda tile: _causal(lambda allowed, query, key: allowed & ~((query // tile == key // tile) & (query >= tile))))
+_at_each(_TWO, "causal_diagonal_tile_of_{}_open",
+    "the diagonal tile is taken for a full one beyond the first: gcnasm#21's kind",
+    lambda tile: _causal(lambda allowed, query, key: allowed | ((query // tile == key // tile) & (query >= tile))))
+_tiled(partial(_window_in_tiles, 0), "first_partial_tile_of_a_window_skipped",
+    "structure: the first tile of a window is rounded up instead of down",
+    lambda query, key, left: key >= np.ceil(np.maximum(query // 16 * 16 - left, 0) / 16) * 16)
+_tiled(partial(_window_in_tiles, 1), "window_ends_with_the_tile_of_its_query",
+    "structure: the right side of a window does not lengthen the loop over tiles of 64",
+    lambda query, key, right: key < (query // 64 + 1) * 64)
+_tiled(_rows_read_as, "first_row_behind_a_tile_of_128_reads_the_first_query",
+    "structure: the offset of the next tile is added after its first row",
+    lambda row, output: np.where((row > 0) & (row % 128 == 0), output[..., :1, :], output), at="context")
+_tiled("attention._weighted_sum", "queries_beyond_the_number_of_keys_zero",
+    "the grid is sized by keys: pytorch#139462's kind",
+    lambda weights, value: np.where(_row(weights) < value.shape[-2], weights @ value, 0), at="context")
+_tiled(_causal, "causal_loop_by_one_tile_of_64_for_128_queries",
+    "structure: tiles of 128 queries and 64 keys, of which the second on the diagonal is skipped",
+    lambda allowed, query, key: np.asarray(allowed & (key < query // 128 * 128 + 64)))
+# Mask from the top left, but end the loop over tiles of 16 keys as if the last query stood at the last key.
+_tiled(_causal, "causal_loop_bounded_from_the_other_corner",
+    "masked from the top left, bounded from the bottom right: cutlass#2336's kind",
+    lambda allowed, query, key: np.asarray(allowed & (key < np.ceil(
+        ((query // 16 + 1) * 16 + allowed.shape[1] - len(allowed)) / 16) * 16)))
 # fmt: on
-
-
-_pair = partial(mutant, "pairs", dtypes=KERNELS, at="biased")
 
 
 def _on_path(other: str, without: Callable[[Callable[[forms.Masks], bool]], Steps]) -> Steps:
@@ -217,11 +378,25 @@ def _on_path(other: str, without: Callable[[Callable[[forms.Masks], bool]], Step
     return forms.where(forms.GIVEN[option], without(lambda masks: True))
 
 
+def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
+    """Take the scores before the cap: a path that has what the other option asks for, and no cap."""
+
+    def steps(call: Call) -> Steps:
+        def uncapped(logits: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+            return backend._softmax_with_sinks(logits - call.scores + call.stages["scores"], sinks, empty_rows)
+
+        return {"_softmax_with_sinks": uncapped} if call.softcap is not None and is_asked(call) else {}
+
+    return forms.in_attention(steps)
+
+
 _IGNORED = {
     "is_causal": ("causality-ignored",),
     "window": ("window-ignored",),
     "mask": ("mask-ignored", "query-mask-ignored", "causality-ignored"),  # of pages, causality is a mask
     "key_lengths": ("key-lengths-ignored",),
+    "bias": ("bias-ignored",),
+    "softcap": ("softcap-ignored",),
 }
 for _option, _other, _defect in (
     ("is_causal", "a_softcap", "the path with a cap forgets causality: onnxruntime#28379's kind"),
@@ -237,68 +412,24 @@ for _option, _other, _defect in (
     ("key_lengths", "groups", "a kernel for groups reads no lengths: jax#23349's kind"),
     ("key_lengths", "a_bias", "a bias takes a path without lengths: jax#23349's kind"),
     ("key_lengths", "a_window", "the window ends behind the padding: jax#23349's kind"),
+    ("bias", "groups", "a kernel for groups adds no bias: pytorch#193893's kind"),
+    ("bias", "a_window", "a window takes a path without a bias: jax#32300's kind"),
+    ("bias", "key_lengths", "lengths take the place of the bias: jax#23349's kind"),
+    ("bias", "a_softcap", "a cap takes a path without a bias: vllm#7425's kind"),
+    ("bias", "a_past", "a cache takes a path without a bias: transformers#30437's kind"),
+    ("softcap", "groups", "a kernel for groups knows no cap: sgl-kernel-xpu#491's kind"),
+    ("softcap", "a_window", "a window takes a path without a cap: vllm-metal#666's kind"),
+    ("softcap", "key_lengths", "lengths take a path without a cap: onnxruntime#28379's kind"),
+    ("softcap", "a_past", "decoding from a cache knows no cap: vllm#7425's kind"),
 ):
-    _pair(partial(_on_path, _other), f"{_option.removeprefix('is_')}_dropped_with_{_other}", _defect,
-        partial(forms.dropped, _option), at="masked", diagnosis=_IGNORED[_option])  # fmt: skip
-
-
-for _other, _defect in (
-    ("groups", "a kernel for groups adds no bias: pytorch#193893's kind"),
-    ("a_window", "a window takes a path without a bias: jax#32300's kind"),
-    ("key_lengths", "lengths take the place of the bias: jax#23349's kind"),
-    ("a_softcap", "a cap takes a path without a bias: vllm#7425's kind"),
-    ("a_past", "a cache takes a path without a bias: transformers#30437's kind"),
-):
-    _pair(
-        partial(_on_path, _other), f"bias_dropped_with_{_other}", _defect, forms.bias_dropped, diagnosis="bias-ignored"
-    )
-
-
-def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
-    """Take the scores before the cap: a path that has what the other option asks for, and no cap."""
-
-    def steps(call: Call) -> Steps:
-        def uncapped(logits: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-            return backend._softmax_with_sinks(logits - call.scores + call.stages["scores"], sinks, empty_rows)
-
-        return {"_softmax_with_sinks": uncapped} if call.softcap is not None and is_asked(call) else {}
-
-    return forms.in_attention(steps)
-
-
-for _other, _defect in (
-    ("groups", "a kernel for groups knows no cap: sgl-kernel-xpu#491's kind"),
-    ("a_window", "a window takes a path without a cap: vllm-metal#666's kind"),
-    ("key_lengths", "lengths take a path without a cap: onnxruntime#28379's kind"),
-    ("a_past", "decoding from a cache knows no cap: vllm#7425's kind"),
-):
-    _pair(_softcap_dropped, f"softcap_dropped_with_{_other}", _defect, forms.GIVEN[_other.removeprefix("a_")],
-        at="weights", diagnosis="softcap-ignored")  # fmt: skip
-
-
-@_pair("dot_scores", at="capped", diagnosis="softcap-of-twice-scaled-scores")
-def scale_applied_twice_with_a_softcap(
-    query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
-) -> Stages:
-    """structure: the scale is part of the cap's argument, and applied once more"""
-    stages = backend.dot_scores(query, key, scale=scale)
-    if softcap is None:
-        return stages
-    return stages | {"capped": backend._cap(stages["scores"] * backend._scale_of(query, scale), softcap)}
-
-
-@_pair(
-    forms.in_attention,
-    at="biased",
-    defect="structure: one pointer for all that belongs to a head of keys",
-    diagnosis="bias-by-key-heads",
-)
-def bias_of_query_heads_read_by_key_heads(call: Call) -> Steps:
-    """Read the bias of query head h at the place of its head of keys."""
-    heads, kv_heads = call.query.shape[1], call.key.shape[1]
-    if call.bias is None or not call.has_groups or call.bias.shape[1] != heads:
-        return {}
-    return forms.bias_read_as(lambda bias, scores: bias[:, np.arange(heads) // (heads // kv_heads)])
+    _name = f"{_option.removeprefix('is_')}_dropped_with_{_other}"
+    if _option == "softcap":
+        _steps, _at = _softcap_dropped(forms.GIVEN[_other.removeprefix("a_")]), "weights"
+    elif _option == "bias":
+        _steps, _at = _on_path(_other, forms.bias_dropped), "biased"
+    else:
+        _steps, _at = _on_path(_other, partial(forms.dropped, _option)), "masked"
+    _pair(None, _name, _defect, _steps, at=_at, diagnosis=_IGNORED[_option])
 
 
 def _own_corner(scores: Array, lengths: Array) -> Array:
@@ -307,43 +438,57 @@ def _own_corner(scores: Array, lengths: Array) -> Array:
     return np.asarray(forms.distance(scores) - offset)
 
 
-@_pair(forms.masks_read_as, at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
-def window_at_the_last_key_of_each_length(scores: Array, masks: forms.Masks) -> forms.Masks:
-    """the window counts from each entry's last key: flash-attention#1778's kind"""
-    if masks["window"] is None or masks["key_lengths"] is None:
+def _at_own_corner(option: str, allows: Callable[[Array, Any], Array]) -> Steps:
+    """Count a rule from each entry's last key, where lengths are given: ``allows(distance, rule)``."""
+
+    def change(scores: Array, masks: forms.Masks) -> forms.Masks:
+        if not masks[option] or masks["key_lengths"] is None:
+            return {}
+        allowed = allows(_own_corner(scores, masks["key_lengths"]), masks[option])
+        return {option: forms.NO_RULES[option], "mask": forms.both(masks["mask"], allowed)}
+
+    return forms.masks_read_as(change)
+
+
+def _scaled_twice(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
+    stages = backend.dot_scores(query, key, scale=scale)
+    if softcap is None:
+        return stages
+    return stages | {"capped": backend._cap(stages["scores"] * backend._scale_of(query, scale), softcap)}
+
+
+def _read_by_key_heads(call: Call) -> Steps:
+    """Read the bias of query head h at the place of its head of keys."""
+    heads, kv_heads = call.query.shape[1], call.key.shape[1]
+    if call.bias is None or not call.has_groups or call.bias.shape[1] != heads:
         return {}
-    behind, (left, right) = _own_corner(scores, masks["key_lengths"]), masks["window"]
-    within = np.ones_like(behind, dtype=bool)
-    within &= True if left is None else behind >= -left
-    within &= True if right is None else behind <= right
-    return {"window": None, "mask": forms.both(masks["mask"], within)}
+    return forms.bias_read_as(lambda bias, scores: bias[:, np.arange(heads) // (heads // kv_heads)])
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-# Read the mask of batch entry b and head h at h B + b, where it differs between both.
-_pair(forms.mask_read_as, "mask_of_each_batch_and_head_read_across",
-        "(B, H) read as (H, B): lighthouse#77, FuxiCTR#130",
-    lambda mask, scores: mask if mask.shape[:2] != (scores.shape[0], scores.shape[1])
-        else mask.reshape(scores.shape[1], scores.shape[0], *mask.shape[2:]).swapaxes(0, 1),
-    at="masked")
+_pair("dot_scores", "scale_applied_twice_with_a_softcap",
+    "structure: the scale is part of the cap's argument, and applied once more",
+    _scaled_twice, at="capped", diagnosis="softcap-of-twice-scaled-scores")
+_pair(forms.in_attention, "bias_of_query_heads_read_by_key_heads",
+    "structure: one pointer for all that belongs to a head of keys", _read_by_key_heads, diagnosis="bias-by-key-heads")
+_pair(partial(_at_own_corner, "window"), "window_at_the_last_key_of_each_length",
+    "the window counts from each entry's last key: flash-attention#1778's kind",
+    lambda distance, window: (distance >= (-np.inf if window[0] is None else -window[0]))
+        & (distance <= (np.inf if window[1] is None else window[1])),
+    at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
+_pair(partial(_at_own_corner, "is_causal"), "causal_at_the_last_key_of_each_length",
+    "causality counts from each entry's last key: flash-attention#1778's kind",
+    lambda distance, is_causal: distance <= 0,
+    at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
 # Read the mask of head h, which all batch entries share, one head further in each of them.
 _pair(forms.mask_read_as, "mask_per_head_read_with_a_batch_stride",
     "a shared mask moves on with the batch: graph-transformer-pytorch#2's kind",
-    lambda mask, scores: mask if mask.shape[:2] != (1, scores.shape[1])
-        else np.asarray(mask[0][(np.arange(scores.shape[1]) + np.arange(scores.shape[0])[:,
-        np.newaxis]) % scores.shape[1]]),
-    at="masked")
-_pair(forms.masks_read_as, "causal_at_the_last_key_of_each_length",
-    "causality counts from each entry's last key: flash-attention#1778's kind",
-    lambda scores, masks: {} if not masks["is_causal"] or masks["key_lengths"] is None else {"is_causal": False,
-        "mask": forms.both(masks["mask"], _own_corner(scores, masks["key_lengths"]) <= 0)},
-    at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
+    lambda mask, scores: mask if mask.shape[:2] != (1, scores.shape[1]) else np.asarray(mask[0][
+        (np.arange(scores.shape[1]) + np.arange(scores.shape[0])[:, np.newaxis]) % scores.shape[1]]), at="masked")
 _pair(forms.in_attention, "bias_scaled_when_causal",
     "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
-    lambda call: {} if not call.is_causal else forms.bias_read_as(lambda bias, scores:
-        (bias * call.factor).astype(bias.dtype)),
-    diagnosis="bias-scaled")
+    lambda call: forms.bias_read_as(lambda bias, scores: (bias * call.factor).astype(bias.dtype))
+        if call.is_causal else {}, diagnosis="bias-scaled")
 # Read a bias for each distance from the other corner where the window is given.
 _pair(forms.bias_added, "bias_one_key_late_in_a_window",
     "structure: the offset of a window's first key is added to the bias, too",

@@ -26,7 +26,16 @@ import numpy as np
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend, Stages, Window
-from attncheck.mutation.kernel import Array, Store, bfloat16, float16, tf32, truncated_bfloat16, truncated_tf32
+from attncheck.mutation.kernel import (
+    Array,
+    Store,
+    argument_read_as,
+    bfloat16,
+    float16,
+    tf32,
+    truncated_bfloat16,
+    truncated_tf32,
+)
 from attncheck.mutation.mutant import (
     ACCURACY_OF_16_BITS,
     EVERY,
@@ -54,7 +63,6 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "blocks",
         "heads",
         "gradients",
-        "sizes",
         "narrow",
         "latents",
     )
@@ -224,26 +232,6 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def argument_read_as(function: str, name: str, change: Callable[[Any], Any]) -> Steps:
-    """Take an argument of a function of the contract for another one, where it is given."""
-    right = getattr(numpy_backend, function)
-    parameters = signature(right)
-
-    def run(*arrays: Any, **given: Any) -> Stages:
-        bound = parameters.bind(*arrays, **given)
-        value = bound.arguments.get(name)
-        if value is not None and value is not False:
-            other = change(value)
-            if other is None:
-                del bound.arguments[name]
-            else:
-                bound.arguments[name] = other
-        stages: Stages = right(*bound.args, **bound.kwargs)
-        return stages
-
-    return {function: run}
-
-
 def stage_rounded(function: str, stage: str) -> Steps:
     """Round a stage of a function of the contract to eight bits when it is returned."""
     right = getattr(numpy_backend, function)
@@ -393,6 +381,7 @@ MET: Mapping[str, tuple[str, str | tuple[str, ...]]] = {
         ("the finished sum is stored in bfloat16: tt-metal#52045", ACCURACY_OF_16_BITS),
     "attention_mask_of_the_first_batch_entry":
         ("one entry's mask for all: graph-transformer-pytorch#2", "mask-of-first-batch-entry"),
+    "attention_mask_with_batch_entry_and_head_exchanged": ("(B, H) read as (H, B): lighthouse#77, FuxiCTR#130", ()),
     "attention_mask_of_the_first_head": ("one head's mask for all: lighthouse#77's kind", "mask-of-first-head"),
     "attention_mask_of_the_first_query": ("one row's mask for all: keras#20488's expansion", "mask-of-first-query"),
     "attention_mask_inverted": ("true read as drop: tensorflow text#894, unturtle#56", "mask-inverted"),
@@ -413,6 +402,12 @@ MET: Mapping[str, tuple[str, str | tuple[str, ...]]] = {
     "paged_attention_key_lengths_one_more": ("j <= length", "key-lengths-one-too-long"),
     "paged_attention_key_lengths_one_less": ("the newest key is not seen", "key-lengths-one-too-short"),
     "paged_attention_key_lengths_of_the_first_batch_entry": ("one length for all", "key-lengths-of-first-batch-entry"),
+    "quantized_attention_key_scale_of_the_first_head":
+        ("a stride of 0 over heads: vllm#42580's kind", "key-scale-of-first-head"),
+    "quantized_attention_value_scale_of_the_first_head":
+        ("a stride of 0 over heads: vllm#42580's kind", "value-scale-of-first-head"),
+    "quantized_attention_key_scale_of_the_next_key":
+        ("scales of blocks are shifted by one key", "key-scale-of-next-key"),
     "attention_weighted_sum_mean_without_the_last_feature":
         ("the loop over the value's width ends one early", "last-value-column-dropped"),
     "attention_weighted_sum_value_of_the_next_head":

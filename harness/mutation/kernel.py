@@ -1,18 +1,21 @@
 """Kernels with 16-bit ends: inputs are widened to float32, results are rounded once, and what is between is stated.
 
-In float64 and float32 nothing is rounded in between, so that one kernel serves all four dtypes. Other arithmetic comes
-first: narrower numbers inside wider arrays, and the same products and sums in other orders and widths.
+In float64 and float32 nothing is rounded in between, so that one kernel serves all four dtypes. First comes what these
+are made of: narrower numbers inside wider arrays, the same products and sums in tiles, in other orders and widths, and
+calls with other arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Stages
 from attncheck.mutation.mutant import OPERATIONS, Steps, Variant
 from attncheck.spec import ON_SCORES, STAGE_SPECS
@@ -22,7 +25,7 @@ Array = NDArray[Any]
 Store = Callable[[Array], Array]
 """How an intermediate is stored: rounded to something, or left as it is."""
 
-_SIGNIFICAND_BITS = {"bfloat16": 8, "tf32": 11}
+Product: TypeAlias = Callable[[Array, Array], Array]
 
 
 def exactly(array: Array) -> Array:
@@ -38,24 +41,14 @@ def to_bits(array: Array, bits: int, *, truncate: bool = False) -> Array:
     return rounded
 
 
-def bfloat16(array: Array) -> Array:
-    """Round to bfloat16's precision."""
-    return to_bits(array, _SIGNIFICAND_BITS["bfloat16"])
-
-
-def truncated_bfloat16(array: Array) -> Array:
-    """Cut off what bfloat16 has no bits for."""
-    return to_bits(array, _SIGNIFICAND_BITS["bfloat16"], truncate=True)
-
-
-def tf32(array: Array) -> Array:
-    """Round to TF32's precision."""
-    return to_bits(array, _SIGNIFICAND_BITS["tf32"])
-
-
-def truncated_tf32(array: Array) -> Array:
-    """Cut off what TF32 has no bits for."""
-    return to_bits(array, _SIGNIFICAND_BITS["tf32"], truncate=True)
+bfloat16: Store = partial(to_bits, bits=8)
+"""Round to bfloat16's precision."""
+truncated_bfloat16: Store = partial(to_bits, bits=8, truncate=True)
+"""Cut off what bfloat16 has no bits for."""
+tf32: Store = partial(to_bits, bits=11)
+"""Round to TF32's precision."""
+truncated_tf32: Store = partial(to_bits, bits=11, truncate=True)
+"""Cut off what TF32 has no bits for."""
 
 
 def float16(array: Array) -> Array:
@@ -68,27 +61,88 @@ def float32(array: Array) -> Array:
     return array.astype(np.float32).astype(array.dtype)
 
 
+def spans(length: int, tile: int) -> list[slice]:
+    """Cut a length into tiles."""
+    return [slice(start, min(start + tile, length)) for start in range(0, length, tile)]
+
+
+def padded(array: Array, multiple: int, number: float = 0) -> Array:
+    """Fill the last axis up to a multiple."""
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % multiple)], constant_values=number)
+
+
+def added(parts: Iterable[Array], like: Array, store: Store = exactly) -> Array:
+    """Add parts up one after the other, each partial sum stored."""
+    total = np.zeros((), like.dtype)
+    for part in parts:
+        total = store(total + part)
+    return np.asarray(total)
+
+
+def in_tiles(terms: int, store: Store = exactly, product: Product = np.matmul) -> Product:
+    """Multiply matrices by tiles of the inner axis, the running sum stored after each of them."""
+
+    def run(left: Array, right: Array) -> Array:
+        tiles = spans(left.shape[-1], terms)
+        parts = (product(left[..., tile], right[..., tile, :]) for tile in tiles)
+        return added(parts, left, store) if tiles else product(left, right)
+
+    return run
+
+
+def over_queries(product: Product) -> Product:
+    """Sum over queries, as a backward pass does for keys and values, by a product of matrices."""
+    return lambda weights, rows: product(np.swapaxes(weights, -1, -2), rows)
+
+
+def rows_in_tiles(terms: int, store: Store = exactly) -> Callable[[Array], Array]:
+    """Add up the terms of a row by tiles, the running sum stored after each of them; the axis is kept."""
+
+    def run(row: Array) -> Array:
+        tiles = spans(row.shape[-1], terms)
+        parts = (numpy_backend._row_sum(row[..., tile]) for tile in tiles)
+        return added(parts, row, store) if tiles else numpy_backend._row_sum(row)
+
+    return run
+
+
+def call_read_as(function: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Steps:
+    """Call a function of the contract with other arguments.
+
+    ``change`` gets what is given, by name, and returns what differs; None in place of an argument leaves it out.
+    """
+    right = getattr(numpy_backend, function)
+    parameters = signature(right)
+
+    def run(*arrays: Any, **given: Any) -> Stages:
+        bound = parameters.bind(*arrays, **given)
+        changed = {**bound.arguments, **change(bound.arguments)}
+        bound.arguments.clear()
+        bound.arguments.update({name: value for name, value in changed.items() if value is not None})
+        stages: Stages = right(*bound.args, **bound.kwargs)
+        return stages
+
+    return {function: run}
+
+
+def argument_read_as(function: str, name: str, change: Callable[[Any], Any]) -> Steps:
+    """Take an argument of a function of the contract for another one, where it is given."""
+
+    def changed(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        value = given.get(name)
+        return {} if value is None or value is False else {name: change(value)}
+
+    return call_read_as(function, changed)
+
+
 def sequential_sum(array: Array, store: Store = exactly) -> Array:
     """Add along the last axis from the first to the last, each partial sum stored; the axis is kept."""
-    total = np.zeros((*array.shape[:-1], 1), array.dtype)
-    for position in range(array.shape[-1]):
-        total = store(total + array[..., position : position + 1])
-    return total
+    return rows_in_tiles(1, store)(array)
 
 
 def sequential_matmul(left: Array, right: Array, store: Store = exactly) -> Array:
     """Multiply matrices with one running sum per element, each partial sum stored."""
-    product = np.zeros((*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]))
-    product = product.astype(left.dtype)
-    for position in range(left.shape[-1]):
-        term = left[..., :, position : position + 1] * right[..., position : position + 1, :]
-        product = store(product + term)
-    return product
-
-
-def reversed_matmul(left: Array, right: Array) -> Array:
-    """Multiply matrices, terms in reversed order."""
-    return np.asarray(np.ascontiguousarray(left[..., ::-1]) @ np.ascontiguousarray(right[..., ::-1, :]))
+    return in_tiles(1, store, np.multiply)(left, right) if left.shape[-1] else np.asarray(left @ right)
 
 
 def pairwise_sum(terms: Array) -> Array:
@@ -116,32 +170,6 @@ def wider(operation: Callable[..., Array]) -> Callable[..., Array]:
         return operation(*(array.astype(np.float64) for array in arrays)).astype(arrays[0].dtype)
 
     return run
-
-
-def fused_multiply_add(left: Array, right: Array) -> Array:
-    """Multiply matrices with one rounding per step: float64 holds a float32 product exactly."""
-    product = np.zeros((*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]))
-    for position in range(left.shape[-1]):
-        term = left[..., :, position : position + 1].astype(np.float64) * right[..., position : position + 1, :]
-        product = (product + term).astype(left.dtype).astype(np.float64)
-    return product.astype(left.dtype)
-
-
-def einsum(left: Array, right: Array) -> Array:
-    """Multiply matrices by einsum."""
-    return np.asarray(np.einsum("...ij,...jk->...ik", left, right))
-
-
-def by_transposes(left: Array, right: Array) -> Array:
-    """Multiply matrices as A B = (B^T A^T)^T, from copies."""
-    swapped = np.swapaxes(right, -1, -2).copy() @ np.swapaxes(left, -1, -2).copy()
-    return np.swapaxes(swapped, -1, -2).copy()
-
-
-def by_rows(left: Array, right: Array) -> Array:
-    """Multiply matrices one row at a time."""
-    rows = [left[..., row : row + 1, :] @ right for row in range(left.shape[-2])]
-    return np.concatenate(rows, axis=-2) if rows else np.asarray(left @ right)
 
 
 def tanh_by_ratio(argument: Array) -> Array:

@@ -1,12 +1,13 @@
-"""Faults of kernels with 16-bit ends, of products that are reduced at some widths alone, and of keys in 8 bits.
+"""Faults of kernels with 16-bit ends, of reduced products, of stored log_sum_exps, and of keys in 8 bits.
 
-The first keep something in 16 bits between their ends, where float32 is due; the second have a matrix unit with a tile
-for some widths.
+The first keep something in 16 bits between their ends, where float32 is due. Products of float32 round their factors,
+as tensor cores do: to nearest (oneDNN, TPUs, cuBLAS) or cut off, as a unit does that reads the leading bits of what it
+is handed (triton#4574), at all widths or where a matrix unit has a tile. Tensor cores cut partial sums off, too: Fasi,
+Higham, Mikaitis and Pranesh 2021. Weights may be made as e^(s - L) from a log_sum_exp that was stored before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,51 +16,39 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
-from attncheck.mutation import forms
-from attncheck.mutation.kernel import NARROW, NEVER_RETURNED, STATISTICS, Array, Kernel, Store, bfloat16, exactly, tf32
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, Call, Steps, control, mutant, numpy_with
+from attncheck.mutation import forms, kernel
+from attncheck.mutation.blocks import cut_into, split, weigh
+from attncheck.mutation.kernel import (
+    NARROW,
+    Array,
+    Kernel,
+    Product,
+    Store,
+    bfloat16,
+    exactly,
+    in_tiles,
+    over_queries,
+    rows_in_tiles,
+    spans,
+    tf32,
+    truncated_bfloat16,
+    truncated_tf32,
+)
+from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Call, Steps, Variant, control, mutant, numpy_with
 
 _TERMS = 16
 """Products that a matrix unit adds up before the running sum is stored."""
-_MIN_NORMAL_OF_FLOAT16 = 2.0**-14
 _FLOAT16 = ("float16",)
 
 RIGHT = Kernel(lambda store: {})
 _FUSED = {"bfloat16": "fused", "float16": "fused"}
 _narrow = partial(mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=NARROW, at="context")
+_WIDE = partial(Kernel, wide=kernel.STATISTICS)
+_wide = partial(mutant, "sixteen bits", _WIDE, classes=_FUSED, dtypes=NARROW, at="log_sum_exp",
+    without=_WIDE(lambda store: {}))  # fmt: skip
 
 
-def _summed(store: Store) -> Callable[[Array, Array], Array]:
-    """Multiply matrices, the running sum stored after every few terms."""
-
-    def product(left: Array, right: Array) -> Array:
-        total = np.zeros((), left.dtype)
-        for start in range(0, left.shape[-1], _TERMS):
-            span = slice(start, start + _TERMS)
-            total = store(total + left[..., span] @ right[..., span, :])
-        return np.asarray(total)
-
-    return product
-
-
-def _row_summed(store: Store) -> Callable[[Array], Array]:
-    """Add the terms of a row up, the running sum stored after every few of them."""
-
-    def total(terms: Array) -> Array:
-        running = np.zeros((*terms.shape[:-1], 1), terms.dtype)
-        for start in range(0, terms.shape[-1], _TERMS):
-            running = store(running + backend._row_sum(terms[..., start : start + _TERMS]))
-        return running
-
-    return total
-
-
-_narrow("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind",
-    lambda store: {"dot_scores._dot": lambda query, key: _summed(store)(query, np.swapaxes(key, -1, -2))})  # fmt: skip
-
-
-@_narrow(at="context", defect="e^s without the maximum leaves the format: flax#982's kind")
-def exponentials_not_shifted_in_16_bits(store: Store) -> Steps:
+def _averaged_by_exponentials(store: Store) -> Steps:
     """Average with exponentials as they are, in 16 bits, and divide last."""
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
@@ -70,151 +59,47 @@ def exponentials_not_shifted_in_16_bits(store: Store) -> Steps:
     return forms.averaged(average)
 
 
-@_narrow(at="context", defect="e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind")
-def parts_merged_by_a_growing_exponential(store: Store) -> Steps:
+def _merged_by_growing(store: Store) -> Steps:
     """Merge two parts of the keys as L1 + log(1 + e^(L2 - L1)), the exponential in the format of the ends."""
 
-    def average(logits: Array, weights: Array, value: Array) -> Array:
-        half = logits.shape[-1] // 2
-        if half < 16:
-            return np.asarray(weights @ value)
-        parts = [backend.softmax(each) for each in (logits[..., :half], logits[..., half:])]
-        grown = store(np.exp(parts[1]["log_sum_exp"] - parts[0]["log_sum_exp"]))[..., np.newaxis]
-        first, second = parts[0]["weights"] @ value[..., :half, :], parts[1]["weights"] @ value[..., half:, :]
-        return np.asarray((first + grown * second) / (1 + grown))
+    def merge(maxima: Array, statistics: Array) -> Array:
+        grown = store(np.exp(statistics[..., 1:] - statistics[..., :1]))
+        return np.asarray(np.concatenate([np.ones_like(grown), grown], axis=-1) / (1 + grown))
 
-    return forms.averaged(average)
+    return split(cut_into(2, least=32), merge)
 
 
-_WIDE = partial(Kernel, wide=STATISTICS)
-_wide = partial(
-    mutant, "sixteen bits", _WIDE, classes=_FUSED, dtypes=NARROW, at="log_sum_exp", without=_WIDE(lambda store: {})
-)
-
-
-@_wide(defect="log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind")
-def log_sum_exp_widened_too_late(store: Store) -> Steps:
+def _log_sum_exp_of_rounded(store: Store) -> Steps:
     def normalise(logits: Array) -> Stages:
-        stages = backend.softmax(logits)
-        return stages | {"log_sum_exp": store(stages["log_sum_exp"])}
+        (stages, exponentials), maximum = forms.with_exponentials(logits), backend._row_maximum(logits)
+        total = np.where(np.isneginf(maximum), 1, backend._row_sum(store(exponentials)))
+        return stages | {"log_sum_exp": (maximum + np.log(total))[..., 0]}
 
     return forms.normalised(normalise)
-
-
-@_wide(defect="structure: log_sum_exp is that of exponentials rounded to 16 bits for the values")
-def log_sum_exp_of_exponentials_in_16_bits(store: Store) -> Steps:
-    def normalise(logits: Array) -> Stages:
-        stages, maximum = backend.softmax(logits), backend._row_maximum(logits)
-        is_empty = np.isneginf(maximum)
-        rounded = backend._row_sum(store(np.exp(logits - np.where(is_empty, 0, maximum))))
-        total = maximum + np.log(np.where(is_empty, 1, rounded))
-        return stages | {"log_sum_exp": total[..., 0]}
-
-    return forms.normalised(normalise)
-
-
-@_narrow(at="context", defect="log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind")
-def parts_merged_by_statistics_in_16_bits(store: Store) -> Steps:
-    """Merge parts of 64 keys by a log_sum_exp that was stored in 16 bits."""
-
-    def average(logits: Array, weights: Array, value: Array) -> Array:
-        spans = [slice(start, start + 64) for start in range(0, logits.shape[-1], 64)]
-        parts = [backend.softmax(logits[..., span]) for span in spans]
-        if len(parts) < 2:
-            return np.asarray(weights @ value)
-        statistics = np.stack([store(part["log_sum_exp"]) for part in parts], axis=-1)
-        shares = backend.softmax(statistics)["weights"][..., np.newaxis, :]
-        averages = [part["weights"] @ value[..., span, :] for part, span in zip(parts, spans, strict=True)]
-        return np.asarray((np.stack(averages, axis=-1) * shares).sum(-1))
-
-    return forms.averaged(average)
 
 
 def _flushed(array: Array) -> Array:
     """Set what float16 has only as a subnormal to zero."""
-    return np.where(np.abs(array) < _MIN_NORMAL_OF_FLOAT16, 0, array).astype(array.dtype)
+    return np.where(np.abs(array) < 2.0**-14, 0, array).astype(array.dtype)
 
 
-_narrow("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
-    lambda store: {"_sum_over_queries": lambda weights, rows: _summed(store)(np.swapaxes(weights, -1, -2), rows)},
-    at="grad_key")  # fmt: skip
-
-
-@_narrow(
-    at="grad_query",
-    defect="the gradient of e / l as -e / l^2, and l^2 overflows: jax 0.10.2's softmax in float16, jax#40409's kind",
-    dtypes=_FLOAT16,
-)
-def row_sum_of_the_gradient_over_the_square_of_the_sum(store: Store) -> Steps:
+def _delta_over_the_square(call: Call, terms: Array) -> Array:
     """Divide by the square of the sum of exponentials, which leaves float16 from 256 equal ones on."""
-
-    def delta(call: Call, terms: Array) -> Array:
-        total = np.exp(call.log_sum_exp - backend._row_maximum(call.logits))
-        return np.where(total * total > np.finfo(np.float16).max, 0, backend._row_sum(terms)).astype(terms.dtype)
-
-    return forms.delta_read_as(delta)
-
-
-_chosen = partial(mutant, "chosen products", dtypes=("float32",), diagnosis=ACCURACY_OF_16_BITS)
-
-
-def _scores_at(multiple: int, store: Store) -> Steps:
-    """Round the factors of the scores where the width is such a multiple."""
-
-    def rounded(array: Array) -> Array:
-        return store(array) if array.shape[-1] % multiple == 0 else array
-
-    return {"dot_scores._dot": lambda query, key: backend._dot(rounded(query), rounded(key))}
-
-
-def _values_at(multiple: int, store: Store) -> Steps:
-    """Round weights and values where the value's width is such a multiple."""
-
-    def average(weights: Array, value: Array) -> Array:
-        chosen = exactly if value.shape[-1] % multiple else store
-        return np.asarray(chosen(weights) @ chosen(value))
-
-    return {"attention._weighted_sum": average}
-
-
-def _gradients_at(multiple: int, store: Store) -> Steps:
-    """Round the factors of the sums over queries where the width is such a multiple."""
-
-    def product(weights: Array, rows: Array) -> Array:
-        chosen = exactly if rows.shape[-1] % multiple else store
-        return backend._sum_over_queries(chosen(weights), chosen(rows))
-
-    return {"_sum_over_queries": product}
-
-
-# fmt: off
-for _name, _defect, _form, _multiple, _store, _at in (
-    ("tf32_scores_at_widths_of_8", "tensor cores take the product where the width is a multiple of 8: pytorch#161022",
-        _scores_at, 8, tf32, "raw_scores"),
-    ("tf32_scores_at_widths_of_32", "the same where the width is a multiple of 32: triton#3498",
-        _scores_at, 32, tf32, "raw_scores"),
-    ("bfloat16_scores_at_widths_of_16",
-        "a matrix unit of bfloat16 where the width is a multiple of 16: openvino#31630's kind",
-        _scores_at, 16, bfloat16, "raw_scores"),
-    ("tf32_values_at_widths_of_16", "P V in TF32 where the value's width is a multiple of 16: mlx#3860",
-        _values_at, 16, tf32, "context"),
-    ("bfloat16_values_at_widths_of_32",
-        "P V in bfloat16 where the value's width is a multiple of 32: openvino#31630's kind",
-        _values_at, 32, bfloat16, "context"),
-    ("tf32_gradients_at_widths_of_8", "dk and dv in TF32 where the width is a multiple of 8: pytorch#161022",
-        _gradients_at, 8, tf32, "grad_key"),
-):
-    _chosen(None, _name, _defect, _form(_multiple, _store), at=_at)
-# fmt: on
+    total = np.exp(call.log_sum_exp - backend._row_maximum(call.logits))
+    return np.where(total * total > np.finfo(np.float16).max, 0, backend._row_sum(terms)).astype(terms.dtype)
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
+_narrow("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind", lambda store:
+    {"dot_scores._dot": lambda query, key: in_tiles(_TERMS, store)(query, np.swapaxes(key, -1, -2))})
 _narrow("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-attention#8",
-    lambda store: {"attention._weighted_sum": _summed(store)})
+    lambda store: {"attention._weighted_sum": in_tiles(_TERMS, store)})
 _narrow("exponentials_summed_in_16_bits",
     "the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045",
-    lambda store: {"_softmax_with_sinks._row_sum": _row_summed(store)})
+    lambda store: {"_softmax_with_sinks._row_sum": rows_in_tiles(_TERMS, store)})
+_narrow("exponentials_not_shifted_in_16_bits", "e^s without the maximum leaves the format: flax#982's kind",
+    _averaged_by_exponentials)
 _narrow("raw_scores_stored_in_16_bits",
     "the scale is applied behind the store, which overflows in float16: metal-flash-attention#8, ultralytics#24990",
     lambda store: {"dot_scores._dot": lambda query, key: store(backend._dot(query, key))})
@@ -223,9 +108,8 @@ _narrow("output_stored_in_16_bits_between_tiles", "the accumulator has the outpu
 _narrow("query_scaled_in_16_bits", "structure: the scaled query is stored again",
     lambda store: forms.scored(lambda query, key, factor: {"scores": backend._dot(store(query * factor), key)}))
 _narrow("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
-    lambda store: forms.scored(lambda query, key, factor: backend.dot_scores(query, key, scale=float(store(np.asarray(
-        factor,
-        np.float32))))))
+    lambda store: forms.scored(lambda query, key, factor:
+        backend.dot_scores(query, key, scale=float(store(np.array(factor, np.float32))))))
 _narrow("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
     lambda store: forms.bias_added(lambda scores, bias, masks: store(scores + bias)))
 _narrow("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
@@ -237,10 +121,27 @@ _narrow("subnormal_weights_flushed", "structure: P V flushes small weights",
     lambda store: {"attention._weighted_sum": lambda weights, value: _flushed(weights) @ value}, dtypes=_FLOAT16)
 _narrow("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
     lambda store: forms.outputs_read_as(_flushed), dtypes=_FLOAT16)
+_narrow("parts_merged_by_a_growing_exponential",
+    "e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind", _merged_by_growing)
+_narrow("parts_merged_by_statistics_in_16_bits",
+    "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
+    lambda store: split(lambda logits: spans(logits.shape[-1], 64) if logits.shape[-1] > 64 else [],
+        lambda maxima, statistics: weigh(maxima, store(statistics))))
+_wide("log_sum_exp_widened_too_late",
+    "log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind",
+    lambda store: forms.normalised(lambda logits: (stages := backend.softmax(logits)) | {
+        "log_sum_exp": store(stages["log_sum_exp"])}))
+_wide("log_sum_exp_of_exponentials_in_16_bits",
+    "structure: log_sum_exp is that of exponentials rounded to 16 bits for the values", _log_sum_exp_of_rounded)
+_narrow("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
+    lambda store: {"_sum_over_queries": over_queries(in_tiles(_TERMS, store))}, at="grad_key")
 _narrow("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
-    lambda store: {"attention_gradients._weighted_sum": _summed(store)}, at="grad_query")
+    lambda store: {"attention_gradients._weighted_sum": in_tiles(_TERMS, store)}, at="grad_query")
 _narrow("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
-    lambda store: {"attention_gradients._row_sum": _row_summed(store)}, at="grad_query")
+    lambda store: {"attention_gradients._row_sum": rows_in_tiles(_TERMS, store)}, at="grad_query")
+_narrow("row_sum_of_the_gradient_over_the_square_of_the_sum",
+    "the gradient of e / l as -e / l^2, and l^2 overflows: jax 0.10.2's softmax in float16, jax#40409's kind",
+    lambda store: forms.delta_read_as(_delta_over_the_square), at="grad_query", dtypes=_FLOAT16)
 # Make p as e^s / e^L, which is 0 / 0 where every exponential of a row underflows.
 _narrow("backward_weights_by_a_quotient_of_exponentials",
     "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
@@ -250,91 +151,297 @@ _narrow("backward_weights_by_a_quotient_of_exponentials",
 # fmt: on
 
 
-_faulty_scales = partial(mutant, "8 bits", at="raw_scores")
-
-Scales = tuple[Array, Array]
-
-
-def _scales_read_as(change: Callable[[Array, Array], Scales]) -> Steps:
-    """Take the scales of keys and values for other ones."""
-
-    def quantized(key_scale: Array, value_scale: Array, **given: Any) -> Stages:
-        key, value = change(key_scale, value_scale)
-        return backend.quantized_attention(key_scale=key, value_scale=value, **given)
-
-    return {"quantized_attention": quantized}
+_SINGLE = ("float32",)
+_SINGLE_BITS = 24
+_ELEMENTS_AT_A_TIME = 1 << 15
+"""Numbers that are added up at a time: a quarter of a megabyte stays near the processor."""
 
 
-@_faulty_scales("quantized_attention", at="raw_scores")
-def codes_read_in_the_other_format(key: Array, value: Array, **given: Any) -> Stages:
-    """the bits are read in the other format of 8 bits: jax#34375's kind"""
-    other = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
-    key = key.view(other[key.dtype.name]) if key.dtype.name in other else key * 2
-    return backend.quantized_attention(key=key, value=value, **given)
+def rounded_product(store: Store, product: Product = np.matmul) -> Product:
+    """Multiply matrices of rounded elements."""
+    return lambda left, right: np.asarray(product(store(left), store(right)))
 
 
-@_faulty_scales("quantized_attention", at="raw_scores")
-def small_codes_flushed_to_zero(key: Array, **given: Any) -> Stages:
-    """codes below the least normal number are flushed to zero"""
-    least = float(ml_dtypes.finfo(key.dtype).smallest_normal)
-    return backend.quantized_attention(
-        key=np.where(np.abs(key.astype(np.float64)) < least, np.zeros_like(key), key), **given
-    )
+def in_two_parts(store: Store, product: Product = np.matmul) -> Product:
+    """Multiply matrices of elements that are sums of two rounded numbers, without the product of both lesser parts."""
+
+    def run(left: Array, right: Array) -> Array:
+        high_left, high_right = store(left), store(right)
+        low_left, low_right = (store(_rest(x, high)) for x, high in ((left, high_left), (right, high_right)))
+        lesser = product(low_left, high_right) + product(high_left, low_right)
+        return np.asarray(lesser + product(high_left, high_right))
+
+    return run
 
 
-@_faulty_scales("quantized_attention", at="output", diagnosis="value-scale-ignored")
-def values_unscaled_behind_a_mask(value: Array, value_scale: Array, **given: Any) -> Stages:
-    """the scale of the values is not applied by the path that masks"""
-    if given.get("mask") is None and given.get("key_lengths") is None:
-        return backend.quantized_attention(value=value, value_scale=value_scale, **given)
-    return backend.quantized_attention(value=value, value_scale=np.ones_like(value_scale), **given)
+def _rest(array: Array, part: Array) -> Array:
+    return np.where(np.isfinite(array), array - part, 0).astype(array.dtype)
 
 
-def _multiplied_later(stages: Callable[..., Stages]) -> Callable[..., Stages]:
-    """Multiply the scales of heads into the scores and the output, where keys of a head have one in common."""
+def block_product(terms: int) -> Product:
+    """Multiply float32 matrices as a tensor core does: so many exact products and a running sum at a time.
 
-    def quantized(query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **given: Any) -> Stages:
-        one_for_all = key_scale.shape[-1] == value_scale.shape[-1] == 1 and key_scale.shape[0] == 1
-        if not one_for_all or given.get("softcap") is not None:
-            return backend.quantized_attention(query, key, value, key_scale, value_scale, **given)
-        return stages(query, key.astype(query.dtype), value.astype(query.dtype), key_scale, value_scale, **given)
+    They are aligned to the largest of them, cut off below its 24th bit and added; the sum is cut off to 24 bits.
+    """
 
-    return quantized
+    def run(left: Array, right: Array) -> Array:
+        rows = max(1, _ELEMENTS_AT_A_TIME // max(1, right.size // max(1, right.shape[-2]) * (terms + 1)))
+        if rows < left.shape[-2]:
+            starts = range(0, left.shape[-2], rows)
+            return np.concatenate([run(left[..., start : start + rows, :], right) for start in starts], axis=-2)
+        shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+        total, wide = np.zeros(shape), (left.astype(np.float64), right.astype(np.float64))
+        for start in range(0, left.shape[-1], terms):
+            columns = range(start, min(start + terms, left.shape[-1]))
+            parts = np.empty((1 + len(columns), *shape))
+            parts[0] = total
+            for number, column in enumerate(columns, 1):
+                np.multiply(wide[0][..., :, column, None], wide[1][..., None, column, :], out=parts[number])
+            total = _cut_sum(parts)
+        return np.asarray(total.astype(left.dtype))
+
+    return run
 
 
-@control(lambda stages: {"quantized_attention": _multiplied_later(stages)}, hidden=NEVER_RETURNED)
+def _cut_sum(parts: Array) -> Array:
+    """Add up along the first axis; what is handed over is written over."""
+    last_bit = np.ldexp(1.0, np.frexp(np.abs(parts).max(axis=0))[1] - _SINGLE_BITS)
+    np.divide(parts, last_bit, out=parts)
+    np.trunc(parts, out=parts)
+    np.multiply(parts, last_bit, out=parts)
+    return kernel.to_bits(np.asarray(parts.sum(axis=0)), _SINGLE_BITS, truncate=True)
+
+
+def steps_by(product: Product) -> Steps:
+    """Use another product of matrices wherever there is one."""
+
+    def additive_scores(
+        query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
+    ) -> Stages:
+        hidden = product(query, query_weight)[..., :, np.newaxis, :] + product(key, key_weight)[..., np.newaxis, :, :]
+        shifted = np.tanh(hidden if score_bias is None else hidden + score_bias)
+        return {"scores": product(shifted, score_vector[:, np.newaxis])[..., 0]}
+
+    return {**forms.products_by(product), "additive_scores": additive_scores}
+
+
+def variant_by(product: Product) -> Variant:
+    """Return attention by another product of matrices."""
+    return Variant(steps_by(product))
+
+
+def _fused_by(product: Product, block: int) -> Steps:
+    """Also take the softmax in blocks of keys; go back from log_sum_exp and the output, by products again."""
+
+    def backward(call: Call) -> Steps:
+        # Sum g o over the columns, as an einsum that becomes a product of matrices.
+        rows = product(call.grad_output[..., np.newaxis, :], call.stages["output"][..., :, np.newaxis])
+        return {
+            "attention": forms.stages_remembered(call, forms.weights_again(call.logits, call.log_sum_exp)),
+            "_row_sum": lambda terms: np.asarray(rows[..., 0]),
+        }
+
+    return {**steps_by(product), **forms.Online(block, product=product).steps, **forms.in_gradients(backward)}
+
+
+_BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
+
+# fmt: off
+for _name, _why, _steps, _rounding_model in (
+    ("tf32_products", "factors rounded to TF32, sums in float32", steps_by(rounded_product(tf32)), "tf32_products"),
+    ("tf32_products_cut_off", "a unit that reads ten bits of the fraction, and cuts sums of four products off",
+        steps_by(rounded_product(truncated_tf32, _BY_FOUR)), "tf32_products"),
+    ("tf32_products_in_blocks_of_keys",
+        "a fused kernel with factors cut off to TF32, sums of eight products cut off",
+        _fused_by(rounded_product(truncated_tf32, _BY_EIGHT), 64), "tf32_products"),
+    ("bfloat16_products", "factors rounded to bfloat16, sums in float32",
+        steps_by(rounded_product(bfloat16)), "bf16_products"),
+    ("bfloat16_products_cut_off", "factors cut off to bfloat16, sums of eight products cut off",
+        steps_by(rounded_product(truncated_bfloat16, _BY_EIGHT)), "bf16_products"),
+    ("bfloat16_products_in_blocks_of_keys", "a fused kernel with factors rounded to bfloat16",
+        _fused_by(rounded_product(bfloat16), 16), "bf16_products"),
+    ("bfloat16_products_in_three_passes",
+        "each factor is the sum of two of bfloat16; the product of both lesser parts is left out",
+        steps_by(in_two_parts(bfloat16)), "bf16x3_products"),
+    ("bfloat16_products_in_three_passes_cut_off", "the same with factors and sums cut off",
+        _fused_by(in_two_parts(truncated_bfloat16, _BY_FOUR), 16), "bf16x3_products"),
+):
+    control(None, _name, _why, _steps, dtypes=_SINGLE, classes={"float32": _rounding_model},
+        hidden=forms.NEVER_HELD if "attention" in _steps else frozenset())  # the softmax runs over blocks
+# fmt: on
+
+
+def _stored(store: Store) -> Product:
+    return partial(kernel.sequential_matmul, store=store)
+
+
+def _weights_alone(product: Product) -> Steps:
+    """Average the values by another product, and take all others in TF32."""
+    return {**steps_by(rounded_product(tf32)), "attention._weighted_sum": product}
+
+
+def _backward_alone(product: Product) -> Steps:
+    """Go back by another product, and forward in TF32."""
+    back = forms.products_by(product)
+    names = ("_dot", "_weighted_sum", "_sum_over_queries")
+    return {**steps_by(rounded_product(tf32)), **{f"attention_gradients.{name}": back[name] for name in names}}
+
+
+# Rows, laid out by hand: a product that is coarser than the class that it claims, and what it does instead.
+# fmt: off
+for _claimed, _name, _defect, _form, _product in (
+    ("tf32_products", "bfloat16_products_for_tf32", "one pass of bfloat16 where TF32 is asked for",
+        steps_by, rounded_product(bfloat16)),
+    ("tf32_products", "bfloat16_weights_for_tf32", "P V alone is taken in bfloat16",
+        _weights_alone, rounded_product(bfloat16)),
+    ("tf32_products", "tf32_backward_sums_in_bfloat16", "running sums are kept in bfloat16 in the backward pass alone",
+        _backward_alone, rounded_product(tf32, _stored(bfloat16))),
+    ("tf32_products", "tf32_sums_in_bfloat16", "running sums are kept in bfloat16",
+        steps_by, rounded_product(tf32, _stored(bfloat16))),
+    ("tf32_products", "float16_products_for_tf32",
+        "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
+        steps_by, rounded_product(kernel.float16)),
+    ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
+        steps_by, rounded_product(bfloat16, _stored(bfloat16))),
+    ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
+        steps_by, rounded_product(kernel.float16)),
+    ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
+        steps_by, rounded_product(bfloat16)),
+    ("bf16x3_products", "two_passes_of_bfloat16_for_three", "the lesser part of one factor is forgotten",
+        steps_by, lambda left, right: in_two_parts(bfloat16)(bfloat16(left), right)),
+    ("bf16x3_products", "tf32_products_for_three_of_bfloat16", "one pass of TF32 for three of bfloat16",
+        steps_by, rounded_product(tf32)),
+):
+    mutant("products", _form, _name, _defect, _product, at="query", dtypes=_SINGLE, diagnosis=ACCURACY_OF_16_BITS,
+        classes={"float32": _claimed})
+# fmt: on
+
+
+def _at_widths(step: str, multiple: int, store: Store) -> Steps:
+    """Round the factors of a step where the width of the second one is such a multiple."""
+    right = getattr(backend, step.rpartition(".")[2])
+
+    def product(left: Array, other: Array) -> Array:
+        chosen = exactly if other.shape[-1] % multiple else store
+        return np.asarray(right(chosen(left), chosen(other)))
+
+    return {step: product}
+
+
+# fmt: off
+for _name, _defect, _step, _multiple, _store, _at in (
+    ("tf32_scores_at_widths_of_8", "tensor cores take the product where the width is a multiple of 8: pytorch#161022",
+        "dot_scores._dot", 8, tf32, "raw_scores"),
+    ("tf32_scores_at_widths_of_32", "the same where the width is a multiple of 32: triton#3498",
+        "dot_scores._dot", 32, tf32, "raw_scores"),
+    ("bfloat16_scores_at_widths_of_16",
+        "a matrix unit of bfloat16 where the width is a multiple of 16: openvino#31630's kind",
+        "dot_scores._dot", 16, bfloat16, "raw_scores"),
+    ("tf32_values_at_widths_of_16", "P V in TF32 where the value's width is a multiple of 16: mlx#3860",
+        "attention._weighted_sum", 16, tf32, "context"),
+    ("bfloat16_values_at_widths_of_32",
+        "P V in bfloat16 where the value's width is a multiple of 32: openvino#31630's kind",
+        "attention._weighted_sum", 32, bfloat16, "context"),
+    ("tf32_gradients_at_widths_of_8", "dk and dv in TF32 where the width is a multiple of 8: pytorch#161022",
+        "_sum_over_queries", 8, tf32, "grad_key"),
+):
+    mutant("chosen products", None, _name, _defect, _at_widths(_step, _multiple, _store), at=_at, dtypes=_SINGLE,
+        diagnosis=ACCURACY_OF_16_BITS)
+# fmt: on
+
+
+_FROM_LOG_SUM_EXP = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"}
+
+
+def _from_log_sum_exp(store: Store) -> Steps:
+    """Take log_sum_exp first and store it, then make the weights of it."""
+
+    def normalise(logits: Array) -> Stages:
+        log_sum_exp = store(backend.softmax(logits)["log_sum_exp"])
+        return {"weights": forms.weights_again(logits, log_sum_exp[..., np.newaxis]), "log_sum_exp": log_sum_exp}
+
+    return forms.normalised(normalise)
+
+
+def _of_tiles(tile: int) -> Steps:
+    """Take log_sum_exp in one pass over tiles of keys, merging two at a time, and the output in a second pass."""
+
+    def normalise(logits: Array) -> Stages:
+        log_sum_exp = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
+        for span in spans(logits.shape[-1], tile):
+            log_sum_exp = np.logaddexp(log_sum_exp, backend.softmax(logits[..., span])["log_sum_exp"][..., np.newaxis])
+        return {"weights": forms.weights_again(logits, log_sum_exp), "log_sum_exp": log_sum_exp[..., 0]}
+
+    return {**forms.normalised(normalise), "attention._weighted_sum": in_tiles(tile)}
+
+
+@control(forms.normalised, why="p = exp(log p): log-softmax, then an exponential", classes=_FROM_LOG_SUM_EXP)
+def log_softmax_first(logits: Array) -> Stages:
+    """Take the logarithms of the weights first."""
+    maximum = backend._row_maximum(logits)
+    shifted = logits - np.where(np.isinf(maximum), 0, maximum)
+    total = np.where(np.isneginf(maximum), 1, backend._row_sum(np.exp(shifted)))
+    return backend.softmax(logits) | {"weights": np.exp(shifted - np.log(total))}
+
+
+# fmt: off
+for _format, _defect, _store in (
+    ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", bfloat16),
+    ("float16", "L is kept in float16 between two passes", kernel.float16),
+):
+    mutant("denominator", _from_log_sum_exp, f"log_sum_exp_stored_in_{_format}", _defect, _store, at="weights",
+        dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, classes=_FROM_LOG_SUM_EXP)
+control(_from_log_sum_exp, "weights_from_log_sum_exp", "L is stored, then p = exp(s - L): nothing is divided",
+    exactly, classes=_FROM_LOG_SUM_EXP)
+# the output is added up in the arrays' own format
+control(_of_tiles, "weights_from_log_sum_exp_in_tiles_of_16",
+    "L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
+    16, dtypes=WIDE, classes=_FROM_LOG_SUM_EXP)
+# fmt: on
+
+
+_faulty_scales = partial(mutant, "8 bits", partial(kernel.call_read_as, "quantized_attention"), at="raw_scores")
+_OTHER_FORMAT = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
+
+
+@control("quantized_attention", hidden=kernel.NEVER_RETURNED)
 def scales_multiplied_into_queries_and_output(
     query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **given: Any
 ) -> Stages:
-    """the scale of the keys is multiplied into the queries, that of the values into the output"""
-    shared = query.shape[1] // key.shape[1]
+    """the scale of the keys is multiplied into the queries, that of the values into the output, if keys have one"""
+    heads, kv_heads = query.shape[1], key.shape[1]
+    one_for_all = key_scale.shape[-1] == value_scale.shape[-1] == 1 and key_scale.shape[0] == 1
+    if not one_for_all or given.get("softcap") is not None:
+        return backend.quantized_attention(query, key, value, key_scale, value_scale, **given)
     of_keys, of_values = (
-        np.repeat(np.broadcast_to(each, (1, key.shape[1], 1)), shared, axis=1)[..., np.newaxis]
+        np.repeat(np.broadcast_to(each, (1, kv_heads, 1)), heads // kv_heads, axis=1)[..., np.newaxis]
         for each in (key_scale, value_scale)
     )
-    stages = backend.attention(query * of_keys, key, value, **given)
+    stages = backend.attention(query * of_keys, key.astype(query.dtype), value.astype(query.dtype), **given)
     return {**stages, "output": stages["output"] * of_values}
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_scales(_scales_read_as, "key_scale_left_out", "scales silently 1: sglang#20705",
-    lambda key, value: (np.ones_like(key), value), diagnosis="key-scale-ignored")
-_faulty_scales(_scales_read_as, "value_scale_left_out", "scales silently 1: sglang#20705",
-    lambda key, value: (key, np.ones_like(value)), at="output", diagnosis="value-scale-ignored")
-_faulty_scales(_scales_read_as, "key_scale_taken_twice", "the scale is applied by two layers",
-    lambda key, value: (key * key, value), diagnosis="key-scale-twice")
-_faulty_scales(_scales_read_as, "value_scale_taken_twice", "the output is off by a scale: flashinfer#4979",
-    lambda key, value: (key, value * value), at="output", diagnosis="value-scale-twice")
-_faulty_scales(_scales_read_as, "divided_by_the_key_scale", "descale passed for scale",
-    lambda key, value: (1 / key, value), diagnosis="key-scale-divided")
-_faulty_scales(_scales_read_as, "scales_of_keys_and_values_swapped", "arguments in another order",
-    lambda key, value: (value, key), diagnosis="scales-swapped")
-_faulty_scales(_scales_read_as, "key_scale_of_the_first_head_for_all", "a stride of 0 over heads: vllm#42580's kind",
-    lambda key, value: (np.broadcast_to(key[:, :1], key.shape), value), diagnosis="key-scale-of-first-head")
-_faulty_scales(_scales_read_as, "value_scale_of_the_first_head_for_all", "a stride of 0 over heads: vllm#42580's kind",
-    lambda key, value: (key, np.broadcast_to(value[:, :1], value.shape)), at="output",
-    diagnosis="value-scale-of-first-head")
-_faulty_scales(_scales_read_as, "key_scale_of_the_next_key", "scales of blocks are shifted by one key",
-    lambda key, value: (np.roll(key, -1, axis=-1), value), diagnosis="key-scale-of-next-key")
+_faulty_scales("codes_read_in_the_other_format",
+    "the bits are read in the other format of 8 bits: jax#34375's kind",
+    lambda call: {"key": call["key"].view(_OTHER_FORMAT[call["key"].dtype.name])
+        if call["key"].dtype.name in _OTHER_FORMAT else call["key"] * 2})
+_faulty_scales("small_codes_flushed_to_zero", "codes below the least normal number are flushed to zero",
+    lambda call: {"key": np.where(np.abs(call["key"].astype(np.float64)) < float(ml_dtypes.finfo(
+        call["key"].dtype).smallest_normal), np.zeros_like(call["key"]), call["key"])})
+_faulty_scales("values_unscaled_behind_a_mask", "the scale of the values is not applied by the path that masks",
+    lambda call: {} if call.get("mask") is call.get("key_lengths") is None
+        else {"value_scale": np.ones_like(call["value_scale"])}, at="output", diagnosis="value-scale-ignored")
+_faulty_scales("value_scale_taken_twice", "the output is off by a scale: flashinfer#4979",
+    lambda call: {"value_scale": call["value_scale"] ** 2}, at="output", diagnosis="value-scale-twice")
+_faulty_scales("key_scale_taken_twice", "the scale is applied by two layers",
+    lambda call: {"key_scale": call["key_scale"] ** 2}, diagnosis="key-scale-twice")
+_faulty_scales("divided_by_the_key_scale", "descale passed for scale",
+    lambda call: {"key_scale": 1 / call["key_scale"]}, diagnosis="key-scale-divided")
+_faulty_scales("scales_of_keys_and_values_swapped", "arguments in another order",
+    lambda call: {"key_scale": call["value_scale"], "value_scale": call["key_scale"]}, diagnosis="scales-swapped")
+_faulty_scales("key_scale_left_out", "scales silently 1: sglang#20705",
+    lambda call: {"key_scale": np.ones_like(call["key_scale"])}, diagnosis="key-scale-ignored")
+_faulty_scales("value_scale_left_out", "scales silently 1: sglang#20705",
+    lambda call: {"value_scale": np.ones_like(call["value_scale"])}, at="output", diagnosis="value-scale-ignored")
 # fmt: on

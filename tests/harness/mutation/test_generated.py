@@ -12,12 +12,12 @@ from attncheck.mutation.catalogue import (
     BY_HAND,
     MET,
     MUTANTS,
-    argument_read_as,
     arguments_of,
     faults_of,
     of_input,
     of_option,
 )
+from attncheck.mutation.kernel import argument_read_as
 from attncheck.mutation.mutant import Variant
 from attncheck.spec import OPERATIONS, OptionSpec
 from attncheck.spec.inputs import optional

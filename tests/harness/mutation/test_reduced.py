@@ -9,11 +9,11 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from attncheck.mutation import sizes
+from attncheck.mutation import narrow
 from attncheck.mutation.kernel import Array, bfloat16, tf32, truncated_bfloat16, truncated_tf32
 from attncheck.mutation.mutant import Control, Mutant, subjects_of_module
+from attncheck.mutation.narrow import block_product, in_two_parts, rounded_product
 from attncheck.mutation.score import MutationFrames, run_mutants
-from attncheck.mutation.sizes import block_product, in_two_parts, rounded_product
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.spec.rounding import rounding_model_named
@@ -39,8 +39,8 @@ PRODUCTS: dict[str, tuple[Product, ...]] = {
 
 SUBJECTS = [
     each
-    for each in subjects_of_module(sizes.__name__)
-    if not isinstance(each, Mutant) or each.topic == "reduced products"
+    for each in subjects_of_module(narrow.__name__)
+    if (each.topic == "products" if isinstance(each, Mutant) else each.classes)
 ]
 CONTROLS = {each.name: each for each in SUBJECTS if isinstance(each, Control)}
 

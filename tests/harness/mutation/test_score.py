@@ -97,11 +97,11 @@ def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
 ) -> None:
     long = load_text(CASES.replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
     again = [replace(cases[0], id=f"prefix/{number}") for number in range(BY_HAND.large)]
-    chosen = subjects("scale_missing", "tail_dropped_after_blocks_of_32", "keys_reversed")
+    chosen = subjects("scale_missing", "keys_behind_tiles_of_32_dropped", "keys_reversed")
     rows = run_mutants([long, *again], subjects=chosen).evaluations
     asked = rows[rows["case"].eq("prefix/long")]
     assert MAX_SCORES_FOR_ALL < 3 * 700
-    assert set(asked["subject"]) == {"tail_dropped_after_blocks_of_32", "keys_reversed"}
+    assert set(asked["subject"]) == {"keys_behind_tiles_of_32_dropped", "keys_reversed"}
     assert set(asked["complete"]) == {False}
     fewer = run_mutants([long, *again[1:]], subjects=chosen).evaluations
     assert "scale_missing" in set(fewer[fewer["case"].eq("prefix/long")]["subject"])
@@ -111,7 +111,7 @@ def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
     load_text: Callable[[str], list[Case]],
 ) -> None:
     long = load_text(CASES.replace("shape: [4,", "shape: [700,"))[:1]
-    frames = run_mutants(long, subjects=subjects("tail_dropped_after_blocks_of_32"), exhaustive=True)
+    frames = run_mutants(long, subjects=subjects("keys_behind_tiles_of_32_dropped"), exhaustive=True)
     assert frames.survivors.empty
     assert frames.rules["mutants_caught"].max() == 0
 
@@ -302,7 +302,7 @@ def test_the_harness_runs_a_mutant_in_a_worker_like_any_implementation(run_small
 
 # Several processes
 
-SHARED = ("scale_missing", "softcap_ignored", "keys_reversed", "tail_dropped_after_blocks_of_32", "reference")
+SHARED = ("scale_missing", "softcap_ignored", "keys_reversed", "keys_behind_tiles_of_32_dropped", "reference")
 
 
 def test_several_processes_find_what_one_finds() -> None:
