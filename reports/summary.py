@@ -38,6 +38,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.properties import exit_code_of as properties_exit_code
 from attncheck.reports.properties import sentence_of
 from attncheck.spec import DECLARABLE, DTYPES
+from attncheck.spec.rounding import is_composed
 from attncheck.verdicts import Verdict
 from attncheck.wording import READ_AS, counted, listed
 
@@ -468,13 +469,17 @@ def _part(wrong: int, of: Coverage) -> str:
 
 
 def _read_as(frames: Frames, found: Sequence[Coverage]) -> str:
-    """Say by which conventions of their own some implementations are judged; empty where they declare none."""
+    """Say by which conventions of their own, and by what they trade, implementations are judged; empty for none."""
     parts = []
     for each in found:
-        declared = frames.asked[each.column.environment].conventions.get(each.column.implementation, {})
+        column, whose = each.column, "" if len(found) == 1 else f"{_name(frames, each.column)} "
+        declared = frames.asked[column.environment].conventions.get(column.implementation, {})
         if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
-            whose = "" if len(found) == 1 else f"{_name(frames, each.column)} "
             parts.append(f", {whose}{READ_AS}{listed(words)}")
+        classes = frames.classes.get((column.environment, column.implementation), {})
+        ran = frames.results["dtype"][frames.results["implementation"].eq(column.implementation)].unique()
+        traded = [f"{name} in {dtype}" for dtype, name in classes.items() if dtype in ran and is_composed(name)]
+        parts += [f", {whose}held to {listed(traded)}"] if traded else []
     return "".join(parts)
 
 

@@ -46,7 +46,7 @@ from attncheck.execution.user_code import LoadError, Target, UnfitError, advice_
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import DECLARABLE, DTYPES, EMPTY_ROWS, OPERATIONS, ROUNDING_MODELS, result_stages
 from attncheck.spec.properties import CLAIMS, PROPERTIES
-from attncheck.spec.rounding import PRESETS, WITH, class_name
+from attncheck.spec.rounding import PRESETS, class_name, is_composed
 from attncheck.wording import expected, listed
 
 _OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if not own.has_score_kinds}
@@ -421,8 +421,7 @@ def _class_names(declared: Any) -> dict[str, str]:
         known = [each for each, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
         if not known:
             raise LoadError(f"classes: unknown dtype {dtype!r}; {expected(str(dtype), DTYPES, one_of=False)}")
-        is_plain = isinstance(given, str) and given not in PRESETS and WITH not in given
-        if is_plain and given not in known:
+        if isinstance(given, str) and not is_composed(given) and given not in known:
             names = known if dtype not in ("bfloat16", "float16") else [*known, *PRESETS]
             raise LoadError(f"classes: {dtype} has no class {given!r}; expected {', '.join(names)}")
         try:

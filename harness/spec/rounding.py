@@ -522,6 +522,11 @@ PARTS: Mapping[str, Part] = {
 """What a class may give up beside the one that it is like (docs/numerics.md, section 3.1)."""
 
 
+def is_composed(name: str | None) -> bool:
+    """Tell if a class permits more than the ones that frameworks are held to: it has parts, or is a preset."""
+    return name is not None and (WITH in name or name in PRESETS)
+
+
 def class_name(declared: object, dtype: str) -> str:
     """Return the name of a class that was declared: by a name, or by what it is like and its parts.
 
