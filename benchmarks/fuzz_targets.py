@@ -32,9 +32,9 @@ from attncheck.reading.model import TagEntry
 from attncheck.reading.selection import select_cases
 from attncheck.reports.build_frames import make_frames
 from attncheck.reports.ci import annotation_lines, render_ci_summary
-from attncheck.reports.machine.documents import document_text
-from attncheck.reports.machine.outcome import outcome_document
+from attncheck.reports.json_documents import document_text
 from attncheck.reports.markdown import render_markdown
+from attncheck.reports.outcome import outcome_document
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results.reader import find_runs, read_runs

@@ -544,7 +544,7 @@ FAULTS: tuple[Fault, ...] = (
     # Reports and the command line
     _fault(
         "junit_error_is_failure",
-        "reports/junit.py",
+        "reports/write.py",
         'kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"',
         'kind = "failure" if verdict.exit_code is ExitCode.NOT_RUN else "failure"',
         "a crash is a failure in JUnit",

@@ -13,7 +13,7 @@ import yaml
 
 from attncheck.backends import EVERYTHING, Mode
 from attncheck.conventions import QUESTIONS
-from attncheck.reports.machine.other_documents import reference
+from attncheck.reports.json_schema import reference
 from attncheck.spec.rounding import PARTS, PRESETS
 
 CONVENTIONS = Path(__file__).with_name("documented_conventions.yaml")

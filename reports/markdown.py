@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from attncheck.reports.documents import (
     DocumentCase,
     DocumentPage,
@@ -25,18 +23,14 @@ from attncheck.reports.documents import (
     as_matrix,
     count,
     document_pages,
-    number_counts_of,
 )
 from attncheck.reports.frames import (
     FAILS_A_RUN,
     Column,
     Frames,
-    count_numbers,
-    documents_of,
     element_in,
     records,
     rows_judged,
-    under_erratum,
 )
 from attncheck.reports.html.contents import unique_slugs
 from attncheck.reports.sections import (
@@ -54,6 +48,7 @@ from attncheck.reports.sections import (
     Table,
     Text,
     by_implementation,
+    documents_at_a_glance,
     environments,
     expected_to_fail,
     properties,
@@ -62,44 +57,6 @@ from attncheck.reports.sections import (
 )
 from attncheck.reports.summary import make_summary, verdict_table
 from attncheck.spec import DTYPES
-from attncheck.verdicts import Verdict
-
-_EXPLAINED = (
-    "Printed numbers, each counted once: those that hold wherever they were compared, that do not hold, and that are "
-    "unverified because there is no exact answer to compare with. Errata are numbers that a document prints for "
-    "another call than the one it shows: recorded, run as written, and not holding there. Below an implementation "
-    "stand the comparisons that hold, of all, in all dtypes together."
-)
-
-
-def document_overview(frames: Frames) -> list[str]:
-    """Return a table with a line per document, or nothing where no document was run."""
-    rows = []
-    for cases in documents_of(frames).values():
-        own = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
-        wrong_call = under_erratum(frames, own)
-        found = number_counts_of(frames, [case["id"] for case in cases])
-        printed = own[own["printed"].notna() & own["basis"].eq("printed") & ~wrong_call]
-        cells = [_cell(printed, column) for column in frames.columns]
-        counts = [found.printed, found.hold, found.misprints + found.missed, found.unverified, found.errata]
-        unprinted = own[own["basis"].eq("exact")]
-        rows.append([escape(cases[0]["title"]), *map(_count, counts), *cells, _count(count_numbers(unprinted))])
-    if not rows:
-        return []
-    titles = [escape(frames.title(column)) for column in frames.columns]
-    kinds = ["printed", "hold", "do not hold", "unverified", "errata"]
-    headings = ["document", *kinds, *titles, "computed, not printed"]
-    return ["## Documents at a glance", "", _EXPLAINED, "", *table(headings, rows, "l" + "r" * len(headings))]
-
-
-def _cell(printed: pd.DataFrame, column: Column) -> str:
-    own = printed[printed["environment"].eq(column.environment) & printed["implementation"].eq(column.implementation)]
-    return f"{int(own['verdict'].eq(Verdict.AGREE).sum())} of {len(own)}" if len(own) else "-"
-
-
-def _count(number: int) -> str:
-    return str(number or "-")
-
 
 _MAX_LISTED = 50
 _LARGEST = 15
@@ -113,7 +70,7 @@ def render_markdown(frames: Frames) -> str:
         section_lines(wrong(frames, _MAX_LISTED)),
         section_lines(expected_to_fail(frames)),
         section_lines(queries_without_key(frames)),
-        document_overview(frames),
+        section_lines(documents_at_a_glance(frames)),
         verdict_section(frames),
         section_lines(properties(frames)),
         *document_sections(frames),
@@ -414,7 +371,8 @@ def inline(part: Inline) -> str:
     if part.kind == "break":
         return "<br>"
     if part.address:
-        return f"<{part.text}>" if part.text == part.address else f"[{escape(part.text)}]({part.address})"
+        is_bare = part.text == part.address and "://" in part.address
+        return f"<{part.text}>" if is_bare else f"[{escape(part.text)}]({part.address})"
     text = code(part.text) if part.kind in ("code", "case") else escape(part.text)
     return f"**{text}**" if part.kind in ("strong", *FAILS_A_RUN) else text
 

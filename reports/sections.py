@@ -26,15 +26,18 @@ from attncheck.reports.defects import (
     empty_rows,
     expected_failure_groups,
 )
-from attncheck.reports.documents import unverified_on
+from attncheck.reports.documents import number_counts_of, unverified_on
 from attncheck.reports.failure_patterns import described, in_common_lines
 from attncheck.reports.frames import (
     Column,
     Frames,
     State,
     cell_table,
+    count_numbers,
+    documents_of,
     environment_facts,
     once_for_frames,
+    under_erratum,
 )
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
@@ -50,7 +53,7 @@ from attncheck.verdicts import Verdict
 from attncheck.wording import counted, told_apart, written_element, written_ratio
 
 if TYPE_CHECKING:
-    from attncheck.reports.machine.documents import Failure
+    from attncheck.reports.json_documents import Failure
 
 
 @dataclass(frozen=True)
@@ -280,7 +283,7 @@ def wrong(
     found = defects(frames)
     if not found:
         return None
-    from attncheck.reports.machine.outcome import failures_of
+    from attncheck.reports.outcome import failures_of
 
     shown = found[:most]
     failures = failures_of(frames, pd.DataFrame([each.row for each in shown]))
@@ -379,6 +382,37 @@ def queries_without_key(frames: Frames) -> Section | None:
     headings = ["implementation", *found.words]
     table = Table("Cases by what a query without a key gives", headings, rows, "l" + "r" * len(found.words))
     return Section("Queries without a key", "empty-rows", [Text(EMPTY_ROWS_NOTE), table])
+
+
+_NUMBERS_EXPLAINED = (
+    "Printed numbers, each counted once: those that hold wherever they were compared, that do not hold, and that are "
+    "unverified because there is no exact answer to compare with. Errata are numbers that a document prints for "
+    "another call than the one it shows: recorded, run as written, and not holding there. Below an implementation "
+    "stand the comparisons that hold, of all, in all dtypes together."
+)
+
+
+def documents_at_a_glance(frames: Frames) -> Section | None:
+    """Return a row for each document; None where no document was run."""
+    rows: list[Sequence[Inline]] = []
+    for cases in documents_of(frames).values():
+        own = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
+        wrong_call = under_erratum(frames, own)
+        found = number_counts_of(frames, [case["id"] for case in cases])
+        printed = own[own["printed"].notna() & own["basis"].eq("printed") & ~wrong_call]
+        counts = [found.printed, found.hold, found.misprints + found.missed, found.unverified, found.errata]
+        unprinted = count_numbers(own[own["basis"].eq("exact")])
+        cells = [_held(printed, column) for column in frames.columns]
+        rows.append([cases[0]["title"], *(str(number or "-") for number in counts), *cells, str(unprinted or "-")])
+    kinds = ["printed", "hold", "do not hold", "unverified", "errata"]
+    headings = ["document", *kinds, *map(frames.title, frames.columns), "computed, not printed"]
+    table = Table("Printed numbers by document", headings, rows, "l" + "r" * len(headings))
+    return Section("Documents at a glance", "glance", [Text(_NUMBERS_EXPLAINED), table]) if rows else None
+
+
+def _held(printed: pd.DataFrame, column: Column) -> str:
+    own = printed[printed["environment"].eq(column.environment) & printed["implementation"].eq(column.implementation)]
+    return f"{int(own['verdict'].eq(Verdict.AGREE).sum())} of {len(own)}" if len(own) else "-"
 
 
 def environments(frames: Frames) -> Section:

@@ -24,8 +24,8 @@ from attncheck.reading.model import TagEntry
 from attncheck.reports.documents import beside, element
 from attncheck.reports.explanation import inputs_line, of_case
 from attncheck.reports.frames import rows_judged
-from attncheck.reports.machine.documents import opening
-from attncheck.reports.machine.other_documents import ArrayRecord, CaseDocument, NumberRecord
+from attncheck.reports.json_documents import opening
+from attncheck.reports.json_schema import ArrayRecord, CaseDocument, NumberRecord
 from attncheck.reports.panels import (
     Drawing,
     KeptCase,

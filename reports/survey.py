@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from attncheck.conventions import Measured
 from attncheck.errors import ExitCode, ResultsError
 from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Column, Frames, State, cell_table
-from attncheck.reports.machine.documents import opening
-from attncheck.reports.machine.other_documents import ConventionsDocument, Meaning
+from attncheck.reports.json_documents import opening
+from attncheck.reports.json_schema import ConventionsDocument, Meaning
 from attncheck.reports.properties import OUTCOMES_NOTE
-from attncheck.reports.terminal import plain_console
+from attncheck.reports.sections import Table
+from attncheck.reports.terminal import plain_console, terminal_table
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
 from attncheck.spec.properties import PROPERTIES
@@ -423,7 +423,7 @@ Conventions = Mapping[str, Sequence[Measured]]
 def print_conventions(measured: Conventions, console: Console | None = None) -> None:
     """Print a line for each question, and below what is declared wrongly, or has to be declared."""
     console = console or plain_console()
-    console.print(_table(measured))
+    console.print(terminal_table(_table(measured)))
     for name, answers in measured.items():
         for line in _notes(answers):
             console.print(f"{name}: {line}", soft_wrap=True)
@@ -448,14 +448,12 @@ def conventions_document(measured: Conventions, code: ExitCode, missing: Sequenc
 
 
 def _table(measured: Conventions) -> Table:
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    for column in ("convention", "attncheck's cases mean", *measured):
-        table.add_column(column, overflow="fold")
+    rows = []
     for answers in zip(*measured.values(), strict=True):
         question = answers[0].question
         expected = " or ".join(dict.fromkeys(answer.question.expected for answer in answers)) or "-"
-        table.add_row(f"{question.name}: {question.asks}", expected, *map(_cell, answers))
-    return table
+        rows.append((f"{question.name}: {question.asks}", expected, *map(_cell, answers)))
+    return Table("Conventions", ("convention", "attncheck's cases mean", *measured), rows)
 
 
 def _cell(answer: Measured) -> str:

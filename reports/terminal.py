@@ -126,7 +126,7 @@ def _shown(frames: Frames) -> list[Defect]:
 
 def _lines(frames: Frames, defect: Defect) -> list[str]:
     """Return where a defect shows, and how in the simplest case."""
-    from attncheck.reports.machine.outcome import failures_of
+    from attncheck.reports.outcome import failures_of
 
     line = _line(frames, defect)
     if not (defect.row["stage"] and defect.is_shown_by_calls):

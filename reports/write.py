@@ -1,35 +1,57 @@
-"""The files of a report, written from frames, and a badge that says how much of a corpus agrees.
+"""The files of a report, written from frames: tables, the report as Markdown and HTML, and as JUnit XML.
 
-The badge is a small SVG, or the JSON that shields.io draws one from. It is green where everything that was asked was
-judged and agrees, and nowhere else.
+JUnit XML, which CI systems read, has a suite per implementation, and a test per case and dtype. What fails is a failure
+whose type is the verdict; what raised, crashed or ran out of time is an error; what is unsupported, or has no exact
+answer to be compared with, is skipped with its reason; an expected failure passes and says why. The numbers that
+documents print are a suite of their own, a test per matrix: a misprint fails there, once, and no implementation for it.
+Whatever was asked for and is not there, or was not judged, is an error in another. Properties are suites too, a test
+per property, case and dtype: one that is broken, or holds less than is claimed, fails. Elements and attributes are
+those of the schema that Jenkins and Surefire share (junit-10.xsd of Jenkins' xUnit plugin).
+
+``timestamp`` is when the run began (UTC), ``time`` how many seconds an evaluation took, as the run recorded both: the
+same results give the same bytes, and of two runs nothing but these may differ.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from csv import writer
 from dataclasses import dataclass
+from functools import cache, cached_property
 from io import StringIO
-from pathlib import Path
-from xml.sax.saxutils import escape
+from itertools import chain, starmap
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import pandas as pd
 import pyarrow as pa
 from pyarrow import csv
 
 from attncheck.errors import ExitCode, OutputError
-from attncheck.reports.coverage import coverage
-from attncheck.reports.frames import PROPERTIES, Frames, cell_table, property_columns
+from attncheck.reports.coverage import Coverage, coverage, unjudged
+from attncheck.reports.defects import commands_again
+from attncheck.reports.documents import Misprint, misprints, printed_numbers
+from attncheck.reports.frames import (
+    PROPERTIES,
+    Cell,
+    Column,
+    Frames,
+    State,
+    cell_table,
+    expected_failures,
+    failing,
+    groups,
+    property_columns,
+    records,
+)
 from attncheck.reports.html.page import html_pieces
-from attncheck.reports.junit import property_suites, render_junit, render_suites
 from attncheck.reports.markdown import render_markdown
-from attncheck.reports.properties import sentence_of
-from attncheck.reports.summary import exit_code_of
-from attncheck.reports.terminal import counted_as
+from attncheck.reports.properties import command_for, sentence_of, worst_of
+from attncheck.reports.summary import make_summary, wrong_implementations
 from attncheck.results.format import PROPERTIES_TABLE, Row
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import PropertyOutcome, Verdict
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
 _SIGN = r"[=+\-@\uff1d\uff0b\uff0d\uff20]"
@@ -145,6 +167,8 @@ def write_badge(frames: Frames, path: Path) -> None:
 
     Raises ``OutputError`` where it cannot be written.
     """
+    from attncheck.reports.ci import badge_of, render_endpoint, render_svg
+
     badge = badge_of(frames)
     _write_pieces(path, [render_endpoint(badge) if path.suffix == ".json" else render_svg(badge)])
 
@@ -163,63 +187,287 @@ def write_property_junit(rows: Sequence[Row], again: Mapping[str, Sequence[str]]
     _write_pieces(path, render_suites(f"attncheck: {sentence_of(rows)}", list(suites)))
 
 
-LABEL = "attention"
-LABEL_COLOUR = "#24292f"
-GREEN, RED, AMBER, BLUE, GREY = "#1a7f37", "#cf222e", "#8a5a00", "#0860c4", "#57606a"
-"""All agrees; something is wrong; something could not be run; a part was judged, and agrees; nothing was judged."""
-INK = "#ffffff"
-_PADDING, _HEIGHT = 8, 20
-_WIDTHS = {**dict.fromkeys("il,. ", 3.5), **dict.fromkeys("tfr", 4.5), **dict.fromkeys("0123456789", 7.0)}
-"""Pixels, of letters of 11 pixels in the fonts that are named."""
-_WIDTH = 6.8
-"""Of all others."""
+# What XML 1.0 has no way to write, not even as a reference.
+_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_INDENT = "  "
+_KEYS = ["case", "dtype", "environment", "implementation"]
+_Key = tuple[str, str, str, str]
+
+
+class _Notes(NamedTuple):
+    """What the results say of tests, by case, dtype, environment and implementation."""
+
+    wrong: Mapping[_Key, Mapping[str, Any]]
+    expected_failures: Mapping[_Key, Mapping[str, Any]]
+    unsupported: Mapping[_Key, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Badge:
-    """What a badge says, and its colour."""
+class Suite:
+    """A suite whose elements are made whenever they are asked for: one of a hundred thousand is in memory."""
 
-    message: str
-    colour: str
+    name: str
+    elements: Callable[[], Iterable[Element]]
+    started: str = ""
+    seconds: float | None = None
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How many tests there are, and what became of them."""
+        counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+        for element in self.elements():
+            counts["tests"] += element.tag == "testcase"
+            for child in element:
+                if child.tag in _COUNTED:
+                    counts[_COUNTED[child.tag]] += 1
+        return counts
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Return the counts, and when it began and how long it took where that is known."""
+        found = {name: str(count) for name, count in self.counts.items()}
+        found |= {} if self.seconds is None else {"time": _seconds(self.seconds)}
+        return found | ({"timestamp": self.started} if self.started else {})
 
 
-def badge_of(frames: Frames) -> Badge:
-    """Count the cases that agree among those that were asked, of all implementations together."""
-    rows = cell_table(frames).values()
-    agree = sum(counted_as(row[column]) == Verdict.AGREE for row in rows for column in frames.columns if column in row)
-    counts = coverage(frames)
-    asked, judged = sum(each.asked for each in counts), sum(each.judged for each in counts)
-    code = exit_code_of(frames)
-    if not judged:
-        return Badge("not judged", GREY)
-    message = f"{agree:,} of {asked:,} agree"
-    if code is ExitCode.AGREE:
-        return Badge(message, GREEN if agree == judged == asked else BLUE)
-    return Badge(message, RED if code is ExitCode.DISAGREE else AMBER)
+def render_junit(frames: Frames) -> Iterator[str]:
+    """Give the XML piece by piece. The same frames give the same text."""
+    suites = [*_suites(frames), *_documents(frames), *_problems(frames)]
+    if frames.properties:
+        suites += property_suites(frames.properties, frames.again)
+    yield from render_suites(f"attncheck: {make_summary(frames).first_line}", suites)
 
 
-def render_svg(badge: Badge) -> str:
-    """Return the badge as an SVG that needs nothing else, and that a screen reader reads."""
-    widths = [
-        round(sum(_WIDTHS.get(letter, _WIDTH) for letter in text)) + 2 * _PADDING for text in (LABEL, badge.message)
-    ]
-    whole, title = sum(widths), escape(f"{LABEL}: {badge.message}", {'"': "&quot;"})
-    texts = "".join(
-        f'<text x="{start + width / 2:g}" y="14" textLength="{width - 2 * _PADDING}">{escape(text)}</text>'
-        for text, start, width in zip((LABEL, badge.message), (0, widths[0]), widths, strict=True)
+def render_suites(name: str, suites: Sequence[Suite]) -> Iterator[str]:
+    """Give the XML of suites piece by piece."""
+    counts = {name: str(sum(suite.counts[name] for suite in suites)) for name in ("tests", "failures", "errors")}
+    if times := [suite.seconds for suite in suites if suite.seconds is not None]:
+        counts["time"] = _seconds(sum(times))
+    yield '<?xml version="1.0" encoding="UTF-8"?>\n'
+    of_suites = (_around("testsuite", each.name, each.attributes, _lines(each), 1) for each in suites)
+    yield from _around("testsuites", name, counts, chain.from_iterable(of_suites), 0)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}"
+
+
+def _around(tag: str, name: str, attributes: Mapping[str, str], children: Iterable[str], level: int) -> Iterator[str]:
+    """Put the lines of children, if there are any, between the tags of an element."""
+    element = Element(tag, {"name": xml_text(name)} | dict(attributes))
+    lines = iter(children)
+    if (first := next(lines, None)) is None:
+        yield _line(element, level)
+        return
+    element.text = "\n"  # between the tags: in attributes, a line break is written as a reference
+    begin, end = tostring(element, encoding="unicode").split("\n")
+    yield f"{_INDENT * level}{begin}\n"
+    yield first
+    yield from lines
+    yield f"{_INDENT * level}{end}\n"
+
+
+def _lines(suite: Suite) -> Iterator[str]:
+    return (_line(element, 2) for element in suite.elements())
+
+
+def _line(element: Element, level: int) -> str:
+    indent(element, _INDENT, level)
+    return f"{_INDENT * level}{tostring(element, encoding='unicode')}\n"
+
+
+def _suites(frames: Frames) -> Iterator[Suite]:
+    xpassed = failing(frames.results)
+    xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].assign(rows=1)
+    notes = _Notes(
+        _by_key(pd.concat([wrong_implementations(frames), xpassed])),
+        _by_key(pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)])),
+        _by_key(frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)]),
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{_HEIGHT}" role="img" aria-label="{title}">'
-        f"<title>{title}</title>"
-        f'<clipPath id="round"><rect width="{whole}" height="{_HEIGHT}" rx="3"/></clipPath>'
-        f'<g clip-path="url(#round)"><rect width="{widths[0]}" height="{_HEIGHT}" fill="{LABEL_COLOUR}"/>'
-        f'<rect x="{widths[0]}" width="{widths[1]}" height="{_HEIGHT}" fill="{badge.colour}"/></g>'
-        f'<g fill="{INK}" text-anchor="middle" font-family="Verdana,DejaVu Sans,Geneva,sans-serif" font-size="11">'
-        f"{texts}</g></svg>\n"
+    table = cell_table(frames)
+    environments = {record["environment"]: record for record in records(frames.environments)}
+    for found in coverage(frames):
+        column, seconds = found.column, _times(frames, found.column)
+
+        def elements(found: Coverage = found, seconds: Mapping[tuple[str, str], float] = seconds) -> Iterator[Element]:
+            column = found.column
+            yield _properties(column, environments[column.environment], found)
+            for case, cells in table.items():
+                for dtype, cell in cells.get(column, {}).items():
+                    test = _test(frames, case, column, dtype, cell, notes)
+                    if (case, dtype) in seconds:
+                        test.set("time", _seconds(seconds[case, dtype]))
+                    yield test
+
+        total = sum(seconds.values()) if seconds else None
+        name = f"{column.environment}: {column.implementation}"
+        yield Suite(name, elements, frames.started.get(column.environment, ""), total)
+
+
+def _times(frames: Frames, column: Column) -> dict[tuple[str, str], float]:
+    """Return how many seconds each case took in each dtype."""
+    times = frames.times
+    if times.empty:
+        return {}
+    own = times[times["environment"].eq(column.environment) & times["implementation"].eq(column.implementation)]
+    return dict(zip(zip(own["case"], own["dtype"], strict=True), own["seconds"], strict=True))
+
+
+def _by_key(frame: pd.DataFrame) -> dict[_Key, dict[str, Any]]:
+    """Return the first row of each case, dtype, environment and implementation."""
+    return {tuple(row[key] for key in _KEYS): row for row in records(frame.drop_duplicates(_KEYS))}
+
+
+def _properties(column: Column, environment: Mapping[str, Any], found: Coverage) -> Element:
+    properties = Element("properties")
+    of_column = {"environment": column.environment, "implementation": column.implementation, "version": column.version}
+    of_run = {name: environment[name] for name in ("python", "platform")} | {"judged": found.words}
+    for name, value in (of_column | of_run).items():
+        SubElement(properties, "property", {"name": name, "value": xml_text(value)})
+    return properties
+
+
+def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell, notes: _Notes) -> Element:
+    case = frames.cases[identity]
+    key = (case["id"], dtype, column.environment, column.implementation)
+    # Jenkins takes what stands before the last dot for a package, and a class and a name for one test in all suites.
+    classname = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
+    name = f"{case['id'].rpartition('/')[2]} [{dtype}]"
+    test = Element("testcase", {"classname": xml_text(classname), "name": xml_text(name)})
+    if key in notes.wrong:
+        _add_failure(test, case, cell, notes.wrong[key], commands_again(frames, notes.wrong[key]))
+    elif cell.state is State.UNSUPPORTED:
+        add_result(test, "skipped", _in_words(notes.unsupported.get(key, {}).get("message"), "unsupported"))
+    elif cell.state is State.UNVERIFIED:
+        add_result(test, "skipped", "unverified: there is no exact answer to hold it against")
+    elif cell.state in (State.MISPRINT, State.XPASS):
+        SubElement(test, "system-out").text = f"{cell.verdict}: the document's, reported among the printed numbers"
+    elif cell.state is State.XFAIL:
+        row = notes.expected_failures[key]
+        lines = [f"xfail {cell.verdict}", _text(row["reason"]) or _text(row["message"]), _text(row["thread"])]
+        SubElement(test, "system-out").text = xml_text("\n".join(filter(None, lines)))
+    elif cell.state is State.ERRATUM:
+        SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
+    return test
+
+
+@cache
+def _topic(file: str) -> str:
+    path = PurePosixPath(file)
+    return ".".join(part for part in (*path.parent.parts, path.stem) if part not in ("/", ""))
+
+
+def _add_failure(
+    test: Element, case: Mapping[str, Any], cell: Cell, row: Mapping[str, Any], commands: Iterable[str]
+) -> None:
+    # A pair that differs although no stage is blamed leaves the cell itself harmless.
+    verdict = Verdict(cell.verdict if cell.state is State.FAILING else row["verdict"])
+    kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"
+    message = ": ".join(filter(None, (row["stage"], row["message"]))) or verdict.value
+    count = "1 comparison fails" if row["rows"] == 1 else f"{row['rows']} comparisons fail"
+    element = add_result(test, kind, message, verdict.value)
+    lines = [message, "", f"{case['file']}:{case['line']}: {case['name']}", count, *commands, ""]
+    element.text = xml_text("\n".join(lines))
+
+
+def _documents(frames: Frames) -> Iterator[Suite]:
+    """Make a test of every matrix that a document prints: whether its numbers hold, whoever computes them."""
+    numbers = printed_numbers(frames)
+    if numbers.empty:
+        return
+    wrong = {(each.case, each.stage): each for each in misprints(frames)}
+    matrices = list(groups(numbers, ["case", "stage"]).items())
+    yield Suite(
+        "printed numbers",
+        lambda: (
+            _matrix(frames.cases[case], stage, part, wrong.get((case, stage))) for (case, stage), part in matrices
+        ),
     )
 
 
-def render_endpoint(badge: Badge) -> str:
-    """Return what shields.io reads from an endpoint."""
-    record = {"schemaVersion": 1, "label": LABEL, "message": badge.message, "color": badge.colour}
-    return json.dumps(record, indent=2) + "\n"
+def _matrix(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: Misprint | None) -> Element:
+    name = f"{case['id'].rpartition('/')[2]} [{stage}]"
+    test = Element("testcase", {"classname": xml_text(f"printed.{_topic(case['file'])}"), "name": xml_text(name)})
+    unverified = numbers.loc[numbers["verdict"].eq(Verdict.UNVERIFIED), "index"].nunique()
+    if wrong is not None:
+        element = add_result(test, "failure", wrong.message, wrong.verdict)
+        element.text = xml_text(f"{wrong.message}\n\n{case['file']}:{case['line']}: {case['name']}\n")
+    elif numbers["verdict"].eq(Verdict.MISPRINT).any():
+        SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
+    if wrong is None and unverified:
+        of = numbers["index"].nunique()
+        add_result(test, "skipped", f"unverified: {unverified} of {of} numbers have no exact answer to compare with")
+    return test
+
+
+def _problems(frames: Frames) -> Iterator[Suite]:
+    """Make an error of everything that was asked for and is not there: a green file must mean a complete run."""
+    if problems := [*frames.problems, *(f"too little was judged: {line}" for line in unjudged(frames))]:
+        yield Suite("what could not be run", lambda: starmap(_problem, enumerate(problems, 1)))
+
+
+def _problem(number: int, problem: str) -> Element:
+    test = Element("testcase", {"classname": "attncheck.run", "name": f"problem {number}"})
+    add_result(test, "error", problem, "not run").text = xml_text(problem)
+    return test
+
+
+def add_result(test: Element, kind: str, message: str, its_type: str = "") -> Element:
+    """Add to a test what became of it: a failure, an error, or that it was skipped."""
+    attributes = {"type": its_type} if its_type else {}
+    return SubElement(test, kind, attributes | {"message": xml_text(" ".join(message.split()))})
+
+
+_COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+
+
+def _in_words(message: object, verdict: str) -> str:
+    text = _text(message)
+    return text if text.startswith(verdict) else f"{verdict}: {text}" if text else verdict
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def xml_text(text: str) -> str:
+    """Write what XML cannot hold as a visible escape, such as ``\\x1b``; nothing is lost, nothing is markup."""
+    return _NO_XML.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def property_suites(
+    properties: Mapping[str, Sequence[Row]], again: Mapping[str, Mapping[str, Sequence[str]]]
+) -> Iterator[Suite]:
+    """Make a suite of what each implementation came to, by environment."""
+    for label, rows in properties.items():
+        for name in dict.fromkeys(row.implementation for row in rows):
+            own = [row for row in rows if row.implementation == name]
+            words = again.get(label, {})
+            title = f"{label}: {name}: properties" if label else f"{name}: properties"
+            yield Suite(title, lambda own=own, words=words: _tests(own, words))  # type: ignore[misc]
+
+
+def _tests(rows: Sequence[Row], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.property_name, row.case, row.dtype), []).append(row)
+    for (name, case, dtype), group in groups.items():
+        worst = worst_of(group)
+        assert worst is not None, "a group has a row"
+        named = {"classname": xml_text(f"properties.{name}"), "name": xml_text(f"{case} [{dtype}]")}
+        test = Element("testcase", named)
+        _add(test, worst, command_for(worst, again))
+        yield test
+
+
+def _add(test: Element, row: Row, command: str) -> None:
+    text = f"{row.variant}: {row.message}" if row.variant else row.message
+    if row.fails_run:
+        add_result(test, "failure", text, row.verdict).text = xml_text(f"{text}\n\n{command}\n")
+    elif row.verdict == PropertyOutcome.FAILED:
+        add_result(test, "error", text, row.verdict).text = xml_text(text)
+    elif row.verdict in (PropertyOutcome.UNSUPPORTED, PropertyOutcome.NOT_JUDGED):
+        add_result(test, "skipped", f"{row.verdict}: {text}")
+    else:
+        SubElement(test, "system-out").text = xml_text(f"{row.verdict}: {text}")

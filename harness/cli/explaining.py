@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from attncheck.explain import RepeatedExplanation
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
-    from attncheck.reports.machine.other_documents import ScriptDocument
+    from attncheck.reports.json_schema import ScriptDocument
     from attncheck.results.last_failed import Checked
 
 
@@ -154,9 +154,9 @@ def _script_document(
     explained: RepeatedExplanation, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
     from attncheck.reports.explanation import answer_of, of_case
-    from attncheck.reports.machine.documents import opening
-    from attncheck.reports.machine.other_documents import ScriptDocument
-    from attncheck.reports.machine.outcome import failure_of
+    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_schema import ScriptDocument
+    from attncheck.reports.outcome import failure_of
 
     failure = failure_of(explained.explanation, [command, *_commands(subject, limits, ("explain",))])
     return ScriptDocument(

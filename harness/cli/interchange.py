@@ -17,7 +17,7 @@ from attncheck.errors import ExitCode, OnnxDataError, UsageError
 from attncheck.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
 
 if TYPE_CHECKING:
-    from attncheck.reports.machine.other_documents import ExportDocument, TestDataDocument
+    from attncheck.reports.json_schema import ExportDocument, TestDataDocument
     from attncheck.vectors import Exported
 
 
@@ -115,8 +115,8 @@ class _Result:
                 typer.echo(line)
 
     def document(self) -> TestDataDocument:
-        from attncheck.reports.machine.documents import opening
-        from attncheck.reports.machine.other_documents import TestDataDocument
+        from attncheck.reports.json_documents import opening
+        from attncheck.reports.json_schema import TestDataDocument
 
         return TestDataDocument(
             **opening(self.command, ExitCode.AGREE, self.lines[0]),
@@ -197,8 +197,8 @@ def vectors(
 
 
 def _exported_document(exported: Exported, folder: Path) -> ExportDocument:
-    from attncheck.reports.machine.documents import opening
-    from attncheck.reports.machine.other_documents import ExportDocument
+    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_schema import ExportDocument
     from attncheck.vectors import lines_of
 
     return ExportDocument(

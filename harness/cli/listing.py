@@ -29,7 +29,7 @@ from attncheck.options import (
 
 if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
-    from attncheck.reports.machine.other_documents import ListDocument
+    from attncheck.reports.json_schema import ListDocument
 
 Record = dict[str, str | list[str]]
 
@@ -149,8 +149,8 @@ def list_(
 
 
 def _list_document(what: Listed, records: Sequence[Record], code: ExitCode, faults: Sequence[str]) -> ListDocument:
-    from attncheck.reports.machine.documents import opening
-    from attncheck.reports.machine.other_documents import ListDocument
+    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_schema import ListDocument
 
     return ListDocument(
         **opening("list", code, f"{len(records):,} {what.value}"),
@@ -250,7 +250,7 @@ def schema(
     if tags and results:
         raise UsageError("--tags and --results are two schemas: give one")
     if results:
-        from attncheck.reports.machine.other_documents import results_schema
+        from attncheck.reports.json_schema import results_schema
 
         typer.echo(results_schema(), nl=False)
         return

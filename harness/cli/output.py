@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
-    from attncheck.reports.machine.documents import Document
+    from attncheck.reports.json_documents import Document
     from attncheck.results.coverage import Minimum
     from attncheck.results.last_failed import Checked
 
@@ -29,7 +29,7 @@ OPTION = "--json"
 
 def print_document(document: Document) -> None:
     """Print a document; nothing else may stand on standard output."""
-    from attncheck.reports.machine.documents import document_text
+    from attncheck.reports.json_documents import document_text
 
     typer.echo(document_text(document), nl=False)
 
@@ -44,14 +44,14 @@ def print_error(error: AttncheckError) -> None:
     """Print why there is no outcome: for people on standard error, for programs as a document."""
     typer.echo(f"attncheck: {error}", err=True)
     if wants_json(sys.argv[1:]):
-        from attncheck.reports.machine.documents import error_document
+        from attncheck.reports.json_documents import error_document
 
         print_document(error_document(command_of(sys.argv[1:]), error))
 
 
 def print_no_outcome(message: str, kind: str = "UsageError", code: int = ExitCode.BAD_INPUT) -> None:
     """Print as a document why there is no outcome, such as a command line that cannot be read."""
-    from attncheck.reports.machine.documents import error_of
+    from attncheck.reports.json_documents import error_of
 
     print_document(error_of(command_of(sys.argv[1:]), kind, message, code))
 
@@ -161,7 +161,7 @@ def show_answer(
     from attncheck.reports.terminal import print_summary
 
     if as_json:
-        from attncheck.reports.machine.outcome import outcome_document
+        from attncheck.reports.outcome import outcome_document
 
         print_document(outcome_document(frames, code, command=as_json, report=place.report, results=place.results))
     elif place.report is not None:

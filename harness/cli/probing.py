@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from attncheck.execution.implementations import Implementation, ImplementationSelection
     from attncheck.properties.run import PropertyQuestion
     from attncheck.protocol_rules import Rule
-    from attncheck.reports.machine.other_documents import AccuracyDocument, ProtocolDocument
+    from attncheck.reports.json_schema import AccuracyDocument, ProtocolDocument
     from attncheck.results.format import Row
     from attncheck.searching.search import Search
 
@@ -148,7 +148,7 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
 
 def _show(found: Search, implementation: Implementation, limits: Limits, code: ExitCode, *, as_json: bool) -> None:
     from attncheck.commands import command, words_again
-    from attncheck.reports.search import print_search, search_document
+    from attncheck.reports.explanation import print_search, search_document
 
     again = words_again([implementation], limits, None).get(implementation.name, [implementation.name])
     commands = {
@@ -189,7 +189,7 @@ def reduce(
     """
     from attncheck.commands import command, words_again
     from attncheck.explain import find_implementation
-    from attncheck.reports.search import reduction_document, reduction_lines
+    from attncheck.reports.explanation import reduction_document, reduction_lines
     from attncheck.searching.findings import write_case
     from attncheck.searching.search import reduce_case
 
@@ -297,7 +297,7 @@ def properties(
     code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
     code = ExitCode.BAD_INPUT if selection.faults else code
     if as_json:
-        from attncheck.reports.machine.outcome import properties_document
+        from attncheck.reports.outcome import properties_document
 
         notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
         print_document(properties_document(rows, again, code, notes))
@@ -426,8 +426,8 @@ def accuracy(
 
 
 def _accuracy_document(name: str, found: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
-    from attncheck.reports.machine.documents import header
-    from attncheck.reports.machine.other_documents import AccuracyDocument, ClassRecord
+    from attncheck.reports.json_documents import header
+    from attncheck.reports.json_schema import AccuracyDocument, ClassRecord
 
     return AccuracyDocument(
         attncheck=header("accuracy"),
@@ -485,8 +485,8 @@ def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
 
 def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> ProtocolDocument:
     from attncheck.commands import joined
-    from attncheck.reports.machine.documents import opening
-    from attncheck.reports.machine.other_documents import ProtocolDocument, RuleRecord
+    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_schema import ProtocolDocument, RuleRecord
 
     broken = sum(bool(rule.wrong) for rule in rules)
     said = f"{broken:,} of {len(rules):,} rules are broken"

@@ -24,7 +24,7 @@ from attncheck.errors import ExitCode, ResultsError, UsageError
 from attncheck.options import DtypeNames, FunctionOptions, MinJudged, Quiet
 
 if TYPE_CHECKING:
-    from attncheck.reports.machine.other_documents import PublishedDocument
+    from attncheck.reports.json_schema import PublishedDocument
     from attncheck.results.format import Row
 
 
@@ -93,13 +93,12 @@ def publish(
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
-    from attncheck.reports.comparison import summary_of
+    from attncheck.reports.comparison import VERDICTS, drift, summary_of, verdicts_of
     from attncheck.reports.coverage import stood_for
-    from attncheck.reports.publish import VERDICTS, drift, verdicts_of
     from attncheck.wording import counted
 
     if not check:
-        from attncheck.reports.publish import publish as write
+        from attncheck.reports.comparison import publish as write
 
         path = write(frames, published)
         if as_json:
@@ -256,8 +255,8 @@ def _document(
     command: str, path: Path, compared: int, differences: Sequence[str] | None, notes: Sequence[str] = ()
 ) -> PublishedDocument:
     """Return what was written, or, where there are ``differences`` or an empty list of them, what was checked."""
-    from attncheck.reports.machine.documents import opening
-    from attncheck.reports.machine.other_documents import PublishedDocument
+    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_schema import PublishedDocument
     from attncheck.wording import counted
 
     code = ExitCode.DISAGREE if differences else ExitCode.AGREE
@@ -300,8 +299,7 @@ def diff(
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
     from attncheck.merge import merge_runs
     from attncheck.reports.build_frames import make_frames
-    from attncheck.reports.difference import make_difference
-    from attncheck.reports.difference_text import print_difference, write_difference
+    from attncheck.reports.difference import make_difference, print_difference, write_difference
     from attncheck.results.reader import find_runs, matched_runs, read_runs
 
     sides = matched_runs(read_runs(find_runs([before])), read_runs(find_runs([after])))
@@ -309,7 +307,7 @@ def diff(
     difference = make_difference(frames[0], frames[1], (str(before), str(after)))
     path = write_difference(difference, output) if output else None
     if as_json:
-        from attncheck.reports.difference_text import difference_document
+        from attncheck.reports.difference import difference_document
 
         print_document(difference_document(difference, frames[1]))
     else:
@@ -368,7 +366,7 @@ def bisect(
     made something worse, and 3 if one could not be installed or run.
     """
     from attncheck.releases import Release, ReleaseError, check, install
-    from attncheck.reports.difference_text import Bisection, print_bisection, read_frames
+    from attncheck.reports.difference import Bisection, print_bisection, read_frames
 
     asked = split([versions])
     if len(asked) < 2:
@@ -394,7 +392,7 @@ def bisect(
             found.miss(version, str(error))
     code = ExitCode.NOT_RUN if found.missed else ExitCode.DISAGREE if found.made_worse else ExitCode.AGREE
     if as_json:
-        from attncheck.reports.difference_text import bisection_document
+        from attncheck.reports.difference import bisection_document
 
         print_document(bisection_document(found, code))
     else:

@@ -49,9 +49,9 @@ from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
 from attncheck.reports.frames import records
-from attncheck.reports.machine.documents import opening
-from attncheck.reports.machine.other_documents import MutantsDocument
-from attncheck.reports.machine.outcome import rows_of
+from attncheck.reports.json_documents import opening
+from attncheck.reports.json_schema import MutantsDocument
+from attncheck.reports.outcome import rows_of
 from attncheck.reports.terminal import plain_console
 from attncheck.spec import STAGES
 

@@ -29,7 +29,7 @@ from attncheck.judging.readings import CATALOGUE, declaration_of
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
-from attncheck.reports.machine.other_documents import DOCUMENTS, results_schema
+from attncheck.reports.json_schema import DOCUMENTS, results_schema
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.spec.properties import PROPERTIES
 

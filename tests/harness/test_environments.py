@@ -30,7 +30,7 @@ from attncheck.processors import (
     limit_to_isa,
 )
 from attncheck.releases import Release, ReleaseError, check, install
-from attncheck.reports.difference_text import Bisection, print_bisection, read_frames
+from attncheck.reports.difference import Bisection, print_bisection, read_frames
 
 ASKED = """
 import os

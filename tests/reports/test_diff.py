@@ -24,9 +24,11 @@ from attncheck.reports.difference import (
     Difference,
     error_changes,
     make_difference,
+    render_diff_markdown,
+    sentences,
+    write_difference,
 )
-from attncheck.reports.difference_text import render_diff_markdown, sentences, write_difference
-from attncheck.reports.machine.outcome import rows_of
+from attncheck.reports.outcome import rows_of
 from attncheck.results.reader import matched_runs, read_runs
 
 Side = Path | list[Path]

@@ -32,9 +32,7 @@ from attncheck.reports.ci import (
 )
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.page import render_html
-from attncheck.reports.junit import render_junit, xml_text
-from attncheck.reports.machine.documents import document_text
-from attncheck.reports.machine.outcome import failures_of, outcome_document
+from attncheck.reports.json_documents import document_text
 from attncheck.reports.markdown import (
     code,
     details,
@@ -43,9 +41,10 @@ from attncheck.reports.markdown import (
     table,
     verdict_section,
 )
+from attncheck.reports.outcome import failures_of, outcome_document
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.terminal import explanation_of
-from attncheck.reports.write import write_report
+from attncheck.reports.write import render_junit, write_report, xml_text
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import Verdict

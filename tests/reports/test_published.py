@@ -16,9 +16,8 @@ from attncheck.backends import BACKENDS
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reports.comparison import WIDTH, change_lines
+from attncheck.reports.comparison import WIDTH, change_lines, drift, publish, read_verdicts
 from attncheck.reports.markdown import page_text
-from attncheck.reports.publish import drift, publish, read_verdicts
 from attncheck.reports.survey import (
     ALL,
     Accuracy,
@@ -86,7 +85,7 @@ def test_what_some_processors_do_alone_is_published_alike_on_all(
 ) -> None:
     (tmp_path / "known.yaml").write_text(OF_A_PROCESSOR, encoding="utf-8")
     known = load_expected_failures([tmp_path / "known.yaml"])
-    monkeypatch.setattr("attncheck.reports.publish.bundled_expected_failures", lambda backends: known)
+    monkeypatch.setattr("attncheck.reports.comparison.bundled_expected_failures", lambda backends: known)
     agrees = {"case": "file/a", "stage": "output"}
     fails = agrees | {"verdict": "nonfinite", "xfail": True, "reason": "so"}
     folder = tmp_path / "published"

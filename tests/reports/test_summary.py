@@ -15,8 +15,8 @@ from tables import tables_beside
 from attncheck.errors import ExitCode
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
-from attncheck.reports import write
-from attncheck.reports.ci import annotation_lines
+from attncheck.reports import ci
+from attncheck.reports.ci import Badge, annotation_lines, badge_of
 from attncheck.reports.coverage import coverage, narrowings, unjudged
 from attncheck.reports.defects import address_of, cause_line, defects, first_commands
 from attncheck.reports.documents import misprints
@@ -33,7 +33,6 @@ from attncheck.reports.frames import Cell, Column, Frames, State, cell_table, wo
 from attncheck.reports.markdown import inline
 from attncheck.reports.sections import Mark
 from attncheck.reports.summary import exit_code_of, findings, make_summary, verdict_table, what_is_wrong
-from attncheck.reports.write import Badge, badge_of
 
 Fields = dict[str, Any]
 TABLES = tables_beside(__file__)
@@ -279,9 +278,9 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
 def test_a_badge_counts_cases_and_is_green_where_all_agree(hand: Any) -> None:
     for rows, message, colour in TABLES["badges"]:
         frames = hand.frames([{"case": f"file/{number}"} | row for number, row in enumerate(rows)], summary=bool(rows))
-        assert badge_of(frames) == Badge(message, getattr(write, colour))
-    badge = Badge('1 of 2 <agree> & "so"', write.RED)
-    root = ElementTree.fromstring(write.render_svg(badge))
+        assert badge_of(frames) == Badge(message, getattr(ci, colour))
+    badge = Badge('1 of 2 <agree> & "so"', ci.RED)
+    root = ElementTree.fromstring(ci.render_svg(badge))
     assert root.get("aria-label") == f"attention: {badge.message}"
     assert [element.text for element in root.iter() if element.tag.endswith("text")] == ["attention", badge.message]
 

@@ -26,7 +26,7 @@ from attncheck.errors import ExitCode
 from attncheck.execution.implementations import every_implementation
 from attncheck.reading.selection import select_cases
 from attncheck.reports.comparison import MAX_LISTED, NO_RESULT, WRONG, Evaluation, Outcome
-from attncheck.reports.machine.other_documents import results_schema
+from attncheck.reports.json_schema import results_schema
 from attncheck.spec import DTYPES
 
 TABLES = tables_beside(__file__)

@@ -9,7 +9,7 @@ from functools import cache
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
-from attncheck.reports.machine.documents import (
+from attncheck.reports.json_documents import (
     NOT_FINITE,
     SCHEMA,
     Document,

@@ -17,7 +17,7 @@ from attncheck.reports.defects import Defect, commands_again, defects, first_com
 from attncheck.reports.documents import number_counts
 from attncheck.reports.failure_patterns import FailurePattern, in_common, shape_text
 from attncheck.reports.frames import Frames, failing, once_for_frames, records
-from attncheck.reports.machine.documents import (
+from attncheck.reports.json_documents import (
     CoverageRecord,
     DefectRecord,
     Failure,
@@ -29,7 +29,7 @@ from attncheck.reports.machine.documents import (
     opening,
     plain,
 )
-from attncheck.reports.machine.documents import (
+from attncheck.reports.json_documents import (
     Row as JsonRow,
 )
 from attncheck.reports.properties import (

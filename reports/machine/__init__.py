@@ -1,1 +1,0 @@
-"""What commands print for programs: one form of document, specified once, with its JSON Schema."""
