@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
 from types import SimpleNamespace
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attncheck.backends import torch_backend
 from attncheck.backends.composed import compiled, output_alone
-from attncheck.backends.contract import Differentiated, Stages, takes
+from attncheck.backends.contract import Stages
 from attncheck.backends.library_arrays import TorchArrays
 from attncheck.backends.torch_common import differentiate
 
@@ -48,23 +50,23 @@ def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
     return compiled
 
 
-# A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through the
-# logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
-_differentiable, _gated = (
-    _compiled(output_alone(each)) for each in (torch_backend.attention, torch_backend.gated_attention)
-)
+def _gradients(name: str) -> Callable[..., Stages]:
+    """Return a function of the contract differentiated as it is compiled, whose backward pass is compiled too.
 
+    A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through
+    the logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
+    """
+    function, eager = _compiled(output_alone(getattr(torch_backend, name))), getattr(torch_backend, f"{name}_gradients")
+    parameters = signature(eager)
+    names = [each.name for each in parameters.parameters.values() if each.kind is not Parameter.KEYWORD_ONLY]
 
-@takes(Differentiated)
-def attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_output: Tensor,
-    **options: Unpack[Differentiated],
-) -> Stages:
-    """Differentiate the compiled function, whose backward pass is compiled too."""
-    return differentiate(_differentiable, {"query": query, "key": key, "value": value}, grad_output, options)
+    @wraps(eager)
+    def gradients(*tensors: Tensor, **options: Any) -> Stages:
+        given = parameters.bind(*tensors, **options).arguments
+        inputs = {each: given.pop(each) for each in names}
+        return differentiate(function, inputs, inputs.pop("grad_output"), given)
+
+    return gradients
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -109,30 +111,17 @@ def fused(
     return _compiled_plain(query, key, value, scale)
 
 
-@takes(Differentiated)
-def gated_attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gate: Tensor,
-    grad_output: Tensor,
-    **options: Unpack[Differentiated],
-) -> Stages:
-    """Differentiate the compiled function, whose backward pass is compiled too."""
-    inputs = {"query": query, "key": key, "value": value, "gate": gate}
-    return differentiate(_gated, inputs, grad_output, options)
-
-
+_DIFFERENTIATED = {f"{name}_gradients": _gradients(name) for name in ("attention", "gated_attention")}
 _NOT_ONE_GRAPH = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
 COMPILED = compiled(
     torch_backend,
     _compiled,
-    *("attention_gradients", "gated_attention_gradients", *_NOT_ONE_GRAPH),
+    *_DIFFERENTIATED,
+    *_NOT_ONE_GRAPH,
     prepare=prepare,
     describe=describe,
 )
-COMPILED.attention_gradients = attention_gradients
-COMPILED.gated_attention_gradients = gated_attention_gradients
+vars(COMPILED).update(_DIFFERENTIATED)
 OUTPUT = TorchArrays(
     SimpleNamespace(
         prepare=prepare, describe=describe, from_numpy=torch_backend.from_numpy, to_numpy=torch_backend.to_numpy

@@ -8,12 +8,10 @@ is halved, and dropped, as far as no case is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -33,11 +31,9 @@ _STRICTEST: Requirements = {
     "key_length_multiple": 64,
 }
 _LEAST_MULTIPLE = 8
-_MOST_TRIED = 60
-"""Cases that requirements are tried on; those that stay are tried on all."""
+_MOST_TRIED, _MOST_COUNTED = 60, 600
+"""Cases that requirements are tried on, and those that are then tried with the ones that stay."""
 _MOST_ELEMENTS = 1 << 16
-_SECONDS = 4.0
-"""For one way to pad."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,8 @@ class Widening:
 def find_widening(implementation: Implementation, refused: Sequence[Case], limits: Limits) -> Widening | None:
     """Return the loosest requirements by which a user's function computes cases that it refuses as they are.
 
-    None where no padding helps, or the function says itself what it requires. Where time runs out, the requirements are
-    stricter than they have to be, and fewer cases are counted.
+    None where no padding helps, or the function says itself what it requires. How many cases are tried is limited by
+    their number, never by time: the advice is the same on every machine.
     """
     entry = implementation.entry
     if not isinstance(entry, UserImplementation) or any(entry.requirements.values()):
@@ -70,25 +66,30 @@ def find_widening(implementation: Implementation, refused: Sequence[Case], limit
     with TemporaryDirectory() as folder:
         trial = _Trial(implementation, limits, Path(folder))
         try:
-            requires = _loosened(trial, small[:: max(1, len(small) // _MOST_TRIED)])
+            small = [case for case in small if trial.dtype in case.dtypes]
+            requires = _loosened(trial, _spread(small, _MOST_TRIED))
             if requires is None:
                 return None
-            tried = [trial.computes(case, requires) for case in trial.in_time(small)]
+            tried = [trial.computes(case, requires) for case in _spread(small, _MOST_COUNTED)]
             return Widening(requires, sum(tried), len(tried))
         finally:
             trial.close()
 
 
+def _spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
+    """Return at most so many cases, that lie evenly apart."""
+    return cases[:: max(1, math.ceil(len(cases) / most))]
+
+
 def _loosened(trial: _Trial, sample: Sequence[Case]) -> Requirements | None:
     """Halve what can be without a case less, and then drop what is not needed at all."""
-    computed = [case for case in trial.in_time(sample) if trial.computes(case, _STRICTEST)]
+    computed = [case for case in sample if trial.computes(case, _STRICTEST)]
     if not computed:
         return None
     requires: Requirements = _STRICTEST
 
     def is_enough(looser: Requirements) -> bool:
-        tried = [trial.computes(case, looser) for case in trial.in_time(computed)]
-        return len(tried) == len(computed) and all(tried)
+        return all(trial.computes(case, looser) for case in computed)
 
     for name, value in _STRICTEST.items():
         while isinstance(value, int) and value > _LEAST_MULTIPLE:
@@ -108,29 +109,28 @@ class _Trial:
     def __init__(self, implementation: Implementation, limits: Limits, folder: Path) -> None:
         assert isinstance(implementation.entry, UserImplementation), "found out before"
         self._implementation, self._entry = implementation, implementation.entry
-        self._dtype = next(iter(implementation.declared.classes))
-        self._runner: GroupRunner[str] = GroupRunner(Group(implementation, (self._dtype,)), limits, folder)
+        self.dtype = next(iter(implementation.declared.classes))
+        self._runner: GroupRunner[str] = GroupRunner(Group(implementation, (self.dtype,)), limits, folder)
         self._tasks: dict[str, Task] = {}
+        self._computed: dict[tuple[str, str], bool] = {}
 
     def close(self) -> None:
         """End the worker."""
         self._runner.close()
 
-    def in_time(self, cases: Sequence[Case]) -> Iterator[Case]:
-        """Yield the cases that there is time for."""
-        until = monotonic() + _SECONDS
-        yield from takewhile(lambda _: monotonic() < until, (case for case in cases if self._dtype in case.dtypes))
-
     def computes(self, case: Case, requires: Requirements) -> bool:
         """Return whether the function computes a case that is padded as these requirements say."""
         if case.id not in self._tasks:
-            inputs = convert_inputs(case, make_exact_inputs(case), self._dtype)
+            inputs = convert_inputs(case, make_exact_inputs(case), self.dtype)
             self._tasks[case.id] = task_of(case, inputs)
-        task = self._tasks[case.id]
+        task, description = self._tasks[case.id], ""
         if requires:
             own = replace(self._entry, requirements={each: dict(requires) for each in self._entry.parameters})
             padding = padded_call(replace(self._implementation, entry=own), task)
             if isinstance(padding, Failure):
                 return False
-            task = padding.task if padding else task
-        return isinstance(self._runner.evaluate(task), Computed)
+            task, description = (padding.task, padding.description) if padding else (task, description)
+        key = case.id, description  # which says by how much every length grows
+        if key not in self._computed:
+            self._computed[key] = isinstance(self._runner.evaluate(task), Computed)
+        return self._computed[key]
