@@ -38,8 +38,8 @@ Stages = dict[str, NDArray[Any]]
 os.environ.pop("GITHUB_STEP_SUMMARY", None)
 _EMULATED = os.environ.get(ISA)
 
-# Machines are shared: how long an example takes says nothing of it.
-settings.register_profile("attncheck", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Machines are shared: how long an example takes says nothing of it. ``benchmarks/fuzz.py`` draws more.
+settings.register_profile("attncheck", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("attncheck")
 
 
@@ -62,6 +62,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         os.environ[ISA] = _EMULATED
     else:
         os.environ.pop(ISA, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave what is written to the system: a run waits eight times for the disk, longer than it computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +177,7 @@ def run_below() -> Callable[..., tuple[RunSummary, Run]]:
         entries: Iterable[BackendEntry],
         *,
         dtypes: tuple[str, ...] = ("float64",),
-        seconds: float = 60.0,
+        seconds: float = 600.0,
         missing: tuple[str, ...] = (),
         **settings: Any,
     ) -> tuple[RunSummary, Run]:

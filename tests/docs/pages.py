@@ -200,7 +200,7 @@ def without_versions(text: str) -> str:
 def python(words: Sequence[str], folder: Path) -> tuple[int, str]:
     """Run Python in a process of its own."""
     command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -23,6 +23,7 @@ from attncheck.processors import processor_flags
 sys.path.insert(0, str(Path(__file__).parent))
 from here import own_code_here
 from pages import ROOT, Block, Reader, all_pages, blocks_of, pages
+from processes import PATIENCE
 
 _FOLDERS = ("backends/", "benchmarks/", "cases/", "docs/", "examples/", "harness/", "reports/", "tests/", ".ci/")
 HOW_TO_WRITE = "python tests/docs/pages.py {} writes the output again"
@@ -42,6 +43,7 @@ def _named(paths: list[Path]) -> list[Any]:
     return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths]
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("page", _named(pages()))
 def test_everything_on_a_page_works(page: Path, tmp_path: Path, machines: Callable[[str], dict[str, str]]) -> None:
     text = page.read_text(encoding="utf-8")
@@ -144,14 +146,14 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
     yield run
     for process in reversed(started):
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE)
 
 
 def _wait_for_workers(address: str, count: int) -> None:
     from distributed import Client
 
-    with Client(address, timeout=60, set_as_default=False) as client:
-        client.wait_for_workers(count, timeout=60)
+    with Client(address, timeout=PATIENCE, set_as_default=False) as client:
+        client.wait_for_workers(count, timeout=PATIENCE)
 
 
 def check_reference(words: list[str]) -> None:

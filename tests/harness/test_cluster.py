@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from processes import wait_until
+from processes import PATIENCE, wait_until
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry
@@ -54,7 +54,7 @@ class Processes:
         self.started = 0
         file = folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        self.client = distributed.Client(scheduler_file=str(file), timeout=60, set_as_default=False)
+        self.client = distributed.Client(scheduler_file=str(file), timeout=PATIENCE, set_as_default=False)
         self.address: str = self.client.scheduler.address
 
     def have(self, count: int) -> None:

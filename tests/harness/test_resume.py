@@ -161,6 +161,7 @@ def evaluated(runner, task):
 
 
 GroupRunner._evaluated = evaluated
+os.fsync = lambda file: None  # the power does not fail
 ResultsWriter.SECONDS_PER_PART = 0.0
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}
 out, cases = Path("out").resolve(), select_cases(["small"], dtypes=["float64"]).cases[:1]

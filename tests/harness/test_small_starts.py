@@ -44,5 +44,5 @@ def test_help_imports_nothing_that_takes_long() -> None:
         "    slow = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'tensorflow', 'jax'}\n"
         "    print(end.code, sorted(slow & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import psutil
 
+PATIENCE = 600.0
+"""Seconds to wait for what has to come: how slow a machine is fails no test."""
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+
+def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait until something holds, and fail where it does not in a time that no machine needs."""
     deadline = time.monotonic() + seconds
     while not holds():

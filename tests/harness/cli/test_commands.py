@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from kernels import kernel
-from processes import wait_until
+from processes import PATIENCE, wait_until
 from tables import tables_beside
 
 from attncheck.cli import completion
@@ -331,8 +331,6 @@ def test_each_kind_of_change_is_counted_and_listed_with_its_dtypes_together() ->
     assert [*RunChanges.between({}, many, ()).lines()][MAX_LISTED:] == ["and 5 more"]
 
 
-SECONDS = 180
-
 WATCHED = kernel("output * query.dtype.type(WRONG.get(query.shape[-2], 1))", before="from wrong import WRONG\n")
 
 
@@ -348,7 +346,7 @@ class Watching:
 
     def until(self, text: str, stream: str = "out", after: int = 0) -> str:
         """Wait for a text behind so many letters, and for the end of its line; return what stands there."""
-        deadline = monotonic() + SECONDS
+        deadline = monotonic() + PATIENCE
         while text not in (found := self.text(stream)[after:]) or not found.endswith("\n"):
             assert self.process.poll() is None, f"it ended: {self.text('out')}{self.text('err')}"
             assert monotonic() < deadline, f"no {text!r} in {found!r}; errors: {self.text('err')}"
@@ -366,7 +364,7 @@ class Watching:
     def end(self) -> int:
         """Press Ctrl-C; return the exit code."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(SECONDS)
+        return self.process.wait(PATIENCE)
 
 
 Start = Callable[..., Watching]
@@ -393,7 +391,7 @@ def watching(calls_in_a_row: Path, tmp_path: Path) -> Iterator[Callable[..., Wat
     yield start
     for process in started:
         process.kill()
-        process.wait(SECONDS)
+        process.wait(PATIENCE)
 
 
 def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> None:
@@ -433,7 +431,7 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> No
     assert seen.end() == 0
     assert seen.text("err").splitlines()[-1] == "attncheck: watching ended"
     assert "Traceback" not in seen.text("err")
-    _, alive = psutil.wait_procs(workers, SECONDS)
+    _, alive = psutil.wait_procs(workers, PATIENCE)
     assert not alive
     assert not (seen.folder / "results" / "latest" / "report").exists()
 
@@ -449,15 +447,15 @@ def test_what_failed_runs_first_and_ctrl_c_ends_a_run(watching: Start) -> None:
     printed = seen.save("kernel.py", WATCHED.replace("    scores", f"{note}    scores", 1))
     seen.until("nothing changed; 1 fails", after=printed)
     assert (seen.folder / "order").read_text() == "412356789"
-    wait_until(lambda: report.is_file() and "is wrong in 1 of the 9 cases" in report.read_text(), SECONDS)
+    wait_until(lambda: report.is_file() and "is wrong in 1 of the 9 cases" in report.read_text())
     hanging = "    open('hangs', 'w').close()\n    import time\n    time.sleep(600)\n    scores"
     seen.save("kernel.py", WATCHED.replace("    scores", hanging, 1))
-    wait_until((seen.folder / "hangs").exists, SECONDS)
+    wait_until((seen.folder / "hangs").exists)
     workers = psutil.Process(seen.process.pid).children(recursive=True)
     assert workers
     assert seen.end() == 1
     assert "attncheck: interrupted; what was judged is in results/latest" in seen.text("err")
-    _, alive = psutil.wait_procs(workers, SECONDS)
+    _, alive = psutil.wait_procs(workers, PATIENCE)
     assert not alive
 
 

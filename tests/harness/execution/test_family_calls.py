@@ -167,15 +167,15 @@ def bshd(  # type: ignore[no-untyped-def]
 
 
 HONEST: Mapping[str, tuple[Callable[..., Any], int]] = {
-    "sdpa": (sdpa, 270),
-    "flash_attn": (flash_attn, 110),
-    "xformers": (xformers, 270),
-    "flashinfer": (flashinfer, 210),
-    "onnx": (onnx, 290),
-    "hf": (hf, 320),
-    "bshd": (bshd, 320),
+    "sdpa": (sdpa, 85),
+    "flash_attn": (flash_attn, 34),
+    "xformers": (xformers, 85),
+    "flashinfer": (flashinfer, 66),
+    "onnx": (onnx, 90),
+    "hf": (hf, 100),
+    "bshd": (bshd, 100),
 }
-"""A function of each family, and how many of the bundled cases of attention it computes at least.
+"""A function of each family, and how many of the answers it computes at least.
 
 Those of Keras and MLX are libraries of the table: their published verdicts hold their families.
 """
@@ -183,15 +183,14 @@ Those of Keras and MLX are libraries of the table: their published verdicts hold
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, tuple[Task, Computed]]:
-    """Return what NumPy answers in the bundled cases of attention without a convention and NaN."""
-    plan, found = Plan.of(select_cases([]).cases, ["float64"]), {}
+    """Return what NumPy answers in every third bundled case of attention without a convention and NaN."""
+    cases = [case for case in select_cases([]).cases if case.operation == "attention" and not case.allow_nonfinite]
+    plan, found = Plan.of([case for case in cases if "empty_rows" not in case.options][::3], ["float64"]), {}
     for unit in plan.units:
-        case = plan.case(unit)
-        if case.operation == "attention" and "empty_rows" not in case.options and not case.allow_nonfinite:
-            task = task_of(case, plan.inputs(unit))
-            outcome = evaluate_on(numpy_backend, task)
-            assert isinstance(outcome, Computed)
-            found[case.id] = task, outcome
+        task = task_of(plan.case(unit), plan.inputs(unit))
+        outcome = evaluate_on(numpy_backend, task)
+        assert isinstance(outcome, Computed)
+        found[plan.case(unit).id] = task, outcome
     return found
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from forked import workers_forked
-from processes import has_ended, kill_child, wait_until
+from processes import PATIENCE, has_ended, kill_child, wait_until
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry, numpy_backend
@@ -188,7 +188,7 @@ def start_script(folder: Path, *entries: tuple[str, str]) -> subprocess.Popen[st
 @pytest.mark.usefixtures("case_folder")
 def test_a_script_without_a_main_guard_runs_once_and_imports_no_dask(tmp_path: Path) -> None:
     with start_script(tmp_path, ("first", "attncheck.backends.numpy_backend")) as script:
-        assert script.communicate(timeout=120) == ("0 4\n[]\n", "")
+        assert script.communicate(timeout=PATIENCE) == ("0 4\n[]\n", "")
     assert (script.returncode, (tmp_path / "times").read_text()) == (0, "x")
 
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import tables_beside
@@ -141,7 +141,6 @@ def _one(array: NDArray[Any], layout: str) -> NDArray[Any]:
     return moved["query"]
 
 
-@settings(max_examples=60)
 @given(
     shape=st.tuples(*[st.integers(0, 4)] * 4),
     repeated=st.booleans(),

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from evaluating import attention_output, attention_task, in_worker, own
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import tables_beside
@@ -338,7 +338,6 @@ requirements = st.fixed_dictionaries(
 NO_KEY, NO_KEY_ADDED = "a query may attend to no key", "one that is added would have no key"
 
 
-@settings(max_examples=100)
 @given(tasks(), requirements)
 def test_a_padded_call_is_the_same_call(task: Task, requires: dict[str, Any]) -> None:
     function = FUNCTIONS[task.operation]

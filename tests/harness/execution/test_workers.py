@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from evaluating import attention_task
 from kernels import kernel as source
-from processes import has_ended, kill_child, wait_until
+from processes import PATIENCE, has_ended, kill_child, wait_until
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry, Mode
@@ -70,24 +70,24 @@ def test_one_process_answers_one_call_after_the_other(worker: WorkerProcess) -> 
         (sys.exit, (3,), "SystemExit: 3"),
         (threading.Lock, (), "what it returned cannot be sent: TypeError"),
     ):
-        assert worker.call(os.getpid, seconds=30) == worker.pid != os.getpid()
+        assert worker.call(os.getpid, seconds=PATIENCE) == worker.pid != os.getpid()
         with pytest.raises(RemoteError, match=f"^{message}$"):
-            worker.call(function, *arguments, seconds=30)
+            worker.call(function, *arguments, seconds=PATIENCE)
     with pytest.raises(TypeError, match="cannot pickle"):
-        worker.call(operator.is_, threading.Lock(), None, seconds=30)
-    assert worker.call(operator.mul, b"x", 2**22, seconds=30) == b"x" * 2**22
+        worker.call(operator.is_, threading.Lock(), None, seconds=PATIENCE)
+    assert worker.call(operator.mul, b"x", 2**22, seconds=PATIENCE) == b"x" * 2**22
 
 
 @forked
 def test_a_call_ends_when_its_time_is_up_or_somebody_ends_it(worker: WorkerProcess) -> None:
     threading.Timer(0.2, worker.end).start()
     with pytest.raises(WorkerDied):
-        worker.call(time.sleep, 60, seconds=30)
+        worker.call(time.sleep, 60, seconds=PATIENCE)
     with pytest.raises(WorkerDied, match="before it was asked"):
-        worker.call(os.getpid, seconds=30)
+        worker.call(os.getpid, seconds=PATIENCE)
     assert has_ended(worker.pid)
     with pytest.raises(CallCancelled, match=r"^enough$"):
-        WorkerProcess().call(time.sleep, 60, seconds=30, look=lambda: "enough")
+        WorkerProcess().call(time.sleep, 60, seconds=PATIENCE, look=lambda: "enough")
     with pytest.raises(CallTimeout):
         WorkerProcess().call(time.sleep, 60, seconds=0.3)
 
@@ -98,7 +98,7 @@ from pathlib import Path
 from attncheck.execution.call import WorkerProcess
 
 worker = WorkerProcess()
-child = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=30)
+child = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=600)
 Path("pids.new").write_text(f"{worker.pid} {child}")
 Path("pids.new").rename("pids")
 time.sleep(60)
@@ -107,7 +107,7 @@ time.sleep(60)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are taken along as Linux has it")
 def test_what_a_killed_harness_left_is_ended_by_the_next(tmp_path: Path, worker: WorkerProcess) -> None:
-    own = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=30)
+    own = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=PATIENCE)
     with subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path) as harness:
         wait_until((tmp_path / "pids").is_file)
         theirs, child = map(int, (tmp_path / "pids").read_text().split())

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import psutil
 import pytest
-from processes import wait_until
+from processes import PATIENCE, wait_until
 
 from attncheck import run
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
@@ -231,7 +231,7 @@ def test_whoever_is_furthest_behind_is_next_and_before_whoever_takes_what_is_spa
             wait_until(lambda: len(turns._waiting) == 4)
             futures.append(threads.submit(help_out))
         for future in futures:
-            future.result(timeout=10)
+            future.result(timeout=PATIENCE)
     assert order == [1, 3, 7, 9, "spare"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import tables_beside
@@ -69,7 +69,6 @@ def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> d
     return {name: tuple(lengths[letter] for letter in spec.axes) for name, spec in inputs_of(operation, kind).items()}
 
 
-@settings(max_examples=150)
 @given(of=st.sampled_from(KINDS), lengths=lengths_of_letters)
 def test_every_axis_letter_gets_its_length(of: tuple[str, str | None], lengths: dict[str, int]) -> None:
     operation, kind = of
@@ -91,7 +90,6 @@ def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
     ]
 
 
-@settings(max_examples=150)
 @given(
     of=st.sampled_from([(*kind, *axis) for kind in KINDS for axis in _shared_axes(*kind)]), lengths=lengths_of_letters
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attncheck.errors import CaseError, Diagnostic
@@ -125,7 +125,6 @@ def test_a_fault_at_the_top_of_the_file_is_told_once_for_all_cases(load_text: Lo
     assert (fault.case, fault.field) == (None, "arrays.a")
 
 
-@settings(max_examples=120)
 @given(target=st.sampled_from(["loader", "loader", "expected_failures", "config"]), seed=st.integers(0, 2**32))
 def test_any_file_is_read_or_refused(fuzzing: Any, target: str, seed: int) -> None:
     make, targets = fuzzing
@@ -219,7 +218,6 @@ def _paths(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
         yield from _paths(inner, (*path, part))
 
 
-@settings(max_examples=80)
 @given(
     first=values_of_a,
     second=values_of_b,

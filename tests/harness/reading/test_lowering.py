@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -277,7 +277,6 @@ def by_definition(problem: Problem) -> Array:
 
 
 @given(packed() | paged())
-@settings(max_examples=120)
 def test_packed_sequences_and_paged_caches_are_attention_with_one_mask(problem: Problem) -> None:
     plain = problem.lowered()
     assert plain.operation == "attention"
@@ -287,7 +286,6 @@ def test_packed_sequences_and_paged_caches_are_attention_with_one_mask(problem: 
 
 
 @given(packed() | paged(), st.sampled_from(["nan", "large"]))
-@settings(max_examples=40)
 def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Problem, poison: str) -> None:
     inputs = poisoned({"poison": poison}, problem.inputs, "float32")
     assert np.array_equal(by_definition(problem), by_definition(replace(problem, inputs=inputs)))

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from tables import tables_beside
@@ -201,7 +201,6 @@ def test_the_schemas_are_schemas_which_the_corpus_and_the_examples_of_the_refere
         assert [f"{error.instance_path}: {error.message[:200]}" for error in errors] == [], path.name
 
 
-@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_the_schema_accepts_what_is_loaded(fuzzing: Any, seed: int) -> None:
     path = fuzzing[0]("loader", seed) / "case.yaml"
@@ -273,7 +272,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(
     data=st.lists(JSON, max_size=3) | st.dictionaries(PLAIN_TEXT, JSON, max_size=3), indent=st.sampled_from([None, 2])
 )
@@ -345,7 +343,6 @@ ITEMS = (*"a1~", "&x ", "*x", "!t ", "!!int ", "%YAML 1.1\n", "<<: ", "0x", "1e9
 YAML_PIECES = st.sampled_from([*MARKS, *ITEMS])
 
 
-@settings(max_examples=100)
 @given(text=st.lists(YAML_PIECES, max_size=25).map("".join) | st.text(max_size=30) | st.binary(max_size=30))
 def test_any_text_is_read_as_plain_data_or_refused(read: Reader, text: str | bytes) -> None:
     try:
@@ -373,7 +370,6 @@ def _by_both(read: Reader, text: str) -> tuple[YamlDocument, YamlDocument] | Non
         yaml_reader.compose_fast = composing
 
 
-@settings(max_examples=100)
 @given(
     lines=st.lists(st.sampled_from(LINES), min_size=1, max_size=8),
     pieces=st.lists(st.tuples(st.integers(0, 400), YAML_PIECES), max_size=4),

@@ -234,7 +234,7 @@ def test_every_result_of_a_folder_is_found(make_row: MakeRow, write_run: WriteRu
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are made as on POSIX systems")
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_any_results_are_read_and_merged_or_refused_in_one_line(fuzzing: Any, seed: int) -> None:
     folder = fuzzing[0]("results", seed)
@@ -244,7 +244,7 @@ def test_any_results_are_read_and_merged_or_refused_in_one_line(fuzzing: Any, se
         assert "\n" not in str(error)  # noqa: PT017 - not every result is refused
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**32))
 def test_any_results_are_reported_into_the_output_folder_alone(fuzzing: Any, seed: int) -> None:
     # The target compares what is beside the output folder, and where links lead, with what was there before.

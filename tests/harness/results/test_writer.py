@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tables import tables_beside
 
@@ -196,7 +196,6 @@ CONTENT = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(st.dictionaries(TEXTS, CONTENT, max_size=8), st.sampled_from([0, 1, 300]))
 def test_what_is_packed_comes_back(contents: dict[str, Any], longer: int) -> None:
     records = {identity: {"id": identity, "content": [content] * longer} for identity, content in contents.items()}

@@ -22,7 +22,7 @@ from attncheck.execution.implementations import Implementation
 from attncheck.mutation import entry_of
 from attncheck.reading.selection import select_cases
 from attncheck.searching.concrete import ConcreteCase
-from attncheck.searching.findings import STATE, Symptom, WorkerJudge, symptom_of
+from attncheck.searching.findings import STATE, WorkerJudge, symptom_of
 from attncheck.searching.reduction import measure, reduce_problem
 from attncheck.searching.search import simplest_afresh
 
@@ -33,6 +33,8 @@ ASKED = ("--operation", "attention", "--dtype", "float32", "--seed", "7")
 PROBLEMS = ("--problems", "7")
 
 Run = Callable[..., Any]
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def searched(*arguments: str) -> Any:
@@ -218,16 +220,13 @@ def test_nothing_is_left_but_what_it_takes_and_every_step_is_simpler_than_the_on
     assert (early.tries, early.is_smallest, fails(early.problem)) == (5, False, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict", "stage"),
-    [("window_or_causal", "numeric", "masked"), ("last_key_of_a_full_tile_of_16_dropped", "numeric", "weights")],
-)
-def test_a_fault_fails_its_reduced_case_in_a_fresh_process(name: str, verdict: str, stage: str) -> None:
-    judge = WorkerJudge(Implementation(entry_of(name), "eager"), Limits(keep_going=True), ())
+def test_a_fault_fails_its_reduced_case_in_a_fresh_process() -> None:
+    judge = WorkerJudge(
+        Implementation(entry_of("last_key_of_a_full_tile_of_16_dropped"), "eager"), Limits(keep_going=True), ()
+    )
     random = np.random.RandomState(2)
-    inputs = {each: random.randn(1, 2, 32, 4) for each in ("query", "key", "value")}
-    problem = ConcreteCase("attention", {"is_causal": True, "window": (3, 9)}, inputs, "float32")
-    problem = problem if name.startswith("window") else problem.but({"scale": 0.5})
+    inputs = {each: random.randn(1, 1, 32, 2) for each in ("query", "key", "value")}
+    problem = ConcreteCase("attention", {"is_causal": True, "scale": 0.5}, inputs, "float32")
     try:
         symptom = judge.symptom(problem)
         assert symptom is not None
@@ -236,6 +235,5 @@ def test_a_fault_fails_its_reduced_case_in_a_fresh_process(name: str, verdict: s
     finally:
         judge.close()
     assert symptom == symptom_of(found)
-    assert (symptom.verdict in (verdict, "semantic", "nonfinite"), symptom.stage) == (True, stage)
-    assert all(array.size <= 40 for array in simplest.inputs.values())
-    assert isinstance(symptom, Symptom)
+    assert symptom.stage == "weights"
+    assert {name: array.shape[2] for name, array in simplest.inputs.items()} == {"query": 1, "key": 16, "value": 16}
