@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any
 
@@ -11,51 +11,31 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import LseBase, Norm, Stages
-from attncheck.mutation.kernel import Array, bfloat16
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, EVERY, WIDE, Steps, control, mutant, within
+from attncheck.mutation.kernel import Array, argument_read_as, bfloat16, call_read_as
+from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Steps, control, mutant, within
 
+_attend_to = partial(call_read_as, "latent_attention")
 _faulty_scale = partial(mutant, "latents", at="scores")
 _faulty_key = partial(mutant, "latents", at="raw_scores")
 _faulty_value = partial(mutant, "latents", at="output")
-Given = dict[str, Any]
+Given = Mapping[str, Any]
 """The arrays and options of a call, by name."""
-_ARRAYS = ("query", "latent", "key_projection", "value_projection")
-
-
-def _asked_for(change: Callable[[Given], Given]) -> Steps:
-    """Attend to what becomes of a call: ``change`` gets all of it and returns what differs."""
-
-    def attend(*arrays: Array, **given: Any) -> Stages:
-        call = {**dict(zip(_ARRAYS, arrays, strict=False)), **given}
-        return backend.latent_attention(**{**call, **change(call)})
-
-    return {"latent_attention": attend}
-
-
-def _by(way: Callable[..., Stages]) -> Steps:
-    """Attend in another way, which gets arrays and options by name."""
-
-    def attend(*arrays: Array, **given: Any) -> Stages:
-        return way(**{**dict(zip(_ARRAYS, arrays, strict=False)), **given})
-
-    return {"latent_attention": attend}
 
 
 def _width_of_rotary(call: Given) -> int:
     return 0 if call.get("key_rotary") is None else int(call["key_rotary"].shape[-1])
 
 
-def _scaled_by(root_of: Callable[[Given], float]) -> Callable[[Given], Given]:
+def _scaled_by(root_of: Callable[[Given], float]) -> Steps:
     """Take another scale where none is given."""
-    return lambda call: {"scale": root_of(call)} if call.get("scale") is None else {}
+    return _attend_to(lambda call: {"scale": root_of(call)} if call.get("scale") is None else {})
 
 
-def _is_rotated(call: Given) -> bool:
-    return call.get("key_rotary") is not None
-
-
-def _square(weight: Array) -> bool:
-    return bool(weight.shape[1] == weight.shape[2])
+def _where_square(name: str, change: Callable[[Array], Array]) -> Steps:
+    """Take a projection for another one where that goes unnoticed."""
+    return argument_read_as(
+        "latent_attention", name, lambda weight: change(weight) if weight.shape[1] == weight.shape[2] else weight
+    )
 
 
 def _identities(weight: Array) -> Array:
@@ -68,81 +48,78 @@ def _viewed(weight: Array) -> Array:
     return weight.swapaxes(0, 1).reshape(latent, heads * width).reshape(heads, latent, width)
 
 
-_faulty_value(_by, "mean_of_latents_in_bfloat16", "the mean of latent vectors is stored in bfloat16 before W_UV",
-    lambda **call: (stages := backend.latent_attention(**call)) | {"output": np.asarray(bfloat16(stages["weights"]
-        @ call["latent"][:, np.newaxis]) @ call["value_projection"])},
-    dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)  # fmt: skip
-
-
 @control("_of_latents", why="keys and values are made of three latent vectors at a time")
 def made_in_chunks(latent: Array, projection: Array) -> Array:
     parts = [backend._of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
     return np.concatenate(parts, axis=2) if parts else backend._of_latents(latent, projection)
 
 
-@control(_by, why="the part that is rotated stands in front", name="rotated_part_in_front")
-def _in_front(query_rotary: Array | None = None, key_rotary: Array | None = None, **call: Any) -> Stages:
-    if query_rotary is None or key_rotary is None:
-        return backend.latent_attention(**call)
-    names = ("key_projection", "value_projection")
-    key, value = (backend._of_latents(call["latent"], call[name]) for name in names)
-    shared = np.broadcast_to(key_rotary[:, np.newaxis], (*key.shape[:-1], key_rotary.shape[-1]))
-    query = np.concatenate([query_rotary, call["query"]], axis=-1)
-    kept = {name: option for name, option in call.items() if name not in _ARRAYS}
-    return backend.attention(query, np.concatenate([shared, key], axis=-1), value, **kept)
+@control("latent_attention", why="the part that is rotated stands in front")
+def rotated_part_in_front(
+    query: Array, latent: Array, key_projection: Array, value_projection: Array, **options: Any
+) -> Stages:
+    rotated = [options.pop(name, None) for name in ("query_rotary", "key_rotary")]
+    key, value = (backend._of_latents(latent, weight) for weight in (key_projection, value_projection))
+    if rotated[0] is not None:
+        shared = np.broadcast_to(rotated[1][:, np.newaxis], (*key.shape[:-1], rotated[1].shape[-1]))
+        query, key = np.concatenate([rotated[0], query], axis=-1), np.concatenate([shared, key], axis=-1)
+    return backend.attention(query, key, value, **options)
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_scale(_asked_for, "scale_without_the_rotated_part",
+control("latent_attention", "projections_absorbed", "the projections are absorbed: no key and no value is made",
+    backend.ABSORBED.latent_attention)
+control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
+    lambda latent, projection: backend._of_latents(
+        np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1])))
+_faulty_scale(_scaled_by, "scale_without_the_rotated_part",
     "1/sqrt of the part that is not rotated: NVIDIA/Megatron-LM#1501's kind",
-    _scaled_by(lambda call: 1 / math.sqrt(call["query"].shape[-1])), diagnosis="scale-inverse-root-of-Dn")
-_faulty_scale(_asked_for, "scale_of_absorbed_queries", "1/sqrt of the width that absorbed queries have, 576 for 192",
-    _scaled_by(lambda call: 1 / math.sqrt(call["latent"].shape[-1] + _width_of_rotary(call))),
+    lambda call: 1 / math.sqrt(call["query"].shape[-1]), diagnosis="scale-inverse-root-of-Dn")
+_faulty_scale(_scaled_by, "scale_of_absorbed_queries", "1/sqrt of the width that absorbed queries have, 576 for 192",
+    lambda call: 1 / math.sqrt(call["latent"].shape[-1] + _width_of_rotary(call)),
     diagnosis="scale-inverse-root-of-C+Dr")
-_faulty_scale(_asked_for, "scale_of_the_values_of_latents",
+_faulty_scale(_scaled_by, "scale_of_the_values_of_latents",
     "1/sqrt of the values' width, which is that of no query: NVIDIA/Megatron-LM#1501's kind",
-    _scaled_by(lambda call: 1 / math.sqrt(call["value_projection"].shape[-1])), diagnosis="scale-inverse-root-of-Dv")
-_faulty_scale(_asked_for, "scale_of_latents_reversed",
+    lambda call: 1 / math.sqrt(call["value_projection"].shape[-1]), diagnosis="scale-inverse-root-of-Dv")
+_faulty_scale(_scaled_by, "scale_of_latents_reversed",
     "multiplied by sqrt(D + Dr) for divided by it: AI-Hypercomputer/maxtext#1370",
-    _scaled_by(lambda call: math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))),
-    diagnosis="scale-root-of-width")
-_faulty_key(_asked_for, "rotated_part_left_out", "the scores lack the part that is rotated",
-    lambda call: {"key_rotary": np.zeros_like(call["key_rotary"])} if _is_rotated(call) else {},
-    diagnosis="rotated-part-ignored")
-_faulty_key(_asked_for, "rotated_part_scaled_twice",
+    lambda call: (call["query"].shape[-1] + _width_of_rotary(call)) ** 0.5, diagnosis="scale-root-of-width")
+_faulty_key(partial(argument_read_as, "latent_attention", "key_rotary"), "rotated_part_left_out",
+    "the scores lack the part that is rotated", np.zeros_like, diagnosis="rotated-part-ignored")
+_faulty_key(_attend_to, "rotated_part_scaled_twice",
     "the rotated part is scaled before it is added, and with the rest again",
-    lambda call: {} if not _is_rotated(call) else {"key_rotary":
-        call["key_rotary"] * (1 / math.sqrt(call["query"].shape[-1] + _width_of_rotary(call))
-        if call.get("scale") is None else call["scale"])}, diagnosis="rotated-part-scaled-twice")
-_faulty_key(_asked_for, "key_projection_transposed", "W_UK is kept (D, C) in a checkpoint, and absorbed as if (C, D)",
-    lambda call: {"key_projection": call["key_projection"].swapaxes(1, 2)} if _square(call["key_projection"]) else {},
-    diagnosis="key-projection-transposed")
-_faulty_value(_asked_for, "value_projection_transposed", "W_UV is multiplied from the other side",
-    lambda call: {"value_projection": call["value_projection"].swapaxes(1, 2)} if _square(call["value_projection"])
-        else {},
-    diagnosis="value-projection-transposed")
-_faulty_key(_asked_for, "key_projection_viewed",
+    lambda call: {} if call.get("key_rotary") is None else {"key_rotary": call["key_rotary"] * call.get("scale",
+        1 / math.sqrt(call["query"].shape[-1] + _width_of_rotary(call)))}, diagnosis="rotated-part-scaled-twice")
+_faulty_key(partial(_where_square, "key_projection"), "key_projection_transposed",
+    "W_UK is kept (D, C) in a checkpoint, and absorbed as if (C, D)",
+    lambda weight: weight.swapaxes(1, 2), diagnosis="key-projection-transposed")
+_faulty_value(partial(_where_square, "value_projection"), "value_projection_transposed",
+    "W_UV is multiplied from the other side",
+    lambda weight: weight.swapaxes(1, 2), diagnosis="value-projection-transposed")
+_faulty_key(partial(_where_square, "key_projection"), "latents_taken_for_keys",
+    "queries meet latent vectors without W_UK, which is as wide", _identities, diagnosis="key-projection-ignored")
+_faulty_value(partial(_where_square, "value_projection"), "latents_taken_for_values",
+    "the mean of latent vectors is returned as it is: W_UV is not absorbed anywhere",
+    _identities, diagnosis="value-projection-ignored")
+_faulty_key(partial(argument_read_as, "latent_attention", "key_projection"), "key_projection_viewed",
     "kv_b_proj is viewed as heads first: a reshape without a transposition",
-    lambda call: {"key_projection": _viewed(call["key_projection"])}, diagnosis="key-projection-viewed")
-_faulty_value(_asked_for, "value_projection_viewed", "kv_b_proj is viewed as heads first, for values alone",
-    lambda call: {"value_projection": _viewed(call["value_projection"])}, diagnosis="value-projection-viewed")
-_faulty_key(_asked_for, "latent_projections_swapped", "kv_b_proj is split with v before k_nope",
+    _viewed, diagnosis="key-projection-viewed")
+_faulty_value(partial(argument_read_as, "latent_attention", "value_projection"), "value_projection_viewed",
+    "kv_b_proj is viewed as heads first, for values alone", _viewed, diagnosis="value-projection-viewed")
+_faulty_key(_attend_to, "latent_projections_swapped", "kv_b_proj is split with v before k_nope",
     lambda call: {"key_projection": call["value_projection"], "value_projection": call["key_projection"]}
         if call["key_projection"].shape == call["value_projection"].shape else {},
     diagnosis="latent-projections-swapped")
-_faulty_value(_asked_for, "latents_taken_for_values",
-    "the mean of latent vectors is returned as it is: W_UV is not absorbed anywhere",
-    lambda call: {"value_projection": _identities(call["value_projection"])} if _square(call["value_projection"])
-        else {},
-    diagnosis="value-projection-ignored")
-_faulty_key(_asked_for, "latents_taken_for_keys", "queries meet latent vectors without W_UK, which is as wide",
-    lambda call: {"key_projection": _identities(call["key_projection"])} if _square(call["key_projection"]) else {},
-    diagnosis="key-projection-ignored")
-_faulty_key(_asked_for, "chunks_of_latents_from_the_start",
+_faulty_key(partial(argument_read_as, "latent_attention", "latent"), "chunks_of_latents_from_the_start",
     "a long cache is made into keys in chunks, each from its start: vllm#26042's kind",
-    lambda call: {"latent": np.concatenate([call["latent"][:, :32], call["latent"][:, :
-        max(call["latent"].shape[1] - 32, 0)]], axis=1)})
+    lambda latent: np.concatenate([latent[:, :32], latent[:, : max(latent.shape[1] - 32, 0)]], axis=1))
+_faulty_value("latent_attention", "mean_of_latents_in_bfloat16",
+    "the mean of latent vectors is stored in bfloat16 before W_UV",
+    lambda query, latent, key_projection, value_projection, **options:
+        (stages := backend.latent_attention(query, latent, key_projection, value_projection, **options)) | {"output":
+        np.asarray(bfloat16(stages["weights"] @ latent[:, np.newaxis]) @ value_projection)},
+    dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 # fmt: on
 
 
@@ -154,32 +131,19 @@ def _told_apart(change: Callable[..., Array]) -> Steps:
 
     def attend(*arrays: Array, **given: Any) -> Stages:
         names = iter(("query", "key"))
-
-        def normalize(*arguments: Any) -> Array:
-            return change(next(names), *arguments)
-
-        stages: Stages = within(backend.normalized_attention, _normalize=normalize)(*arrays, **given)
+        normalize = within(backend.normalized_attention, _normalize=lambda *each: change(next(names), *each))
+        stages: Stages = normalize(*arrays, **given)
         return stages
 
     return {"normalized_attention": attend}
 
 
-@_faulty_norm("_normalize", defect="the norm behind the split: vllm-metal#767, mlxcel#316", diagnosis="norm-width")
-def a_head_for_the_full_width(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
+def _by_head(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
+    """Take each head's vector for the full width, which has the weights."""
     normalized = backend._normalize(inputs, None if is_full else weight, norm, epsilon, is_full=False)
     if not is_full or weight is None:
         return normalized
     return np.asarray(normalized * weight.reshape(inputs.shape[1], 1, -1))
-
-
-def _in_order(*, behind: bool) -> Callable[..., Stages]:
-    def attend(*arrays: Array, norm_after_rotation: bool = False, **given: Any) -> Stages:
-        is_late = behind if given.get("rotary_cos") is not None else norm_after_rotation
-        found = backend.normalized_attention(*arrays, norm_after_rotation=is_late, **given)
-        order = backend.normalized_attention(*arrays, norm_after_rotation=norm_after_rotation, **given)
-        return {stage: found[stage] for stage in order}
-
-    return attend
 
 
 def _divided_by(root: Callable[[Array, float], Array]) -> Steps:
@@ -190,80 +154,58 @@ def _divided_by(root: Callable[[Array, float], Array]) -> Steps:
     }
 
 
-@_faulty_norm(_divided_by, defect="epsilon is lost: microsoft/DeepSpeed#581", diagnosis="norm-epsilon-ignored")
-def epsilon_left_out(square: Array, epsilon: float) -> Array:
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.sqrt(square))
-
-
-@_faulty_norm("normalized_attention", diagnosis="norm-weights-swapped")
-def norm_weights_swapped(
-    query: Array,
-    key: Array,
-    value: Array,
-    query_norm_weight: Array | None = None,
-    key_norm_weight: Array | None = None,
-    **given: Any,
-) -> Stages:
-    """q_norm is loaded as k_norm, and k_norm as q_norm"""
-    if given.get("norm_over") != "full" or query.shape[1] == key.shape[1]:
-        query_norm_weight, key_norm_weight = key_norm_weight, query_norm_weight
-    weights: dict[str, Any] = {"query_norm_weight": query_norm_weight, "key_norm_weight": key_norm_weight}
-    return backend.normalized_attention(query, key, value, **weights, **given)
-
-
-@_faulty_norm("_squares", dtypes=("float16",))
-def squares_in_sixteen_bits(rows: Array) -> Array:
-    """squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935"""
-    with np.errstate(over="ignore"):
-        return np.asarray(rows * rows)
-
-
 def _by_rows(change: Callable[..., Array]) -> Steps:
     """Normalise rows, of a head or of all heads, in another right way, in float32 where they have 16 bits."""
 
     def normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
         rows = backend._merge_heads(inputs) if is_full else inputs
         wide = rows if rows.dtype.itemsize > 2 else rows.astype(np.float32)
-        divisor = (
-            backend._rms(backend._squares(rows), epsilon)
-            if norm == "rms"
-            else backend._length(backend._squares(rows), epsilon)
-        )
-        found = change(wide, divisor, weight).astype(inputs.dtype)
+        root = backend._rms if norm == "rms" else backend._length
+        found = change(wide, root(backend._squares(rows), epsilon), weight).astype(inputs.dtype)
         return backend._split_heads(found, inputs.shape[1]) if is_full else found
 
     return {"_normalize": normalize}
 
 
-@control("_squares", why="squares in float64, rounded once behind the root", dtypes=("float32", "float16"))
-def squares_in_float64(rows: Array) -> Array:
-    wide = rows.astype(np.float64)
-    return wide * wide
-
-
+_norm_of = partial(call_read_as, "normalized_attention")
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
+control("_squares", "squares_in_float64", "squares in float64, rounded once behind the root",
+    lambda rows: rows.astype(np.float64) ** 2, dtypes=("float32", "float16"))
+control(_by_rows, "norm_by_reciprocal_root", "the reciprocal of the root is multiplied",
+    lambda rows, divisor, weight: np.asarray(rows * (1 / divisor) * (1 if weight is None else weight)))
+control(_by_rows, "norm_weighted_before_it_is_rounded",
+    "weights are multiplied before anything is rounded to 16 bits, as in Gemma",
+    lambda rows, divisor, weight: np.asarray(rows / divisor if weight is None else rows * weight / divisor))
 _faulty_norm("_normalize", "norm_left_out", "the norm is never called: Cerebras/modelzoo#85",
     lambda inputs, *_: inputs, diagnosis="norm-ignored")
 _faulty_norm(_told_apart, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
     lambda name, inputs, *rest: inputs if name == "query" else backend._normalize(inputs, *rest),
-        diagnosis="norm-of-key-alone")
+    diagnosis="norm-of-key-alone")
 mutant("norms", _told_apart, "norm_of_queries_alone",
     "one of two norms is missed: huggingface/transformers#37620's kind",
     lambda name, inputs, *rest: inputs if name == "key" else backend._normalize(inputs, *rest),
-        at="normalized_key",
-    diagnosis="norm-of-query-alone")
+    at="normalized_key", diagnosis="norm-of-query-alone")
 _faulty_norm("_normalize", "full_width_for_a_head", "the model's width for a head's: PaddleFormers#2998",
     lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs, weight if is_full or weight is None
-        else np.tile(weight, inputs.shape[1]), norm, epsilon, is_full=True),
-    diagnosis="norm-width")
-_faulty_norm("normalized_attention", "norm_behind_the_rotation",
+        else np.tile(weight, inputs.shape[1]), norm, epsilon, is_full=True), diagnosis="norm-width")
+_faulty_norm("_normalize", "a_head_for_the_full_width", "the norm behind the split: vllm-metal#767, mlxcel#316",
+    _by_head, diagnosis="norm-width")
+_faulty_norm(_norm_of, "norm_behind_the_rotation",
     "queries and keys are normalised behind the rotation: torchtune#2809",
-    _in_order(behind=True), diagnosis="norm-order")
-_faulty_norm("normalized_attention", "norm_before_the_rotation",
+    lambda call: {"norm_after_rotation": True} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
+_faulty_norm(_norm_of, "norm_before_the_rotation",
     "Llama 4's and HunYuan's norm behind the rotation taken before it: torchtune#2809, the other way round",
-    _in_order(behind=False), diagnosis="norm-order")
+    lambda call: {"norm_after_rotation": False} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
+_faulty_norm(_norm_of, "norm_weights_swapped", "q_norm is loaded as k_norm, and k_norm as q_norm",
+    lambda call: {name: call.get(other) for name, other in (("query_norm_weight", "key_norm_weight"),
+        ("key_norm_weight", "query_norm_weight")) if call.get("norm_over") != "full"
+        or call["query"].shape[1] == call["key"].shape[1]}, diagnosis="norm-weights-swapped")
+_faulty_norm("_squares", "squares_in_sixteen_bits",
+    "squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935",
+    lambda rows: np.asarray(rows * rows), dtypes=("float16",))
+_faulty_norm(_divided_by, "epsilon_left_out", "epsilon is lost: microsoft/DeepSpeed#581",
+    lambda square, epsilon: np.asarray(np.sqrt(square)), diagnosis="norm-epsilon-ignored")
 _faulty_norm("_rms", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
     lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon),
     diagnosis="norm-epsilon-outside")
@@ -280,8 +222,7 @@ _faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
     lambda squares, epsilon: backend._rms(squares, max(epsilon, 1e-4)), diagnosis="norm-epsilon-at-least-1e-4")
 _faulty_norm("_rms", "epsilon_times_the_largest_square",
     "epsilon is added behind a division by the largest element: apple/coremltools#2821",
-    lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True) + epsilon * squares.max(axis=-1,
-        keepdims=True, initial=0))))
+    lambda squares, epsilon: backend._rms(squares, epsilon * squares.max(axis=-1, keepdims=True, initial=0)))
 _faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
     lambda squares, epsilon: backend._length(squares, epsilon), diagnosis="norm-kind")
 _faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
@@ -290,8 +231,7 @@ _faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are
     lambda normalized, weight: normalized, diagnosis="norm-weight-ignored")
 _faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
     lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs - inputs.mean(axis=(1, 3) if is_full
-        else 3,
-        keepdims=True), weight, norm, epsilon, is_full), diagnosis="norm-of-differences")
+        else 3, keepdims=True), weight, norm, epsilon, is_full), diagnosis="norm-of-differences")
 # fmt: on
 
 
@@ -299,19 +239,12 @@ _faulty_merge = partial(mutant, "merging", at="weights")
 _LN2 = math.log(2)
 
 
-def _read_as(natural: Callable[[Array, LseBase], Array]) -> Steps:
-    """Read the log-sum-exps otherwise; what is returned is in the base that is asked for."""
-    return {"_natural_logarithms": natural}
+def _stage_read_as(stage: str, change: Callable[[Array], Array]) -> Steps:
+    """Make the weights or the log_sum_exp otherwise, of the parts' natural log-sum-exps (B, H, Lq, N)."""
+    return {"merge_states.softmax": lambda scores: backend.softmax(scores) | {stage: change(scores)}}
 
 
-def _weighed(weigh: Callable[[Array], Array]) -> Steps:
-    """Weigh the parts otherwise, by their natural log-sum-exps (B, H, Lq, N); log_sum_exp is right."""
-    return {"merge_states.softmax": lambda scores: backend.softmax(scores) | {"weights": weigh(scores)}}
-
-
-def _totalled(total: Callable[[Array], Array]) -> Steps:
-    """Return another log_sum_exp, made from the natural ones of the parts."""
-    return {"merge_states.softmax": lambda scores: backend.softmax(scores) | {"log_sum_exp": total(scores)}}
+_weighed, _totalled = partial(_stage_read_as, "weights"), partial(_stage_read_as, "log_sum_exp")
 
 
 def _softmax_of(change: Callable[[Array], Array]) -> Steps:
@@ -325,42 +258,13 @@ def _maximum(scores: Array) -> Array:
     return np.where(np.isneginf(highest), 0, highest)
 
 
-_faulty_merge(_read_as, "first_part_in_the_other_base", "a prefix in base e meets a suffix in base 2: sglang#40903",
-    lambda scores, base: np.asarray(backend._natural_logarithms(scores, base) * np.where(
-        np.arange(scores.shape[-1]) == 0, 1 / _LN2 if base == "2" else _LN2, 1).astype(scores.dtype)),
-    diagnosis="first-part-in-other-base")  # fmt: skip
-
-
-@_faulty_merge("merge_states.softmax", at="weights", defect="e^L without its maximum: inf / inf, or 0 / 0: trl#7181")
-def parts_merged_without_their_maximum(scores: Array) -> Stages:
+def _without_maximum(scores: Array) -> Stages:
     powers = np.exp(scores)
     total = powers.sum(axis=-1, keepdims=True)
     return {"weights": powers / np.where(total == 0, 1, total), "log_sum_exp": np.log(total)[..., 0]}
 
 
-_faulty_merge("merge_states.softmax", "nothing_at_all_gives_nan",
-    "-inf minus -inf where all parts are empty: flashinfer#4051",
-    lambda scores: (stages := backend.softmax(scores)) | {"weights": np.where(np.isneginf(scores).all(axis=-1,
-        keepdims=True), np.nan, stages["weights"])}, diagnosis="empty-rows-nan")  # fmt: skip
-
-
-_faulty_merge("merge_states", "first_part_handed_on_where_all_are_empty",
-    "the first part is handed on where all are empty: vllm#39148's kind",
-    lambda outputs, log_sum_exps, *, lse_base="e": (stages := backend.merge_states(outputs, log_sum_exps,
-        lse_base=lse_base)) | {"output": np.where(np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis], outputs[0],
-        stages["output"])}, at="output")  # fmt: skip
-
-
-_faulty_merge(_totalled, "whole_of_nothing_is_plus_infinity",
-    "a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181",
-    lambda scores: np.where(np.isneginf(total := backend.softmax(scores)["log_sum_exp"]), np.inf, total),
-    at="log_sum_exp")  # fmt: skip
-
-
-@_faulty_merge(
-    _weighed, at="weights", defect="a merge of two keeps the larger log-sum-exp: the next part weighs too much"
-)
-def running_log_sum_exp_is_the_larger_one(scores: Array) -> Array:
+def _by_the_larger(scores: Array) -> Array:
     """Merge one part after the other, the ones before counting by the largest of them alone."""
     weights, running = np.zeros_like(scores), scores[..., :1]
     weights[..., :1] = ~np.isneginf(running)
@@ -371,6 +275,80 @@ def running_log_sum_exp_is_the_larger_one(scores: Array) -> Array:
         weights[..., number : number + 1] = shares[..., 1:]
         running = np.maximum(running, own)
     return weights
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# fmt: off
+_faulty_merge("_natural_logarithms", "first_part_in_the_other_base",
+    "a prefix in base e meets a suffix in base 2: sglang#40903",
+    lambda scores, base: np.asarray(backend._natural_logarithms(scores, base) * np.where(
+        np.arange(scores.shape[-1]) == 0, 1 / _LN2 if base == "2" else _LN2, 1).astype(scores.dtype)),
+    diagnosis="first-part-in-other-base")
+_faulty_merge("_natural_logarithms", "heads_and_queries_of_log_sum_exps_confused",
+    "(Lq, H) is read as (H, Lq): statistics of kernels have their own layout",
+    lambda scores, base: backend._natural_logarithms(np.ascontiguousarray(scores).reshape(
+        len(scores), *scores.shape[2:0:-1], -1).swapaxes(1, 2), base),
+    diagnosis="log-sum-exps-with-heads-and-queries-confused")
+_faulty_merge(None, "parts_are_always_merged_in_base_two", "log is written and log2 is read: sglang#35045",
+    {"_natural_logarithms": lambda scores, base: backend._natural_logarithms(scores, "2"),
+        "_logarithms_in_base": lambda scores, base: backend._logarithms_in_base(scores, "2")},
+    diagnosis="lse-base-2")
+_faulty_merge("_logarithms_in_base", "whole_returned_in_base_e",
+    "the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
+    lambda scores, base: scores, at="log_sum_exp", diagnosis="log-sum-exp-base-e")
+_faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
+    "the whole is returned in base 2, whatever the parts are in: cudnn-frontend#931's kind",
+    lambda scores, base: np.asarray(scores / _LN2), at="log_sum_exp", diagnosis="log-sum-exp-base-2")
+_faulty_merge("merge_states.softmax", "parts_merged_without_their_maximum",
+    "e^L without its maximum: inf / inf, or 0 / 0: trl#7181", _without_maximum)
+_faulty_merge(_weighed, "nothing_at_all_gives_nan", "-inf minus -inf where all parts are empty: flashinfer#4051",
+    lambda scores: np.where(np.isneginf(scores).all(axis=-1, keepdims=True), np.nan,
+        backend.softmax(scores)["weights"]), diagnosis="empty-rows-nan")
+_faulty_merge(_weighed, "running_log_sum_exp_is_the_larger_one",
+    "a merge of two keeps the larger log-sum-exp: the next part weighs too much", _by_the_larger)
+_faulty_merge(_weighed, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
+    lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
+_faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much each part weighs",
+    lambda scores: backend.softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
+    diagnosis="parts-averaged")
+_faulty_merge(_totalled, "whole_of_nothing_is_plus_infinity",
+    "a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181",
+    lambda scores: np.where(np.isneginf(total := backend.softmax(scores)["log_sum_exp"]), np.inf, total),
+    at="log_sum_exp")
+_faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
+    lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp", diagnosis="log-sum-exp-of-maximum-alone")
+_faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
+    lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
+_faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
+    lambda scores: np.asarray(backend.softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]),
+    at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
+_faulty_merge(_softmax_of, "empty_part_weighs_as_zero", "the logarithm of an empty part's sum is 0: mlx#2608",
+    lambda scores: np.where(np.isneginf(scores), 0, scores), diagnosis="empty-part-at-zero")
+_faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
+    "an empty part is written as plus infinity: vllm#28181, #15492",
+    lambda scores: np.where(np.isneginf(scores), np.inf, scores))
+_faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
+    "-100 for minus infinity: a part that is empty weighs beside low ones",
+    lambda scores: np.maximum(scores, np.asarray(-100, scores.dtype)), diagnosis="empty-part-at-minus-100")
+_faulty_merge(_softmax_of, "last_part_not_merged", "structure: one part fewer is merged than there are",
+    lambda scores: np.where(np.arange(scores.shape[-1]) < max(scores.shape[-1] - 1, 1), scores, -np.inf),
+    diagnosis="last-part-lost")
+_faulty_merge(_softmax_of, "parts_beyond_32_lost", "structure: a warp merges its 32 parts, and no more",
+    lambda scores: np.where(np.arange(scores.shape[-1]) < 32, scores, -np.inf), diagnosis="last-part-lost")
+_faulty_merge(_softmax_of, "log_sum_exps_of_parts_in_bfloat16",
+    "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind", bfloat16)
+_faulty_merge("_without_empty_parts", "empty_part_let_through",
+    "0 times the NaN of an empty part: flashinfer#5262, vllm#27491", lambda outputs, log_sum_exps: outputs, at="output")
+_faulty_merge("_mean_of_parts", "outputs_in_reverse_order",
+    "structure: outputs are gathered in the order in which devices answer",
+    lambda weights, parts: backend._mean_of_parts(weights, parts[..., ::-1, :]), at="output",
+    diagnosis="parts-reversed")
+_faulty_merge("merge_states", "first_part_handed_on_where_all_are_empty",
+    "the first part is handed on where all are empty: vllm#39148's kind",
+    lambda outputs, log_sum_exps, *, lse_base="e": (stages := backend.merge_states(outputs, log_sum_exps,
+        lse_base=lse_base)) | {"output": np.where(np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis], outputs[0],
+        stages["output"])}, at="output")
+# fmt: on
 
 
 # What is right.
@@ -385,29 +363,29 @@ def _merged_by(merge: Callable[[list[Pair]], Pair]) -> Steps:
     def merge_states(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
         parts = backend._without_empty_parts(outputs, log_sum_exps).astype(log_sum_exps.dtype)
         output, total = merge(list(zip(parts, backend._natural_logarithms(log_sum_exps, lse_base), strict=True)))
-        return {
-            "log_sum_exp": backend._logarithms_in_base(total, lse_base),
-            "output": output.astype(outputs.dtype),
-        }
+        whole = backend._logarithms_in_base(total, lse_base)
+        return {"log_sum_exp": whole, "output": output.astype(outputs.dtype)}
 
     return {"merge_states": merge_states}
 
 
-def _merged_pair(one: Pair, other: Pair) -> Pair:
+_right_merge = partial(control, _merged_by)
+
+
+def _weighed_by(weigh: Callable[[Array], Pair]) -> Callable[[list[Pair]], Pair]:
+    """Average the parts by weights, which come with the whole: ``weigh(totals)``, the parts along the last axis."""
+
+    def merge(parts: list[Pair]) -> Pair:
+        outputs, totals = zip(*parts, strict=True)
+        weights, whole = weigh(np.stack(totals, axis=-1))
+        return backend._mean_of_parts(weights, np.stack(outputs, axis=-2)), whole
+
+    return merge
+
+
+def _merged_pair(*pair: Pair) -> Pair:
     """Merge two parts by a softmax of two."""
-    stages = backend.softmax(np.stack([one[1], other[1]], axis=-1))
-    return backend._mean_of_parts(stages["weights"], np.stack([one[0], other[0]], axis=-2)), stages["log_sum_exp"]
-
-
-_right_merge = partial(control, _merged_by, dtypes=EVERY)
-
-
-_right_merge("parts_merged_in_sequence", "one part after the other, as they come around a ring",
-    lambda parts: reduce(_merged_pair, parts))  # fmt: skip
-
-
-_right_merge("parts_merged_in_reverse", "one part after the other, from the last",
-    lambda parts: reduce(_merged_pair, parts[::-1]))  # fmt: skip
+    return _weighed_by(lambda totals: ((stages := backend.softmax(totals))["weights"], stages["log_sum_exp"]))([*pair])
 
 
 @_right_merge(why="two by two, as a reduction over devices does")
@@ -418,38 +396,25 @@ def parts_merged_in_a_tree(parts: list[Pair]) -> Pair:
     return parts[0]
 
 
-@_right_merge(why="a logistic function of the difference, as ring attention has it")
-def parts_merged_by_a_logistic_function(parts: list[Pair]) -> Pair:
-    def merge(one: Pair, other: Pair) -> Pair:
-        (output, total), (own_output, own_total) = one, other
-        with np.errstate(all="ignore"):
-            above = own_total - total
-            share = np.where(np.isneginf(total), 1, 1 / (1 + np.exp(-above))).astype(total.dtype)
-            share = np.where(np.isneginf(own_total), 0, share).astype(total.dtype)
-        merged = output - share[..., np.newaxis] * (output - own_output)
-        return merged, np.logaddexp(total, own_total)
-
-    return reduce(merge, parts)
+def _by_logistic_function(one: Pair, other: Pair) -> Pair:
+    (output, total), (own_output, own_total) = one, other
+    with np.errstate(all="ignore"):
+        share = np.where(np.isneginf(total), 1, 1 / (1 + np.exp(total - own_total)))
+        share = np.where(np.isneginf(own_total), 0, share).astype(total.dtype)
+    return output - share[..., np.newaxis] * (output - own_output), np.logaddexp(total, own_total)
 
 
-@_right_merge(why="weights e^(L_n - L) from an L that was stored, as split decoding combines")
-def parts_weighed_from_the_stored_whole(parts: list[Pair]) -> Pair:
-    totals = np.stack([total for _, total in parts], axis=-1)
+def _from_stored_whole(totals: Array) -> Pair:
     whole = backend.softmax(totals)["log_sum_exp"]
-    shift = np.where(np.isneginf(whole), 0, whole)[..., np.newaxis]
-    return backend._mean_of_parts(np.exp(totals - shift), np.stack([output for output, _ in parts], axis=-2)), whole
+    return np.exp(totals - np.where(np.isneginf(whole), 0, whole)[..., np.newaxis]), whole
 
 
-@_right_merge(why="exponentials and the logarithm in base 2")
-def parts_merged_in_powers_of_two(parts: list[Pair]) -> Pair:
-    totals = np.stack([total for _, total in parts], axis=-1) * (1 / _LN2)
-    highest = _maximum(totals)
-    powers = np.exp2(totals - highest)
+def _in_powers_of_two(totals: Array) -> Pair:
+    highest = _maximum(totals / _LN2)
+    powers = np.exp2(totals / _LN2 - highest)
     sums = powers.sum(axis=-1, keepdims=True)
-    weights = powers / np.where(sums == 0, 1, sums)
     with np.errstate(divide="ignore"):
-        whole = (highest + np.log2(sums))[..., 0] * _LN2
-    return backend._mean_of_parts(weights, np.stack([output for output, _ in parts], axis=-2)), whole
+        return powers / np.where(sums == 0, 1, sums), (highest + np.log2(sums))[..., 0] * _LN2
 
 
 @_right_merge(why="outputs times e^(L_n - m), added up, and divided at the end")
@@ -463,72 +428,15 @@ def parts_divided_at_the_end(parts: list[Pair]) -> Pair:
         return np.asarray(mean / np.where(sums == 0, 1, sums)[..., np.newaxis]), np.asarray(shift + np.log(sums))
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_merge(None, "parts_are_always_merged_in_base_two", "log is written and log2 is read: sglang#35045",
-    {"_natural_logarithms": lambda scores, base: backend._natural_logarithms(scores, "2"), "_logarithms_in_base":
-        lambda scores, base: backend._logarithms_in_base(scores, "2")},
-    diagnosis="lse-base-2")
-_faulty_merge("_logarithms_in_base", "whole_returned_in_base_e",
-    "the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
-    lambda scores, base: scores, at="log_sum_exp", diagnosis="log-sum-exp-base-e")
-_faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
-    "the whole is returned in base 2, whatever the parts are in: cudnn-frontend#931's kind",
-    lambda scores, base: np.asarray(scores / _LN2), at="log_sum_exp", diagnosis="log-sum-exp-base-2")
-_faulty_merge(_weighed, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
-    lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
-_faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much each part weighs",
-    lambda scores: backend.softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
-    diagnosis="parts-averaged")
-_faulty_merge(_softmax_of, "empty_part_weighs_as_zero", "the logarithm of an empty part's sum is 0: mlx#2608",
-    lambda scores: np.where(np.isneginf(scores), 0, scores), diagnosis="empty-part-at-zero")
-_faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
-    "an empty part is written as plus infinity: vllm#28181, #15492",
-    lambda scores: np.where(np.isneginf(scores), np.inf, scores))
-_faulty_merge("_without_empty_parts", "empty_part_let_through",
-    "0 times the NaN of an empty part: flashinfer#5262, vllm#27491",
-    lambda outputs, log_sum_exps: outputs, at="output")
-_faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
-    lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp", diagnosis="log-sum-exp-of-maximum-alone")
-_faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
-    lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
-_faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
-    lambda scores: np.asarray(backend.softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]),
-        at="log_sum_exp",
-    diagnosis="log-sum-exp-without-maximum")
-_faulty_merge("_mean_of_parts", "outputs_in_reverse_order",
-    "structure: outputs are gathered in the order in which devices answer",
-    lambda weights, parts: backend._mean_of_parts(weights, parts[..., ::-1, :]), at="output",
-        diagnosis="parts-reversed")
-_faulty_merge(_softmax_of, "last_part_not_merged", "structure: one part fewer is merged than there are",
-    lambda scores: np.where(np.arange(scores.shape[-1]) < max(scores.shape[-1] - 1, 1), scores,
-        -np.inf).astype(scores.dtype),
-    diagnosis="last-part-lost")
-_faulty_merge(_softmax_of, "parts_beyond_32_lost", "structure: a warp merges its 32 parts, and no more",
-    lambda scores: np.where(np.arange(scores.shape[-1]) < 32, scores, -np.inf).astype(scores.dtype),
-    diagnosis="last-part-lost")
-_faulty_merge(_read_as, "heads_and_queries_of_log_sum_exps_confused",
-    "(Lq, H) is read as (H, Lq): statistics of kernels have their own layout",
-    lambda scores, base: backend._natural_logarithms(np.ascontiguousarray(scores).reshape(scores.shape[0],
-        scores.shape[2],
-        scores.shape[1], scores.shape[3]).swapaxes(1, 2), base),
-    diagnosis="log-sum-exps-with-heads-and-queries-confused")
-_faulty_merge(_softmax_of, "log_sum_exps_of_parts_in_bfloat16",
-    "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
-    lambda scores: bfloat16(scores))
-_faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
-    "-100 for minus infinity: a part that is empty weighs beside low ones",
-    lambda scores: np.asarray(np.maximum(scores, np.asarray(-100, scores.dtype))),
-    diagnosis="empty-part-at-minus-100")
-control(_by, "projections_absorbed", "the projections are absorbed: no key and no value is made",
-    backend.ABSORBED.latent_attention)
-control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
-    lambda latent, projection: backend._of_latents(np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(
-        projection[:,
-        ::-1])))
-control(_by_rows, "norm_by_reciprocal_root", "the reciprocal of the root is multiplied",
-    lambda rows, divisor, weight: np.asarray(rows * (1 / divisor) * (1 if weight is None else weight)))
-control(_by_rows, "norm_weighted_before_it_is_rounded",
-    "weights are multiplied before anything is rounded to 16 bits, as in Gemma",
-    lambda rows, divisor, weight: np.asarray(rows / divisor if weight is None else rows * weight / divisor))
+_right_merge("parts_merged_in_sequence", "one part after the other, as they come around a ring",
+    partial(reduce, _merged_pair))
+_right_merge("parts_merged_in_reverse", "one part after the other, from the last",
+    lambda parts: reduce(_merged_pair, parts[::-1]))
+_right_merge("parts_merged_by_a_logistic_function", "a logistic function of the difference, as ring attention has it",
+    partial(reduce, _by_logistic_function))
+_right_merge("parts_weighed_from_the_stored_whole",
+    "weights e^(L_n - L) from an L that was stored, as split decoding combines", _weighed_by(_from_stored_whole))
+_right_merge("parts_merged_in_powers_of_two", "exponentials and the logarithm in base 2",
+    _weighed_by(_in_powers_of_two))
 # fmt: on
