@@ -38,6 +38,7 @@ from attncheck.judging.wrong_result import (
     fitted_numbers,
     is_only_in_empty_rows,
     judge_accuracy,
+    judge_trades,
     stages_behind,
     try_reading,
     would_show,
@@ -175,8 +176,10 @@ def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
             missed.add(convention.name)
     if fits:
         return list(fits.values()), missed - fits.keys()
-    accuracy, refuted = judge_accuracy(wrong.truth, wrong.problem, wrong.stages, wrong.rounding_model, agrees)
-    return ([] if accuracy is None else [accuracy]), refuted | missed
+    of_wrong = (wrong.truth, wrong.problem, wrong.stages, wrong.rounding_model, agrees)
+    accuracy, refuted = judge_accuracy(*of_wrong)
+    trades, others = judge_trades(*of_wrong)
+    return ([] if accuracy is None else [accuracy]) + trades, refuted | others | missed
 
 
 DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)

@@ -63,6 +63,7 @@ from attncheck.spec import (
     OptionSpec,
     without_a_key,
 )
+from attncheck.spec.rounding import PRESETS, WITH
 
 # Who may attend to whom.
 
@@ -504,6 +505,26 @@ ACCURACIES: Mapping[str, Reading] = {
     )
     for format_, name, words in (("float32", "float32", "float32"), ("bfloat16", "16-bits", "16 bits"))
 }
+TRADES: Mapping[str, Reading] = {
+    parts: Reading(
+        f"{ACCURACY}{name}",
+        f'the {{stage}} is as accurate as {words}, which a class permits "with {parts}"',
+        lambda problem: None,
+        of,
+        stage="",
+    )
+    for parts, name, words, of in (
+        ("tanh 2^-11", "approximate-tanh", "with hyperbolic tangents to 2^-11", "softcap"),
+        ("exp 8.8e-5", "cubic-exponentials", "with exponentials to 8.8e-5", ""),
+        ("weights float8_e4m3fn", "fp8-weights", "where weights are FP8", ""),
+        ("sums float16", "float16-sums", "where products are added up in float16", ""),
+        ("query int8 per 128 rows and key int8 per 128 rows", "int8-operands",
+         "where queries and keys are 8-bit integers with scales", ""),
+        (PRESETS["flash3_fp8"].parts.partition(WITH)[2], "fp8-operands",
+         "where queries, keys, values and weights are FP8", ""),
+    )
+}  # fmt: skip
+"""What a kernel of 16 bits may trade for speed: the parts of a class, the tightest first."""
 
 CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *_EMPTY_ROWS),
@@ -511,7 +532,7 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
     **SCORE_READINGS,
     **REPLACED_STEPS,
     "Gradients": GRADIENT_READINGS,
-    "Fitted numbers, and accuracy": (SCALE_FITTED, BIAS_FITTED, *ACCURACIES.values()),
+    "Fitted numbers, and accuracy": (SCALE_FITTED, BIAS_FITTED, *ACCURACIES.values(), *TRADES.values()),
 }
 """All readings, by what they are about."""
 _ALL = sorted(

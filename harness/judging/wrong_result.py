@@ -48,6 +48,7 @@ from attncheck.judging.readings import (
     ACCURACIES,
     BIAS_FITTED,
     SCALE_FITTED,
+    TRADES,
     readings_of,
     undefined_row_conventions,
 )
@@ -62,8 +63,8 @@ from attncheck.judging.residuals import (
 )
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
 from attncheck.reading.lowering import Problem
-from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
-from attncheck.spec.rounding import FORMATS
+from attncheck.spec import OPERATIONS, PROJECTIONS, ROUNDING_MODELS, stage_position
+from attncheck.spec.rounding import FORMATS, WITH, rounding_model_named
 from attncheck.verdicts import Verdict
 from attncheck.wording import AND
 
@@ -270,6 +271,35 @@ def judge_accuracy(
     return None, refuted
 
 
+def judge_trades(
+    truth: Truth, problem: Problem, failing: Stages, rounding_model: str, agrees: Agrees
+) -> tuple[list[Alternative], set[str]]:
+    """Return what a kernel of 16 bits may have traded for speed, and the names of what it has not.
+
+    What fails holds the class with that part, and its errors are noise: of both signs, and in proportion to nothing.
+    """
+    found, refuted = list[Alternative](), set[str]()
+    first = min(failing, key=stage_position)
+    for parts, reading in TRADES.items():
+        model = f"{rounding_model}{WITH}{parts}"
+        is_asked = _may_trade(truth, model) and (not reading.of or reading.of in problem.options)
+        if not is_asked or not all(agrees(truth, stage, array, model) for stage, array in failing.items()):
+            refuted.add(reading.name)
+        elif _is_noise(truth, truth.bounds(model)[first].sigma, first, failing[first], as_stored=False):
+            found.append(reading.alternative(Form(problem), is_fitted=True))
+    return found, refuted
+
+
+def _may_trade(truth: Truth, rounding_model: str) -> bool:
+    """Tell if there is such a class in 16 bits, and the operation has a way forward."""
+    if truth.dtype not in ROUNDING_MODELS["fused"] or "output" not in truth.exact or rounding_model.count(WITH) > 1:
+        return False
+    try:
+        return bool(rounding_model_named(rounding_model, truth.dtype))
+    except ValueError:  # the class permits more already
+        return False
+
+
 def _bounds_of(truth: Truth, dtype: str, of_format: str) -> dict[str, Bound]:
     """Return the bounds of a lower precision; the same for whoever fails."""
     found: dict[str, Bound] | None = truth._readings.get(of_format)
@@ -305,8 +335,11 @@ def _with_rounded_projection(truth: Truth, name: str, bound: Bound, unit: float)
     return Bound(bound.max_error + moved, bound.sigma + moved)
 
 
-def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | None:
-    """Say whether the errors of a stage look like roundings of a format; None where there are too few, or too small."""
+def _is_noise(truth: Truth, scale: Real, stage: str, array: Array, *, as_stored: bool = True) -> bool | None:
+    """Say whether the errors of a stage look like roundings of a format; None where there are too few, or too small.
+
+    ``as_stored``, numbers that are all of a format of 16 bits are.
+    """
     exact, stored = truth.exact[stage], array.astype(np.float64)
     known = np.isfinite(exact.high) & np.isfinite(exact.radius) & np.isfinite(stored)
     value, error = exact.high[known], stored[known] - exact.high[known] - exact.low[known]
@@ -315,7 +348,7 @@ def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | Non
         z = np.abs(error) / scale[known]
         if wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_Z:
             return None
-        if _is_stored_in_16_bits(stored):  # however it was rounded: bits that are cut off have one sign
+        if as_stored and _is_stored_in_16_bits(stored):  # however it was rounded: bits that are cut off have one sign
             return True
         size = np.where(np.isfinite(z), z, 0.0)
         shares = float((error[wrong] > 0).mean()), float(size[error > 0].sum() / size.sum())
@@ -450,6 +483,7 @@ class FailingCase:
         if any(name.startswith(ACCURACY) for name in names):
             accuracy, _ = judge_accuracy(truth, problem, self.failing, self.rounding_model, agrees)
             yield from () if accuracy is None else (accuracy,)
+            yield from judge_trades(truth, problem, self.failing, self.rounding_model, agrees)[0]
 
     def _is_open(self, reading: Alternative) -> bool:
         """Whether float64 NumPy cannot do it."""

@@ -113,7 +113,7 @@ def _codes_of_weights(powers: Array, name: str) -> Array:
     return codes_with_scales(np.maximum(powers, 0), Quantization(GRIDS[name], per))
 
 
-def _declared(name: str, **changes: Any) -> Callable[..., Any]:
+def declared(name: str, **changes: Any) -> Callable[..., Any]:
     """Return the kernel that stores its operands as a class says, and declares it."""
     stored = dict(rounding_model_named(name, "float16").quantized)
     kernel: Any = partial(attention, stored=stored, **changes)
@@ -128,12 +128,12 @@ def _declared(name: str, **changes: Any) -> Callable[..., Any]:
     return named
 
 
-tanh_approx = _declared("tanh_approx", tanh=approximate_tanh)
-flash4 = _declared("flash4", exponential=cubic_exponential)
-flash3_fp8 = _declared("flash3_fp8", weights_in="float8_e4m3fn")
-sage1 = _declared("sage1", product=product_in_float16)
-sage2 = _declared("sage2", weights_in="float8_e4m3fn")
-int8_weights = _declared("fused with weights int8 and value int8 per channel", weights_in="int8")
+tanh_approx = declared("tanh_approx", tanh=approximate_tanh)
+flash4 = declared("flash4", exponential=cubic_exponential)
+flash3_fp8 = declared("flash3_fp8", weights_in="float8_e4m3fn")
+sage1 = declared("sage1", product=product_in_float16)
+sage2 = declared("sage2", weights_in="float8_e4m3fn")
+int8_weights = declared("fused with weights int8 and value int8 per channel", weights_in="int8")
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "tanh_approx": tanh_approx,

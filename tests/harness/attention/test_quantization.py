@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import Problem
-from traded_kernels import KERNELS, codes_with_scales
+from traded_kernels import KERNELS, codes_with_scales, declared, product_in_float16
 
 from attncheck.attention.errors import Operand
 from attncheck.attention.quantization import stored_operand_of
@@ -47,14 +47,14 @@ def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_li
 
 
 def test_a_class_is_declared_by_its_name_or_by_its_parts() -> None:
-    for declared, name in (
+    for given_class, name in (
         ("fused", "fused"),
         ("flash4", "flash4"),
         ({"like": "fused", "tanh": "2^-11"}, "fused with tanh 2^-11"),
         ({"like": "eager", "exp": 0.001, "sums": "float16"}, "eager with exp 0.001 and sums float16"),
         ({"like": "fused", "key": "int8 per 64 rows  less mean"}, f"{INT8} less mean"),
     ):
-        assert class_name(declared, "float16") == name
+        assert class_name(given_class, "float16") == name
     for wrong, message in (
         ("native", "there is no rounding model native in float16"),
         ("quick", "not quick"),
@@ -98,7 +98,7 @@ def test_codes_with_scales_stay_within_their_error(seed: int, grid: str, per: st
 def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_it() -> None:
     offenders, told = [], set()
     for name, kernel in KERNELS.items():
-        declared: Any = kernel
+        traded: Any = kernel
         for turn in range(12):
             random = np.random.default_rng(turn)
             keys, width, options = 5 + 23 * turn, (8, 16, 64)[turn % 3], {"is_causal": True} if turn % 2 else {}
@@ -108,11 +108,30 @@ def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_
             inputs = {each: random.normal(size=shape) for each, shape in shapes.items()}
             inputs["key"] += 2 * random.normal(size=width)
             problem = Problem("attention", options, inputs).stored(dtype)
-            output, log_sum_exp = declared.kernel(**problem.inputs, **options)
+            output, log_sum_exp = traded.kernel(**problem.inputs, **options)
             stages = {"output": output, "log_sum_exp": log_sum_exp}
-            judged = problem.judged(stages, dtype, declared.classes[dtype])
+            judged = problem.judged(stages, dtype, traded.classes[dtype])
             offenders += [(name, turn, each) for each in judged.judgements if each.verdict is not Verdict.AGREE]
             undeclared = problem.judged(stages, dtype, "fused")
             told |= {name for each in undeclared.judgements if each.verdict is not Verdict.AGREE}
     assert offenders == []
     assert told == set(KERNELS)
+
+
+def test_what_is_traded_without_being_declared_is_named_by_its_accuracy() -> None:
+    sums: Any = declared("fused with sums float16", product=product_in_float16)
+    for kernel, name in (
+        (KERNELS["tanh_approx"], "approximate-tanh"),
+        (KERNELS["flash3_fp8"], "fp8-operands"),
+        (sums, "float16-sums"),
+    ):
+        traded: Any = kernel
+        random, fits = np.random.default_rng(7), set[str]()
+        for keys in (40, 90):
+            shapes = {"query": (1, 2, 9, 64), "key": (1, 2, keys, 64), "value": (1, 2, keys, 8)}
+            inputs = {each: 2 * random.normal(size=shape) for each, shape in shapes.items()}
+            problem = Problem("attention", {"softcap": 3.0}, inputs).stored("float16")
+            output, log_sum_exp = traded.kernel(**problem.inputs, softcap=3.0)
+            stages = {"log_sum_exp": log_sum_exp} if name == "approximate-tanh" else {"output": output}
+            fits |= {each.name for each in problem.judged(stages, "float16", "fused").findings.fits}
+        assert f"accuracy-of-{name}" in fits, fits

@@ -21,7 +21,7 @@ from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.alternatives import scales_in_words
 from attncheck.judging.diagnosis import decide, evidence_of
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
-from attncheck.judging.readings import ACCURACIES, CATALOGUE, readings_of
+from attncheck.judging.readings import ACCURACIES, CATALOGUE, TRADES, readings_of
 from attncheck.judging.readings_of_gradients import backward
 from attncheck.judging.residuals import fit_scale, shortest
 from attncheck.judging.truth import truth_of_case
@@ -94,7 +94,7 @@ def test_a_backward_pass_of_which_nothing_is_changed_is_the_exact_one() -> None:
 def test_every_reading_is_one_of_some_case() -> None:
     made_elsewhere = {f"empty-rows-{value}" for value in (*EMPTY_ROWS, "unmasked")} | {"scale-fitted", "bias-fitted"}
     unused = {reading.name for readings in CATALOGUE.values() for reading in readings} - made_elsewhere
-    unused -= {accuracy.name for accuracy in ACCURACIES.values()}
+    unused -= {accuracy.name for accuracy in (*ACCURACIES.values(), *TRADES.values())}
     in_a_row = [list(cases) for _, cases in groupby(select_cases([]).cases, lambda case: case.id.rpartition("/")[0])]
     for case in filter(None, chain.from_iterable(zip_longest(*in_a_row))):  # the first of every file, then the second
         if unused and not case.id.startswith("large/"):
