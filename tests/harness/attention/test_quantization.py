@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,8 @@ def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_li
     def changed(name: str) -> dict[str, Any]:
         found = rounding_model_named(name, "float16")
         assert found.rounding_model == name
-        return {each: value for each, value in vars(found).items() if value != getattr(fused, each)} | {
-            "rounding_model": ""
-        }
+        values = {each.name: getattr(found, each.name) for each in fields(found)}
+        return {each: value for each, value in values.items() if value != getattr(fused, each)} | {"rounding_model": ""}
 
     def only(**fields: Any) -> dict[str, Any]:
         return {"rounding_model": "", **fields}
