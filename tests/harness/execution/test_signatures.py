@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import tables_beside
 
-from attncheck.backends import BACKENDS, PADDED_BY, Mode, numpy_backend
+from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations
@@ -239,8 +239,7 @@ def padding_of(
     """Return how a task is padded for an implementation that has one function with these requirements."""
     name = function or ("dot_scores" if task.operation == "scoring" else task.operation)
     taken = {name: Parameters(frozenset(accepts))}
-    modes = (Mode("toy", "toy", "a function"),)
-    entry = UserImplementation("toy", "toy", ("numpy",), modes, requirements={name: requires}, parameters=taken)
+    entry = UserImplementation("toy", "toy", ("numpy",), requirements={name: requires}, parameters=taken, mode="toy")
     return padded_call(Implementation(entry, "toy"), task)
 
 
