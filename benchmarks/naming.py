@@ -1,32 +1,51 @@
 """Kernels of another hand: what is named of faults that are not the catalogue's, where the output alone is returned?
 
     python benchmarks/naming.py [PATTERNS]
+    python benchmarks/naming.py --together
 
 One plain kernel with a switch for each fault, written apart from ``harness/mutation``, and kernels with two of them.
 Each is judged on small cases in float64 and float32, and named from all that it fails. Prints a line for each, and how
 many are named rightly, in part (one fault of two), wrongly and not at all; exits 1 where one is named wrongly, or the
 right kernel fails.
+
+With ``--together`` the kernels have conventions: all pairs of twelve, and forty with a fault beside one to four of
+them. Each is diagnosed as a run is, in float64. Prints how many pairs are named rightly, and of how many faults a
+report says that they are there, and which they are.
 """
 
 from __future__ import annotations
 
+import inspect
+import random
+import re
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.diagnosing import diagnose
+from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.operations import Parameters, conventions_lacking
 from attncheck.execution.runner import task_of
-from attncheck.judging.diagnosis import Evidence, decide, evidence_of
+from attncheck.execution.worker import Computed
+from attncheck.judging.diagnosis import OR, Evidence, decide, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.truth import truth_of_case
+from attncheck.judging.units import Evaluation, Judge
 from attncheck.mutation.judgement import names_of
+from attncheck.plan import Plan
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
-from attncheck.wording import counted
+from attncheck.results.format import Row
+from attncheck.store import Store
+from attncheck.wording import AND, counted
 
 Array = NDArray[Any]
 
@@ -111,6 +130,24 @@ PAIRS = [
 """Kernels with two faults."""
 
 
+CONVENTIONS = {
+    "mask from the end": "aligned-bottom-right",
+    "tiled groups": "heads-tiled",
+    "mask as drop": "mask-inverted",
+    "softcap behind the bias": "softcap-after-biased",
+    "window narrower": "window-too-narrow-left",
+    "window open on the right": "window-too-narrow-right",
+    "lengths inclusive": "key-lengths-one-too-long",
+    "scale 1/d": "scale-inverse-width",
+    "bias scaled": "bias-scaled",
+    "lowest number for minus infinity": "empty-rows-uniform",
+    "fill ignored": "fill-minus-infinity",
+    "rotation of neighbours": "rotary-pairs",
+}
+"""What a kernel may mean on purpose, with its name."""
+CONVENTION_PATTERNS = (*PATTERNS, "empty_rows/*", "mask_fill/*", "rotary/*", "position_biases/*")
+
+
 def attention(*faults: str) -> Callable[..., Array]:
     """Return a kernel with some faults."""
 
@@ -118,7 +155,12 @@ def attention(*faults: str) -> Callable[..., Array]:
         query: Array, key: Array, value: Array, *, mask: Array | None = None, bias: Array | None = None,
         is_causal: bool = False, scale: float | None = None, softcap: float | None = None,
         window: tuple[int | None, int | None] | None = None, key_lengths: Array | None = None,
+        mask_fill: float | None = None, rotary_cos: Array | None = None, rotary_sin: Array | None = None,
+        rotary_interleaved: bool = False,
     ) -> Array:  # fmt: skip
+        if rotary_cos is not None and rotary_sin is not None:
+            by_pairs = rotary_interleaved or "rotation of neighbours" in faults
+            query, key = (_rotated(each, rotary_cos, rotary_sin, by_pairs=by_pairs) for each in (query, key))
         dtype, (_, heads, queries, width) = query.dtype, query.shape
         if "in float32" in faults:
             query, key, value = (each.astype(np.float32) for each in (query, key, value))
@@ -141,7 +183,8 @@ def attention(*faults: str) -> Callable[..., Array]:
             scores = scores * scores
         if "temperature by row" in faults:
             scores = scores * np.linspace(1, 2, queries, dtype=query.dtype)[:, None]
-        if softcap is not None and "softcap off" not in faults:
+        is_late = "softcap behind the bias" in faults
+        if softcap is not None and "softcap off" not in faults and not is_late:
             scores = query.dtype.type(softcap) * np.tanh(scores / query.dtype.type(softcap))
         if "scores clipped at 1" in faults:
             scores = np.minimum(scores, 1)
@@ -150,13 +193,32 @@ def attention(*faults: str) -> Callable[..., Array]:
             change = _of(faults, changes, 1)
             scores = scores + np.where(np.isfinite(bias), bias, 0).astype(query.dtype) * query.dtype.type(change)
             scores = np.where(np.isfinite(bias), scores, -np.inf)
+        if softcap is not None and is_late:
+            scores = query.dtype.type(softcap) * np.tanh(scores / query.dtype.type(softcap))
         allowed = _allowed(faults, scores, mask, is_causal, window, key_lengths)
+        if mask_fill is not None and "fill ignored" not in faults:
+            scores, allowed = np.where(allowed, scores, scores.dtype.type(mask_fill)), np.ones_like(allowed)
+        if "lowest number for minus infinity" in faults:
+            scores = np.where(allowed & np.isfinite(scores), scores, np.finfo(scores.dtype).min)
+            allowed = np.ones_like(allowed)
         weights = _weights(faults, scores, allowed)
         if "weights in float16" in faults:
             weights = weights.astype(np.float16).astype(query.dtype)
         return _output(faults, weights @ value).astype(dtype)
 
     return run
+
+
+def _rotated(array: Array, cos: Array, sin: Array, *, by_pairs: bool) -> Array:
+    """Rotate the first elements of vectors, each at its own position."""
+    pairs = cos.shape[-1]
+    first, second = (np.s_[..., : 2 * pairs : 2], np.s_[..., 1 : 2 * pairs : 2]) if by_pairs else (
+        np.s_[..., :pairs], np.s_[..., pairs : 2 * pairs]
+    )  # fmt: skip
+    cos, sin, rotated = cos[: array.shape[-2]], sin[: array.shape[-2]], array.copy()
+    rotated[first] = array[first] * cos - array[second] * sin
+    rotated[second] = array[first] * sin + array[second] * cos
+    return rotated
 
 
 def _of(faults: Collection[str], table: Mapping[str, Any], default: Any) -> Any:
@@ -194,7 +256,7 @@ def _allowed(
         left, right = window
         more = _of(faults, {"window wider": 1, "window narrower": -1}, 0)
         allowed &= True if left is None else j >= i - left - more
-        allowed &= True if right is None else j <= i + right
+        allowed &= True if right is None else j <= i + right - ("window open on the right" in faults)
     if key_lengths is not None and "no lengths" not in faults:
         allowed &= j < key_lengths[:, None, None, None] + ("lengths inclusive" in faults)
     if "last row unmasked" in faults:
@@ -281,8 +343,77 @@ def outcome_of(faults: Sequence[str], cases: Mapping[Any, Evidence], names: Sequ
     return "rightly" if wanted <= found else "in part"
 
 
+def named_together(kernels: Sequence[Sequence[str]]) -> list[Counter[str]]:
+    """Return what a run names of each kernel with its failing cases, "" for those without a name."""
+    cases = [case for case in select_cases(CONVENTION_PATTERNS).cases if case.operation == "attention"]
+    plan = Plan.of(cases, ("float64",))
+    entry = UserImplementation("kernel", "", (), classes={"float64": "native"}, parameters={"attention": TAKEN})
+    with tempfile.TemporaryDirectory() as folder:
+        judge = Judge([Implementation(entry, "attention")], store=Store(Path(folder)))
+        return [_named_by_a_run(faults, plan, judge) for faults in kernels]
+
+
+TAKEN = Parameters(frozenset(inspect.signature(attention()).parameters))
+
+
+def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[str]:
+    (item,), kernel = judge.implementations, attention(*faults)
+    rows: list[Row] = []
+    returned: dict[Evaluation, Computed] = {}
+    for unit in plan:
+        case, inputs = plan.case(unit), plan.inputs(unit)
+        task = task_of(case, inputs)
+        unasked = conventions_lacking(TAKEN, task.options)
+        given = {name: value for name, value in {**task.inputs, **task.options}.items() if name not in unasked}
+        small = 0 < score_elements(case.operation, case.options, inputs.arrays) <= MAX_SCORES
+        if not small or unasked or TAKEN.lacking(given):
+            continue
+        with np.errstate(all="ignore"):
+            computed = Computed({"output": kernel(**given)}, not_asked=unasked)
+        result = judge.judge(case, unit.dtype, inputs, {item.name: computed})
+        rows += [row for row in result.rows if row.verdict.exit_code]
+        returned[item.name, case.id, unit.dtype] = computed
+    found = diagnose(rows, plan, judge, returned.get)
+    return Counter((row.diagnosis or "") for row in found if row.comparison == "stage" and not row.xfail)
+
+
+def together() -> int:
+    """Print what is named of conventions and of faults beside them; return 1 where a pair has a wrong name."""
+    choice = random.Random(44)
+    faults = [
+        fault for fault, name in FAULTS.items() if name and fault not in CONVENTIONS and fault not in _OF_ACCURACY
+    ]
+    mixed = [
+        (fault, *choice.sample([*CONVENTIONS], 1 + number % 4))
+        for number, fault in enumerate(choice.sample(faults, len(faults)) + choice.sample(faults, len(faults)))
+    ][:40]
+    pairs = [*combinations(CONVENTIONS, 2)]
+    counts, wrong = Counter[str](), 0
+    for kernel, found in zip((*pairs, *mixed), named_together((*pairs, *mixed)), strict=True):
+        names = {part for name in found for part in re.split(f"{AND}|{OR}", name)} - {""}
+        known = {CONVENTIONS[part] for part in kernel if part in CONVENTIONS}
+        fault = FAULTS[kernel[0]] if kernel[0] not in CONVENTIONS else ""
+        strange = names - known - {fault}
+        causes = [name for name, _ in found.most_common() if name and not {*name.split(AND)} <= known]
+        if fault:
+            outcome = f"{'named' if fault in names else 'shown' if causes or found[''] else 'hidden'}"
+        else:
+            outcome = "rightly" if names == known else "in part" if names < known else "wrongly"
+            wrong += outcome == "wrongly"
+        counts[f"{'faults' if fault else 'pairs'} {outcome}"] += 1
+        print(f"{outcome:8} {' and '.join(kernel):80} {dict(found)} {sorted(strange) or ''}", flush=True)
+    print(f"Of {len(pairs)} pairs and {len(mixed)} kernels with a fault: {dict(sorted(counts.items()))}")
+    return int(wrong > 0)
+
+
+_OF_ACCURACY = frozenset({"in float32", "weights in float16"})
+"""What changes accuracy alone: it is no fault beside others."""
+
+
 def main(patterns: Sequence[str]) -> int:
     """Print what is named of each fault."""
+    if "--together" in patterns:
+        return together()
     counts: dict[int, Counter[str]] = defaultdict(Counter)
     for faults, cases in evidence(patterns or PATTERNS).items():
         names = names_of(decide(cases).values())

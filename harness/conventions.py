@@ -10,10 +10,13 @@ Questions asked of an implementation in its worker, and their answers compared w
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +29,11 @@ from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
+from attncheck.execution.padding import lack_of
 from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
-from attncheck.judging.readings import ASKED, declaration_of, problems_read_as
+from attncheck.judging.readings import ASKED, declaration_of, names_declared, problems_read_as
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
@@ -370,15 +374,43 @@ class Measured:
         return bool(self.declared) and self.kind in ("measured", "open") and self.declared != self.means
 
 
+def readings_of_answers(answers: Sequence[Measured]) -> list[str]:
+    """Return the names of the readings that an implementation's answers are, where cases mean otherwise."""
+    found: dict[str, None] = {}
+    for answer in answers:
+        words, question = answer.means, answer.question
+        if answer.kind != "measured" or not answer.departs:
+            continue
+        names = [name for name, text in ASKED.get(question.name, {}).items() if text == words]
+        option = question.declaration.get(words)
+        found |= dict.fromkeys(names or ([] if option is None else names_declared(option)))
+    return list(found)
+
+
+def ask_within(implementation: Implementation, seconds: float, limits: Limits) -> list[str]:
+    """Return the readings that a user's implementation shows when it is asked what it can be asked, in so many seconds.
+
+    Questions whose keywords it has not are left out, and those for which there is no time.
+    """
+    if not isinstance(implementation.entry, UserImplementation):
+        return []
+    until = time.monotonic() + seconds
+    problems = ((each, each.call) for each in QUESTIONS if each.is_in_cases)
+    questions = [each for each, call in problems if lack_of(implementation, call, lambda: call) is None]  # noqa: B023
+    return readings_of_answers(ask_all(implementation, None, limits, questions, until))
+
+
 def ask_all(
     implementation: Implementation,
     dtype: str | None = None,
     limits: Limits | None = None,
     questions: Sequence[ConventionQuestion] = QUESTIONS,
+    until: float = math.inf,
 ) -> list[Measured]:
     """Ask an implementation what it means, in one of its dtypes: the most exact one, unless another is asked for.
 
-    Conventions are asked for by no keyword: what comes back is what it does by itself.
+    Nothing is asked after a time of the monotonic clock, ``until``. Conventions are asked for by no keyword: what comes
+    back is what it does by itself.
 
     Raises:
         UsageError: It declares no such dtype.
@@ -396,7 +428,8 @@ def ask_all(
     with tempfile.TemporaryDirectory() as logs:
         runner: GroupRunner[str] = GroupRunner(group, limits or Limits(), Path(logs))
         try:
-            return [_asked(question, implementation, chosen, runner) for question in questions]
+            in_time = takewhile(lambda _: time.monotonic() < until, questions)
+            return [_asked(question, implementation, chosen, runner) for question in in_time]
         finally:
             runner.close()
 

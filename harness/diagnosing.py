@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, combinations
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from attncheck.errors import ResultsError
 from attncheck.execution.worker import Computed
 from attncheck.judging.diagnosis import (
+    ACCURACY,
     NAMELESS,
     OR,
     Decision,
@@ -45,14 +45,15 @@ from attncheck.store import UnreadableEntry
 from attncheck.verdicts import WRONG_NUMBERS, Verdict
 from attncheck.wording import AND, BY_ITSELF
 
+if TYPE_CHECKING:
+    from attncheck.judging.compositions import ComposedCase
+
 SETTLED = 3
 """Cases that name the same before it is handed on to others."""
 MAX_EXAMINED = 24
 """Cases of one operation, stage and verdict that are examined."""
 MAX_SCORES = 1 << 17
 """Elements of a score matrix up to which anything is handed on to a case."""
-MAX_COMPOSED = 600
-"""Compositions of conventions that are tried on the cases of one implementation."""
 MAX_NAMELESS = 6
 """Cases one after the other that fit nothing, until the rest is left without a name."""
 
@@ -121,13 +122,20 @@ class ReturnedStages:
         return ArrayParts(self.directory)
 
 
-def diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned) -> list[Row]:
+Ask: TypeAlias = Callable[[str], Sequence[str]]
+"""Gives the names of readings that an implementation shows when it is asked by itself (``conventions.py``)."""
+
+
+def diagnose(
+    rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned, ask: Ask = lambda name: ()
+) -> list[Row]:
     """Name in the failing rows of a run what implementations do instead; the rows come back in their order.
 
-    Workers answer in any order, which counts for nothing.
+    Implementations of which cases are left without a name are asked by themselves. Workers answer in any order, which
+    counts for nothing.
     """
     order = sorted(range(len(rows)), key=lambda number: _sort_key(rows[number]))
-    found = _diagnose([rows[number] for number in order], plan, judge, returned)
+    found = _diagnose([rows[number] for number in order], plan, judge, returned, ask)
     return [row for _, row in sorted(zip(order, found, strict=True), key=lambda each: each[0])]
 
 
@@ -136,7 +144,7 @@ def _sort_key(row: Row) -> tuple[str, ...]:
     return tuple(part or "" for part in parts)
 
 
-def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned) -> list[Row]:
+def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned, ask: Ask) -> list[Row]:
     """Diagnose rows in a certain order; the same failures are not diagnosed again while the store knows them."""
     failing = _failing(rows, plan, returned)
     if not failing and not any(row.evidence for row in rows):
@@ -145,7 +153,7 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned)
     def compute() -> list[Row]:
         known = {_evaluation(row): found for row in rows if row.evidence and (found := unpack(row.evidence))}
         evidence = {key: found[0] for key, found in known.items()}
-        searches = _Searches(plan, judge, evidence)
+        searches = _Searches(plan, judge, ask, evidence)
         for name in dict.fromkeys(each.key[0] for each in failing):
             searches.search([each for each in failing if each.key[0] == name])
         decisions = _decided(searches.evidence)
@@ -207,6 +215,7 @@ class _Searches:
 
     plan: Plan
     judge: Judge
+    ask: Ask
     evidence: dict[Evaluation, Evidence] = field(default_factory=dict)
     examined: dict[Evaluation, Mapping[str, Row]] = field(default_factory=dict)
     """The rows by stage as the case names its fault by itself."""
@@ -298,90 +307,56 @@ class _Searches:
     def composed(
         self, unnamed: Sequence[FailingEvaluation], decisions: Mapping[Evaluation, Decision]
     ) -> dict[Evaluation, Decision]:
-        """Name cases by the conventions that others show: several at once, and then one more beside them."""
+        """Name cases by the readings that others show: several at once, and then one more beside them."""
         known: dict[str, Counter[str]] = {}
         for key, decision in decisions.items():
-            if decision.fit is not None and decision.fit.verdict == Verdict.SEMANTIC and OR not in decision.fit.name:
-                known.setdefault(key[0], Counter())[decision.fit.name] += 1
+            fit = decision.fit
+            if fit is not None and OR not in fit.name and not fit.name.startswith(ACCURACY):
+                known.setdefault(key[0], Counter())[fit.name] += 1
         found: dict[Evaluation, Decision] = {}
-        tried: Counter[str] = Counter()
-        for with_others in (False, True, False):  # what is one more beside others is known then
-            of_case: dict[tuple[str, str], tuple[str, ...]] = {}
-            for each in unnamed:
-                name, case, _ = each.key
-                counts = known.get(name)
-                if (
-                    each.key in found
-                    or not counts
-                    or each.returned is None
-                    or not each.is_whole
-                    or self._is_large(each)
-                ):
-                    continue
-                compositions = _Compositions(each, self.plan, self.judge)
-                sets = compositions.sets(counts, with_others=with_others)
-                of_other_dtype = of_case.get((name, case))
-                for names in [of_other_dtype] if of_other_dtype is not None else sets:
-                    if tried[name] >= MAX_COMPOSED:
-                        break
-                    tried[name] += 1
-                    if names and (fit := compositions.fit(names)):
-                        found[each.key], of_case[name, case] = Decision(fit), names
-                        counts.update(fit.name.split(AND) if with_others else ())
-                        break
-                else:
-                    of_case.setdefault((name, case), ())
+        for name in dict.fromkeys(each.key[0] for each in unnamed):
+            cases = {each.key: case for each in unnamed if each.key[0] == name and (case := self._composed_case(each))}
+            fits = self._composed_fits(name, cases, known.get(name, Counter()))
+            found |= {key: Decision(fit) for key, fit in fits.items()}
         return found
 
-    def _is_large(self, each: FailingEvaluation) -> bool:
-        arrays = self.plan.inputs(each.unit).arrays
-        return score_elements(each.case.operation, each.case.options, arrays) > MAX_SCORES
+    def _composed_fits(
+        self, name: str, cases: Mapping[Evaluation, ComposedCase], counts: Counter[str]
+    ) -> dict[Evaluation, Fit]:
+        """Compose what cases name, and if some are left without a name, what the implementation is asked for, too."""
+        from attncheck.judging.compositions import compose
 
+        found = compose(cases, counts) if counts else {}
+        left = {key: case for key, case in cases.items() if key not in found}
+        known = counts.keys() | {part for fit in found.values() for part in fit.name.split(AND)}
+        more = [each for each in (self.ask(name) if left else ()) if each not in known]
+        return found | (compose(left, Counter([*counts.elements(), *known, *more])) if more else {})
 
-class _Compositions:
-    """Conventions that one failing case may show at once."""
-
-    def __init__(self, each: FailingEvaluation, plan: Plan, judge: Judge) -> None:
+    def _composed_case(self, each: FailingEvaluation) -> ComposedCase | None:
+        """Return a failing case with its exact answer; None where it is large, or not all of it is known."""
+        from attncheck.judging.compositions import ComposedCase
         from attncheck.judging.residuals import as_declared
         from attncheck.judging.truth import truth_of_case
         from attncheck.judging.wrong_result import WrongResult
 
         name, _, dtype = each.key
-        assert each.returned is not None, "found out before"
-        stages, failing = each.returned.stages, {row.stage for row in each.rows}
-        truth = truth_of_case(each.case, dtype, plan.inputs(each.unit), stages, judge.store)
-        truth = as_declared(truth, judge.declared_conventions(name))
-        self._stage, self._wrong = each.rows[0].stage, None
-        if truth.problem is not None and failing <= truth.exact.keys():
-            self._wrong = WrongResult(
-                *(truth, truth.problem, {stage: stages[stage] for stage in failing & stages.keys()}),
-                judge.rounding_model(name, dtype),
-                {stage: stages[stage] for stage in each.right & stages.keys()},
-            )
-
-    def sets(self, counts: Counter[str], *, with_others: bool) -> Iterator[tuple[str, ...]]:
-        """Yield the names of conventions to be tried together: those of most cases first, or all and another one."""
-        from attncheck.judging.wrong_result import conventions_of
-
-        if self._wrong is None:
-            return
-        own = dict.fromkeys(each.name for each in conventions_of(self._wrong.problem))
-        # A convention for rows without a key may come with another one, by which there are such rows.
-        settled = tuple(name for name, _ in counts.most_common() if name in own or name.startswith("empty-rows-"))
-        if with_others:
-            yield from ((*settled, name) for name in own if name not in settled)
-        else:
-            every = (combinations(settled, number) for number in range(len(settled), 0, -1))
-            yield from chain.from_iterable(every)
-
-    def fit(self, names: Sequence[str]) -> Fit | None:
-        """Return the conventions as one reading, if the case agrees with it."""
-        from attncheck.judging.wrong_result import together, try_reading
-
-        if self._wrong is None or (reading := together(self._wrong.problem, names)) is None:
+        if each.returned is None or not each.is_whole or self._is_large(each):
             return None
-        found = try_reading(self._wrong, reading)
-        return None if found is None else fit_of(found, self._stage)
+        stages, failing = each.returned.stages, {row.stage for row in each.rows}
+        truth = truth_of_case(each.case, dtype, self.plan.inputs(each.unit), stages, self.judge.store)
+        truth = as_declared(truth, self.judge.declared_conventions(name)).for_returned(stages)
+        if truth.problem is None or not failing <= truth.exact.keys():
+            return None
+        wrong = WrongResult(
+            *(truth, truth.problem, {stage: stages[stage] for stage in failing & stages.keys()}),
+            self.judge.rounding_model(name, dtype),
+            {stage: stages[stage] for stage in each.right & stages.keys()},
+        )
+        return ComposedCase(wrong, each.rows[0].stage, each.case.operation)
+
+    def _is_large(self, each: FailingEvaluation) -> bool:
+        arrays = self.plan.inputs(each.unit).arrays
+        return score_elements(each.case.operation, each.case.options, arrays) > MAX_SCORES
 
 
 def _common_factor(factors: Iterable[float | None]) -> float | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +43,11 @@ from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
 if TYPE_CHECKING:
+    from attncheck.diagnosing import Ask
     from attncheck.executors.base import Executor
 
+_SHARE_OF_QUESTIONS, _LEAST_OF_QUESTIONS = 0.1, 0.5
+"""Of the time of a run, for questions to a user's function whose failures have no name; in seconds, the least."""
 _MOST_ALIKE = 8
 """Workers of the same modes side by side: each holds a framework of its own."""
 
@@ -211,7 +216,7 @@ def _run(
     on_progress: Callable[[int, int], None],
     watch: RunWatch,
 ) -> RunSummary:
-    cases = plan.cases
+    cases, begun = plan.cases, time.monotonic()
     environment = {**_environment(chosen, settings, faults), **means.record}
     resumed = ResumeState.empty()
 
@@ -262,7 +267,8 @@ def _run(
         writer.flush()
         writer.write_json(FAILED_FILE, watch.record.as_record())
         describe_backends()
-    failing = _diagnosed(recorder, plan, judge, settings.output)
+    ask = partial(_asked, chosen, settings, begun)
+    failing = _diagnosed(recorder, plan, judge, settings.output, ask)
     if widens := _widened(recorder, plan, chosen, settings, RequestedRun.of(environment, len(cases), stopped)):
         environment["asked"]["widens"] = widens
         writer.write_json("environment.json", environment)
@@ -272,14 +278,25 @@ def _run(
     return summary
 
 
-def _diagnosed(recorder: ResultRecorder, plan: Plan, judge: Judge, output: Path) -> list[Row]:
+def _asked(chosen: ImplementationSelection, settings: Settings, begun: float, name: str) -> Sequence[str]:
+    """Ask one that fails what it means, for a share of the time of the run, if it is a user's and runs here."""
+    item = next(each for each in chosen.implementations if each.name == name)
+    seconds = _SHARE_OF_QUESTIONS * (time.monotonic() - begun)
+    if settings.cluster is not None or seconds < _LEAST_OF_QUESTIONS:
+        return ()
+    from attncheck.conventions import ask_within
+
+    return ask_within(item, seconds, settings.limits)
+
+
+def _diagnosed(recorder: ResultRecorder, plan: Plan, judge: Judge, output: Path, ask: Ask) -> list[Row]:
     """Return the failing rows with what implementations do instead, as the results have them from now on."""
     if not recorder.failures:
         return []
     from attncheck.diagnosing import ReturnedStages, diagnose
     from attncheck.results.resume import change_rows, identity_of
 
-    failing = diagnose(recorder.failures, plan, judge, ReturnedStages(output, recorder.undiagnosed))
+    failing = diagnose(recorder.failures, plan, judge, ReturnedStages(output, recorder.undiagnosed), ask)
     change_rows(output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
     return failing
 

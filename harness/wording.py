@@ -17,6 +17,8 @@ _LONGEST: Final = 100
 _MOST_MEANT: Final = 2
 AND = " and "
 """Between names of conventions that a case shows together."""
+BESIDE: Final = "; and "
+"""Between their descriptions."""
 READ_AS: Final = "read as: "
 """Before how an implementation reads a case that declares conventions of its own."""
 BY_ITSELF: Final = "; taken by itself: "

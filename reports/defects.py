@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pandas as pd
@@ -35,7 +35,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.summary import findings
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.verdicts import Verdict
-from attncheck.wording import AND, BY_ITSELF, counted
+from attncheck.wording import AND, BESIDE, BY_ITSELF, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,32 +122,29 @@ def cause_line(found: Sequence[Defect]) -> str:
         return ""
     if len(wrong) == 1 and named:
         return named[0].text
-    meant = [each for each in named if _is_convention(each)]
-    left = [each for each in named if each not in meant]
+    meant = {part for each in named for part in _meant_parts(each)}
     rest = list(dict.fromkeys(case for each in unnamed for case in each.cases))
-    texts = _texts_of(meant)
-    others = _texts_of(left)
+    causes = _cases_by_cause(named)
+    texts = _counted_texts([cause for cause in causes if cause.name in meant])
+    others = _counted_texts([cause for cause in causes if cause.name not in meant])
     if rest:
         where = f": {rest[0]}" if len(rest) == 1 else f", the first {rest[0]}"
         taken = f"{BY_ITSELF}{hint}" if hint else ""
         others.append(f"no cause found ({counted(len(rest), 'case')}{where}{taken})")
-    if not meant:
+    if not texts:
         return "; ".join(others)
-    wrong_in = {case for each in left for case in each.cases}.union(rest)
+    wrong_in = {case for cause in causes if cause.name not in meant for case in cause.cases}.union(rest)
     them = "this" if len(texts) == 1 else "these"
-    outcome = (
-        f"if it means {them}, it is wrong in {counted(len(wrong_in), 'case')}"
-        if wrong_in
-        else (f"it is right if it means {them}")
-    )
+    outcome = f"it is right if it means {them}"
+    if wrong_in:
+        outcome = f"if it means {them}, it is wrong in {counted(len(wrong_in), 'case')}"
     return f"{outcome}: {'; '.join(texts)}{'; what is left: ' if others else ''}{'; '.join(others)}"
 
 
-def _texts_of(named: Sequence[Defect]) -> list[str]:
+def _counted_texts(causes: Sequence[_Cause]) -> list[str]:
     """Return the causes of most cases, each with their number, and how many cases have others."""
-    causes = _cases_by_cause(named)
-    more = {case for _, cases in causes[_MAX_CAUSES:] for case in cases}
-    texts = [f"{text} ({counted(len(cases), 'case')})" for text, cases in causes[:_MAX_CAUSES]]
+    more = {case for cause in causes[_MAX_CAUSES:] for case in cause.cases}
+    texts = [f"{cause.text} ({counted(len(cause.cases), 'case')})" for cause in causes[:_MAX_CAUSES]]
     return [*texts, *([f"other causes ({counted(len(more), 'case')})"] if more else [])]
 
 
@@ -167,15 +164,25 @@ def declaration_line(frames: Frames, column: Column) -> str:
     return f"if it means {'this' if len(found) == 1 else 'these'}, declare it: {function}.conventions = {declared}"
 
 
-def _cases_by_cause(named: Sequence[Defect]) -> list[tuple[str, Collection[str]]]:
-    """Return what each cause is in words, and its cases; one that shows several at once is counted for each of them."""
-    texts = {each.diagnosis: each.text for each in named}
+class _Cause(NamedTuple):
+    """A reading, its words, and the cases that show it."""
+
+    name: str
+    text: str
+    cases: Collection[str]
+
+
+def _cases_by_cause(named: Sequence[Defect]) -> list[_Cause]:
+    """Return the causes, that of most cases first; a case that shows several at once is counted for each of them."""
+    texts = {part: text for each in named for part, text in _texts_by_part(each)}
+    texts |= {each.diagnosis: each.text for each in named}
     cases: dict[str, dict[str, None]] = {}
     for each in named:
         parts = each.diagnosis.split(AND)
         for part in parts if texts.keys() >= set(parts) else [each.diagnosis]:
             cases.setdefault(part, {}).update(dict.fromkeys(each.cases))
-    return sorted(((texts[name], of_it) for name, of_it in cases.items()), key=lambda entry: -len(entry[1]))
+    causes = (_Cause(name, texts[name], of_it) for name, of_it in cases.items())
+    return sorted(causes, key=lambda cause: -len(cause.cases))
 
 
 def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
@@ -189,8 +196,16 @@ def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
     return [option if option is None or option[0] != "scale" or is_default else None for option in found]
 
 
-def _is_convention(defect: Defect) -> bool:
-    return bool(defect.row["verdict"] == Verdict.SEMANTIC) or (bool(defect.diagnosis) and all(_declarations(defect)))
+def _texts_by_part(defect: Defect) -> Iterator[tuple[str, str]]:
+    """Yield each reading of several with its text."""
+    names, texts = defect.diagnosis.split(AND), defect.text.split(BESIDE)
+    yield from zip(names, texts, strict=True) if len(names) == len(texts) > 1 else ()
+
+
+def _meant_parts(defect: Defect) -> list[str]:
+    """Return those of a defect's readings that somebody may mean: conventions, and what can be declared."""
+    parts, is_convention = defect.diagnosis.split(AND), bool(defect.row["verdict"] == Verdict.SEMANTIC)
+    return [part for part, option in zip(parts, _declarations(defect), strict=True) if is_convention or option]
 
 
 def defects_of(frames: Frames, column: Column) -> list[Defect]:
@@ -260,6 +275,10 @@ def _text(frames: Frames, rows: Sequence[Row]) -> str:
     exact = [(found[2] or found[1]).split(" or ") for row in rows if (found := _EXACT_SCALE.search(row["message"]))]
     if len(exact) == len(rows) and (alike := [each for each in exact[0] if all(each in other for other in exact)]):
         return f"the {'default ' if _is_default(frames, rows) else ''}scale is {' or '.join(alike)}"
+    if AND in str(rows[0]["diagnosis"]):
+        *texts, last = str(rows[0]["message"]).split(BESIDE)
+        is_meant = rows[0]["verdict"] == Verdict.SEMANTIC
+        return BESIDE.join([*texts, last if is_meant else last.partition("; ")[0]])
     common = set.intersection(*(set(_parts(row)) for row in rows))
     shared = [part for part in _parts(rows[0]) if part in common]
     return "; ".join(shared) or next(_parts(rows[0]), "")

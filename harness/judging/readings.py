@@ -559,6 +559,14 @@ def declaration_of(name: str) -> tuple[str, str] | None:
     return next((reading.option for reading in _ALL if reading.name == name), None)
 
 
+def names_declared(option: tuple[str, str]) -> list[str]:
+    """Return the names of the readings that a convention with its value declares."""
+    name, value = option
+    if name == "empty_rows":
+        return [f"empty-rows-{value}"]
+    return list(dict.fromkeys(reading.name for reading in _ALL if reading.option == option))
+
+
 def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Alternative | None:
     """Return a problem as an implementation reads its call that declares these conventions; None where it is the same.
 
@@ -583,6 +591,15 @@ def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Altern
 def _is_said_by(form: Alternative, option: tuple[str, str]) -> bool:
     is_problem = form.replacement is None and not form.stage_aliases
     return is_problem and (option[0] != "scale" or bool(form.shared))
+
+
+def readings_named(name: str, problem: Problem) -> Iterator[Alternative]:
+    """Yield a problem as readings of a name take it that make another problem of it, all of whose numbers count."""
+    of_rows = undefined_row_conventions(problem) if name.startswith("empty-rows-") else ()
+    rows = (reading for reading in _ALL if reading.name == name and not reading.before_lowering)
+    for each in (*(each for row in rows for each in row.of_problem(problem)), *of_rows):
+        if each.name == name and each.replacement is None and not each.stage_aliases and each.empty_rows != "nan":
+            yield each
 
 
 def problems_read_as(name: str, problem: Problem) -> list[Problem]:

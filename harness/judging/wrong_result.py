@@ -22,7 +22,7 @@ this cannot tell is for ``diagnose_case``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -49,7 +49,6 @@ from attncheck.judging.readings import (
     BIAS_FITTED,
     SCALE_FITTED,
     TRADES,
-    readings_of,
     undefined_row_conventions,
 )
 from attncheck.judging.readings_of_scores import with_bias_times
@@ -65,8 +64,6 @@ from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_trut
 from attncheck.reading.lowering import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, ROUNDING_MODELS, stage_position
 from attncheck.spec.rounding import FORMATS, WITH, rounding_model_named
-from attncheck.verdicts import Verdict
-from attncheck.wording import AND
 
 _NEARLY = 16.0
 """How many times its bounds a reading may be missed by, on average, until that refutes it."""
@@ -125,31 +122,6 @@ def is_only_in_empty_rows(wrong: WrongResult) -> bool:
         if not failing.any() and not agrees(wrong.truth, stage, array, wrong.rounding_model):
             return False
     return wrong_rows
-
-
-def together(problem: Problem, names: Sequence[str]) -> Alternative | None:
-    """Return conventions that are read one behind the other, those that a problem has; None where it has none."""
-    parts: list[Alternative] = []
-    for name in names:
-        said = {part.option[0] for part in parts if part.option is not None}
-        of_it = (each for each in conventions_of(problem) if each.name == name)
-        found = next((each for each in of_it if each.option is None or each.option[0] not in said), None)
-        if found is not None:
-            parts.append(found)
-            problem = found.problem
-    if not parts:
-        return None
-    first = min(parts, key=lambda each: stage_position(each.stage))
-    name, description = AND.join(each.name for each in parts), "; ".join(each.description for each in parts)
-    return Alternative(name, description, first.stage, problem, Verdict.SEMANTIC)
-
-
-def conventions_of(problem: Problem) -> Iterator[Alternative]:
-    """Yield the conventions of a problem that make another problem of it, all of whose numbers say something."""
-    for each in (*readings_of(problem), *undefined_row_conventions(problem)):
-        is_problem = each.replacement is None and not each.stage_aliases
-        if each.verdict is Verdict.SEMANTIC and is_problem and each.empty_rows != "nan":
-            yield each
 
 
 def would_show(wrong: WrongResult, convention: Alternative) -> bool:
