@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("list", "show"), "listing"),
     },
     "Ask more of a kernel": dict.fromkeys(
-        ("search", "reduce", "conventions", "accuracy", "properties", "protocol"), "probing"
+        ("search", "design", "reduce", "conventions", "accuracy", "properties", "protocol"), "probing"
     ),
     "Compare": dict.fromkeys(("diff", "bisect"), "reporting"),
     "Exchange": {**dict.fromkeys(("vectors", "export", "import"), "interchange"), "schema": "listing"},

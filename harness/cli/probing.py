@@ -1,4 +1,4 @@
-"""Commands that ask more of a kernel: search, reduce, conventions, accuracy, properties and protocol."""
+"""Commands that ask more of a kernel: search, design, reduce, conventions, accuracy, properties and protocol."""
 
 from __future__ import annotations
 
@@ -162,6 +162,57 @@ def _show(found: Search, implementation: Implementation, limits: Limits, code: E
         print_document(search_document(found, commands, code))
     else:
         print_search(found, commands)
+
+
+@app.command(
+    epilog=examples(
+        "attncheck design my_kernel.py:attention",
+        "attncheck design my_kernel.py:attention --strength 2 --widths 64,96 --tile 48",
+    )
+)
+def design(
+    implementation: ImplementationName,
+    strength: Annotated[
+        int, typer.Option(metavar="N", min=2, max=3, help="Let every so many options and sizes meet: 2 or 3.")
+    ] = 3,
+    widths: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Widths of your model's heads. Default: those that the function requires, or 64 and 128.",
+            show_default=False,
+        ),
+    ] = None,
+    tile: Annotated[
+        int, typer.Option(metavar="N", min=16, max=1024, help="Lengths are beyond a tile of this size.")
+    ] = 64,
+    *,
+    function: FunctionOptions,
+    output: Annotated[
+        Path | None, output_option("FILE", "File for the cases. Default: design_ and the implementation's name.")
+    ] = None,
+) -> None:
+    """Write cases in which every three of what your function has meet.
+
+    Its masks, biases, windows, caches, sinks, shared heads and widths, at lengths beyond a tile: what it has follows
+    from its signature and from what it declares. The file is a design, which you can change.
+    """
+    from attncheck.commands import joined
+    from attncheck.designing import DesignRequest, write_design
+    from attncheck.explain import find_implementation
+
+    chosen = find_implementation(implementation, function.framework, function.signature)
+    request = DesignRequest(chosen, strength, _whole_numbers(split(widths)), tile)
+    path, cases, factors = write_design(request, output)
+    typer.echo(f"{path}: {cases} cases, in which every {strength} of {factors} factors meet")
+    typer.echo("Check them: " + joined(["attncheck", "check", str(path), "-i", *request.entry.given]))
+
+
+def _whole_numbers(words: Sequence[str]) -> tuple[int, ...]:
+    for word in words:
+        if not word.isdecimal() or not 1 <= int(word) <= 1024:
+            raise UsageError(f"--widths {word}: expected whole numbers from 1 to 1024, with commas between them")
+    return tuple(map(int, words))
 
 
 @app.command(

@@ -243,7 +243,8 @@ class UserImplementation(BackendEntry):
     its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``parameters``
     what it can be called with; it has no other functions. ``given`` is what names it on a command line, with
     ``--framework`` where that was given; empty for an object. ``device`` is where the tensors lie that it is given.
-    ``signature`` names the family that it is called like, if any. ``properties`` are what it claims of properties.
+    ``signature`` names the family that it is called like, if any. ``properties`` are what it claims of properties,
+    ``capabilities`` what it says that it can do.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -251,6 +252,7 @@ class UserImplementation(BackendEntry):
     function: str = "attention"
     conventions: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
     mode: str = ""
     required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
@@ -320,7 +322,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
     if not said and (imported := declared.get("imported_framework")):
         advice = [advice_on_framework(imported, target.attribute or "attention", is_given=name == imported)]
 
-    mappings = ("conventions", "properties", "resources", "distributions")
+    mappings = ("conventions", "properties", "capabilities", "resources", "distributions")
     of_functions = ("required", "source", "requirements", "parameters")
     own: dict[str, Any] = {field: dict(declared.get(field) or {}) for field in (*mappings, *of_functions)}
     return UserImplementation(

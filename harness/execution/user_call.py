@@ -359,6 +359,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
         "conventions": _conventions(getattr(target, "conventions", None)),
         "properties": _claims(getattr(target, "properties", None)),
+        "capabilities": {name: capabilities[name] for name in ("grouped_heads", "value_width") if name in capabilities},
         "device": _device(getattr(target, "device", None)),
         "resources": _resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,

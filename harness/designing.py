@@ -1,0 +1,248 @@
+"""A design for what a kernel has: the bundled one, without what it does not take, at its widths and behind its tile.
+
+``cases/designs.yaml`` states which options, masks, heads and lengths meet. A level that gives a kernel an input or an
+option that it has no parameter for is left out, then a factor of which nothing is left, and what only they refer to. So
+what is added to the bundled design is in everybody's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from attncheck.backends.contract import inputs_of
+from attncheck.errors import OutputError, UsageError
+from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.operations import Parameters
+from attncheck.execution.requirements import Requirements
+from attncheck.reading.for_each import DESIGN, EXCLUDE, FACTORS, ROW_NAME, STRENGTH, references
+from attncheck.reading.loader import load_case_file
+from attncheck.reading.yaml_reader import read_yaml
+from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
+from attncheck.wording import listed, slug
+
+DESIGNED = ("attention", "attention_gradients")
+"""The operations that the bundled design can be taken for."""
+_STATED_FOR = 64
+"""The tile that the numbers of the bundled design are stated for."""
+_SIZES = ("length", "window")
+"""Its factors whose numbers follow from the tile."""
+_WIDTHS = (64, 128)
+_GRAD_OUTPUT = {"draw": "randn", "shape": [2, {"each": "heads"}, {"each": "queries"}, {"each": "value_width"}]}
+
+_LINE = 110
+
+Level = dict[str, Any]
+"""The values of a level, by name."""
+
+
+@dataclass(frozen=True)
+class DesignRequest:
+    """What a design is made for: a function, how many things meet, its widths and its tile."""
+
+    implementation: Implementation
+    strength: int = 3
+    widths: tuple[int, ...] = ()
+    tile: int = _STATED_FOR
+
+    @property
+    def entry(self) -> UserImplementation:
+        """The user's function. Raises ``UsageError`` for a bundled implementation."""
+        entry = self.implementation.entry
+        if not isinstance(entry, UserImplementation):
+            raise UsageError(f"{entry.name} is no function of yours; expected one, as my_kernel.py:attention")
+        return entry
+
+    @property
+    def operation(self) -> str:
+        """The operation of the function. Raises ``UsageError`` where there is no design for it."""
+        found = next((name for name in DESIGNED if name in self.entry.parameters), None)
+        if found is None:
+            has = listed(self.entry.parameters) or "a program, which says nothing of what it takes"
+            raise UsageError(f"designs are made for {listed(DESIGNED)}; {self.entry.name} has {has}")
+        return found
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of the function."""
+        return self.entry.parameters[self.operation]
+
+    @property
+    def requirements(self) -> Requirements:
+        """The shapes that it takes."""
+        return Requirements.of(self.entry.requirements.get(self.operation) or {})
+
+    @property
+    def command(self) -> str:
+        """The words that make the design again."""
+        widths = f" --widths {','.join(map(str, self.widths))}" if self.widths else ""
+        return f"attncheck design {' '.join(self.entry.given)} --strength {self.strength}{widths} --tile {self.tile}"
+
+
+def design_text(request: DesignRequest) -> str:
+    """Return the case file of a design. Raises ``UsageError`` where there is none for the function."""
+    [case] = read_yaml(Path(str(files("attncheck.cases") / "designs.yaml"))).data["cases"]
+    operation, design = request.operation, case[DESIGN]
+    fields = {group: _taken(case[group], request) for group in ("options", "inputs")}
+    if "grad_output" in OPERATIONS[operation].inputs:
+        fields["inputs"]["grad_output"] = _GRAD_OUTPUT
+    factors = {name: _levels(levels) for name, levels in design[FACTORS].items()}
+    factors["width"] = _widths(request)
+    for name in _SIZES:
+        factors[name] = _at_tile(factors[name], request.tile)
+    if request.entry.capabilities.get("grouped_heads") is False:
+        factors["heads"] = {name: level for name, level in factors["heads"].items() if len({*level.values()}) == 1}
+    dropped = {name for group in fields for name in _names(case[group])} - set(_names(fields))
+    factors = _without(factors, dropped, set(_names(fields)))
+    bound = {name or factor for factor, levels in factors.items() for level in levels.values() for name in level}
+    fields = {
+        group: {name: value for name, value in own.items() if bound.issuperset(_names(value))}
+        for group, own in fields.items()
+    }
+    made = {STRENGTH: min(request.strength, len(factors)), FACTORS: _written(factors)}
+    if excluded := [each for each in design.get(EXCLUDE, []) if each.keys() <= factors.keys()]:
+        made[EXCLUDE] = excluded
+    entry = {"name": "Options meet", DESIGN: made, **{name: group for name, group in fields.items() if group}}
+    dtypes = [dtype for dtype in DTYPES if dtype in request.implementation.declared.classes]
+    head = {
+        "title": f"Every {request.strength} of what {request.implementation.name} has"[:200],
+        "source": {"kind": "derivation", "title": request.command},
+        "operation": operation,
+        "defaults": {"random": {"generator": "numpy-legacy", "seed": 1}, "dtypes": dtypes},
+    }
+    stages = {"stages": ["output"]} if operation == "attention" else {}
+    return _dumped({**head, "cases": [{**entry, **stages}]})
+
+
+def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path, int, int]:
+    """Write a design; return where, how many cases it makes, and of how many factors.
+
+    Raises ``UsageError``, and ``OutputError`` where it cannot be written.
+    """
+    text = design_text(request)
+    path = path or Path(f"design_{slug(request.implementation.name).replace('-', '_')}.yaml")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+    [case] = read_yaml(path).data["cases"]
+    return path, len(load_case_file(path, path.name, path.stem, ())), len(case[DESIGN][FACTORS])
+
+
+def _taken(fields: Mapping[str, Any], request: DesignRequest) -> dict[str, Any]:
+    """Keep the options and inputs that a function has a parameter for, or that are no matter of its parameters."""
+    own, positional = OPERATIONS[request.operation], inputs_of(request.operation)
+    asked = {name: value for name, value in fields.items() if name in own.inputs or name in own.options}
+    accepted = request.parameters.accepted(asked)
+    kept = {
+        name
+        for name in asked
+        if name in accepted or name in positional or (name in OPTIONS and OPTIONS[name].for_reading)
+    }
+    said = {name for name in kept if name in OPTIONS and (needed := OPTIONS[name].with_one_of) and not kept & {*needed}}
+    return {name: value for name, value in asked.items() if name in kept - said}
+
+
+def _levels(levels: Any) -> dict[str, Level]:
+    """Return the levels of a factor by name; one of values alone has a name of its own for each."""
+    if isinstance(levels, list):
+        return {row[ROW_NAME]: {name: value for name, value in row.items() if name != ROW_NAME} for row in levels}
+    return {label: {"": value} for label, value in levels.items()}
+
+
+def _written(factors: Mapping[str, dict[str, Level]]) -> dict[str, Any]:
+    return {
+        name: {label: level[""] for label, level in levels.items()}
+        if any("" in level for level in levels.values())
+        else [{ROW_NAME: label, **level} for label, level in levels.items()]
+        for name, levels in factors.items()
+    }
+
+
+def _names(data: Any) -> Iterator[str]:
+    return (name for _, name in references(data))
+
+
+def _without(factors: Mapping[str, dict[str, Level]], dropped: set[str], used: set[str]) -> dict[str, dict[str, Level]]:
+    """Leave levels out that give what is dropped, then names that nothing refers to, then factors without any."""
+    kept = {
+        factor: {
+            label: level
+            for label, level in levels.items()
+            if all(value is None for name, value in level.items() if (name or factor) in dropped)
+        }
+        for factor, levels in factors.items()
+    }
+    while True:
+        inside = {name for levels in kept.values() for level in levels.values() for name in _names(level)}
+        trimmed = {
+            factor: {
+                label: {name: value for name, value in level.items() if (name or factor) in used | inside}
+                for label, level in levels.items()
+            }
+            for factor, levels in kept.items()
+        }
+        trimmed = {
+            factor: levels
+            for factor, levels in trimmed.items()
+            if any(value is not None for level in levels.values() for value in level.values())
+        }
+        if trimmed == kept:
+            return kept
+        kept = trimmed
+
+
+def _widths(request: DesignRequest) -> dict[str, Level]:
+    """Return the widths that a function takes, and values of another one where it says nothing against them."""
+    requirements = request.requirements
+    wanted: Sequence[int] = request.widths or requirements.widths or _WIDTHS
+    widths = sorted({width for each in wanted if (width := requirements.width(each)) is not None})
+    if not widths or (request.widths and set(widths) != set(wanted)):
+        raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.entry.name} takes {requirements.limits}")
+    levels: dict[str, Level] = {f"width {width}": {"width": width, "value_width": width} for width in widths}
+    if requirements.value_width is None and request.entry.capabilities.get("value_width") is not False:
+        other = widths[0] if len(widths) > 1 else requirements.width(widths[0] + 1) or requirements.width(1)
+        levels["values of another width"] = {"width": widths[-1], "value_width": other}
+    return {label: level for label, level in levels.items() if label[0] == "w" or len({*level.values()}) == 2}
+
+
+def _at_tile(data: Any, tile: int) -> Any:
+    """Return lengths for another tile: so many tiles, and so much more or less."""
+    if isinstance(data, dict):
+        return {name: value if name == "each" else _at_tile(value, tile) for name, value in data.items()}
+    if isinstance(data, list):
+        return [_at_tile(each, tile) for each in data]
+    if isinstance(data, int) and not isinstance(data, bool):
+        return data + (tile - _STATED_FOR) * round(data / _STATED_FOR)
+    return data
+
+
+def _dumped(data: Mapping[str, Any]) -> str:
+    from ruamel.yaml import YAML
+
+    yaml, text = YAML(), StringIO()
+    yaml.width, yaml.indent = 10 * _LINE, 2
+    yaml.representer.ignore_aliases = lambda _: True
+    yaml.dump(_styled(data), text)
+    return re.sub(
+        r"(?<=[\[ ])each: (\w+)(?=[,\]])", r"{each: \1}", text.getvalue()
+    )  # in a list, braces may be left out
+
+
+def _styled(data: Any) -> Any:
+    """Put what fits into a line on one."""
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    if not isinstance(data, dict | list):
+        return data
+    parts = {name: _styled(value) for name, value in data.items()} if isinstance(data, dict) else map(_styled, data)
+    styled: Any = CommentedMap(parts) if isinstance(data, dict) else CommentedSeq(parts)
+    if len(str(data)) <= _LINE:
+        styled.fa.set_flow_style()
+    return styled

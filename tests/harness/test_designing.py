@@ -1,0 +1,102 @@
+"""Designs for what a kernel has: what it lacks is in no case, and widths, tile and strength are those asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncheck.backends import EVERYTHING
+from attncheck.designing import DesignRequest, write_design
+from attncheck.errors import UsageError
+from attncheck.execution.implementations import Implementation, entry_of
+from attncheck.execution.user_call import declarations
+from attncheck.execution.user_code import Target
+from attncheck.reading.loader import load_case_file
+
+
+def plain(query: Any, key: Any, value: Any) -> None: ...
+
+
+def masked(query: Any, key: Any, value: Any, *, mask: Any = None, is_causal: bool = False) -> None: ...
+
+
+masked.capabilities = {"grouped_heads": False, "value_width": False, "dtypes": ["bfloat16"]}  # type: ignore[attr-defined]
+masked.requires = {"widths": [32, 80]}  # type: ignore[attr-defined]
+
+
+def windowed(query: Any, key: Any, value: Any, *, window: Any = None) -> None: ...
+
+
+def everything(query: Any, key: Any, value: Any, **options: Any) -> None: ...
+
+
+def attention_gradients(
+    query: Any, key: Any, value: Any, grad_output: Any, *, sinks: Any = None, bias: Any = None
+) -> None: ...
+
+
+def softmax(scores: Any) -> None: ...
+
+
+KERNELS: tuple[Any, ...] = (plain, masked, windowed, everything, attention_gradients, softmax)
+# The inputs and options that its cases have beside those that come by position, its widths, its longest keys.
+MADE = {
+    "plain": (set(), {64, 128}, 1025),
+    "masked": ({"mask", "is_causal", "alignment"}, {32, 80}, 1025),
+    "windowed": ({"window"}, {64, 128}, 1025),
+    "everything": (
+        {"mask", "bias", "sinks", "key_lengths", "past_key", "past_value", "query_offsets"}
+        | {"is_causal", "alignment", "window", "softcap"},
+        {64, 128},
+        1025,
+    ),
+    "attention_gradients": ({"sinks", "bias"}, {64, 128}, 1025),
+}
+POSITIONAL = {"query", "key", "value", "grad_output"}
+
+
+def requested(name: str, strength: int = 3, widths: tuple[int, ...] = (), tile: int = 64) -> DesignRequest:
+    [kernel] = (kernel for kernel in KERNELS if kernel.__name__ == name)
+    entry = entry_of(Target("kernels.py", name), declarations(kernel, name), "numpy")
+    return DesignRequest(Implementation(entry, name), strength, widths, tile)
+
+
+def test_a_design_has_what_a_kernel_takes_and_nothing_else(tmp_path: Path) -> None:
+    offenders = []
+    for name, expected in MADE.items():
+        request = requested(name)
+        path, count, _ = write_design(request, tmp_path / f"{name}.yaml")
+        cases = load_case_file(path, path.name, path.stem, ())
+        given = {each for case in cases for each in (*case.inputs, *case.options)} - POSITIONAL
+        shapes = [case.input_shapes for case in cases]
+        found = given, {each["query"][3] for each in shapes}, max(each["key"][2] for each in shapes)
+        grouped = any(each["query"][1] != each["key"][1] for each in shapes)
+        if found != expected or len(cases) != count or grouped is (name == "masked"):
+            offenders.append((name, found, count))
+        assert {dtype for case in cases for dtype in case.dtypes} == {*request.implementation.declared.classes}
+    assert offenders == []
+
+
+def test_widths_tile_and_strength_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    path, count, factors = write_design(requested("everything", 2, (48, 96), 32), tmp_path / "a.yaml")
+    cases = load_case_file(path, path.name, path.stem, ())
+    assert {case.input_shapes["query"][3] for case in cases} == {48, 96}
+    assert {case.input_shapes["key"][2] + case.input_shapes.get("past_key", (0,) * 3)[2] for case in cases} == {
+        *(513, 43, 71)
+    }
+    assert (factors, count < 20) == (10, True)
+    assert all(not case.warnings for case in cases)
+
+
+def test_what_no_design_can_be_made_for_is_refused(tmp_path: Path) -> None:
+    refused = {
+        "softmax": "designs are made for attention and attention_gradients; kernels has softmax",
+        "masked": "--widths 64: kernels takes widths of 32, 80",
+    }
+    for name, message in refused.items():
+        with pytest.raises(UsageError, match=message):
+            write_design(requested(name, widths=(64,)), tmp_path / "a.yaml")
+    with pytest.raises(UsageError, match="numpy is no function of yours"):
+        write_design(DesignRequest(Implementation(EVERYTHING["numpy"])), tmp_path / "a.yaml")
