@@ -10,40 +10,26 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attncheck.reports.documents import (
-    DocumentCase,
-    DocumentPage,
-    Expectation,
-    NumberLine,
-    NumberTable,
-    Value,
-    as_matrix,
-    count,
-    document_pages,
-)
-from attncheck.reports.frames import (
-    FAILS_A_RUN,
-    Column,
-    Frames,
-    element_in,
-    records,
-    rows_judged,
-)
+from attncheck.reports.documents import DocumentCase, DocumentPage, document_pages, expectation_part
+from attncheck.reports.frames import FAILS_A_RUN, Column, Frames, element_in, records, rows_judged
 from attncheck.reports.html.contents import unique_slugs
 from attncheck.reports.sections import (
     Block,
     Code,
+    Coloured,
     Details,
     Entries,
     Figure,
     Inline,
     Items,
+    Mark,
     Nested,
     OnPage,
     Page,
+    Part,
     Section,
     Table,
     Text,
@@ -56,7 +42,6 @@ from attncheck.reports.sections import (
     wrong,
 )
 from attncheck.reports.summary import make_summary, verdict_table
-from attncheck.spec import DTYPES
 
 _MAX_LISTED = 50
 _LARGEST = 15
@@ -64,187 +49,103 @@ _LARGEST = 15
 
 def render_markdown(frames: Frames) -> str:
     """Return the whole report. The same frames give the same text."""
-    sections = [
-        _opening(frames),
-        section_lines(by_implementation(frames)),
-        section_lines(wrong(frames, _MAX_LISTED)),
-        section_lines(expected_to_fail(frames)),
-        section_lines(queries_without_key(frames)),
-        section_lines(documents_at_a_glance(frames)),
-        verdict_section(frames),
-        section_lines(properties(frames)),
-        *document_sections(frames),
-        _largest(frames),
-        section_lines(environments(frames)),
-    ]
-    return "\n".join(line for section in sections if section for line in [*section, ""])
-
-
-def _opening(frames: Frames) -> list[str]:
     answer = make_summary(frames)
-    lines = ["# Attention conformance report", "", f"**{escape(answer.first_line)}**", ""]
-    lines += [f"- {escape(sentence)}" for sentence in answer.sentences]
-    lines += [f"- {escape(note)}." for note in frames.notes]
-    return lines
+    said = Items([*answer.sentences, *(f"{note}." for note in frames.notes)])
+    sections = (
+        by_implementation(frames),
+        wrong(frames, _MAX_LISTED),
+        expected_to_fail(frames),
+        queries_without_key(frames),
+        documents_at_a_glance(frames),
+        verdict_section(frames),
+        properties(frames),
+        _documents(frames),
+        _largest(frames),
+        environments(frames),
+    )
+    opening: list[Block] = [Text(Mark(answer.first_line, "strong")), *([said] if said.items else [])]
+    return page_text(Page("Attention conformance report", opening, list(filter(None, sections))))
 
 
-def _largest(frames: Frames) -> list[str]:
-    """The pairs that differ most, whether or not they still agree."""
+_DIFFERENCES_EXPLAINED = (
+    "Two implementations disagree where they differ by more than the sum of their error bounds; the column before the "
+    "last says what part of that sum the difference is."
+)
+
+
+def _largest(frames: Frames) -> Section | None:
+    """Return the pairs that differ most, whether or not they still agree; None without any."""
     pairs = frames.pairs[frames.pairs["ratio"].notna()]
-    if pairs.empty:
-        return []
     pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_LARGEST)
     rows = [_pair_cells(frames, row) for row in records(pairs)]
-    headings = [
-        "case",
-        "stage",
-        "dtype",
-        "one",
-        "other",
-        "at",
-        "value",
-        "other value",
-        "difference",
-        "of the allowed",
-        "verdict",
-    ]
-    return [
-        "## Largest differences between two implementations",
-        "",
-        "Two implementations disagree where they differ by more than the sum of their error bounds; the column before "
-        "the last says what part of that sum the difference is.",
-        "",
-        *table(headings, rows, "llllllrrrrl"),
-    ]
+    headings = ("case", "stage", "dtype", "one", "other", "at", "value", "other value", "difference")
+    title = "Largest differences between two implementations"
+    table = Table(title, (*headings, "of the allowed", "verdict"), rows, "llllllrrrrl")
+    return Section(title, "largest", [Text(_DIFFERENCES_EXPLAINED), table]) if rows else None
 
 
-def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> list[str]:
-    return [
-        code(row["case"]),
-        code(row["stage"]),
-        row["dtype"],
-        escape(frames.named(row["implementation"], row["environment"])),
-        escape(frames.named(row["other"], row["other_environment"])),
+def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> tuple[Inline, ...]:
+    digits = 9 if row["dtype"] == "float32" else 17
+    return (
+        *(Mark(row["case"]), Mark(row["stage"]), row["dtype"]),
+        frames.named(row["implementation"], row["environment"]),
+        frames.named(row["other"], row["other_environment"]),
         element_in(frames.cases[row["case"]], row),
-        number(row["value"], 9 if row["dtype"] == "float32" else 17),
-        number(row["reference"], 9 if row["dtype"] == "float32" else 17),
-        number(row["difference"]),
-        number(row["ratio"]),
-        row["verdict"],
-    ]
+        *(number(row["value"], digits), number(row["reference"], digits)),
+        *(number(row["difference"]), number(row["ratio"]), row["verdict"]),
+    )
 
 
-_MAX_VISIBLE = 40
-"""Longer tables are folded away."""
+NUMBERS_EXPLAINED = (
+    "Each number that a document prints, beside the exact answer and what each implementation computes; elements count "
+    "from 0."
+)
 
 
-def document_sections(frames: Frames) -> list[list[str]]:
-    """Return a section per document: its cases, and in each what it prints and what it computes without printing.
-
-    Each section leads to the pictures of the HTML report.
-    """
+def _documents(frames: Frames) -> Section | None:
+    """Return each document's cases: what it prints, and what it computes without printing; None without any."""
     pages = document_pages(frames)
-    if not pages:
-        return []
-    opening = [
-        "## Documents",
-        "",
-        "Each number that a document prints, beside the exact answer and what each implementation computes; elements "
-        "count from 0.",
-    ]
     names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
-    return [opening, *(_document(page, name) for page, name in zip(pages, names, strict=True))]
+    parts = [_document(frames, page, name) for page, name in zip(pages, names, strict=True)]
+    return Section("Documents", "documents", [Text(NUMBERS_EXPLAINED), *parts]) if parts else None
 
 
-def _document(page: DocumentPage, name: str) -> list[str]:
-    by = f", by {escape(page.author)}" if page.author else ""
-    section = f"; {escape(page.section)}" if page.section else ""
-    lines = [f"### {escape(page.title)}", "", f"*{escape(page.source)}*{by}{section}.", ""]
-    lines += [f"- {escape(note)}" for note in page.notes]
-    lines += ["", f"Drawn in [report.html](report.html#document-{name})."]
-    return [*lines, *(line for case in page.cases for line in _case(case))]
+def _document(frames: Frames, page: DocumentPage, name: str) -> Part:
+    """Return one document; it leads to its pictures in the HTML report."""
+    by = f", by {page.author}" if page.author else ""
+    source = f"{page.source}{by}{f'; {page.section}' if page.section else ''}."
+    drawn: Inline = ("Drawn in ", Mark("report.html", "link", f"report.html#document-{name}"), ".")
+    notes = [Items(page.notes)] if page.notes else []
+    cases = (_computation(case, with_environment=frames.has_several_environments) for case in page.cases)
+    return Part(page.title, [Text(source), *notes, Text(drawn), *cases], 3)
 
 
-def _case(case: DocumentCase) -> list[str]:
-    lines = ["", f"#### {escape(case.name)}", "", *map(escape, case.notes)]
-    for expectation in case.expectations:
-        lines += ["", *_expectation(expectation)]
-    return lines
-
-
-def _expectation(expected: Expectation) -> list[str]:
-    title = f"**{code(expected.name)}**"
-    if expected.called:
-        title = f"**{escape(expected.called)}** (stage {code(expected.name)})"
-    if not expected.tables:
-        return [f"{title}: {escape(expected.holds[0].lower() + expected.holds[1:])}"]
-    notes = [escape(note) for note in expected.notes]
-    if expected.erratum:
-        notes.append(f"**Erratum.** {escape(expected.erratum)}")
-    holds = f"**{escape(expected.holds)}**" if expected.fails else escape(expected.holds)
-    if expected.basis == "unprinted":
-        lines = [f"{title}: computed, not printed. {holds}", *(f"\n{note}" for note in notes)]
-        return [*lines, "", escape(expected.spread), "", *_matrix(expected.tables[0])]
-    lines = [f"{title}: {holds}", *(f"\n{note}" for note in notes), ""]
-    for numbers in expected.tables:
-        body = _number_table(numbers, expected.basis)
-        if numbers.dtype == DTYPES[0] and len(numbers.lines) <= _MAX_VISIBLE:
-            lines += [*body, ""]
-        else:
-            lines += [*details(f"{numbers.dtype}: {count(len(numbers.lines))}", body), ""]
-    return lines[:-1]
-
-
-def _number_table(numbers: NumberTable, basis: str) -> list[str]:
-    """One line per number: the document's, the exact one, then each implementation's."""
-    with_environment = len({column.environment for column in numbers.columns}) > 1
-    titles = [escape(column.title(with_environment=with_environment)) for column in numbers.columns]
-    rows = [[line.index, _printed(line), line.exact, *map(_value, line.values)] for line in numbers.lines]
-    return table(["element", basis, "exact", *titles], rows, "lrr" + "r" * len(titles))
-
-
-def _value(value: Value | None) -> str:
-    if value is None:
-        return ""
-    return f"{value.text} **{value.verdict}**" if value.state else value.text
-
-
-def _printed(line: NumberLine) -> str:
-    return f"{code(line.printed)} **{line.mark_text}**" if line.mark_text else code(line.printed)
-
-
-def _matrix(numbers: NumberTable) -> list[str]:
-    """Show the exact numbers as a matrix."""
-    lines: Sequence[NumberLine] = numbers.lines
-    matrix = as_matrix(lines)
-    caption = f"exact answer for {numbers.dtype}"
-    headings = [caption, *map(str, range(max(map(len, matrix.values()))))]
-    body = table(headings, [[row, *cells] for row, cells in matrix.items()], "l" + "r" * len(headings))
-    return body if len(lines) <= _MAX_VISIBLE else details(f"{caption}: {count(len(lines))}", body)
+def _computation(case: DocumentCase, *, with_environment: bool) -> Part:
+    parts = (expectation_part(each, with_environment=with_environment) for each in case.expectations)
+    return Part(case.name, [*map(Text, case.notes), *parts], 4)
 
 
 _MAX_LISTED_CASES, _MAX_CELLS = 2_000, 40_000
 """A forge shows no file of many megabytes, and nobody reads one."""
+_VERDICTS_EXPLAINED = (
+    "An implementation agrees where every stage is within its derived error bound of the exact answer, statistically "
+    "too on inputs for which that can be said, and where every printed number holds. Without another word, all dtypes "
+    "agree."
+)
 
 Verdicts = Mapping[str, Mapping[Column, str]]
 
 
-def verdict_section(frames: Frames) -> list[str]:
+def verdict_section(frames: Frames) -> Section:
     """Return the verdict of every case on every implementation, a table per topic."""
     verdicts: Verdicts = verdict_table(frames)
     most = min(_MAX_LISTED_CASES, max(1, _MAX_CELLS // max(1, len(frames.columns))))
-    lines = ["## Verdicts", ""]
+    instead: list[Block] = []
     if len(verdicts) > most:
         shown = _not_agreeing(verdicts, most)
-        lines += _instead_of_all(frames, verdicts, len(shown))
+        instead = [_instead_of_all(frames, verdicts, len(shown))]
         verdicts = shown
-    return [
-        *lines,
-        *_tables(frames, verdicts),
-        "An implementation agrees where every stage is within its derived error bound of the exact answer, "
-        "statistically too on inputs for which that can be said, and where every printed number holds. Without another "
-        "word, all dtypes agree.",
-    ]
+    return Section("Verdicts", "verdicts", [*instead, *_tables(frames, verdicts), Text(_VERDICTS_EXPLAINED)])
 
 
 def _not_agreeing(verdicts: Verdicts, most: int) -> Verdicts:
@@ -255,41 +156,39 @@ def _not_agreeing(verdicts: Verdicts, most: int) -> Verdicts:
     return {case: cells for case, cells in verdicts.items() if case in chosen}
 
 
-def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> list[str]:
+def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> Text:
     """Say that not all is shown, and count what is not."""
     others = sum(set(cells.values()) != {"agree"} for cells in verdicts.values())
     which = f"the {shown:,}" if shown == others else f"{shown:,} of the {others:,}"
-    return [
+    text = (
         f"{len(verdicts):,} cases on {len(frames.columns):,} implementations are too many to be read one by one. The "
         f"tables below show {which} in which some implementation does not agree or did not run, those that fail first; "
-        "every verdict is in `results.csv`.",
-        "",
-    ]
+        "every verdict is in "
+    )
+    return Text((text, Mark("results.csv"), "."))
 
 
-def _tables(frames: Frames, verdicts: Verdicts) -> list[str]:
-    headings = ["case", *(escape(frames.title(column)) for column in frames.columns)]
+def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[Part]:
+    headings = ["case", *map(frames.title, frames.columns)]
     sampled = _sampled(frames)
     by_file: dict[str, list[str]] = {}
     for case in verdicts:
         by_file.setdefault(frames.cases[case]["file"], []).append(case)
-    lines = []
     for file, cases in by_file.items():
         title = frames.cases[cases[0]]["title"]
         rows = [
-            [
-                escape(frames.cases[case]["name"] + sampled.get(case, "")),
+            (
+                frames.cases[case]["name"] + sampled.get(case, ""),
                 *(_verdict_cell(verdicts[case][column]) for column in frames.columns),
-            ]
+            )
             for case in cases
         ]
-        lines += [f"### {escape(title)} ({code(file)})", "", *table(headings, rows), ""]
-    return lines
+        yield Part((f"{title} (", Mark(file), ")"), [Table(title, headings, rows)], 3)
 
 
-def _verdict_cell(words: str) -> str:
-    """Show a cell; a stage in it may have any name, only the stars around a verdict are markup."""
-    return escape(words).replace(r"\*\*", "**")
+def _verdict_cell(words: str) -> Inline:
+    """Return a cell; the stars around a verdict make it bold."""
+    return tuple(Mark(part, "strong") if number % 2 else part for number, part in enumerate(words.split("**")) if part)
 
 
 def _sampled(frames: Frames) -> dict[str, str]:
@@ -324,7 +223,9 @@ def _block(block: Block) -> list[str]:
         case Code():
             lines = ["```", *block.lines, "```"]
         case Details():
-            lines = details(block.summary, blocks_lines(block.blocks))
+            lines = details(block.summary, blocks_lines(block.blocks), is_open=block.is_open)
+        case Part():
+            lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]
         case OnPage():
             lines = blocks_lines(block.in_words)
         case Entries():
@@ -366,8 +267,8 @@ def inline(part: Inline) -> str:
     if isinstance(part, str):
         edges = (" " if part != part.lstrip() else "", " " if part.strip() != part.lstrip() else "")
         return escape(part).join(edges) if part.strip() else part
-    if isinstance(part, Figure):
-        return escape(part.words)
+    if isinstance(part, Figure | Coloured):
+        return escape(part.words) if isinstance(part, Figure) else inline(part.content)
     if part.kind == "break":
         return "<br>"
     if part.address:
@@ -402,9 +303,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
     return [_line(headings), _line(rule), *(_line(row) for row in rows)]
 
 
-def details(summary: str, lines: Iterable[str]) -> list[str]:
+def details(summary: str, lines: Iterable[str], *, is_open: bool = False) -> list[str]:
     """Fold lines away behind a summary; without HTML they are simply there."""
-    return ["<details>", f"<summary>{html.escape(summary)}</summary>", "", *lines, "", "</details>"]
+    start = "<details open>" if is_open else "<details>"
+    return [start, f"<summary>{html.escape(summary)}</summary>", "", *lines, "", "</details>"]
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -12,9 +12,8 @@ import pandas as pd
 from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS, Explanation
 from attncheck.reading.case import case_record
-from attncheck.reports.coverage import Coverage, coverage, padded_cases, unjudged
+from attncheck.reports.coverage import Coverage, coverage, number_counts, padded_cases, unjudged
 from attncheck.reports.defects import Defect, commands_again, defects, first_commands
-from attncheck.reports.documents import number_counts
 from attncheck.reports.failure_patterns import FailurePattern, in_common, shape_text
 from attncheck.reports.frames import Frames, failing, once_for_frames, records
 from attncheck.reports.json_documents import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from attncheck.reports.coverage import coverage
+from attncheck.reports.coverage import coverage, number_counts_of, unverified_on
 from attncheck.reports.defects import (
     EMPTY_ROWS_NOTE,
     EXPECTED_FAILURES_NOTE,
@@ -26,7 +26,6 @@ from attncheck.reports.defects import (
     empty_rows,
     expected_failure_groups,
 )
-from attncheck.reports.documents import number_counts_of, unverified_on
 from attncheck.reports.failure_patterns import described, in_common_lines
 from attncheck.reports.frames import (
     Column,
@@ -79,7 +78,15 @@ class Figure:
     markup: str
 
 
-Inline = str | Mark | Figure | tuple["Inline", ...]
+@dataclass(frozen=True)
+class Coloured:
+    """A cell of a table that has the colour of a state."""
+
+    content: Inline
+    state: str
+
+
+Inline = str | Mark | Figure | Coloured | tuple["Inline", ...]
 BREAK = Mark("\n", "break")
 
 
@@ -109,12 +116,16 @@ class Items:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; ``align`` has l or r for each column, l where it is short. The first column names the rows."""
+    """A table; ``align`` has l or r for each column, l where it is short. The first column names the rows.
+
+    ``kind`` is its class on the page; one that has a class says its caption to screen readers alone.
+    """
 
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[Inline]]
     align: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,15 @@ class Details:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Blocks below a heading of a level from 3 to 6."""
+
+    title: Inline
+    blocks: Sequence[Block]
+    level: int
+
+
+@dataclass(frozen=True)
 class OnPage:
     """Blocks that the page alone has, and those that stand for them in formats that draw nothing."""
 
@@ -150,7 +170,7 @@ class Entries:
 
 Key = tuple[str, str, str, str]
 """An environment, an implementation, a case and a dtype."""
-Block = Text | Items | Table | Code | Details | Figure | OnPage | Entries
+Block = Text | Items | Table | Code | Details | Figure | Part | OnPage | Entries
 
 
 @dataclass(frozen=True)

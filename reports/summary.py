@@ -15,8 +15,18 @@ import pandas as pd
 
 from attncheck.backends import EAGER_MODE, EVERYTHING
 from attncheck.errors import ExitCode
-from attncheck.reports.coverage import Coverage, coverage, judged_rows, narrowings, padded_sentences, unjudged
-from attncheck.reports.documents import OF_DOCUMENTS, NumberCounts, misprints, number_counts
+from attncheck.reports.coverage import (
+    OF_DOCUMENTS,
+    Coverage,
+    NumberCounts,
+    coverage,
+    judged_rows,
+    misprints,
+    narrowings,
+    number_counts,
+    padded_sentences,
+    unjudged,
+)
 from attncheck.reports.failure_patterns import simplest_first
 from attncheck.reports.frames import (
     FAILS_A_RUN,

@@ -20,7 +20,7 @@ from attncheck.reports.properties import (
     failing_first,
     sentence_of,
 )
-from attncheck.reports.sections import Figure, Inline, how_wrong, implementations, properties_of
+from attncheck.reports.sections import Coloured, Figure, Inline, how_wrong, implementations, properties_of
 from attncheck.reports.sections import Table as TableBlock
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
@@ -199,6 +199,8 @@ def plain_text(part: Inline) -> str:
     """Return a text without its marks."""
     if isinstance(part, tuple):
         return "".join(map(plain_text, part))
+    if isinstance(part, Coloured):
+        return plain_text(part.content)
     return part.words if isinstance(part, Figure) else part if isinstance(part, str) else part.text
 
 

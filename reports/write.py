@@ -30,9 +30,8 @@ import pyarrow as pa
 from pyarrow import csv
 
 from attncheck.errors import ExitCode, OutputError
-from attncheck.reports.coverage import Coverage, coverage, unjudged
+from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, unjudged
 from attncheck.reports.defects import commands_again
-from attncheck.reports.documents import Misprint, misprints, printed_numbers
 from attncheck.reports.frames import (
     PROPERTIES,
     Cell,

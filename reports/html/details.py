@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
-from attncheck.reports.documents import OF_DOCUMENTS as _OF_DOCUMENTS
+from attncheck.reports.coverage import OF_DOCUMENTS as _OF_DOCUMENTS
 from attncheck.reports.failure_patterns import CAUSALITY, WIDTHS, LengthMap, LengthView, length_maps
 from attncheck.reports.frames import (
     Cell,

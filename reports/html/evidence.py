@@ -17,17 +17,9 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from attncheck.reading.shapes import show
+from attncheck.reports.coverage import OF_DOCUMENTS, Misprint, NumberCounts, misprints, number_counts_of
 from attncheck.reports.defects import address_of, commands_again
-from attncheck.reports.documents import (
-    OF_DOCUMENTS,
-    DocumentCase,
-    DocumentPage,
-    Misprint,
-    NumberCounts,
-    document_pages,
-    misprints,
-    number_counts_of,
-)
+from attncheck.reports.documents import DocumentCase, DocumentPage, document_pages, expectation_part
 from attncheck.reports.frames import (
     FAILS_A_RUN,
     CellRow,
@@ -467,6 +459,7 @@ class DrawnCase:
     """Pictures that the page has no room for."""
     has_numbers: bool
     """Whether it has room for the numbers."""
+    expectations: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
@@ -523,7 +516,7 @@ def drawn_documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[D
     found = []
     for page, name in zip(pages, names, strict=True):
         drawn = [
-            _drawn(case, anchors, artist, fails=case.id in failing, has_numbers=case.id in with_numbers)
+            _drawn(frames, case, anchors, artist, fails=case.id in failing, has_numbers=case.id in with_numbers)
             for case in page.cases
             if case.id in sizes
         ]
@@ -577,7 +570,9 @@ class _Artist:
         return [(is_input, heat_of(panel)) for is_input, panel in chosen]
 
 
-def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool, has_numbers: bool) -> DrawnCase:
+def _drawn(
+    frames: Frames, case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool, has_numbers: bool
+) -> DrawnCase:
     heats = artist.draw(case, fails=fails)
     return DrawnCase(
         case,
@@ -587,4 +582,8 @@ def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool
         tuple(heat for is_input, heat in heats if not is_input),
         sum(len(drawing.panels) for drawing in case.drawings) - len(heats),
         has_numbers,
+        tuple(
+            expectation_part(each, with_environment=frames.has_several_environments, with_numbers=has_numbers)
+            for each in case.expectations
+        ),
     )

@@ -58,6 +58,7 @@ from attncheck.reports.sections import (
     BREAK,
     Block,
     Code,
+    Coloured,
     Details,
     Entries,
     Figure,
@@ -67,6 +68,7 @@ from attncheck.reports.sections import (
     Nested,
     OnPage,
     Page,
+    Part,
     Section,
     Table,
     Text,
@@ -261,6 +263,9 @@ def _block_html(link: Link, block: Block) -> Markup:
         case Items():
             items = Markup().join(_item(item, inline) for item in block.items)
             found = _element("ul", block.kind or ("cases" if len(block.items) > _MANY_ITEMS else ""), items)
+        case Part():
+            title = _element(f"h{block.level}", "", inline(block.title))
+            found = _element("section", "", title + blocks_html(link, block.blocks))
         case OnPage():
             found = blocks_html(link, block.blocks)
         case Table():
@@ -304,14 +309,23 @@ def _table_html(table: Table, inline: Callable[[Inline], Markup]) -> Markup:
     )
     rows = []
     for first, *cells in table.rows:
-        rest = (
-            Markup("<td{}>{}</td>").format(kind, inline(cell)) for kind, cell in zip(classes[1:], cells, strict=True)
-        )
+        rest = (_element("td", _class_of(*of), inline(of[1])) for of in zip(letters[1:], cells, strict=True))
         rows.append(Markup('<tr><th scope="row">{}</th>{}</tr>\n').format(inline(first), Markup().join(rest)))
     return Markup(
-        '<div class="scroll" role="group" aria-label="{caption}" tabindex="0"><table><caption>{caption}</caption>\n'
+        '<div class="scroll" role="group" aria-label="{caption}" tabindex="0"><table{kind}>{shown}\n'
         "<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>"
-    ).format(caption=table.caption, head=head, rows=Markup().join(rows))
+    ).format(
+        caption=table.caption,
+        kind=Markup(' class="{}"').format(table.kind) if table.kind else "",
+        shown="" if table.kind else _element("caption", "", escape(table.caption)),
+        head=head,
+        rows=Markup().join(rows),
+    )
+
+
+def _class_of(letter: str, cell: Inline) -> str:
+    state = cell.state if isinstance(cell, Coloured) else ""
+    return f"{'n ' if letter == 'r' else ''}{state}".strip()
 
 
 def inline_html(link: Link, part: Inline) -> Markup:
@@ -320,8 +334,8 @@ def inline_html(link: Link, part: Inline) -> Markup:
         return Markup().join(inline_html(link, each) for each in part)
     if isinstance(part, str):
         return escape(part)
-    if isinstance(part, Figure):
-        return Markup(part.markup)
+    if isinstance(part, Figure | Coloured):
+        return Markup(part.markup) if isinstance(part, Figure) else inline_html(link, part.content)
     address = f"#{anchor}" if part.kind == "case" and (anchor := link(part)) else part.address
     if address:
         outside = "" if address.startswith("#") else Markup(' rel="noreferrer noopener"')

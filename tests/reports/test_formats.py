@@ -38,6 +38,7 @@ from attncheck.reports.markdown import (
     details,
     escape,
     number,
+    section_lines,
     table,
     verdict_section,
 )
@@ -74,9 +75,8 @@ def test_of_more_cases_than_can_be_read_those_that_fail_come_first_and_all_are_c
     monkeypatch.setattr(markdown, "_MAX_LISTED_CASES", 8)
     monkeypatch.setattr(markdown, "_MAX_CELLS", 4)
     special = dict.fromkeys((6, 7, 8), "numeric") | dict.fromkeys((0, 1, 2), "unsupported")
-    lines = verdict_section(
-        hand.frames({"case": f"file/case-{n}", "verdict": special.get(n, "agree")} for n in range(9))
-    )
+    rows = ({"case": f"file/case-{n}", "verdict": special.get(n, "agree")} for n in range(9))
+    lines = section_lines(verdict_section(hand.frames(rows)))
     assert [line.split()[1] for line in lines if line.startswith("| case-")] == ["case-0", "case-6", "case-7", "case-8"]
     assert lines[2].startswith("9 cases on 1 implementations are too many")
     assert "show 4 of the 6 in which some implementation does not agree" in lines[2]

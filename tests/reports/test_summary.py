@@ -17,9 +17,8 @@ from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci
 from attncheck.reports.ci import Badge, annotation_lines, badge_of
-from attncheck.reports.coverage import coverage, narrowings, unjudged
+from attncheck.reports.coverage import coverage, misprints, narrowings, unjudged
 from attncheck.reports.defects import address_of, cause_line, defects, first_commands
-from attncheck.reports.documents import misprints
 from attncheck.reports.failure_patterns import (
     described,
     given_of,
