@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attncheck.backends import torch_backend
-from attncheck.backends.composed import compiled, output_alone
+from attncheck.backends.composed import FUNCTIONS, compiled, output_alone
 from attncheck.backends.contract import Stages
 from attncheck.backends.library_arrays import TorchArrays
 from attncheck.backends.torch_common import differentiate
@@ -51,12 +51,13 @@ def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
 
 
 def _gradients(name: str) -> Callable[..., Stages]:
-    """Return a function of the contract differentiated as it is compiled, whose backward pass is compiled too.
+    """Return the gradients that have this name, of a compiled function, whose backward pass is compiled too.
 
     A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through
     the logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
     """
-    function, eager = _compiled(output_alone(getattr(torch_backend, name))), getattr(torch_backend, f"{name}_gradients")
+    function = _compiled(output_alone(getattr(torch_backend, name.removesuffix("_gradients"))))
+    eager = getattr(torch_backend, name)
     parameters = signature(eager)
     names = [each.name for each in parameters.parameters.values() if each.kind is not Parameter.KEYWORD_ONLY]
 
@@ -111,8 +112,10 @@ def fused(
     return _compiled_plain(query, key, value, scale)
 
 
-_DIFFERENTIATED = {f"{name}_gradients": _gradients(name) for name in ("attention", "gated_attention")}
 _NOT_ONE_GRAPH = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
+_DIFFERENTIATED = {
+    name: _gradients(name) for name in FUNCTIONS if name.endswith("_gradients") and name not in _NOT_ONE_GRAPH
+}
 COMPILED = compiled(
     torch_backend,
     _compiled,

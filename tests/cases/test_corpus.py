@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from bundled import bundled
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Computation
@@ -27,7 +28,7 @@ from attncheck.spec import OPERATIONS, SCORE_INPUTS
 from attncheck.verdicts import Verdict
 
 ROOT = Path(str(files("attncheck.cases")))
-CORPUS = select_cases()
+CORPUS = bundled()
 YAML_FILES = sorted(path for path in ROOT.rglob("*.yaml"))
 CASE_FILES = [path for path in YAML_FILES if path.name != "tags.yaml"]
 Compute = Callable[[Case, str], tuple[Inputs, dict[str, NDArray[Any]]]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundled import bundled
 from numpy.typing import NDArray
 
 from attncheck.judging.undefined_rows import empty_rows
@@ -21,7 +22,7 @@ from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
 from attncheck.spec import INSTEAD_OF, OPERATIONS, Operation
 
-CASES = select_cases().cases
+CASES = bundled().cases
 TILE = 16
 CASES_OF_A_PAIR = 2
 MEANT_OF_OTHERS = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
+
+from here import command_here, own_code_here
 
 from attncheck.spec import DECLARABLE
 
@@ -30,8 +31,8 @@ CASES = ("attention/*", "grouped_heads/*", "coincidences/causality-*", "pairs/*c
 
 def _attncheck(folder: Path, kernel: str, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "kernel.py").write_text(kernel, encoding="utf-8")
-    command = [sys.executable, "-m", "attncheck", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    with own_code_here():
+        return subprocess.CompletedProcess(words, *command_here(words, folder))
 
 
 CHECK = ("check", *CASES, "-d", "float64", "-i", "kernel.py:attention", "--no-report")

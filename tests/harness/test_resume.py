@@ -389,8 +389,3 @@ def test_a_stopped_run_looks_for_no_outdated_records_and_tells_failures_as_they_
     assert (summary.exit_code, summary.stopped) == (ExitCode.DISAGREE, Stop(1, not_run=2))
     assert {row.verdict for row in summary.failures} == {"numeric"}  # and no xpass
     assert [str(each) for each in heard] == ["wrong.eager: small/small/b-weights [float32]: numeric at weights"]
-
-
-def test_what_is_no_tile_is_told_in_a_line(invoke: Invoke) -> None:
-    line = "expected a whole number from 2 to 4096, got '1'; every length is a whole number of tiles of one"
-    assert invoke("check", "--tile", "1")[::2] == (2, f"attncheck: --tile: {line}\n")

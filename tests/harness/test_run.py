@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from bundled import bundled
 from here import own_code_here
 from hypothesis import given
 from hypothesis import strategies as some
@@ -237,7 +238,7 @@ def test_a_project_says_how_much_is_judged(invoke: Invoke, tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def corpus() -> Plan:
-    return Plan.of(select_cases().cases, [])
+    return Plan.of(bundled().cases, [])
 
 
 def features(cases: list[Case] | tuple[Case, ...], units: list[tuple[int, str]]) -> set[Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from bundled import bundled
 from kernels import kernel
 from processes import PATIENCE, wait_until
 from tables import tables_beside
@@ -24,7 +25,6 @@ from attncheck.cli import completion
 from attncheck.cli.watching import RunChanges, WatchedFiles, changed_files
 from attncheck.errors import ExitCode
 from attncheck.execution.implementations import every_implementation
-from attncheck.reading.selection import select_cases
 from attncheck.reports.comparison import MAX_LISTED, NO_RESULT, WRONG, Evaluation, Outcome
 from attncheck.reports.json_schema import results_schema
 from attncheck.spec import DTYPES
@@ -191,7 +191,7 @@ def test_an_error_is_a_document_too(arguments: tuple[str, ...], kind: str, messa
 def test_all_there_is_is_offered_and_nothing_else() -> None:
     files = completion.complete_cases("")
     offered = {name for file in files for name in completion.complete_cases(f"{file}/")}
-    selection = select_cases([])
+    selection = bundled()
     ids = {case.id for case in selection.cases}
     plain, globs = {name for name in offered if "*" not in name}, [name for name in offered if "*" in name]
     assert [name for name in ids - plain if not any(fnmatchcase(name, glob) for glob in globs)] == []

@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from bundled import bundled
 from evaluating import attention_output, attention_task, in_worker, own
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,6 @@ from attncheck.judging.judge_implementation import judge_and_diagnose, with_padd
 from attncheck.judging.truth import find_truth
 from attncheck.plan import Plan
 from attncheck.reading.lowering import Problem
-from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS
 
 TABLES = tables_beside(__file__)
@@ -165,7 +165,7 @@ def implementation_of(target: Any) -> Implementation:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return Plan.of(select_cases([]).cases, ("float32", "float16"))
+    return Plan.of(bundled().cases, ("float32", "float16"))
 
 
 @pytest.mark.parametrize("name", TARGETS)
