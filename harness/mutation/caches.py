@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages, Window
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, Store, bfloat16, float16
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, equivalent, mutant
+from attncheck.mutation.kernel import Array, argument_read_as, bfloat16, call_read_as, float16
+from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Steps, equivalent, mutant
 
 _faulty_lengths = partial(mutant, "lengths", at="masked")
 _faulty_caches = partial(mutant, "caches", at="masked")
@@ -30,11 +30,6 @@ def _queries(scores: Array, masks: forms.Masks) -> Array:
     return np.asarray(positions < masks["key_lengths"][:, np.newaxis, np.newaxis, np.newaxis])
 
 
-_faulty_lengths(forms.lengths_pattern, "key_lengths_of_heads", "one length per head where B == H: lighthouse#77's kind",
-    lambda scores, masks: np.swapaxes(_keys(scores, masks), 0, 1) if scores.shape[0] == scores.shape[1]
-        else _keys(scores, masks), diagnosis="key-lengths-of-heads")  # fmt: skip
-
-
 @equivalent(
     forms.lengths_read_as,
     defect="a clamp on lengths that are too long",
@@ -45,128 +40,40 @@ def key_lengths_clipped_to_the_keys(lengths: Array, keys: int) -> Array:
     return np.clip(lengths, 0, keys)
 
 
-Joined = Callable[[Array, Array], Array]
-
-
-def _join(past: Array, new: Array) -> Array:
+def _join(*parts: Array) -> Array:
     """Put what is new behind the past."""
-    return np.concatenate((past, new), axis=-2)
+    return np.concatenate(parts, axis=-2)
 
 
-def _caches_joined(join: Callable[[Array, Array, Array, Array], tuple[Array, Array]]) -> Steps:
-    """Join past and new in another way: ``join(past_key, past_value, key, value)`` gives all keys and all values."""
+def _joined(join: Callable[[Array, Array], Array], names: tuple[str, ...] = ("key", "value")) -> Steps:
+    """Join past and new keys and values, or values alone, in another way: ``join(past, new)``."""
 
-    def joined_attention(
-        query: Array,
-        key: Array,
-        value: Array,
-        *,
-        past_key: Array | None = None,
-        past_value: Array | None = None,
-        **given: object,
-    ) -> Stages:
-        if past_key is None or past_value is None:
-            return backend.attention(query, key, value, **given)  # type: ignore[arg-type]
-        keys, values = join(past_key, past_value, key, value)
-        given |= {"past_key": keys[..., : past_key.shape[-2], :], "past_value": values[..., : past_value.shape[-2], :]}
-        key, value = keys[..., past_key.shape[-2] :, :], values[..., past_value.shape[-2] :, :]
-        return backend.attention(query, key, value, **given)  # type: ignore[arg-type]
+    def change(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        changed: dict[str, Array] = {}
+        for name in names if call.get("past_key") is not None else ():
+            joined, past = join(call[f"past_{name}"], call[name]), call[f"past_{name}"].shape[-2]
+            changed |= {f"past_{name}": joined[..., :past, :], name: joined[..., past:, :]}
+        return changed
 
-    return {"attention": joined_attention}
+    return call_read_as("attention", change)
 
 
-def _both_joined(join: Joined) -> Steps:
-    """Join keys and values in another way."""
-    return _caches_joined(lambda past_key, past_value, key, value: (join(past_key, key), join(past_value, value)))
-
-
-_faulty_join = partial(_faulty_caches, _both_joined, at="raw_scores")
-
-
-def _values_joined(join: Joined) -> Steps:
-    """Join values in another way than keys."""
-    return _caches_joined(lambda past_key, past_value, key, value: (_join(past_key, key), join(past_value, value)))
-
-
-_faulty_join("past_dropped",
-    "only the new keys count; those of the past are read as zeros: transformers#30437's kind",
-    lambda past, new: _join(np.zeros_like(past), new), diagnosis="past-dropped")  # fmt: skip
-
-
-_faulty_join("past_appended_after_the_keys", "the cache joined at the wrong end",
-    lambda past, new: _join(new, past), diagnosis="past-behind-new")  # fmt: skip
-
-
-@_faulty_caches(
-    _caches_joined,
-    at="raw_scores",
-    defect="the pair unpacked in the other order, silent where Dv == D",
-    diagnosis="past-swapped",
-)
-def past_key_and_past_value_swapped(
-    past_key: Array, past_value: Array, key: Array, value: Array
-) -> tuple[Array, Array]:
-    """Take the past's keys for its values, where that goes unnoticed."""
-    if past_key.shape == past_value.shape:
-        past_key, past_value = past_value, past_key
-    return _join(past_key, key), _join(past_value, value)
-
-
-_faulty_join("new_keys_not_written_to_the_cache", "attention over the cache as it was before this step",
-    lambda past, new: _join(past, np.zeros_like(new)), diagnosis="past-without-new")  # fmt: skip
-
-
-@_faulty_join(
-    defect="written one slot early, over the newest key of the past: tt-metal#41215's position",
-    diagnosis=("past-overwritten", "last-key-dropped"),
-)
-def last_key_of_the_past_lost(past: Array, new: Array) -> Array:
-    """Write over the last slot of the past, and leave the last slot as it was."""
-    return np.concatenate((past[..., :-1, :], new, np.zeros_like(new[..., :1, :])), axis=-2)
-
-
-_faulty_join("new_keys_written_one_slot_late", "one slot between past and new keys that nobody wrote",
-    lambda past, new: np.concatenate((past, np.zeros_like(new[..., :1, :]), new[..., :-1, :]), axis=-2),
-    diagnosis="past-with-a-gap")  # fmt: skip
-
-
-_faulty_join("past_of_the_first_batch_entry", "one cache for the whole batch: pytorch#191937's stride 0",
-    lambda past, new: _join(np.broadcast_to(past[:1], past.shape), new),
-    diagnosis="past-of-first-batch-entry")  # fmt: skip
-
-
-_faulty_join("past_of_the_next_head", "head index off by one in the cache alone: pytorch#193893's kind",
-    lambda past, new: _join(np.roll(past, -1, axis=1), new), diagnosis="past-of-next-head")  # fmt: skip
-
-
-_faulty_join("past_beyond_its_first_page_repeated",
-    "every page of 16 keys read from the first one: tt-metal#41215's kind",
-    lambda past, new: _join(past[..., np.arange(past.shape[-2]) % 16, :], new))  # fmt: skip
-
-
-def _past_stored(store: Store) -> Joined:
-    return lambda past, new: _join(store(past), new)
-
-
-for _format, _store in (("bfloat16", bfloat16), ("float16", float16)):
-    _faulty_join(f"past_in_{_format}", "a cache in 16 bits behind wider keys", _past_stored(_store), dtypes=WIDE,
-        diagnosis=ACCURACY_OF_16_BITS)  # fmt: skip
+_faulty_join = partial(_faulty_caches, _joined, at="raw_scores")
+_values_joined = partial(_joined, names=("value",))
 
 
 def _mask_behind_a_past(change: Callable[[Array, Array, int], Array]) -> Steps:
     """Read the mask in another way behind a past; a mask that is spread over all keys has no places to confuse."""
+    return forms.in_attention(
+        lambda call: (
+            {}
+            if not call.past or call.mask is None or call.mask.shape[-1] == 1
+            else forms.mask_read_as(lambda mask, scores: change(mask, scores, call.past))
+        )
+    )
 
-    def steps(call: Call) -> Steps:
-        if not call.past or call.mask is None or call.mask.shape[-1] == 1:
-            return {}
-        return forms.mask_read_as(lambda mask, scores: change(mask, scores, call.past))
 
-    return forms.in_attention(steps)
-
-
-@_faulty_caches(_mask_behind_a_past, at="masked", diagnosis="aligned-top-left")
-def causal_mask_behind_a_past_aligned_top_left(mask: Array, scores: Array, past: int) -> Array:
-    """a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108"""
+def _causal_mask_recognised(mask: Array, scores: Array, past: int) -> Array:
     queries, keys = scores.shape[-2:]
     behind = np.tri(queries, keys, past, dtype=bool)
     is_causal = bool((np.broadcast_to(mask, np.broadcast_shapes(mask.shape, behind.shape)) == behind).all())
@@ -175,10 +82,13 @@ def causal_mask_behind_a_past_aligned_top_left(mask: Array, scores: Array, past:
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_lengths(forms.lengths_read_as, "key_lengths_one_too_long", "j <= length: tt-metal#41215",
-    lambda lengths, keys: np.asarray(lengths + 1), diagnosis="key-lengths-one-too-long")
+_faulty_lengths(forms.lengths_pattern, "key_lengths_of_heads", "one length per head where B == H: lighthouse#77's kind",
+    lambda scores, masks: np.swapaxes(_keys(scores, masks), 0, 1) if scores.shape[0] == scores.shape[1]
+        else _keys(scores, masks), diagnosis="key-lengths-of-heads")
 _faulty_lengths(_dropped_if, "key_lengths_ignored", "the argument has no effect: jax#23349",
     lambda masks: True, diagnosis="key-lengths-ignored")
+_faulty_lengths(forms.lengths_read_as, "key_lengths_one_too_long", "j <= length: tt-metal#41215",
+    lambda lengths, keys: np.asarray(lengths + 1), diagnosis="key-lengths-one-too-long")
 _faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_first_batch_entry",
     "one length for the whole batch: graph-transformer-pytorch#2's kind",
     lambda lengths, keys: np.broadcast_to(lengths[:1], lengths.shape), diagnosis="key-lengths-of-first-batch-entry")
@@ -188,7 +98,7 @@ _faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
 _faulty_lengths(forms.lengths_pattern, "key_lengths_counted_from_the_end", "padding expected on the left",
     lambda scores, masks: _keys(scores, masks)[..., ::-1], diagnosis="key-lengths-from-the-end")
 _faulty_lengths(forms.lengths_pattern, "key_lengths_applied_to_queries", "padding on the wrong axis: transformer#40",
-    lambda scores, masks: _queries(scores, masks), diagnosis="key-lengths-of-queries")
+    _queries, diagnosis="key-lengths-of-queries")
 _faulty_lengths(forms.lengths_pattern, "key_lengths_applied_to_queries_too",
     "queries beyond the length of the keys get nothing: unpadding of self-attention",
     lambda scores, masks: np.asarray(_keys(scores, masks) & _queries(scores, masks)),
@@ -213,8 +123,36 @@ _faulty_lengths(partial(forms.dropped, "mask"), "mask_dropped_when_key_lengths_a
 _faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
     "a finite fill for padding: onnxruntime#14363, transformers#12109",
     lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
-        else np.asarray(-10000.0, biased.dtype)),
-    diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
+        else np.asarray(-10000.0, biased.dtype)), diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
+
+_faulty_join("past_dropped", "only the new keys count; those of the past are read as zeros: transformers#30437's kind",
+    lambda past, new: _join(np.zeros_like(past), new), diagnosis="past-dropped")
+_faulty_join("past_appended_after_the_keys", "the cache joined at the wrong end",
+    lambda past, new: _join(new, past), diagnosis="past-behind-new")
+_faulty_caches(partial(call_read_as, "attention"), "past_key_and_past_value_swapped",
+    "the pair unpacked in the other order, silent where Dv == D",
+    lambda call: {"past_key": call["past_value"], "past_value": call["past_key"]}
+        if call.get("past_key") is not None and call["past_key"].shape == call["past_value"].shape else {},
+    at="raw_scores", diagnosis="past-swapped")
+_faulty_join("new_keys_not_written_to_the_cache", "attention over the cache as it was before this step",
+    lambda past, new: _join(past, np.zeros_like(new)), diagnosis="past-without-new")
+_faulty_join("last_key_of_the_past_lost",
+    "written one slot early, over the newest key of the past: tt-metal#41215's position",
+    lambda past, new: _join(past[..., :-1, :], new, np.zeros_like(new[..., :1, :])),
+    diagnosis=("past-overwritten", "last-key-dropped"))
+_faulty_join("new_keys_written_one_slot_late", "one slot between past and new keys that nobody wrote",
+    lambda past, new: _join(past, np.zeros_like(new[..., :1, :]), new[..., :-1, :]), diagnosis="past-with-a-gap")
+_faulty_join("past_of_the_first_batch_entry", "one cache for the whole batch: pytorch#191937's stride 0",
+    lambda past, new: _join(np.broadcast_to(past[:1], past.shape), new), diagnosis="past-of-first-batch-entry")
+_faulty_join("past_of_the_next_head", "head index off by one in the cache alone: pytorch#193893's kind",
+    lambda past, new: _join(np.roll(past, -1, axis=1), new), diagnosis="past-of-next-head")
+_faulty_join("past_beyond_its_first_page_repeated",
+    "every page of 16 keys read from the first one: tt-metal#41215's kind",
+    lambda past, new: _join(past[..., np.arange(past.shape[-2]) % 16, :], new))
+_faulty_join("past_in_bfloat16", "a cache in 16 bits behind wider keys",
+    lambda past, new: _join(bfloat16(past), new), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
+_faulty_join("past_in_float16", "a cache in 16 bits behind wider keys",
+    lambda past, new: _join(float16(past), new), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_caches(_values_joined, "past_values_dropped", "the values of the cache are not read",
     lambda past, new: _join(np.zeros_like(past), new), at="context", diagnosis="past-values-dropped")
 _faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
@@ -225,6 +163,9 @@ _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_be
 _faulty_caches("_seen_from_the_first_key", "window_moved_one_too_far_behind_a_past",
     "positions start at P + 1: mlx-lm#390",
     lambda window, past: backend._seen_from_the_first_key(window, past + 1), diagnosis="window-one-key-late")
+_faulty_caches(_mask_behind_a_past, "causal_mask_behind_a_past_aligned_top_left",
+    "a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
+    _causal_mask_recognised, diagnosis="aligned-top-left")
 _faulty_caches(_mask_behind_a_past, "mask_does_not_reach_the_past",
     "only new keys are masked, the past is always attended: onnxruntime#28379's kind",
     lambda mask, scores, past: np.asarray(mask | (np.arange(mask.shape[-1]) < past)), diagnosis="mask-beside-past")
@@ -236,64 +177,54 @@ _faulty_caches(forms.in_attention, "key_lengths_counted_from_the_first_new_key",
     diagnosis="key-lengths-of-new-keys")
 _faulty_caches(forms.in_attention, "bias_shifted_by_the_past",
     "ALiBi's distances start at the first new key: vllm#945's kind",
-    lambda call: {} if not call.past or call.bias is None or call.bias.shape[-1] == 1 else forms.bias_read_as(
-        lambda bias,
-        scores: np.roll(bias, call.past, axis=-1)),
+    lambda call: {} if not call.past or call.bias is None or call.bias.shape[-1] == 1
+        else forms.bias_read_as(lambda bias, scores: np.roll(bias, call.past, axis=-1)),
     at="biased", diagnosis="bias-from-first-new-key")
 # fmt: on
 
 
-_faulty_projected = partial(mutant, "projected caches", at="raw_scores")
+def _past_read_as(change: Callable[[str, Array, Mapping[str, Any]], Array]) -> Steps:
+    """Take the past of projections for another one: ``change(name, past, call)`` for key and value."""
+    return call_read_as(
+        "multi_head_attention",
+        lambda call: {
+            f"past_{name}": change(name, call[f"past_{name}"], call)
+            for name in ("key", "value")
+            if call.get("past_key") is not None
+        },
+    )
 
 
-def _past_read_as(change: Callable[[str, Array, dict[str, Any]], Array]) -> Steps:
-    """Take the past for another one: ``change(name, past, given)`` for key and value."""
-
-    def attend(*arrays: Array, **given: Any) -> Stages:
-        if given.get("past_key") is not None:
-            given |= {f"past_{name}": change(name, given[f"past_{name}"], given) for name in ("key", "value")}
-        return backend.multi_head_attention(*arrays, **given)
-
-    return {"multi_head_attention": attend}
-
-
-@_faulty_projected(_past_read_as, defect="the whole sequence goes through the projection, silent where H D = E")
-def past_projected_again(name: str, past: Array, given: dict[str, Any]) -> Array:
+def _projected_again(name: str, past: Array, call: Mapping[str, Any]) -> Array:
     batch, heads, length, width = past.shape
-    weight = given[f"{name}_weight"]
-    if weight.shape[0] != heads * width:
+    if call[f"{name}_weight"].shape[0] != heads * width:
         return past
     merged = past.swapaxes(1, 2).reshape(batch, length, heads * width)
-    return backend._split_heads(backend._project(merged, weight, None), heads)
+    return backend._split_heads(backend._project(merged, call[f"{name}_weight"], None), heads)
 
 
-_faulty_projected(_past_read_as, "past_biased_again",
-    "the bias is added behind the cache, so that it counts once more in every step",
-    lambda name, past, given: past if given.get(f"{name}_bias") is None
-        else np.asarray(past + given[f"{name}_bias"].reshape(past.shape[1], 1, -1)))  # fmt: skip
-
-
-def _attention_with_past_rotated(*arrays: Array, **given: Any) -> Stages:
-    cos, past = given.get("rotary_cos"), given.get("past_key")
-    if cos is not None and past is not None:
-        given["past_key"] = backend._rotate(past, cos, given["rotary_sin"], given.get("rotary_interleaved", False))
-    return backend.attention(*arrays, **given)
-
-
+_faulty_projected = partial(mutant, "projected caches", _past_read_as, at="raw_scores")
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_projected(_past_read_as, "past_heads_taken_for_positions",
+_faulty_projected("past_projected_again", "the whole sequence goes through the projection, silent where H D = E",
+    _projected_again)
+_faulty_projected("past_biased_again",
+    "the bias is added behind the cache, so that it counts once more in every step",
+    lambda name, past, call: past if call.get(f"{name}_bias") is None
+        else np.asarray(past + call[f"{name}_bias"].reshape(past.shape[1], 1, -1)))
+_faulty_projected("past_heads_taken_for_positions",
     "a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind",
-    lambda name, past, given: past.reshape(past.shape[0], past.shape[2], past.shape[1], past.shape[3]).swapaxes(1, 2),
+    lambda name, past, call: past.reshape(past.shape[0], past.shape[2], past.shape[1], -1).swapaxes(1, 2),
     diagnosis="past-viewed")
 # Wrap the values around, and not the keys: of both together nothing would show without positions.
-_faulty_projected(_past_read_as, "past_in_the_order_of_a_ring",
-    "a ring buffer returned as it lies, newer keys first: moshi#241",
-    lambda name, past, given: np.roll(past, 1, axis=-2) if name == "value" else past, at="context",
+_faulty_projected("past_in_the_order_of_a_ring", "a ring buffer returned as it lies, newer keys first: moshi#241",
+    lambda name, past, call: np.roll(past, 1, axis=-2) if name == "value" else past, at="context",
     diagnosis="past-values-one-position-late")
-mutant("rotary", None, "rotary_applied_to_the_past_again",
+mutant("rotary", partial(call_read_as, "attention"), "rotary_applied_to_the_past_again",
     "keys are cached behind the rotation, and all of the cache is rotated in every step",
-    {"attention": _attention_with_past_rotated}, at="rotated_key", diagnosis="rotary-of-past-again")
+    lambda call: {} if call.get("rotary_cos") is None or call.get("past_key") is None
+        else {"past_key": backend._rotate(call["past_key"], call["rotary_cos"], call["rotary_sin"],
+            call.get("rotary_interleaved", False))}, at="rotated_key", diagnosis="rotary-of-past-again")
 # fmt: on
 
 
@@ -306,49 +237,29 @@ Parts = list[tuple[slice, slice, int]]
 
 def _limits_read_as(change: Callable[[Array, Array, Array | None], Limits]) -> Steps:
     """Take the limits and lengths for other ones."""
-
-    def sequences(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
-        return backend._sequences(*change(cu_seqlens_q, cu_seqlens_k, key_lengths))
-
-    return {"packed_attention._sequences": sequences}
+    return {"packed_attention._sequences": lambda *limits: backend._sequences(*change(*limits))}
 
 
-@_faulty_sequences("packed_attention._sequences", diagnosis="limits-one-too-late")
-def sequences_end_one_key_too_late(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
-    """the first key of the next document is seen: nanoVLM#204"""
+def _one_key_too_late(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
     parts = backend._sequences(cu_seqlens_q, cu_seqlens_k, None)
     begins = [keys.start + (number > 0) for number, (_, keys, _) in enumerate(parts)]
     ends = [keys.stop + (number < len(parts) - 1) for number, (_, keys, _) in enumerate(parts)]
     return [(own, slice(min(begin, end), end), 0) for (own, _, _), begin, end in zip(parts, begins, ends, strict=True)]
 
 
-@_faulty_sequences(_limits_read_as, defect="empty sequences are skipped in one list alone: flash-attention#2562's kind")
-def empty_sequences_of_queries_skipped(queries: Array, keys: Array, lengths: Array | None) -> Limits:
-    kept = np.append(np.diff(queries) > 0, True)
-    own = queries[kept]
+def _empty_ones_skipped(queries: Array, keys: Array, lengths: Array | None) -> Limits:
+    own = queries[np.append(np.diff(queries) > 0, True)]
     return own, np.append(keys[: len(own) - 1], keys[-1]), None if lengths is None else lengths[: len(own) - 1]
 
 
-@_faulty_sequences("packed_attention._seen_from_the_end", diagnosis="aligned-top-left")
-def packed_causality_aligned_top_left(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
-    """the other corner in each document: flash-attention before 2.1"""
+def _seen_from_the_top_left(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
     mask = backend._seen_from_the_end(keys, keys, is_causal, window)
     if mask is None:
         return None
     rows = np.ones((1, 1, queries, keys), np.bool_)
     rows[..., : min(queries, keys), :] = mask[..., : min(queries, keys), :]
     left = (window or (None, None))[0]
-    behind = np.arange(keys) - np.arange(queries)[:, np.newaxis]
-    return rows if left is None else rows & (behind >= -left)
-
-
-_faulty_gradients = partial(mutant, "packed sequences", at="grad_query")
-
-
-mutant("packed sequences", "packed_attention_gradients", "key_gradients_of_the_next_sequence",
-    "gradients of keys are written from the start of the pack: AReaL#1103's kind",
-    lambda **given: (found := backend.packed_attention_gradients(**given)) | {"grad_key": np.roll(found["grad_key"], 1,
-        axis=-2)}, at="grad_key")  # fmt: skip
+    return rows if left is None else rows & (np.arange(keys) - np.arange(queries)[:, np.newaxis] >= -left)
 
 
 @mutant("packed sequences", "packed_attention_gradients", at="grad_sinks")
@@ -363,30 +274,6 @@ def sink_gradients_overwritten(**given: Any) -> Stages:
     last |= {"cu_seqlens_q": queries[-2:] - queries[-2], "cu_seqlens_k": keys[-2:] - keys[-2]}
     last["key_lengths"] = None if lengths is None else lengths[-1:]
     return {**found, "grad_sinks": backend.packed_attention_gradients(**{**given, **last})["grad_sinks"]}
-
-
-# Pages.
-
-
-_faulty_pages("paged_attention", "block_table_ignored", "the table has no effect: pages are read in their order",
-    lambda block_table, **given: backend.paged_attention(block_table=np.arange(block_table.size).reshape(
-        block_table.shape) % len(given["key_pages"]), **given), diagnosis="block-table-ignored")  # fmt: skip
-
-
-_faulty_pages("_read", "last_page_is_the_one_before",
-    "a stale page: vllm#47042, the last page of a sequence is the one before it",
-    lambda pages, table: backend._read(pages, np.append(table[:-1], table[-2:][:1])))  # fmt: skip
-
-
-def _lengths_read_as(change: Callable[[Array, int, int], Array]) -> Steps:
-    """Take the key lengths for other ones: ``change(lengths, page, most)``."""
-
-    def paged(key_pages: Array, block_table: Array, key_lengths: Array, **given: Any) -> Stages:
-        page, most = key_pages.shape[1], key_pages.shape[1] * block_table.shape[1]
-        other = np.clip(change(key_lengths, page, most), 0, most)
-        return backend.paged_attention(key_pages=key_pages, block_table=block_table, key_lengths=other, **given)
-
-    return {"paged_attention": paged}
 
 
 @mutant("paged caches", "paged_attention", at="output")
@@ -405,13 +292,6 @@ def unused_slots_are_multiplied_by_zero(
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
-def _sinks_dropped(function: Callable[..., Stages]) -> Callable[..., Stages]:
-    def without(*arrays: Array, **options: Any) -> Stages:
-        return function(*arrays, **{**options, "sinks": None})
-
-    return without
-
-
 @equivalent(
     "packed_attention._sequences",
     defect="sequences without a query are left out, of queries, keys and lengths alike",
@@ -424,64 +304,59 @@ def sequences_without_queries_left_out(cu_seqlens_q: Array, cu_seqlens_k: Array,
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
+_faulty_sequences("packed_attention._sequences", "sequences_end_one_key_too_late",
+    "the first key of the next document is seen: nanoVLM#204", _one_key_too_late, diagnosis="limits-one-too-late")
+_faulty_sequences(_limits_read_as, "empty_sequences_of_queries_skipped",
+    "empty sequences are skipped in one list alone: flash-attention#2562's kind", _empty_ones_skipped)
+_faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_aligned_top_left",
+    "the other corner in each document: flash-attention before 2.1",
+    _seen_from_the_top_left, diagnosis="aligned-top-left")
 _faulty_sequences(_limits_read_as, "sequences_see_each_other",
     "one mask over all documents: transformers#46634, open-instruct#669",
     lambda queries, keys, lengths: (queries[[0, -1]], keys[[0, -1]], None), diagnosis="sequences-ignored")
 _faulty_sequences(_limits_read_as, "limits_of_queries_taken_for_keys",
     "cu_seqlens_q passed for cu_seqlens_k: flash-attention#1713's kind",
     lambda queries, keys, lengths: (queries, np.minimum(queries, keys[-1]), None), diagnosis="limits-of-queries")
-_faulty_sequences(_limits_read_as, "used_keys_ignored", "the lengths that are used have no effect: seqused_k dropped",
-    lambda queries, keys, lengths: (queries, keys, None), diagnosis="key-lengths-ignored")
 _faulty_sequences(_limits_read_as, "used_keys_one_too_many", "j <= length",
     lambda queries, keys, lengths: (queries, keys, None if lengths is None else np.minimum(lengths + 1, np.diff(keys))),
     diagnosis="key-lengths-one-too-long")
-_faulty_sequences(_limits_read_as, "used_keys_one_too_few", "j < length - 1",
-    lambda queries, keys, lengths: (queries, keys, None if lengths is None else np.maximum(lengths - 1, 0)),
-    diagnosis="key-lengths-one-too-short")
-_faulty_sequences("packed_attention._seen_from_the_end", "packed_window_dropped",
-    "the window is dropped behind cu_seqlens: sglang#30050",
-    lambda queries, keys, is_causal, window: backend._seen_from_the_end(queries, keys, is_causal, None))
-_faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_dropped",
-    "causality is dropped behind cu_seqlens",
-    lambda queries, keys, is_causal, window: backend._seen_from_the_end(queries, keys, False, window))
 _faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
     "the longest document is cut at a tile: max_seqlen too small",
-    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: [(own, slice(keys.start, min(keys.stop, keys.start + 16)),
-        0) for own, keys, _ in backend._sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)])
-_faulty_gradients("packed_attention_gradients._sequences", "gradients_of_sequences_that_see_each_other",
+    lambda *limits: [(own, slice(keys.start, min(keys.stop, keys.start + 16)), 0)
+        for own, keys, _ in backend._sequences(*limits)])
+_faulty_sequences("packed_attention_gradients._sequences", "gradients_of_sequences_that_see_each_other",
     "no limits in the backward pass: transformers#46634's kind",
-    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: backend._sequences(cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]],
-        None))
-_faulty_gradients("packed_attention_gradients._seen_from_the_end", "packed_gradients_without_causality",
-    "the backward pass drops causality behind cu_seqlens",
-    lambda queries, keys, is_causal, window: backend._seen_from_the_end(queries, keys, False, window))
-_faulty_pages("paged_attention", "block_table_transposed", "the table is read with the strides of its transpose",
-    lambda block_table, **given: backend.paged_attention(block_table=block_table.T.reshape(block_table.shape), **given),
-    diagnosis="block-table-transposed")
+    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: backend._sequences(
+        cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]], None), at="grad_query")
+_faulty_sequences("packed_attention_gradients", "key_gradients_of_the_next_sequence",
+    "gradients of keys are written from the start of the pack: AReaL#1103's kind",
+    lambda **given: (found := backend.packed_attention_gradients(**given)) | {
+        "grad_key": np.roll(found["grad_key"], 1, axis=-2)}, at="grad_key")
+_faulty_pages(partial(call_read_as, "paged_attention"), "block_table_ignored",
+    "the table has no effect: pages are read in their order", lambda call: {"block_table": np.arange(
+        call["block_table"].size).reshape(call["block_table"].shape) % len(call["key_pages"])},
+    diagnosis="block-table-ignored")
+_faulty_pages(partial(argument_read_as, "paged_attention", "block_table"), "block_table_transposed",
+    "the table is read with the strides of its transpose",
+    lambda table: table.T.reshape(table.shape), diagnosis="block-table-transposed")
+_faulty_pages("_read", "last_page_is_the_one_before",
+    "a stale page: vllm#47042, the last page of a sequence is the one before it",
+    lambda pages, table: backend._read(pages, np.append(table[:-1], table[-2:][:1])))
 _faulty_pages("_read", "slots_in_reverse", "slots of a page are read in reverse",
     lambda pages, table: backend._read(pages[:, ::-1], table), diagnosis="slots-in-reverse")
 _faulty_pages("_read", "large_pages_read_by_one_tile",
     "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
     lambda pages, table: backend._read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
 _faulty_pages("_read", "pages_read_with_heads_first", "heads and slots of a page are confused: NHD for HND",
-    lambda pages, table: backend._read(pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2),
-        table),
+    lambda pages, table: backend._read(pages.reshape(len(pages), *pages.shape[2:0:-1], -1).swapaxes(1, 2), table),
     diagnosis="pages-with-heads-first")
-_faulty_pages(_lengths_read_as, "lengths_rounded_up_to_pages", "whole pages are attended",
-    lambda lengths, page, most: -(-lengths // page) * page, diagnosis="key-lengths-up-to-pages")
-_faulty_pages(_lengths_read_as, "lengths_rounded_down_to_pages", "the last page is dropped where it is not full",
-    lambda lengths, page, most: lengths // page * page, diagnosis="key-lengths-down-to-pages")
+_faulty_pages(partial(call_read_as, "paged_attention"), "lengths_rounded_up_to_pages", "whole pages are attended",
+    lambda call: {"key_lengths": -(-call["key_lengths"] // (page := call["key_pages"].shape[1])) * page},
+    diagnosis="key-lengths-up-to-pages")
+_faulty_pages(partial(call_read_as, "paged_attention"), "lengths_rounded_down_to_pages",
+    "the last page is dropped where it is not full",
+    lambda call: {"key_lengths": call["key_lengths"] // (page := call["key_pages"].shape[1]) * page},
+    diagnosis="key-lengths-down-to-pages")
 _faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
-    "the other corner behind a cache",
-    lambda queries, keys, is_causal, window: packed_causality_aligned_top_left(queries, keys, is_causal, window),
-    diagnosis="aligned-top-left")
-_faulty_pages("paged_attention._seen_from_the_end", "paged_window_dropped",
-    "the window is dropped behind a cache: sglang#30050",
-    lambda queries, keys, is_causal, window: backend._seen_from_the_end(queries, keys, is_causal, None),
-    diagnosis="window-ignored")
-mutant("paged caches", None, "sinks_dropped_behind_pages", "sinks are dropped in batched decoding: sglang#30050",
-    {"paged_attention.attention": _sinks_dropped(backend.attention)}, at="log_sum_exp", diagnosis="sinks-ignored")
-mutant("packed sequences", None, "sinks_dropped_behind_limits",
-    "sinks are dropped behind cu_seqlens: vllm-metal#212's kind",
-    {"packed_attention.attention": _sinks_dropped(backend.attention)}, at="log_sum_exp", diagnosis="sinks-ignored")
+    "the other corner behind a cache", _seen_from_the_top_left, diagnosis="aligned-top-left")
 # fmt: on

@@ -397,6 +397,15 @@ MET: Mapping[str, tuple[str, str | tuple[str, ...]]] = {
     "attention_key_lengths_of_the_next_batch_entry": ("batch index off by one", "key-lengths-of-next-batch-entry"),
     "attention_past_value_with_each_past_key_in_reverse":
         ("a ring buffer unrolled backwards", "past-values-in-reverse"),
+    "packed_attention_key_lengths_left_out":
+        ("the lengths that are used have no effect: seqused_k dropped", "key-lengths-ignored"),
+    "packed_attention_key_lengths_one_less": ("j < length - 1", "key-lengths-one-too-short"),
+    "packed_attention_window_left_out": ("the window is dropped behind cu_seqlens: sglang#30050", ()),
+    "packed_attention_is_causal_left_out": ("causality is dropped behind cu_seqlens", ()),
+    "packed_attention_sinks_left_out": ("sinks are dropped behind cu_seqlens: vllm-metal#212's kind", "sinks-ignored"),
+    "packed_attention_gradients_is_causal_left_out": ("the backward pass drops causality behind cu_seqlens", ()),
+    "paged_attention_window_left_out": ("the window is dropped behind a cache: sglang#30050", "window-ignored"),
+    "paged_attention_sinks_left_out": ("sinks are dropped in batched decoding: sglang#30050", "sinks-ignored"),
     "paged_attention_block_table_of_the_first_batch_entry":
         ("one block table for the whole batch: a stride of 0", "block-table-of-first-batch-entry"),
     "paged_attention_key_lengths_one_more": ("j <= length", "key-lengths-one-too-long"),
