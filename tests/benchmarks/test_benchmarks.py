@@ -236,3 +236,18 @@ def test_a_negative_scale_on_causal_attention_is_known_of_the_flash_kernel_alone
     for implementation, excused in (("torch.sdpa", expected), ("torch.eager", [False] * len(drawn))):
         found = [reason_for(known, implementation, each.id, "float32", "output", "nonfinite") for each in drawn]
         assert [each is not None for each in found] == excused
+
+
+def test_a_fault_of_codes_is_found_and_one_that_is_not_is_said(
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traded = load("traded_faults")
+    monkeypatch.setattr(traded, "CLASSES", ("fused with key int8 per 64 rows less mean",))
+    few = {name: traded.FAULTS[name] for name in ("the next block's scale", "a zero point of one")}
+    monkeypatch.setattr(traded, "FAULTS", few)
+    assert traded.main(["--output", str(tmp_path)]) == 0
+    assert "| flagged by | of 3 faults | of 1 right kernels |" in capsys.readouterr().out
+    slight = {"a scale a little off": traded._scaled(lambda scales, _: scales * 1.00001)}
+    monkeypatch.setattr(traded, "FAULTS", slight)
+    assert traded.main(["--output", str(tmp_path)]) == 1
+    assert "less mean: a scale a little off\n" in capsys.readouterr().out

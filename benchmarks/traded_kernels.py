@@ -1,6 +1,6 @@
 """Right kernels that trade accuracy for speed, emulated: 16 bits in and out, float32 inside but for what each gives up.
 
-attncheck check --implementation tests/support/traded_kernels.py:sage1 --dtype float16
+attncheck check --implementation benchmarks/traded_kernels.py:sage1 --dtype float16
 
 Each declares the class that it is right to, and is wrong, or may be, without that declaration.
 """
@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec.rounding import GRIDS, Quantization, rounding_model_named
+from attncheck.spec.rounding import GRIDS, Grid, Quantization, rounding_model_named
 
 Array = NDArray[Any]
 Product = Callable[[Array, Array], Array]
@@ -52,20 +52,31 @@ def product_in_float16(left: Array, right: Array) -> Array:
 
 def codes_with_scales(array: Array, quantization: Quantization) -> Array:
     """Round an array (..., L, D) of float32 to codes of a narrow format, and return what they stand for."""
-    grid, (rows, columns) = quantization.grid, array.shape[-2:]
+    scales = scales_of(array, quantization)
+    return codes_of(array / scales, quantization.grid) * scales
+
+
+def scales_of(array: Array, quantization: Quantization) -> Array:
+    """Return the scale of each element of an array (..., L, D): the largest of its block has the largest code."""
+    rows, columns = array.shape[-2:]
     height = {"rows": quantization.count, "row": 1, "columns": 1}.get(quantization.per, max(rows, 1))
     width = {"columns": quantization.count, "channel": 1}.get(quantization.per, max(columns, 1))
-    found = np.empty_like(array)
+    found = np.ones_like(array)
     for row in range(0, rows, height):
         for column in range(0, columns, width):
             block = array[..., row : row + height, column : column + width]
             axes = None if quantization.per == "tensor" else (-2, -1)
-            scale = np.abs(block).max(axis=axes, keepdims=True) / np.float32(grid.largest)
-            scale = np.ones_like(scale) if quantization.per == "none" else np.where(scale == 0, np.float32(1), scale)
-            coded = np.clip(block / scale, -grid.largest, grid.largest)
-            coded = np.rint(coded) if not grid.precision else coded.astype(getattr(ml_dtypes, grid.name))
-            found[..., row : row + height, column : column + width] = coded.astype(np.float32) * scale
+            scale = np.abs(block).max(axis=axes, keepdims=True) / np.float32(quantization.grid.largest)
+            if quantization.per != "none":
+                found[..., row : row + height, column : column + width] = np.where(scale == 0, np.float32(1), scale)
     return found
+
+
+def codes_of(array: Array, grid: Grid) -> Array:
+    """Round numbers of float32 to those of a narrow format; what is beyond it saturates."""
+    saturated = np.clip(array, -grid.largest, grid.largest)
+    rounded = np.rint(saturated) if not grid.precision else saturated.astype(getattr(ml_dtypes, grid.name))
+    return rounded.astype(np.float32)
 
 
 def attention(
@@ -82,14 +93,20 @@ def attention(
     product: Product = np.matmul,
     stored: Mapping[str, Quantization] | None = None,
     weights_in: str = "",
+    coding: Callable[[Array, Quantization], Array] = codes_with_scales,
+    is_given_back: bool = True,
 ) -> tuple[Array, Array]:
-    """Return output and log_sum_exp of attention (B, H, L, D), with these functions, products and codes."""
+    """Return output and log_sum_exp of attention (B, H, L, D), with these functions, products and codes.
+
+    ``coding`` makes an operand of what it is stored as. Unless it ``is_given_back``, log_sum_exp lacks what
+    scores lost.
+    """
     operands = {"query": query.astype(np.float32), "key": key.astype(np.float32), "value": value.astype(np.float32)}
     moved = np.zeros((), np.float32)
     for name, quantization in (stored or {}).items():
         mean = operands[name].mean(axis=-2, keepdims=True) if quantization.is_centred else np.zeros((), np.float32)
         moved = query.astype(np.float32) @ mean.swapaxes(-1, -2) if quantization.is_centred else moved
-        operands[name] = codes_with_scales(operands[name] - mean, quantization)
+        operands[name] = coding(operands[name] - mean, quantization)
     factor = np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
     scores = product(operands["query"], operands["key"].swapaxes(-1, -2)) * factor
     if softcap is not None:
@@ -104,7 +121,7 @@ def attention(
     rounded = powers.astype(query.dtype).astype(np.float32) if not weights_in else _codes_of_weights(powers, weights_in)
     output = product(rounded, operands["value"]) / np.maximum(total, np.finfo(np.float32).tiny)
     with np.errstate(divide="ignore"):
-        log_sum_exp = np.log(total) + maximum + moved * factor
+        log_sum_exp = np.log(total) + maximum + (moved * factor if is_given_back else np.float32(0))
     return output.astype(query.dtype), log_sum_exp[..., 0]
 
 
