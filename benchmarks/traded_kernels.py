@@ -105,8 +105,12 @@ def attention(
     moved = np.zeros((), np.float32)
     for name, quantization in (stored or {}).items():
         mean = operands[name].mean(axis=-2, keepdims=True) if quantization.is_centred else np.zeros((), np.float32)
-        moved = query.astype(np.float32) @ mean.swapaxes(-1, -2) if quantization.is_centred else moved
+        if quantization.is_centred:
+            of_heads = np.repeat(mean, query.shape[1] // mean.shape[1], axis=1)
+            moved = query.astype(np.float32) @ of_heads.swapaxes(-1, -2)
         operands[name] = coding(operands[name] - mean, quantization)
+    group = query.shape[1] // key.shape[1]
+    operands |= {name: np.repeat(operands[name], group, axis=1) for name in ("key", "value")}
     factor = np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
     scores = product(operands["query"], operands["key"].swapaxes(-1, -2)) * factor
     if softcap is not None:

@@ -19,6 +19,7 @@ from attncheck.reports.frames import (
     Frames,
     State,
     documents_of,
+    index_of,
     once_for_frames,
     records,
 )
@@ -291,7 +292,7 @@ def _table(
     values: dict[str, dict[tuple[str, str], Value]] = {}
     first: dict[str, Mapping[str, Any]] = {}
     for row in rows:
-        index = row["index"] or ""
+        index = index_of(row)
         first.setdefault(index, row)
         is_erratum = row["verdict"] == Verdict.MISPRINT and bool(row["xfail"])
         value = Value(beside(row["value"], dtype, _half_unit(row)), str(row["verdict"]), is_erratum)

@@ -273,8 +273,12 @@ def layout_in(case: Mapping[str, Any], row: Mapping[str, Any]) -> DocumentLayout
 
 def element_in(case: Mapping[str, Any], row: Mapping[str, Any], name: str = "") -> str:
     """Write the element that a row names, in the shape in which the case's document counts, if it has one."""
-    index = row["index"] if isinstance(row["index"], str) else ""
-    return written_element(index, name, layout_in(case, row))
+    return written_element(index_of(row), name, layout_in(case, row))
+
+
+def index_of(row: Mapping[str, Any]) -> str:
+    """Return the place that a row names; empty where it names none, which is NaN in a column without any."""
+    return row["index"] if isinstance(row["index"], str) else ""
 
 
 def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:

@@ -162,6 +162,10 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
         of_codes = scaled.restored(rounding.weight_step * _attended_sum(rows, scaled.size))
         spread += scaled.restored(rounding.weight_step**2 * _attended_sum(rows, scaled.squares), 2)
     max_error = _worst(rows, scaled, mean_size, variance, lost + of_codes, rounding)
+    if rounding.largest_sum < np.inf:  # of exponentials that are at most 1, each times its value
+        max_error = np.where(
+            scaled.restored(_attended_sum(rows, scaled.size)) < rounding.largest_sum, max_error, np.inf
+        )
     if not rows.count.all():
         exact = np.where(rows.count > 0, exact, np.nan)
     return bound_of(exact, max_error, spread, lost + rounding.output_underflow)
@@ -200,6 +204,8 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
         variance += squares @ finite(value.variance)
     max_error = (max_error * (1 + relative) + underflow) * (1 + stored)
     max_error = max_error + stored * np.abs(exact) + rounding.output_underflow
+    if rounding.largest_sum < np.inf:
+        max_error = np.where((w > 0).astype(np.float64) @ size < rounding.largest_sum, max_error, np.inf)
     return bound_of(exact, max_error, variance, underflow + rounding.output_underflow)
 
 

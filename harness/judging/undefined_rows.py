@@ -416,12 +416,13 @@ def without_overflown(
     ``raw_scores`` are the exact ones; without them they are worked out from query and key.
     """
     stored = FORMATS[rounding.dtype]
-    if stored.unit_roundoff not in (rounding.score_unit, rounding.accumulate_unit) or stored.largest > _WIDE_RANGE:
+    largest = min(rounding.largest_sum, stored.largest if rounding.score_unit == stored.unit_roundoff else np.inf)
+    if largest > _WIDE_RANGE:
         return dict(bounds)
     raw = _raw_scores(plain) if raw_scores is None else raw_scores
     if raw is None:
         return dict(bounds)
-    flags = np.abs(raw) > _NEARLY * stored.largest
+    flags = np.abs(raw) > _NEARLY * largest
     if not flags.any():
         return dict(bounds)
     reached = follow_scores(plain, flags)

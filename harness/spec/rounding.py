@@ -181,6 +181,7 @@ class RoundingModel:
     from_log_sum_exp: bool = False  # whether weights may be e^(s - L) in the forward pass, from a stored L
     wide_statistics: bool = False  # whether a log_sum_exp is returned in float32, whatever the other results are in
     weight_step: float = 0.0  # the absolute error of a weight that meets the values, and is not that in the row's sum
+    largest_sum: float = math.inf  # what a sum of products may be, where its format has less range than the results
     quantized: tuple[tuple[str, Quantization], ...] = ()  # operands of the products of the forward pass
 
     def quantization_of(self, operand: str) -> Quantization | None:
@@ -464,6 +465,12 @@ def _stored_in(unit: str, underflow: str, model: RoundingModel, given: str) -> R
     return replace(model, **changes)
 
 
+def _sums_in(model: RoundingModel, given: str) -> RoundingModel:
+    """Let products be added up in a format, within its range."""
+    found = _stored_in("accumulate_unit", "accumulate_underflow", model, given)
+    return replace(found, largest_sum=FORMATS[given].largest) if given == "float16" else found
+
+
 def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
     """Let exponentials, at most 1, be stored in a narrow format before they meet the values."""
     if given in FORMATS:
@@ -506,10 +513,7 @@ PARTS: Mapping[str, Part] = {
     "exp": Part("relative error of an exponential", partial(_relative, "exp_error")),
     "log": Part("relative error of a logarithm", partial(_relative, "log_error")),
     "tanh": Part("relative error of a hyperbolic tangent", partial(_relative, "tanh_error")),
-    "sums": Part(
-        "format in which products of matrices are added up",
-        partial(_stored_in, "accumulate_unit", "accumulate_underflow"),
-    ),
+    "sums": Part("format in which products of matrices are added up", _sums_in),
     "scores": Part("format in which scores are stored", partial(_stored_in, "score_unit", "score_underflow")),
     "weights": Part("format of the exponentials that meet the values", _weights_in),
     "weight_gradients": Part(

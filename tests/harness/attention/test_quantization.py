@@ -36,7 +36,8 @@ def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_li
 
     assert changed("tanh_approx") == only(tanh_error=2.0**-11)
     assert changed("fused with exp 0.25") == only(exp_error=pytest.approx(np.log(4 / 3)))
-    assert changed("fused with sums float16") == only(accumulate_unit=2.0**-11, accumulate_underflow=2.0**-25)
+    in_half = {"accumulate_unit": 2.0**-11, "accumulate_underflow": 2.0**-25, "largest_sum": 65504.0}
+    assert changed("fused with sums float16") == only(**in_half)
     assert changed("fused with weights int8") == only(weight_step=1 / 254)
     assert changed(INT8) == only(quantized=(("key", Quantization(GRIDS["int8"], "rows", 64)),))
     eight = {"weight_unit": 2.0**-4, "weight_underflow": 2.0**-10}
