@@ -7,7 +7,7 @@ online softmax takes keys in blocks, and rescales sum and average when the runni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, TypeAlias
@@ -16,8 +16,101 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
+from attncheck.judging.alternatives import Alternative
+from attncheck.judging.readings import CATALOGUE
 from attncheck.mutation.kernel import Array, Store, exactly
 from attncheck.mutation.mutant import Call, PerCall, Step, Steps, Variant, within
+from attncheck.reading.lowering import Options, Problem
+from attncheck.spec import OPERATIONS, SCORE_SPECS
+
+READ_IN: Mapping[str, tuple[str, Options]] = {
+    **{each.function: (name, {}) for name, each in OPERATIONS.items() if not each.is_lowered},
+    **{each.function: ("scoring", {"score": name}) for name, each in SCORE_SPECS.items()},
+}
+"""The functions that compute another problem in the place of theirs, with what that is: an operation and its score."""
+_READINGS = {
+    name: [each for rows in CATALOGUE.values() for each in rows if each.name == name and not each.before_lowering]
+    for name in {each.name for rows in CATALOGUE.values() for each in rows}
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ReadAs:
+    """A function of the backend that computes a problem as a reading takes it, where that applies."""
+
+    function: str
+    reading: str
+    where: Callable[[Problem], object]
+
+    def __call__(self, *arrays: Any, **given: Any) -> Stages:
+        """Return the stages of the problem that is computed instead, by the names of those that were asked for."""
+        right: Step = getattr(backend, self.function)
+        stages: Stages = right(*arrays, **given)
+        found = self.read(*arrays, **given)
+        if found is None:
+            return stages
+        called, dtype = found.problem.called(), next(iter(stages.values())).dtype
+        inputs = {name: each.astype(dtype) if each.dtype.kind == "f" else each for name, each in called.inputs.items()}
+        other = right(**inputs, **{name: each for name, each in called.options.items() if name != "score"})
+        return {stage: other[found.stage_aliases.get(stage, stage)] for stage in stages}
+
+    def read(self, *arrays: Any, **given: Any) -> Alternative | None:
+        """Return the problem of a call as it is read; None where the reading has nothing of it."""
+        arguments = _PARAMETERS[self.function].bind(*arrays, **given).arguments
+        asked = {name: each for name, each in arguments.items() if each is not None}
+        inputs = {name: each for name, each in asked.items() if isinstance(each, np.ndarray)}
+        operation, score = READ_IN[self.function]
+        options = {**score, **{name: each for name, each in asked.items() if name not in inputs}}
+        for reading in _READINGS[self.reading]:
+            for form in reading.of_problem(problem := Problem(operation, options, inputs)):
+                called = form.problem.called()
+                taken = {"score", *_PARAMETERS[self.function].parameters}
+                if form.replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):
+                    return form
+        return None
+
+
+_PARAMETERS = {name: signature(getattr(backend, name)) for name in READ_IN}
+
+
+def misread(*rows: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+    """Yield faults that read their problem as a reading of the catalogue does, as keywords of ``mutant``.
+
+    A row has the topic, the reading, and the defect in the wild; the fault has the reading's name. One that does so not
+    everywhere has a name of its own, and ``where(problem)`` it does.
+    """
+    for row in rows:
+        yield _misread(*row)
+
+
+def _misread(
+    topic: str,
+    reading: str,
+    defect: str,
+    name: str = "",
+    where: Callable[[Problem], object] = lambda problem: True,
+) -> dict[str, Any]:
+    first = _READINGS[reading][0]
+    return {
+        "topic": topic,
+        "name": name or reading.replace("-", "_").lower(),
+        "defect": defect,
+        "change": {function: ReadAs(function, reading, where) for function in READ_IN},
+        "at": "rotated_query" if first.of == "rotary_cos" else first.stage,
+        "diagnosis": reading,
+        "needs": first.of if len({each.of for each in _READINGS[reading]}) == 1 else "",
+    }
+
+
+def given(*names: str) -> Callable[[Problem], object]:
+    """Return whether a problem has any of these inputs and options."""
+    return lambda problem: any(name in problem.inputs or problem.options.get(name) for name in names)
+
+
+def of_operation(name: str) -> Callable[[Problem], object]:
+    """Return whether a problem is of this operation, or of its score alone."""
+    return lambda problem: problem.operation == name or problem.options.get("score") == OPERATIONS[name].score
+
 
 Masks: TypeAlias = dict[str, Any]
 """What ``mask_scores`` is asked for besides the scores: bias, mask, is_causal, window and so on."""
@@ -275,15 +368,6 @@ def normalised(normalise: Callable[[Array], Stages]) -> Steps:
             return normalise(logits)
         stages = normalise(with_sink(logits, sinks))
         return stages | {"weights": stages["weights"][..., :-1]}
-
-    return {"_softmax_with_sinks": softmax}
-
-
-def sinks_read_as(change: Callable[[Array], Array]) -> Steps:
-    """Take the sinks for others."""
-
-    def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        return backend._softmax_with_sinks(scores, None if sinks is None else change(sinks), empty_rows)
 
     return {"_softmax_with_sinks": softmax}
 

@@ -48,57 +48,6 @@ def one_weight_zeroed(weights: Array) -> Array:
     return changed
 
 
-HeadMap = Callable[[Array, int, int], Array]
-"""Head of keys and values for each query head, from the query heads' numbers, Hkv and H / Hkv."""
-
-
-def repeated_by(heads_of: HeadMap, inputs: Array, heads: int) -> Array:
-    """Give every query head the head that the map says."""
-    kv_heads = inputs.shape[1]
-    if heads == kv_heads:
-        return inputs
-    return inputs[:, heads_of(np.arange(heads), kv_heads, heads // kv_heads)]
-
-
-def _both(heads_of: HeadMap) -> Steps:
-    """Read keys and values by another map."""
-    return {
-        "_repeat_heads": lambda key, value, heads: (
-            repeated_by(heads_of, key, heads),
-            repeated_by(heads_of, value, heads),
-        )
-    }
-
-
-def _keys(heads_of: HeadMap) -> Steps:
-    """Read keys by another map than values."""
-    return {
-        "_repeat_heads": lambda key, value, heads: (
-            repeated_by(heads_of, key, heads),
-            _repeat_heads(key, value, heads)[1],
-        )
-    }
-
-
-def _values(heads_of: HeadMap) -> Steps:
-    """Read values by another map than keys."""
-    return {
-        "_repeat_heads": lambda key, value, heads: (
-            _repeat_heads(key, value, heads)[0],
-            repeated_by(heads_of, value, heads),
-        )
-    }
-
-
-@_faulty_grouped(_both, at="raw_scores", diagnosis="heads-tiled")
-def groups_tiled(head: Array, kv_heads: int, group: int) -> Array:
-    """head h attends with head h % Hkv: onnx#7274, axlearn#842"""
-    return np.asarray(head % kv_heads)
-
-
-_TILED = "keys and values by different head maps: onnx#7274's kind"
-
-
 @_faulty_grouped("_repeat_heads", at="raw_scores", defect="all heads of keys and values pooled into one")
 def groups_averaged(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
     if key.shape[1] == heads:
@@ -133,46 +82,46 @@ def _batch_read_as_group(array: Array, call: Call) -> Array:
     return np.repeat(array.swapaxes(0, 1), heads // batch, axis=1)
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
 # fmt: off
+for _fault in forms.misread(
+    ("heads", "heads-split-interleaved", "head index fastest, not slowest: slapo#46, tensor_parallel#103"),
+    ("heads", "heads-merged-in-reverse", "the output projection meets the wrong heads: nntile#347"),
+    ("grouped", "heads-tiled", "head h attends with head h % Hkv: onnx#7274, axlearn#842"),
+    ("grouped", "key-heads-tiled", "keys and values by different head maps: onnx#7274's kind"),
+    ("grouped", "value-heads-tiled", "keys and values by different head maps: onnx#7274's kind"),
+    ("grouped", "groups-as-large-as-their-number",
+        "h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177"),
+    ("grouped", "groups-of-first-head",
+        "the first head of keys and values for every query head: pytorch#193893's kind"),
+    ("grouped", "groups-in-reverse", "the heads of keys and values from the last to the first"),
+    ("grouped", "groups-one-head-late",
+        "the last query head of a group belongs to the next one: FreeToken#177's kind"),
+    ("grouped", "groups-of-two-heads", "two query heads per group, whatever their number: HipKittens#22's kind"),
+    ("projections", "query-weight-transposed", "W^T for W, silent where it is square"),
+    ("projections", "value-weight-transposed", "W^T for W, silent where it is square"),
+    ("projections", "output-weight-transposed", "W^T for W, silent where it is square: nntile#347's kind"),
+    ("projections", "query-bias-projected", "(x + b) W for x W + b, silent where the widths are equal"),
+    ("projections", "output-bias-of-each-head", "each head's part of a split product brings the bias"),
+    ("projections", "key-and-value-inputs-swapped", "Keras takes query, value, key, in that order"),
+    ("projections", "key-and-value-weights-swapped",
+        "packed weights read in another order: slapo#46, tt-metal#57366"),
+):
+    mutant(**_fault)
 _faulty_heads("_split_heads", "heads_split_by_view",
     "reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
     lambda inputs, heads: inputs.reshape(inputs.shape[0], heads, inputs.shape[1], inputs.shape[2] // heads), at="query",
     diagnosis="heads-split-by-view")
-_faulty_heads("_split_heads", "heads_split_interleaved",
-    "head index fastest, not slowest: slapo#46, tensor_parallel#103",
-    lambda inputs, heads: inputs.reshape(inputs.shape[0], inputs.shape[1], inputs.shape[2] // heads,
-        heads).transpose(0, 3, 1, 2),
-    at="query", diagnosis="heads-split-interleaved")
 _faulty_heads("_merge_heads", "heads_merged_by_view",
     "reshape without transpose: jsbaan#6, ajhalthor#4, jadore801120#7",
     lambda context: context.reshape(context.shape[0], context.shape[2], context.shape[1] * context.shape[3]),
     diagnosis="heads-merged-by-view")
-_faulty_heads("_merge_heads", "heads_merged_in_reverse", "the output projection meets the wrong heads: nntile#347",
-    lambda context: _merge_heads(context[:, ::-1]), diagnosis="heads-merged-in-reverse")
 _faulty_heads("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B) read as (B, H): gazelle93#1",
     lambda context: _merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
 _faulty_value(forms.values_read_as, "two_values_swapped", "two rows of the value change places",
     lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
 _faulty_value(forms.inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
     lambda query, key, value: (query, key, value[..., : min(key.shape[-1], value.shape[-1])]))
-_faulty_grouped(_keys, "keys_of_groups_tiled", _TILED, groups_tiled, diagnosis="key-heads-tiled")
-_faulty_grouped(_values, "values_of_groups_tiled", _TILED, groups_tiled, at="context",
-    diagnosis="value-heads-tiled")
-_faulty_grouped(_both, "groups_as_large_as_their_number",
-    "h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177",
-    lambda head, kv_heads, group: np.asarray(head // kv_heads % kv_heads),
-    diagnosis="groups-as-large-as-their-number")
-_faulty_grouped(_both, "one_group_for_all_heads",
-    "the first head of keys and values for every query head: pytorch#193893's kind",
-    lambda head, kv_heads, group: np.zeros_like(head), diagnosis="groups-of-first-head")
-_faulty_grouped(_both, "groups_reversed", "the heads of keys and values from the last to the first",
-    lambda head, kv_heads, group: np.asarray(kv_heads - 1 - head // group), diagnosis="groups-in-reverse")
-_faulty_grouped(_both, "groups_shifted_by_one_head",
-    "the last query head of a group belongs to the next one: FreeToken#177's kind",
-    lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads), diagnosis="groups-one-head-late")
-_faulty_grouped(_both, "groups_of_two_heads", "two query heads per group, whatever their number: HipKittens#22's kind",
-    lambda head, kv_heads, group: np.asarray(np.minimum(head // 2, kv_heads - 1)), diagnosis="groups-of-two-heads")
 _faulty_grouped(forms.in_attention, "mask_of_batch_entries_taken_for_groups",
     "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108",
     lambda call: forms.mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")
@@ -247,43 +196,6 @@ def _arguments(change: Callable[[Arguments], Arguments]) -> Steps:
     return {"multi_head_attention": attend}
 
 
-def _weight_transposed(role: str) -> Steps:
-    name = f"{role}_weight"
-
-    def change(given: Arguments) -> Arguments:
-        weight = given.get(name)
-        return {} if weight is None or weight.shape[0] != weight.shape[1] else {name: weight.T}
-
-    return _arguments(change)
-
-
-# fmt: off
-for _role, _defect in (("query", ""), ("value", ""), ("output", ": nntile#347's kind")):
-    _faulty_projections(_weight_transposed, f"{_role}_weight_transposed",
-        f"W^T for W, silent where it is square{_defect}", _role, at=_role, diagnosis=f"{_role}-weight-transposed")
-# fmt: on
-
-
-def _output_bias(change: Callable[[Array, int], Array]) -> Steps:
-    """Add another bias to the output: ``change(bias, heads)``."""
-
-    def changed(given: Arguments) -> Arguments:
-        bias = given.get("output_bias")
-        return {} if bias is None else {"output_bias": change(bias, given["heads"])}
-
-    return _arguments(changed)
-
-
-@_faulty_projections(_arguments, at="query", defect="(x + b) W for x W + b, silent where the widths are equal")
-def projection_bias_before_the_product(given: Arguments) -> Arguments:
-    changed: Arguments = {}
-    for role in PROJECTIONS:
-        inputs, bias = given[role], given.get(f"{role}_bias")
-        if bias is not None and inputs.shape[-1] == bias.shape[-1]:
-            changed |= {role: inputs + bias, f"{role}_bias": None}
-    return changed
-
-
 @_faulty_projections(
     "multi_head_attention", at="output", defect="every head meets the first head's rows of the weight: nntile#347"
 )
@@ -348,16 +260,6 @@ _faulty_layouts(_broadcast, "last_row_of_a_broadcast_view_stale_where_lk_mod_32_
     "the tail of a tile of 32 with stride 0: pytorch#191937",
     lambda view: view[..., [*range(view.shape[-2] - 1), view.shape[-2] - 2], :] if view.shape[-2] > 1
         and view.shape[-2] % 32 == 1 else view)
-_faulty_projections(_output_bias, "output_bias_added_per_head", "each head's part of a split product brings the bias",
-    lambda bias, heads: np.asarray(heads * bias), diagnosis="output-bias-of-each-head")
-_faulty_projections(_arguments, "key_and_value_inputs_swapped", "Keras takes query, value, key, in that order",
-    lambda given: {"key": given["value"], "value": given["key"]} if given["key"].shape == given["value"].shape else {},
-    at="key", diagnosis="key-and-value-inputs-swapped")
-_faulty_projections(_arguments, "key_and_value_weights_swapped",
-    "packed weights read in another order: slapo#46, tt-metal#57366",
-    lambda given: {"key_weight": given["value_weight"], "value_weight": given["key_weight"]}
-        if given["key_weight"].shape == given["value_weight"].shape else {},
-    at="key", diagnosis="key-and-value-weights-swapped")
 _faulty_projections(_arguments, "projection_weights_in_bfloat16", "weights stored in 16 bits",
     lambda given: _rounded(bfloat16, given, *_WEIGHTS), at="query", dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS)

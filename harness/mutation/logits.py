@@ -10,6 +10,7 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
+from attncheck.judging.readings_of_scores import is_masked
 from attncheck.mutation import forms, kernel
 from attncheck.mutation.kernel import Array, Store
 from attncheck.mutation.mutant import (
@@ -28,19 +29,6 @@ _faulty_softcap = partial(mutant, "softcap", at="capped")
 _faulty_bias = partial(mutant, "bias", at="biased")
 
 
-@_faulty_softcap("dot_scores", at="capped", diagnosis="softcap-of-raw-scores")
-def softcap_before_the_scale(
-    query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
-) -> Stages:
-    """the cap bounds raw scores: vllm#7425's kind"""
-    stages = backend.dot_scores(query, key, scale=scale)
-    if softcap is None:
-        return stages
-    factor = backend._scale_of(query, scale)
-    raw = np.divide(stages["scores"], factor) if factor else stages["scores"]
-    return stages | {"capped": backend._cap(raw, softcap) * factor}
-
-
 def _tanh(tanh: Callable[[Array], Array]) -> Steps:
     """Use another hyperbolic tangent."""
     return {"_cap.np": numpy_with(tanh=tanh)}
@@ -49,21 +37,31 @@ def _tanh(tanh: Callable[[Array], Array]) -> Steps:
 _faulty_sinks = partial(mutant, "sinks", at="weights")
 
 
-_faulty_sinks(forms.in_attention, "sinks_read_by_key_heads",
-    "query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254",
-    lambda call: forms.sinks_read_as(lambda sinks: sinks[np.arange(len(sinks)) // (len(sinks) // call.key.shape[1])]),
-    diagnosis="sinks-by-key-heads")  # fmt: skip
-
-
 _faulty_sinks(forms.gradients_read_as, "sinks_without_a_gradient", "no gradient for the sink: flash-attention#1973",
     lambda gradients: {name: np.zeros_like(each) if name == "grad_sinks" else each for name, each in gradients.items()},
     at="grad_sinks", diagnosis="gradient-of-sinks-zero")  # fmt: skip
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
 # fmt: off
-_faulty_softcap("_cap", "softcap_ignored", "the argument is not passed on: vllm#7425",
-    lambda scores, softcap: scores, diagnosis="softcap-ignored")
+for _fault in forms.misread(
+    ("softcap", "softcap-of-raw-scores", "the cap bounds raw scores: vllm#7425's kind"),
+    ("softcap", "softcap-ignored", "the argument is not passed on: vllm#7425"),
+    ("softcap", "softcap-ignored", "a bias takes another path, which knows no cap",
+        "softcap_dropped_when_a_bias_is_given", forms.given("bias")),
+    ("softcap", "softcap-ignored", "a mask takes another path, which knows no cap",
+        "softcap_dropped_when_something_is_masked", is_masked),
+    ("bias", "bias-scaled", "(q k + b) scale for q k scale + b: TransformerEngine#236"),
+    ("bias", "bias-times-ln2", "an exp2 kernel forgot log2(e) on the bias: segment-anything-fast#71"),
+    ("bias", "bias-of-batch-for-heads", "(H, Lq, Lk) read as (B, Lq, Lk) where B == H: mlx-lm#1903, onnx#8108"),
+    ("bias", "bias-ignored", "only one of mask and bias is used: onnxruntime#14363's kind",
+        "bias_dropped_when_a_mask_is_given", forms.given("mask")),
+    ("sinks", "sinks-by-key-heads",
+        "query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254"),
+    ("sinks", "sinks-twice", "each of two splits of the keys counts the sink: rocm-libraries#12229"),
+    ("sinks", "sinks-scaled", "the sink is scaled as the scores are: rocm-libraries#12229's kind"),
+):
+    mutant(**_fault)
 _faulty_softcap(forms.in_attention, "softcap_after_the_mask",
     "-inf becomes -cap, and masked keys get weights: onnx#7865, onnxruntime#28379",
     lambda call: {} if call.softcap is None else forms.filled(lambda biased, allowed, masks: np.where(allowed, biased,
@@ -93,39 +91,11 @@ _faulty_softcap(_tanh, "softcap_in_bfloat16", "tanh evaluated in bfloat16",
     diagnosis=ACCURACY_OF_16_BITS)
 _faulty_softcap(_tanh, "softcap_tanh_in_float16", "tanh.approx: eleven bits",
     lambda argument: kernel.float16(np.tanh(argument)), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_softcap(forms.in_attention, "softcap_dropped_when_a_bias_is_given",
-        "a bias takes another path, which knows no cap",
-    lambda call: forms.bias_added(lambda scores, bias, masks: np.asarray(call.stages["scores"] + bias)), at="biased",
-    diagnosis="softcap-ignored")
-_faulty_softcap(forms.in_attention, "softcap_dropped_when_something_is_masked",
-    "a mask takes another path, which knows no cap",
-    lambda call: {} if call.bias is not None else forms.filled(lambda biased, allowed, masks: np.where(allowed,
-        call.stages["scores"], -np.inf)),
-    at="masked", diagnosis=("softcap-ignored", "fill-minus-infinity"))
-_faulty_bias(forms.in_attention, "bias_scaled_with_scores", "(q k + b) scale for q k scale + b: TransformerEngine#236",
-    lambda call: forms.bias_read_as(lambda bias, scores: np.asarray(bias * call.factor)), diagnosis="bias-scaled")
-_faulty_bias(forms.bias_read_as, "bias_in_the_wrong_base",
-    "an exp2 kernel forgot log2(e) on the bias: segment-anything-fast#71",
-    lambda bias, scores: np.asarray(bias * math.log(2)), diagnosis="bias-times-ln2")
-_faulty_bias(forms.bias_read_as, "bias_of_heads_taken_for_batch",
-    "(H, Lq, Lk) read as (B, Lq, Lk) where B == H: mlx-lm#1903, onnx#8108",
-    lambda bias, scores: bias.swapaxes(0, 1) if (bias.ndim == 4 and bias.shape[0] == 1
-        and (bias.shape[1] == scores.shape[1])) and scores.shape[0] == scores.shape[1] else bias,
-    diagnosis="bias-of-batch-for-heads")
-_faulty_bias(forms.bias_dropped, "bias_dropped_when_a_mask_is_given",
-    "only one of mask and bias is used: onnxruntime#14363's kind",
-    lambda masks: masks["mask"] is not None, diagnosis="bias-ignored")
 _faulty_bias(forms.filled, "bias_added_after_a_finite_mask",
     "-1e4 first, then a bias that can lift it: Automodel#2658's planes",
     lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(-10000.0, biased.dtype) + (np.zeros((),
         biased.dtype) if masks["bias"] is None else masks["bias"])),
     at="masked", diagnosis="masked-at-minus-1e4")
-_faulty_sinks(forms.sinks_read_as, "sinks_counted_twice",
-    "each of two splits of the keys counts the sink: rocm-libraries#12229",
-    lambda sinks: np.asarray(sinks + math.log(2)), diagnosis="sinks-twice")
-_faulty_sinks(forms.in_attention, "sinks_scaled_with_scores",
-    "the sink is scaled as the scores are: rocm-libraries#12229's kind",
-    lambda call: forms.sinks_read_as(lambda sinks: np.asarray(sinks * call.factor)), diagnosis="sinks-scaled")
 # fmt: on
 
 

@@ -13,21 +13,14 @@ from functools import partial
 import numpy as np
 
 from attncheck.backends import numpy_backend as backend
-from attncheck.backends.contract import EmptyRows, Stages
+from attncheck.judging.alternatives import queries_and_keys
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import KERNELS, WIDE, Call, Steps, control, mutant, within
+from attncheck.reading.lowering import Problem
 
 _faulty_masks = partial(mutant, "masks", at="masked")
 _faulty_empty_rows = partial(mutant, "empty rows", at="weights")
-_dropped_if = partial(forms.dropped, "mask")
-
-
-@_faulty_masks(forms.mask_read_as, at="masked", diagnosis="mask-transposed")
-def mask_transposed_where_square(mask: Array, scores: Array) -> Array:
-    """queries and keys swapped, silent where Lq == Lk: keras#21483"""
-    queries, keys = scores.shape[-2:]
-    return np.swapaxes(mask, -1, -2) if mask.ndim >= 2 and queries == keys else mask
 
 
 def _filled_with(number: Callable[[Array], float]) -> Steps:
@@ -35,15 +28,6 @@ def _filled_with(number: Callable[[Array], float]) -> Steps:
     return forms.filled(
         lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(number(biased), biased.dtype))
     )
-
-
-def _only(convention: EmptyRows) -> Steps:
-    """Know no convention but this one, and give zeros for all others."""
-
-    def normalise(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        return backend._softmax_with_sinks(scores, sinks, empty_rows if empty_rows == convention else "zero")
-
-    return {"_softmax_with_sinks": normalise}
 
 
 def _is_filled(logits: Array, seen: Array) -> Array:
@@ -56,51 +40,60 @@ def _uniform_rows(change: Callable[[Array, Array], Array]) -> Steps:
     return forms.rows_read_as(change, lambda empty_rows: empty_rows == "uniform")
 
 
-def _unmasked_rows(steps_of: Callable[[Call], Steps]) -> Steps:
-    """Do so in attention; a softmax alone has no scores but those of -inf."""
-    return _only("nan") | forms.in_attention(steps_of)
+def _begins_causally(problem: Problem) -> object:
+    """Return whether the first row of any batch entry's mask is that of a text."""
+    (queries, keys), mask = queries_and_keys(problem), problem.inputs["mask"]
+    return mask.ndim > 1 and (mask[..., 0, :] == (np.arange(keys) <= keys - queries)).all(axis=-1).any()
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
 # fmt: off
-_faulty_masks(_dropped_if, "mask_dropped_when_a_bias_is_given",
-    "only one of mask and bias is used: pytorch#136816's kind",
-    lambda masks: masks["bias"] is not None, diagnosis="mask-ignored")
-_faulty_masks(_dropped_if, "mask_dropped_when_causal", "causality replaces padding: onnxruntime#14363",
-    lambda masks: bool(masks["is_causal"]), diagnosis="mask-ignored")
-_faulty_masks(forms.masks_read_as, "mask_or_causal", "either may allow, where both must",
-    lambda scores, masks: {} if masks["mask"] is None or not masks["is_causal"] else {**forms.NO_RULES, "mask":
-        masks["mask"] | forms.allowed_keys(scores, masks | {"mask": None})}, diagnosis="mask-or-causality")
+for _fault in forms.misread(
+    ("masks", "mask-transposed", "queries and keys swapped, silent where Lq == Lk: keras#21483"),
+    ("masks", "mask-ignored", "only one of mask and bias is used: pytorch#136816's kind",
+        "mask_dropped_when_a_bias_is_given", forms.given("bias")),
+    ("masks", "mask-ignored", "causality replaces padding: onnxruntime#14363", "mask_dropped_when_causal",
+        forms.given("is_causal")),
+    ("masks", "mask-or-causality", "either may allow, where both must"),
+    ("masks", "mask-of-batch-for-heads", "(B, 1, ..) read as (1, H, ..) where B == H: mlx-lm#1903, onnx#8108"),
+    ("masks", "masked-at-minus-1e4", "leaks where a masked logit is 1e4 above a kept one: transformers#12109"),
+    ("masks", "masked-at-minus-1e9", "an empty row becomes uniform: tensorflow#55682's mask"),
+    ("masks", "masked-at-least-number", "an empty row becomes uniform: pytorch#109517, transformers#31303"),
+    ("masks", "masked-at-zero", "scores * mask leaves masked keys at 0"),
+    ("masks", "mask-added", "a boolean mask converted to numbers and added: torch's float masks"),
+    ("empty rows", "empty-rows-zero", "the convention that is asked for is not looked at", "uniform_rows_are_zero",
+        lambda problem: problem.options.get("empty_rows") == "uniform"),
+    ("empty rows", "empty-rows-zero", "NaN replaced by zeros where NaN is asked for: pytorch#141128",
+        "nan_rows_are_zero", lambda problem: problem.options.get("empty_rows") == "nan"),
+    ("mask fills", "fill-inverted", "a typo, 1e-9 for -1e9: RibonanzaNet#5"),
+    ("mask fills", "fill-of-minus-1e4", "a constant of its own: -1e4 for every dtype, transformers#12109"),
+    ("mask fills", "fill-added", "(1 - mask) * -1e4 is added, and not put in place: transformers#12109"),
+    ("mask fills", "fill-scaled", "masked before the scores are scaled"),
+    ("masks of models", "mask-and-causal",
+        "taken for causal, whatever it is: transformers#39389, the prefix of unsloth-zoo#963's kind"),
+    ("masks of models", "mask-and-causal", "is_causal is told from the first row, which is text: transformers#38295",
+        "mask_that_begins_causally_is_causal", _begins_causally),
+    ("masks of models", "mask-of-last-run",
+        "a loop over the last run of keys alone: the first tokens leave with the window, vllm#1304's kind"),
+    ("masks of models", "mask-without-gaps", "a row is taken for the range from its first to its last key"),
+    ("masks of models", "mask-without-first-key-but-key-0",
+        "the first key of a row is left out where its chunk or document begins"),
+    ("masks of models", "mask-one-key-early",
+        "the first key of a row is off by one: transformers#37414, chunks and documents"),
+):
+    mutant(**_fault)
 _faulty_masks(forms.mask_read_as, "padding_on_the_query_axis",
     "padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
-    lambda mask, scores: mask_transposed_where_square(mask, scores) if mask.ndim >= 2 and mask.shape[-2] == 1 else mask,
+    lambda mask, scores: mask.swapaxes(-1, -2) if mask.ndim >= 2 and mask.shape[-2] == 1
+        and scores.shape[-2] == scores.shape[-1] else mask,
     diagnosis="mask-transposed")
-_faulty_masks(forms.mask_read_as, "mask_of_batch_taken_for_heads",
-    "(B, 1, ..) read as (1, H, ..) where B == H: mlx-lm#1903, onnx#8108",
-    lambda mask, scores: mask.swapaxes(0, 1) if mask.ndim == 4 and scores.shape[0] == scores.shape[1] else mask,
-    diagnosis="mask-of-batch-for-heads")
 # Let a group of four keys be attended as soon as one of them may be.
 _faulty_masks(forms.mask_read_as, "mask_rounded_up_to_four_keys",
         "a tile is masked as a whole or not at all: tt-metal#41215",
     lambda mask, scores: np.repeat(np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0,
         -mask.shape[-1] % 4)]).reshape(*mask.shape[:-1], -1, 4).any(axis=-1), 4, axis=-1)[..., : mask.shape[-1]])
-_faulty_masks(_filled_with, "mask_filled_with_minus_1e4",
-    "leaks where a masked logit is 1e4 above a kept one: transformers#12109",
-    lambda biased: -1e4, diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
-_faulty_masks(_filled_with, "mask_filled_with_minus_1e9", "an empty row becomes uniform: tensorflow#55682's mask",
-    lambda biased: -1e9, dtypes=WIDE, diagnosis=("empty-rows-uniform", "masked-at-minus-1e9"))
-# ml_dtypes' bfloat16 has no np.finfo; its range is float32's except for the last digits.
-_faulty_masks(_filled_with, "mask_filled_with_least_finite",
-    "an empty row becomes uniform: pytorch#109517, transformers#31303",
-    lambda biased: float(np.finfo(biased.dtype).min) if biased.dtype.kind == "f" else -3.38953139e38,
-    diagnosis="empty-rows-uniform")
 _faulty_masks(_filled_with, "mask_filled_with_minus_1e_minus_9", "a typo for -1e9: RibonanzaNet#5",
     lambda biased: -1e-09)
-_faulty_masks(_filled_with, "mask_multiplied_to_scores", "scores * mask leaves masked keys at 0", lambda biased: 0.0,
-    diagnosis="masked-at-zero")
-_faulty_masks(forms.filled, "mask_added_as_zero_and_one",
-    "a boolean mask converted to numbers and added: torch's float masks",
-    lambda biased, allowed, masks: np.asarray(biased + allowed.astype(biased.dtype)), diagnosis="mask-added")
 # Only where a mask and causality come together: alone, either is a plain -inf in the reference this is taken from.
 _faulty_masks(forms.filled, "mask_times_minus_infinity",
         "(1 - mask) * -inf = NaN at kept slots: onnx 1.19.1's reference",
@@ -111,10 +104,6 @@ _faulty_masks(None, "mask_after_softmax", "weights * mask, not renormalised: vig
     diagnosis=("weights-not-renormalised", "mask-ignored", "causality-ignored"))
 _faulty_masks(forms.weights_where_allowed, "masked_weights_leak_1e_10", "a masked weight is tiny, not zero",
     1e-10, at="weights", dtypes=WIDE)
-_faulty_empty_rows(_only, "uniform_rows_are_zero", "the convention that is asked for is not looked at",
-    "nan", diagnosis="empty-rows-zero")
-_faulty_empty_rows(_only, "nan_rows_are_zero", "NaN replaced by zeros where NaN is asked for: pytorch#141128",
-    "uniform", diagnosis="empty-rows-zero")
 # where the length is 0 there is nothing to take the mean of
 _faulty_empty_rows(forms.in_attention, "uniform_rows_within_the_length",
     "the mean of the keys that are no padding, not of all keys",
@@ -125,7 +114,7 @@ _faulty_empty_rows(_uniform_rows, "uniform_rows_up_to_the_query",
     "the mean of the keys up to the query's own position, as if causality still held",
     lambda logits, seen: np.where(_is_filled(logits, seen) & ~forms.allowed_keys(logits, {"is_causal": True}), -np.inf,
         seen))
-_faulty_empty_rows(_unmasked_rows, "uniform_rows_weigh_what_was_masked",
+_faulty_empty_rows(forms.in_attention, "uniform_rows_weigh_what_was_masked",
     "a number subtracted from masked scores, not put in their place: keras.layers.Attention in float64",
     lambda call: _uniform_rows(lambda logits, seen: np.where(_is_filled(logits, seen), call.scores, seen)),
     diagnosis=("empty-rows-unmasked", "empty-rows-zero"))
@@ -154,15 +143,6 @@ def _placed(place: Callable[[Array, Array, Array, forms.Masks], Array]) -> Steps
         return place(biased, allowed, np.asarray(masks["mask_fill"], biased.dtype), masks)
 
     return forms.filled(fill)
-
-
-def _fill_read_as(change: Callable[[float], float | None]) -> Steps:
-    """Take the fill for another one."""
-
-    def changed(scores: Array, masks: forms.Masks) -> forms.Masks:
-        return {} if masks["mask_fill"] is None else {"mask_fill": change(masks["mask_fill"])}
-
-    return forms.masks_read_as(changed)
 
 
 @_faulty_fill(_placed)
@@ -194,13 +174,6 @@ def _where_filled(steps_of: Callable[[Call, Array], Steps]) -> Steps:
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_fill(_fill_read_as, "fill_with_a_lost_exponent", "a typo, 1e-9 for -1e9: RibonanzaNet#5",
-    lambda fill: 1 / fill if fill else fill, diagnosis="fill-inverted")
-_faulty_fill(_fill_read_as, "fill_of_minus_1e4_whatever_is_asked",
-    "a constant of its own: -1e4 for every dtype, transformers#12109",
-    lambda fill: -1e4, diagnosis="fill-of-minus-1e4")
-_faulty_fill(_placed, "fill_added", "(1 - mask) * -1e4 is added, and not put in place: transformers#12109",
-    lambda biased, allowed, fill, masks: np.where(allowed, biased, biased + fill), diagnosis="fill-added")
 _faulty_fill(_placed, "fill_where_the_mask_says_yes", "masked_fill(mask == 1), where 1 says yes: unturtle#56",
     lambda biased, allowed, fill, masks: np.where(allowed, fill, biased), diagnosis="mask-inverted")
 _faulty_fill(_placed, "fill_left_out_of_rows_without_a_key",
@@ -216,8 +189,6 @@ _faulty_fill(_placed, "fill_for_the_mask_alone",
 _faulty_fill(_placed, "fill_in_front_of_the_bias", "the bias comes behind the mask, and moves the fill",
     lambda biased, allowed, fill, masks: np.where(allowed, biased, fill + np.asarray(0 if masks["bias"] is None
         else masks["bias"], biased.dtype)))
-_faulty_fill(_fill_of_call, "fill_scaled", "masked before the scores are scaled",
-    lambda call, fill: fill * call.factor, diagnosis="fill-scaled")
 _faulty_fill(_fill_of_call, "fill_held_back_by_the_softcap",
     "the softcap comes behind the mask, and holds the fill back: onnx#7865",
     lambda call, fill: fill if call.softcap is None else float(backend._cap(np.asarray(fill), call.softcap)))
@@ -235,31 +206,29 @@ mutant("mask fills", forms.value_weights_read_as, "no_gradient_of_values_behind_
 # fmt: on
 
 
-_faulty = partial(mutant, "masks of models", forms.mask_read_as, at="masked")
-
 _TILE = 64
 _SMALL_TILE = 4
 
 
-def _offset(scores: Array) -> int:
-    """Return where the first query stands if the last one stands at the last key."""
-    return int(scores.shape[-1] - scores.shape[-2])
+def _rows_read_as(change: Callable[[Array, Array, Array, int], Array]) -> Steps:
+    """Take a mask that has rows for another one, ``change(rows, causal, key, past)``.
+
+    ``rows`` are the mask of every row and key, (..., Lq, T), ``causal`` who sees whom if the last query stands at the
+    last key, (Lq, T), ``key`` the numbers of the keys, and ``past`` where the first query then stands.
+    """
+
+    def read(mask: Array, scores: Array) -> Array:
+        queries, keys = scores.shape[-2:]
+        if mask.ndim < 2 or mask.shape[-2] == 1:
+            return mask
+        rows = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, (queries, keys)))
+        past = keys - queries
+        return np.asarray(change(rows, np.tri(queries, keys, past, dtype=bool), np.arange(keys), past))
+
+    return forms.mask_read_as(read)
 
 
-def _causal(scores: Array) -> Array:
-    """Return who sees whom if the last query stands at the last key, (Lq, T)."""
-    queries, keys = scores.shape[-2:]
-    return np.tri(queries, keys, keys - queries, dtype=bool)
-
-
-def _spread(mask: Array, scores: Array) -> Array:
-    """Return the mask of every row and key, (..., Lq, T)."""
-    spread: Array = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, scores.shape[-2:]))
-    return spread
-
-
-def _has_rows(mask: Array) -> bool:
-    return mask.ndim >= 2 and mask.shape[-2] > 1
+_faulty = partial(mutant, "masks of models", _rows_read_as, at="masked")
 
 
 def _tiles(mask: Array, tile: int) -> Array:
@@ -270,7 +239,12 @@ def _tiles(mask: Array, tile: int) -> Array:
     return tiles
 
 
-def _sees_any(mask: Array, tile: int) -> Array:
+def _row_of_tiles(mask: Array, tile: int, row: int) -> Array:
+    """Return the tiles of which a row sees anything, (..., tiles of queries, tiles of keys)."""
+    return np.asarray(_tiles(mask, tile)[..., row, :, :].any(axis=-1))
+
+
+def _table(mask: Array, tile: int) -> Array:
     """Return the tiles of which anything is seen, (..., tiles of queries, tiles of keys)."""
     return np.asarray(_tiles(mask, tile).any(axis=(-1, -3)))
 
@@ -281,209 +255,74 @@ def _of_tiles(table: Array, tile: int, mask: Array) -> Array:
     return np.asarray(table.repeat(tile, axis=-2).repeat(tile, axis=-1)[..., :queries, :keys])
 
 
-def _first_key_seen(mask: Array) -> Array:
-    """Return the first key that each row sees, an axis for keys kept."""
-    return np.asarray(mask.argmax(axis=-1)[..., np.newaxis])
+def _tiles_ahead(rows: Array, past: int, tile: int) -> Array:
+    """Return how many tiles each key lies ahead of each query, (Lq, T)."""
+    queries, keys = rows.shape[-2:]
+    ahead: Array = np.arange(keys) // tile - (np.arange(queries)[:, np.newaxis] + past) // tile
+    return ahead
 
 
-def _last_key_seen(mask: Array) -> Array:
-    """Return the last key that each row sees, -1 where it sees none, an axis for keys kept."""
-    keys = mask.shape[-1]
-    last = keys - 1 - mask[..., ::-1].argmax(axis=-1)
-    return np.asarray(np.where(mask.any(axis=-1), last, -1)[..., np.newaxis])
-
-
-@_faulty(diagnosis="mask-and-causal")
-def mask_that_begins_causally_is_causal(mask: Array, scores: Array) -> Array:
-    """is_causal is told from the first row, which is text: transformers#38295's kind"""
-    rows = _spread(mask, scores)
-    if not _has_rows(mask):
-        return mask
-    alike = (rows[..., 0, :] == _causal(scores)[0]).all(axis=-1)[..., np.newaxis, np.newaxis]
-    return np.asarray(np.where(alike, rows & _causal(scores), rows))
-
-
-@_faulty(defect="a tile below the diagonal is taken for open: FastDeploy#3514, where trees have gaps there")
-def tiles_below_the_diagonal_taken_for_open(mask: Array, scores: Array) -> Array:
-    queries, keys = scores.shape[-2:]
-    rows, columns = np.arange(queries)[:, np.newaxis] + _offset(scores), np.arange(keys)
-    below = columns // _SMALL_TILE < rows // _SMALL_TILE
-    return np.asarray(mask | below) if _has_rows(mask) else mask
-
-
-@_faulty(defect="a tile is skipped if its first row sees nothing in it")
-def tiles_skipped_by_their_first_row(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask):
-        return mask
-    rows = _spread(mask, scores)
-    seen = np.asarray(_tiles(rows, _SMALL_TILE)[..., 0, :, :].any(axis=-1))
-    return rows & _of_tiles(seen, _SMALL_TILE, rows)
-
-
-@_faulty(defect="a tile of 64 is taken for open if its first and last rows are", dtypes=KERNELS)
-def tiles_of_64_taken_for_open_by_their_ends(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask):
-        return mask
-    rows = _spread(mask, scores)
-    tiles = _tiles(rows, _TILE)
-    ends = np.asarray(tiles[..., 0, :, :].any(axis=-1) & tiles[..., -1, :, :].any(axis=-1))
-    return rows | _of_tiles(ends, _TILE, rows)
-
-
-@_faulty(defect="which tiles are skipped is told from the first of the batch: attention-gym#62's kind")
-def tiles_skipped_by_the_first_of_the_batch(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask) or mask.ndim < 4:
-        return mask
-    rows = _spread(mask, scores)
-    return rows & _of_tiles(_sees_any(rows[:1], _SMALL_TILE), _SMALL_TILE, rows)
-
-
-@_faulty(defect="which tiles are skipped is told from the first head")
-def tiles_skipped_by_the_first_head(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask) or mask.ndim < 4:
-        return mask
-    rows = _spread(mask, scores)
-    return rows & _of_tiles(_sees_any(rows[:, :1], _SMALL_TILE), _SMALL_TILE, rows)
-
-
-@_faulty(defect="a square table of tiles, read by columns: pytorch#141126's kind")
-def table_of_tiles_transposed(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask):
-        return mask
-    rows = _spread(mask, scores)
-    table = _sees_any(rows, _SMALL_TILE)
-    return (
-        rows & _of_tiles(np.swapaxes(table, -1, -2), _SMALL_TILE, rows) if table.shape[-1] == table.shape[-2] else rows
-    )
-
-
-@_faulty(defect="a table of tiles of 64 read as one of 128: bd3lms#23", dtypes=KERNELS)
-def tiles_of_64_read_as_128(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask) or min(scores.shape[-2:]) <= _TILE:
-        return mask
-    rows = _spread(mask, scores)
-    table = _sees_any(rows, _TILE)
-    return rows & _of_tiles(table, 2 * _TILE, rows)
-
-
-@_faulty(diagnosis="mask-of-last-run")
-def only_the_last_run_of_keys(mask: Array, scores: Array) -> Array:
-    """a loop over the last run of keys alone: the first tokens leave with the window, vllm#1304's kind"""
-    gaps = np.where(mask, -1, np.arange(mask.shape[-1]))
-    before_last = np.arange(mask.shape[-1]) <= _last_key_seen(mask)
-    last_gap = np.where(before_last, gaps, -1).max(axis=-1, keepdims=True, initial=-1)
-    return np.asarray(mask & (np.arange(mask.shape[-1]) > last_gap))
-
-
-@_faulty(defect="a row is taken for the range from its first to its last key", diagnosis="mask-without-gaps")
-def every_key_between_the_first_and_the_last(mask: Array, scores: Array) -> Array:
-    key = np.arange(mask.shape[-1])
-    return np.asarray((key >= _first_key_seen(mask)) & (key <= _last_key_seen(mask)))
-
-
-@_faulty(diagnosis="mask-without-first-key-but-key-0")
-def rows_begin_one_key_too_late(mask: Array, scores: Array) -> Array:
-    """the first key of a row is left out where its chunk or document begins"""
-    first = _first_key_seen(mask)
-    begins = (np.arange(mask.shape[-1]) == first) & (first > 0)
-    return np.asarray(mask & ~begins)
-
-
-@_faulty(defect="the last key of a prefix is left out: j < n - 1")
-def prefix_one_key_too_short(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask):
-        return mask
-    rows = _spread(mask, scores)
-    last = _last_key_seen(rows)[..., :1, :]  # of the first row: the end of the prefix
-    beyond = (np.arange(rows.shape[-1]) == last) & ~_causal(scores)
-    return np.asarray(rows & ~beyond)
-
-
-@_faulty(defect="one key behind a prefix is part of it: j <= n")
-def prefix_one_key_too_long(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask):
-        return mask
-    rows = _spread(mask, scores)
-    last = _last_key_seen(rows)[..., :1, :]
-    return np.asarray(rows | ((np.arange(rows.shape[-1]) == last + 1) & rows.any(axis=-1, keepdims=True)))
-
-
-@_faulty(defect="a key that any earlier query sees is seen by all: text sees the image behind it")
-def keys_ahead_seen_by_all(mask: Array, scores: Array) -> Array:
-    rows = _spread(mask, scores)
-    ahead = (rows & ~_causal(scores)).any(axis=-2, keepdims=True)
-    return np.asarray(rows | ahead) if _has_rows(mask) else mask
+def _end_of_prefix(rows: Array) -> Array:
+    """Return the last key that the first row sees, -1 where it sees none, (..., 1, 1)."""
+    first = rows[..., :1, :]
+    return np.asarray(np.where(first, np.arange(rows.shape[-1]), -1).max(axis=-1, keepdims=True, initial=-1))
 
 
 @_faulty(defect="images see each other: any two tokens of images, transformers#38053")
-def images_see_each_other(mask: Array, scores: Array) -> Array:
-    if not _has_rows(mask):
-        return mask
-    rows = _spread(mask, scores)
-    queries = rows.shape[-2]
-    ahead = np.asarray(rows & ~_causal(scores))
-    of_keys = np.asarray(ahead.any(axis=-2))  # tokens that somebody before them sees
-    new = of_keys[..., rows.shape[-1] - queries :] if rows.shape[-1] >= queries else of_keys[..., :0]
-    looks_ahead = np.asarray(ahead.any(axis=-1))
-    of_queries = np.asarray(looks_ahead | new) if new.shape[-1] == queries else looks_ahead
-    return np.asarray(rows | (of_queries[..., np.newaxis] & of_keys[..., np.newaxis, :]))
-
-
-@_faulty(defect="positions that do not count the past: transformers#37351's chunks")
-def mask_counted_from_the_first_new_key(mask: Array, scores: Array) -> Array:
-    past = _offset(scores)
-    return np.roll(mask, -past, axis=-1) if past > 0 and _has_rows(mask) else mask
-
-
-@_faulty(defect="a tree taken for a chain, so that siblings are seen: vllm#20401's kind")
-def tree_taken_for_a_chain(mask: Array, scores: Array) -> Array:
-    queries, keys = scores.shape[-2:]
-    if not _has_rows(mask) or keys < queries:
-        return mask
-    rows = _spread(mask, scores)
-    new = np.arange(keys) >= keys - queries
-    return np.asarray(np.where(new, rows | _causal(scores), rows))
-
-
-@_faulty(defect="the diagonal of a tree alone, without the ancestors of a node")
-def ancestors_dropped(mask: Array, scores: Array) -> Array:
-    queries, keys = scores.shape[-2:]
-    if not _has_rows(mask) or keys <= queries:
-        return mask
-    own = np.arange(keys) == np.arange(queries)[:, np.newaxis] + keys - queries
-    return np.asarray(_spread(mask, scores) & (own | (np.arange(keys) < keys - queries)))
-
-
-@_faulty(defect="what is committed is masked as the new tokens are, from the first key on")
-def committed_keys_masked_causally(mask: Array, scores: Array) -> Array:
-    queries, keys = scores.shape[-2:]
-    if not _has_rows(mask) or keys <= queries:
-        return mask
-    committed = np.arange(keys) < keys - queries
-    return np.asarray(_spread(mask, scores) & (~committed | forms.causal_keys(queries, keys)))
+def images_see_each_other(rows: Array, causal: Array, key: Array, past: int) -> Array:
+    ahead = np.asarray(rows & ~causal)
+    of_keys = np.asarray(ahead.any(axis=-2, keepdims=True))  # seen by tokens before them, (..., 1, T)
+    of_queries = ahead.any(axis=-1, keepdims=True)
+    of_queries = np.logical_or(of_queries, of_keys[..., past:].swapaxes(-1, -2)) if past >= 0 else of_queries
+    return np.asarray(rows | (of_queries & of_keys))
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty("mask_of_a_model_taken_for_causal",
-    "a mask taken for causal, whatever it is: transformers#39389, the prefix of unsloth-zoo#963's kind",
-    lambda mask, scores: forms.both(mask, _causal(scores)) if _has_rows(mask) else mask, diagnosis="mask-and-causal")
+_faulty("tiles_below_the_diagonal_taken_for_open",
+    "a tile below the diagonal is taken for open: FastDeploy#3514, where trees have gaps there",
+    lambda rows, causal, key, past: rows | (_tiles_ahead(rows, past, _SMALL_TILE) < 0))
 _faulty("tiles_above_the_diagonal_skipped", "tiles above the diagonal are skipped, whatever the mask says there",
-    lambda mask, scores: forms.both(mask, np.arange(scores.shape[-1]) // _SMALL_TILE <= (np.arange(scores.shape[-2])[:,
-        np.newaxis] + _offset(scores)) // _SMALL_TILE) if _has_rows(mask) else mask)
-_faulty("tiles_of_64_above_the_diagonal_skipped",
-    "tiles of 64 above the diagonal are skipped, whatever the mask says there",
-    lambda mask, scores: forms.both(mask, np.arange(scores.shape[-1]) // _TILE <= (np.arange(scores.shape[-2])[:,
-        np.newaxis] + _offset(scores)) // _TILE) if _has_rows(mask) else mask,
-    dtypes=KERNELS)
-_faulty("rows_begin_one_key_too_early",
-    "the first key of a row is off by one: transformers#37414, chunks and documents",
-    lambda mask, scores: np.asarray(mask | (np.arange(mask.shape[-1]) == _first_key_seen(mask) - 1) & mask.any(axis=-1,
-        keepdims=True)), diagnosis="mask-one-key-early")
-_faulty("mask_of_the_first_key_of_a_tile",
+    lambda rows, causal, key, past: rows & (_tiles_ahead(rows, past, _SMALL_TILE) <= 0))
+_faulty("tiles_of_64_above_the_diagonal_skipped", "tiles of 64 above the diagonal are skipped, whatever is seen there",
+    lambda rows, causal, key, past: rows & (_tiles_ahead(rows, past, _TILE) <= 0), dtypes=KERNELS)
+_faulty("tiles_skipped_by_their_first_row", "a tile is skipped if its first row sees nothing in it",
+    lambda rows, causal, key, past: rows & _of_tiles(_row_of_tiles(rows, _SMALL_TILE, 0), _SMALL_TILE, rows))
+_faulty("tiles_of_64_taken_for_open_by_their_ends", "a tile of 64 is taken for open if its first and last rows are",
+    lambda rows, causal, key, past: rows | _of_tiles(_row_of_tiles(rows, _TILE, 0) & _row_of_tiles(rows, _TILE, -1),
+        _TILE, rows), dtypes=KERNELS)
+_faulty("tiles_skipped_by_the_first_of_the_batch",
+    "which tiles are skipped is told from the first of the batch: attention-gym#62's kind",
+    lambda rows, causal, key, past: rows if rows.ndim < 4 else rows & _of_tiles(_table(rows[:1], _SMALL_TILE),
+        _SMALL_TILE, rows))
+_faulty("tiles_skipped_by_the_first_head", "which tiles are skipped is told from the first head",
+    lambda rows, causal, key, past: rows if rows.ndim < 4 else rows & _of_tiles(_table(rows[:, :1], _SMALL_TILE),
+        _SMALL_TILE, rows))
+_faulty("table_of_tiles_transposed", "a square table of tiles, read by columns: pytorch#141126's kind",
+    lambda rows, causal, key, past: rows & _of_tiles(table.swapaxes(-1, -2), _SMALL_TILE, rows)
+        if (table := _table(rows, _SMALL_TILE)).shape[-1] == table.shape[-2] else rows)
+_faulty("tiles_of_64_read_as_128", "a table of tiles of 64 read as one of 128: bd3lms#23",
+    lambda rows, causal, key, past: rows & _of_tiles(_table(rows, _TILE), 2 * _TILE, rows)
+        if min(rows.shape[-2:]) > _TILE else rows, dtypes=KERNELS)
+_faulty("prefix_one_key_too_short", "the last key of a prefix is left out: j < n - 1",
+    lambda rows, causal, key, past: rows & ((key != _end_of_prefix(rows)) | causal))
+_faulty("prefix_one_key_too_long", "one key behind a prefix is part of it: j <= n",
+    lambda rows, causal, key, past: rows | ((key == _end_of_prefix(rows) + 1) & rows.any(axis=-1, keepdims=True)))
+_faulty("keys_ahead_seen_by_all", "a key that any earlier query sees is seen by all: text sees the image behind it",
+    lambda rows, causal, key, past: rows | (rows & ~causal).any(axis=-2, keepdims=True))
+_faulty("mask_counted_from_the_first_new_key", "positions that do not count the past: transformers#37351's chunks",
+    lambda rows, causal, key, past: np.roll(rows, -max(past, 0), axis=-1))
+_faulty("tree_taken_for_a_chain", "a tree taken for a chain, so that siblings are seen: vllm#20401's kind",
+    lambda rows, causal, key, past: rows | (causal & (key >= past)) if past >= 0 else rows)
+_faulty("ancestors_dropped", "the diagonal of a tree alone, without the ancestors of a node",
+    lambda rows, causal, key, past: rows & ((key < past) | (key == past + np.arange(len(causal))[:, np.newaxis]))
+        if past > 0 else rows)
+_faulty("committed_keys_masked_causally", "what is committed is masked as the new tokens are, from the first key on",
+    lambda rows, causal, key, past: rows & ((key >= past) | forms.causal_keys(*causal.shape)) if past > 0 else rows)
+mutant("masks of models", forms.mask_read_as, "mask_of_the_first_key_of_a_tile",
     "a document goes on in the next one for a tile: the mask is read once for a tile's keys, its first",
     lambda mask, scores: mask if mask.shape[-1] == 1 else np.asarray(mask[...,
-        np.arange(mask.shape[-1]) // _SMALL_TILE * _SMALL_TILE]))
+        np.arange(mask.shape[-1]) // _SMALL_TILE * _SMALL_TILE]), at="masked")
 control(_where_filled, "fills_added_up_apart",
     "the sum of exponentials is that of the scores that are kept and that of the fills",
     lambda call, kept: {"_softmax_with_sinks": within(backend._softmax_with_sinks, _row_sum=lambda exponentials:

@@ -299,10 +299,11 @@ class Mutant:
     without: Variant | None = None
     of: tuple[str, str] | None = None
     is_met: bool = False
+    needs: str = ""
 
     def is_shown_by(self, case: Case) -> bool:
         """Whether a case is of the operation that alone has the fault, and gives the argument that it is a fault of."""
-        operation, argument = self.of or (case.operation, "")
+        operation, argument = self.of or (case.operation, self.needs)
         return case.operation == operation and (not argument or argument in case.inputs or argument in case.options)
 
 

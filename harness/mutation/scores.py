@@ -18,7 +18,7 @@ from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.mutation import forms, kernel
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Steps, mutant, numpy_with, within
-from attncheck.spec import LOGITS, STAGES
+from attncheck.spec import BY_SCORE, LOGITS, STAGES
 
 _faulty_scale = partial(mutant, "scale", at="scores")
 _faulty_scores = partial(mutant, "scores", at="raw_scores")
@@ -58,34 +58,60 @@ _faulty_scores("dot_scores._dot", "scores_transposed_where_square",
 _faulty_rotary = partial(mutant, "rotary", at="rotated_query")
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
 # fmt: off
+for _fault in forms.misread(
+    ("scale", "scale-one", "sqrt(d) missing: mlc-llm#3426, cntkx#10, MONAI GenerativeModels#146"),
+    ("scale", "scale-twice", "scaled query and scaled scores: pytorch#174049 as reported"),
+    ("scale", "scale-inverse-width", "1/d for 1/sqrt(d)"),
+    ("scale", "scale-inverse-root-of-HD", "1/sqrt(H d), the model's width for the head's"),
+    ("scale", "scale-times-default", "the argument multiplies 1/sqrt(d) instead of replacing it",
+        "explicit_scale_times_default", lambda problem: problem.options.get("scale") is not None),
+    ("scale", "scale-default", "`scale or default`: zero is falsy in Python", "scale_zero_taken_for_absent",
+        lambda problem: problem.options.get("scale") == 0),
+    ("scale", "scale-negated", "sqrt(|scale|) on query and key, the sign forgotten", "negative_scale_loses_its_sign",
+        lambda problem: (problem.options.get("scale") or 0) < 0),
+    ("rotary", "rotary-pairs", "neighbours where the weights are of pairs half of the width apart: candle#3948"),
+    ("rotary", "rotary-ignored", "the embedding is configured and never applied"),
+    ("other scores", "score-weight-transposed", "W^T for W, silent where W is square (Luong, general)"),
+    ("other scores", "score-weight-ignored", "the dot score for the general one where W is square"),
+    ("other scores", "score-bias-missing", "structure: the bias of the bilinear layer has no effect",
+        "bilinear_bias_ignored", forms.of_operation("general_attention")),
+    ("other scores", "score-bias-missing", "the hidden layer's bias has no effect", "additive_bias_ignored",
+        forms.of_operation("additive_attention")),
+    ("other scores", "score-bias-negated", "structure: the bias is subtracted, as one of the other side"),
+    ("other scores", "score-bias-of-first-head", "structure: the bias of the first head serves all"),
+    ("other scores", "scale-times-default", "1/sqrt(d) once more: cntkx#10's kind", "cosine_scaled_by_the_width",
+        forms.of_operation("cosine_attention")),
+    ("attention by score", "score-scaled", "1/sqrt(D) of the dot product is applied to a score that has no scale",
+        "additive_scores_over_root_of_width", forms.of_operation("additive_attention")),
+    ("attention by score", "score-scaled", "1/sqrt(D) of the dot product beside the bilinear weight",
+        "bilinear_scores_over_root_of_width", forms.of_operation("general_attention")),
+    ("attention by score", "score-weights-exchanged",
+        "structure: Wq k + Wk q, silent where both weights have one shape"),
+    ("attention by score", "score-query-weight-transposed",
+        "structure: the layout of torch.nn.Linear, (A, D), where the weight is square"),
+    ("attention by score", "score-key-weight-transposed",
+        "structure: the layout of torch.nn.Linear, (A, Dk), where the weight is square"),
+    *(
+        ("attention by score", "value-read-as-key",
+            "structure: the encoder's states are keys and values in the paper, and so the keys are averaged",
+            f"keys_averaged_by_{name}", forms.of_operation(name))
+        for name in BY_SCORE
+    ),
+):
+    mutant(**_fault)
 _faulty_scale(_default, "scale_of_width_plus_one", "1/sqrt(d + 1) for 1/sqrt(d)",
     lambda query: 1 / math.sqrt(query.shape[-1] + 1), diagnosis="scale-fitted")
 _faulty_scale(_factor, "scale_off_by_1e_6", "a constant printed with six digits",
     lambda scale: scale * (1 + 1e-06), dtypes=WIDE, diagnosis="scale-fitted")
 _faulty_scale(_factor, "scale_off_by_1e_5", "a constant printed with five digits",
     lambda scale: scale * (1 + 1e-05), dtypes=WIDE, diagnosis="scale-fitted")
-_faulty_scale(_default, "scale_missing", "sqrt(d) missing: mlc-llm#3426, cntkx#10, MONAI GenerativeModels#146",
-    lambda query: 1.0, diagnosis="scale-one")
-_faulty_scale(_factor, "scale_applied_twice", "scaled query and scaled scores: pytorch#174049 as reported",
-    lambda scale: scale * scale, diagnosis="scale-twice")
-_faulty_scale(_default, "scale_without_root", "1/d for 1/sqrt(d)",
-    lambda query: 1 / int(query.shape[-1]), diagnosis="scale-inverse-width")
-_faulty_scale(_default, "scale_of_model_width", "1/sqrt(H d), the model's width for the head's",
-    lambda query: 1 / math.sqrt(query.shape[1] * query.shape[-1]), diagnosis="scale-inverse-root-of-HD")
 _faulty_scale(_factor, "scale_in_bfloat16", "the factor is computed in the storage type: MONAI GenerativeModels#146",
     lambda scale: float(kernel.bfloat16(np.array(scale))), dtypes=WIDE, diagnosis="scale-fitted")
 _faulty_scale(_factor, "scale_in_float32", "tf.cast(1/sqrt(d), float64) passes a Python float through float32",
     lambda scale: float(kernel.float32(np.array(scale))), dtypes=("float64",),
     diagnosis=("scale-fitted", "accuracy-of-float32"))
-_faulty_scale("_scale_of", "explicit_scale_times_default", "the argument multiplies 1/sqrt(d) instead of replacing it",
-    lambda query, scale: backend._scale_of(query, None) * (1.0 if scale is None else scale),
-        diagnosis="scale-times-default")
-_faulty_scale("_scale_of", "scale_zero_taken_for_absent", "`scale or default`: zero is falsy in Python",
-    lambda query, scale: backend._scale_of(query, scale or None), diagnosis="scale-default")
-_faulty_scale(_factor, "negative_scale_loses_its_sign", "sqrt(|scale|) on query and key, the sign forgotten",
-    lambda scale: abs(scale), diagnosis="scale-negated")
 _faulty_scale(forms.in_attention, "scale_applied_after_mask",
     "-inf is scaled too: NaN at scale 0, inf at a negative one (onnx#7865's kind)",
     lambda call: forms.filled(lambda biased, allowed, masks: np.where(allowed, biased,
@@ -98,17 +124,10 @@ _faulty_scores("dot_scores._dot", "scores_accumulated_in_float16",
     "float16 running sums: metal-flash-attention#8, ultralytics#24990",
     lambda query, key: kernel.sequential_matmul(query, np.swapaxes(key, -1, -2), store=kernel.float16),
     dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_rotary("_rotate", "rotary_pairs_of_the_other_layout",
-    "neighbours where the weights are of pairs half of the width apart: candle#3948",
-    lambda inputs, cos, sin, interleaved: backend._rotate(inputs, cos, sin, not interleaved), diagnosis="rotary-pairs")
-_faulty_rotary("_rotate", "rotary_ignored", "the embedding is configured and never applied",
-    lambda inputs, cos, sin, interleaved: inputs, diagnosis="rotary-ignored")
 _faulty_rotary(forms.in_attention, "rotary_positions_without_the_past",
     "the offset is no part of the key of a cache of angles: rotary-embedding-torch#11",
     lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: backend._rotate(inputs, call.rotary_cos,
-        call.rotary_sin,
-        interleaved)},
-    diagnosis=("rotary-without-past", "rotary-without-offsets"))
+        call.rotary_sin, interleaved)}, diagnosis=("rotary-without-past", "rotary-without-offsets"))
 _faulty_rotary("_rotate", "rotary_sine_of_a_padded_width",
     "the sine is read from behind the next power of two: vllm-ascend#12723",
     lambda inputs, cos, sin, interleaved: backend._rotate(inputs, cos, sin
@@ -119,17 +138,6 @@ _faulty_rotary("attention_gradients._rotate", "rotary_gradient_not_turned_back",
 
 
 _faulty_other_scores = partial(mutant, "other scores", at="scores")
-
-
-def _weight(change: Callable[[Array], Array]) -> Steps:
-    """Change the bilinear weight; where the change does not fit its shape, a real implementation would refuse."""
-
-    def score(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
-        changed = change(weight)
-        right = changed if changed.shape == weight.shape else weight
-        return backend.general_scores(query, key, right, score_bias=score_bias)
-
-    return {"general_scores": score}
 
 
 def _of_parts(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
@@ -198,24 +206,6 @@ _faulty_other_scores(lambda change: _lengths_read_as(change) | {"cosine_scores._
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_other_scores(_weight, "bilinear_weight_transposed", "W^T for W, silent where W is square (Luong, general)",
-    lambda weight: weight.T, diagnosis="score-weight-transposed")
-_faulty_other_scores("general_scores", "bilinear_weight_ignored", "the dot score for the general one where W is square",
-    lambda query, key, weight, *, score_bias=None: forms.with_score_bias(backend._dot(query, key), score_bias)
-        if weight.shape[0] == weight.shape[1] else backend.general_scores(query, key, weight, score_bias=score_bias),
-    diagnosis="score-weight-ignored")
-_faulty_other_scores("general_scores", "bilinear_bias_ignored",
-    "structure: the bias of the bilinear layer has no effect",
-    lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight),
-        diagnosis="score-bias-missing")
-_faulty_other_scores("general_scores", "bilinear_bias_subtracted",
-    "structure: the bias is subtracted, as one of the other side",
-    lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight, score_bias=None
-        if score_bias is None else -score_bias), diagnosis="score-bias-negated")
-_faulty_other_scores("general_scores", "bilinear_bias_of_the_first_head",
-    "structure: the bias of the first head serves all",
-    lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight, score_bias=None
-        if score_bias is None else score_bias[:1]), diagnosis="score-bias-of-first-head")
 _faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
     "structure: q (W + b) k^T: the bias is added to the weight",
     lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight if score_bias is None
@@ -233,8 +223,6 @@ _faulty_other_scores(_activation, "additive_tanh_off_by_1e_5", "a polynomial tan
     lambda hidden: np.asarray(np.tanh(hidden) * (1 + 1e-05 * np.sin(97 * hidden))), dtypes=WIDE)
 _faulty_other_scores(_activation, "additive_tanh_by_ratio", "(e^2x - 1)/(e^2x + 1) overflows: vllm#56578",
     kernel.tanh_by_ratio)
-_faulty_other_scores("additive_scores", "additive_bias_ignored", "the hidden layer's bias has no effect",
-    lambda *arrays, score_bias=None, **named: backend.additive_scores(*arrays, **named), diagnosis="score-bias-missing")
 _faulty_other_scores(_divided, "cosine_of_an_undivided_query", "only the keys are normalised",
     lambda name: name != "query", diagnosis="cosine-times-length-of-query")
 _faulty_other_scores(_divided, "cosine_of_an_undivided_key", "only the queries are normalised",
@@ -251,49 +239,11 @@ _faulty_other_scores(_lengths_read_as, "cosine_of_lengths_in_float16", "lengths 
 _faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
     lambda query, key, *, scale=None: backend.cosine_scores(query, key, scale=1 / scale if scale else scale),
     diagnosis="scale-fitted")
-_faulty_other_scores("cosine_scores", "cosine_scaled_by_the_width", "1/sqrt(d) once more: cntkx#10's kind",
-    lambda query, key, *, scale=None: backend.cosine_scores(query, key, scale=(scale or 1) / query.shape[-1] ** 0.5),
-    diagnosis=("scale-default", "scale-times-default"))
 # fmt: on
 
 
 _faulty_by_score = partial(mutant, "attention by score", at="scores")
 Attend: TypeAlias = Callable[[Stages, Array, dict[str, Any], EmptyRows], Stages]
-
-
-def _network(change: Callable[..., tuple[Array, Array, Array]]) -> Steps:
-    """Change the arrays of the small network: ``change(query_weight, key_weight, score_vector)``."""
-
-    def score(
-        query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
-    ) -> Stages:
-        return backend.additive_scores(
-            query, key, *change(query_weight, key_weight, score_vector), score_bias=score_bias
-        )
-
-    return {"additive_scores": score}
-
-
-def _turned(weight: Array) -> Array:
-    """Transpose what is square; where it is not, a real implementation would refuse."""
-    return weight.T if weight.shape[0] == weight.shape[1] else weight
-
-
-def _over_root_of_width(query: Array, stages: Stages) -> Stages:
-    return {name: np.asarray(each / query.shape[-1] ** 0.5).astype(each.dtype) for name, each in stages.items()}
-
-
-_faulty_by_score("additive_scores", "additive_scores_over_root_of_width",
-    "1/sqrt(D) of the dot product is applied to a score that has no scale",
-    lambda query, *arrays, **named: _over_root_of_width(query, backend.additive_scores(query, *arrays, **named)),
-    diagnosis="score-scaled")  # fmt: skip
-
-
-_faulty_by_score("general_scores", "bilinear_scores_over_root_of_width",
-    "1/sqrt(D) of the dot product beside the bilinear weight",
-    lambda query, *arrays, **named:
-        _over_root_of_width(query, backend.general_scores(query, *arrays, **named)),
-    diagnosis="score-scaled")  # fmt: skip
 
 
 def _attending(change: Callable[[Attend], Attend]) -> Steps:
@@ -371,37 +321,3 @@ def attention_by_score_normalised_over_queries(attend: Attend) -> Attend:
         return found | {"weights": weights, "output": np.asarray(weights @ value)}
 
     return attended
-
-
-def _keys_for_values(name: str) -> Steps:
-    """Average the keys, where they have the shape of the values."""
-    right = getattr(backend, name)
-
-    def attention(query: Array, key: Array, value: Array, *arrays: Array, **given: Any) -> Stages:
-        return dict(right(query, key, key if key.shape == value.shape else value, *arrays, **given))
-
-    return {name: attention}
-
-
-for _name in ("general_attention", "additive_attention", "cosine_attention"):
-    _faulty_by_score(_keys_for_values, f"keys_averaged_by_{_name}",
-        "structure: the encoder's states are keys and values in the paper, and so the keys are averaged",
-        _name, at="output", diagnosis="value-read-as-key")  # fmt: skip
-
-
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
-_faulty_by_score(_network, "additive_weights_exchanged",
-    "structure: Wq k + Wk q, silent where both weights have one shape",
-    lambda query_weight, key_weight, vector: (key_weight, query_weight, vector)
-        if query_weight.shape == key_weight.shape else (query_weight, key_weight, vector),
-    diagnosis="score-weights-exchanged")
-_faulty_by_score(_network, "additive_query_weight_transposed",
-    "structure: the layout of torch.nn.Linear, (A, D), where the weight is square",
-    lambda query_weight, key_weight, vector: (_turned(query_weight), key_weight, vector),
-    diagnosis="score-query-weight-transposed")
-_faulty_by_score(_network, "additive_key_weight_transposed",
-    "structure: the layout of torch.nn.Linear, (A, Dk), where the weight is square",
-    lambda query_weight, key_weight, vector: (query_weight, _turned(key_weight), vector),
-    diagnosis="score-key-weight-transposed")
-# fmt: on

@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from attncheck.backends.contract import Stages, Window
-from attncheck.backends.numpy_backend import _rotate, _row_maximum, mask_scores, softmax
+from attncheck.backends.contract import Stages
+from attncheck.backends.numpy_backend import _rotate, _row_maximum, softmax
+from attncheck.judging.alternatives import queries_and_keys
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import Call, Steps, equivalent, mutant
@@ -21,14 +22,6 @@ from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 _faulty_causal = partial(mutant, "causal", at="masked")
 _faulty_empty_rows = partial(mutant, "empty rows", at="weights")
 _faulty_windows = partial(mutant, "windows", at="masked")
-_causality_dropped_if, _window_dropped_if = partial(forms.dropped, "is_causal"), partial(forms.dropped, "window")
-
-Side = int | None
-
-
-def _diagonal(offset: Callable[[int, int], int]) -> Steps:
-    """Let key j be attended by query i iff j <= i + offset."""
-    return forms.causal_pattern(lambda queries, keys: np.tri(queries, keys, offset(queries, keys), dtype=bool))
 
 
 def _empty_rows(changed: Callable[[Array], Stages]) -> Steps:
@@ -43,24 +36,6 @@ def _empty_rows(changed: Callable[[Array], Stages]) -> Steps:
         return stages
 
     return forms.normalised(normalise)
-
-
-def _plus(side: Side, steps: int) -> Side:
-    return None if side is None else side + steps
-
-
-def _window_without_a_past(change: Callable[[Array, Window], Window]) -> Steps:
-    """Take another window, ``change(scores, window)``, but behind a past."""
-    wrong = forms.window_pattern(lambda scores, masks: forms.keys_within(scores, change(scores, masks["window"])))
-    return wrong | forms.where(lambda call: call.past > 0, {"mask_scores": mask_scores})
-
-
-@_faulty_windows(_window_without_a_past, diagnosis="aligned-bottom-right")
-def window_aligned_bottom_right(scores: Array, window: Window) -> Window:
-    """the other corner where Lq and Lk differ: mlx#2835's kind"""
-    queries, keys = scores.shape[-2:]
-    left, right = window
-    return _plus(left, queries - keys), _plus(right, keys - queries)
 
 
 @_faulty_windows(forms.window_pattern, defect="decided once per four queries: pytorch#195910's kind")
@@ -82,32 +57,90 @@ def right_side_of_a_window_dropped_when_causal(scores: Array, masks: forms.Masks
     return {} if window is None or not masks["is_causal"] else {"window": (window[0], None)}
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+def _rotated(rows: Callable[[Call, Array, str], Array]) -> Steps:
+    """Rotate queries with offsets by other rows, ``rows(call, table, name)``, where each batch entry has its own."""
+
+    def steps(call: Call) -> Steps:
+        if call.query_offsets is None or call.rotary_cos is None:
+            return {}
+
+        def rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+            if cos.ndim > 2:  # the rows of each batch entry
+                cos, sin = rows(call, cos, "cos"), rows(call, sin, "sin")
+            return _rotate(inputs, cos, sin, interleaved)
+
+        return {"_rotate": rotate}
+
+    return forms.in_attention(steps)
+
+
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
 # fmt: off
-_faulty_causal(_diagonal, "causal_sees_the_next_key", "j <= i + 1: tt-metal#41215",
-    lambda queries, keys: 1, diagnosis="causal-next-key")
-_faulty_causal(_diagonal, "causal_without_its_own_key", "j < i: onnxruntime#25927's kind",
-    lambda queries, keys: -1, diagnosis="causal-without-own-key")
-_faulty_causal(_diagonal, "causal_aligned_bottom_right",
-    "the other corner: mlx#2835, cutlass#2336, flash-attention#1778",
-    lambda queries, keys: keys - queries, diagnosis="aligned-bottom-right")
-_faulty_causal(_diagonal, "causal_bottom_right_for_one_query", "the other corner, if Lq == 1 only: onnxruntime#29020",
-    lambda queries, keys: keys - queries if queries == 1 else 0, diagnosis="aligned-bottom-right")
-_faulty_causal(forms.causal_pattern, "causal_mirrored", "j >= i, the upper triangle",
-    lambda queries, keys: forms.causal_keys(keys, queries).T, diagnosis="causal-mirrored")
-# Let every query of a group of four see what the group's last one sees.
-_faulty_causal(forms.causal_pattern, "causal_by_groups_of_four", "decided once per four queries: pytorch#195910",
+for _fault in forms.misread(
+    ("causal", "causal-next-key", "j <= i + 1: tt-metal#41215"),
+    ("causal", "causal-without-own-key", "j < i: onnxruntime#25927's kind"),
+    ("causal", "causal-mirrored", "j >= i, the upper triangle"),
+    ("causal", "aligned-bottom-right", "the other corner: mlx#2835, cutlass#2336, flash-attention#1778",
+        "causal_aligned_bottom_right", forms.given("is_causal")),
+    ("causal", "aligned-bottom-right", "the other corner, if Lq == 1 only: onnxruntime#29020",
+        "causal_bottom_right_for_one_query", lambda problem: problem.options.get("is_causal")
+        and queries_and_keys(problem)[0] == 1),
+    ("causal", "causality-ignored", "the argument has no effect: keras#23038"),
+    ("causal", "causality-ignored", "a mask of one's own ends causality: transformers#48748, keras",
+        "causal_dropped_when_a_mask_is_given", forms.given("mask")),
+    ("causal", "causality-ignored", "a bias of one's own ends causality", "causal_dropped_when_a_bias_is_given",
+        forms.given("bias")),
+    ("windows", "causality-ignored", "a window of one's own ends causality: transformers#26792's kind",
+        "causal_dropped_when_a_window_is_given", forms.given("window")),
+    ("windows", "aligned-bottom-right", "the other corner where Lq and Lk differ: mlx#2835's kind",
+        "window_aligned_bottom_right", forms.given("window")),
+    ("windows", "window-too-wide-right", "j <= i + right + 1: transformers#47010"),
+    ("windows", "window-too-narrow-right", "j < i + right: transformers#47010"),
+    ("windows", "window-sides-swapped", "(left, right) read as (right, left)"),
+    ("windows", "window-on-both-sides", "what is bounded on one side is bounded on both: jax's local_window_size"),
+    ("windows", "window-open-right-as-zero", "no bound on the right read as none to the right: sglang#34273's kind"),
+    ("windows", "window-open-left-as-zero", "no bound on the left read as none to the left"),
+    ("windows", "window-zero-as-open", "0 is false, so a side of 0 keys counts as none given: zml#763's kind"),
+    ("windows", "window-ignored", "the argument has no effect"),
+    ("windows", "window-ignored", "an early return where no mask is given: jax#32300",
+        "window_ignored_without_a_mask", lambda problem: "mask" not in problem.inputs),
+    ("windows", "window-ignored", "a mask of one's own ends the window: transformers#48748's kind",
+        "window_dropped_when_a_mask_is_given", forms.given("mask")),
+    ("windows", "window-ignored", "only one of causality and window is used: onnxruntime#14363's kind",
+        "window_dropped_when_causal", forms.given("is_causal")),
+    ("windows", "window-ignored", "only one of lengths and window is used: jax#23349's kind",
+        "window_dropped_when_key_lengths_are_given", forms.given("key_lengths")),
+    ("windows", "window-or-causality", "either may allow, where both must"),
+    ("windows", "window-of-first-query", "every query sees the window of the first one"),
+    ("windows", "window-without-own-key", "the current token is left out: onnxruntime#25927"),
+    ("windows", "window-inverted", "what is within is forbidden: text#894's polarity"),
+    ("query offsets", "query-offsets-of-first-batch-entry",
+        "the position of the first sequence for all of them: candle-vllm#140, reasoning-from-scratch#33"),
+    ("query offsets", "query-offsets-ignored", "causality counts from the first key whatever the cache: onnx#8054"),
+    ("query offsets", "query-offsets-one-too-far", "positions start at 1: mlx-lm#390's kind"),
+    ("query offsets", "query-offsets-of-longest", "the longest sequence's position for all: left padding is assumed"),
+    ("query offsets", "query-offsets-of-next-batch-entry", "batch index off by one"),
+    ("biases from positions", "bias-of-first-half-of-heads",
+        "every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227"),
+    ("biases from positions", "bias-of-first-head-of-group",
+        "query heads of a group share the bias of its first: a kernel that packs groups"),
+    ("biases from positions", "bias-ignored", "no bias once there is a cache: TensorRT-LLM#13870",
+        "bias_dropped_behind_a_past", forms.given("past_key")),
+):
+    mutant(**_fault)
+mutant("rotary", _rotated, "query_offsets_do_not_reach_the_rotation",
+    "one position of the rotation for the whole batch: reasoning-from-scratch#33",
+    lambda call, table, name: getattr(call, f"rotary_{name}")[call.past :], at="rotated_query",
+    diagnosis="rotary-without-offsets")
+mutant("rotary", _rotated, "query_offset_of_the_first_batch_entry_in_the_rotation",
+    "positions of a batch are those of its first sequence: reasoning-from-scratch#33",
+    lambda call, table, name: table[:1], at="rotated_query", diagnosis="rotary-of-first-batch-entry")
+_faulty_causal(forms.causal_pattern, "causal_by_groups_of_four",  # every query sees what the group's last one sees
+    "decided once per four queries: pytorch#195910",
     lambda queries, keys: np.asarray(forms.causal_keys(queries, keys)[np.minimum(np.arange(queries) // 4 * 4 + 3,
         queries - 1)]))
-_faulty_causal(_causality_dropped_if, "causal_ignored", "the argument has no effect: keras#23038",
-    lambda masks: True, diagnosis="causality-ignored")
-_faulty_causal(_causality_dropped_if, "causal_dropped_when_a_mask_is_given",
-    "a mask of one's own ends causality: transformers#48748, keras",
-    lambda masks: masks["mask"] is not None, diagnosis="causality-ignored")
-_faulty_causal(_causality_dropped_if, "causal_dropped_when_a_bias_is_given", "a bias of one's own ends causality",
-    lambda masks: masks["bias"] is not None, diagnosis="causality-ignored")
 _faulty_causal(forms.causal_pattern, "causal_beyond_64_queries_ignored",
-        "right in the first tile of 64 rows only: gcnasm#21",
+    "right in the first tile of 64 rows only: gcnasm#21",
     lambda queries, keys: np.asarray(forms.causal_keys(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64)))
 _faulty_empty_rows(_empty_rows, "empty_row_gives_nan",
     "softmax of a row of -inf: pytorch#103749, rten#1321, iree#24178",
@@ -120,79 +153,21 @@ _faulty_empty_rows(_empty_rows, "empty_row_takes_the_first_key", "argmax of noth
 _faulty_empty_rows(_empty_rows, "empty_row_has_log_sum_exp_zero",
     "log 1 for -inf: merged states weigh an empty one (mlx#2608)",
     lambda logits: {"log_sum_exp": np.zeros(logits.shape[:-1])}, at="log_sum_exp")
-_faulty_windows(forms.window_read_as, "window_one_key_too_many_after", "j <= i + right + 1: transformers#47010",
-    lambda left, right: (left, _plus(right, 1)), diagnosis="window-too-wide-right")
-_faulty_windows(forms.window_read_as, "window_one_key_too_few_after", "j < i + right: transformers#47010",
-    lambda left, right: (left, _plus(right, -1)), diagnosis="window-too-narrow-right")
-_faulty_windows(forms.window_read_as, "window_sides_swapped", "(left, right) read as (right, left)",
-    lambda left, right: (right, left), diagnosis="window-sides-swapped")
-_faulty_windows(forms.window_read_as, "one_sided_window_on_both_sides",
-    "what is bounded on one side is bounded on both: jax's local_window_size",
-    lambda left, right: (right if left is None else left, left if right is None else right),
-    diagnosis="window-on-both-sides")
-_faulty_windows(forms.window_read_as, "open_right_side_taken_for_zero",
-    "no bound on the right read as none to the right: sglang#34273's kind",
-    lambda left, right: (left, 0 if right is None else right), diagnosis="window-open-right-as-zero")
-_faulty_windows(forms.window_read_as, "open_left_side_taken_for_zero", "no bound on the left read as none to the left",
-    lambda left, right: (0 if left is None else left, right), diagnosis="window-open-left-as-zero")
-_faulty_windows(forms.window_read_as, "side_of_zero_taken_for_open",
-    "0 is false, so a side of 0 keys counts as none given: zml#763's kind",
-    lambda left, right: (left or None, right or None), diagnosis=("window-ignored", "window-zero-as-open"))
 _faulty_windows(forms.window_read_as, "window_split_between_its_sides",
-        "the sides read as the width of the whole window",
+    "the sides read as the width of the whole window",
     lambda left, right: (None if left is None else left // 2, None if right is None else right // 2))
-_faulty_windows(_window_dropped_if, "window_ignored", "the argument has no effect",
-    lambda masks: True, diagnosis="window-ignored")
-_faulty_windows(_window_dropped_if, "window_ignored_without_a_mask",
-    "an early return where no mask is given: jax#32300",
-    lambda masks: masks["mask"] is None, diagnosis="window-ignored")
-_faulty_windows(_window_dropped_if, "window_dropped_when_a_mask_is_given",
-    "a mask of one's own ends the window: transformers#48748's kind",
-    lambda masks: masks["mask"] is not None, diagnosis="window-ignored")
-_faulty_windows(_window_dropped_if, "window_dropped_when_causal",
-    "only one of causality and window is used: onnxruntime#14363's kind",
-    lambda masks: bool(masks["is_causal"]), diagnosis="window-ignored")
-_faulty_windows(_window_dropped_if, "window_dropped_when_key_lengths_are_given",
-    "only one of lengths and window is used: jax#23349's kind",
-    lambda masks: masks["key_lengths"] is not None, diagnosis="window-ignored")
-_faulty_windows(_causality_dropped_if, "causal_dropped_when_a_window_is_given",
-    "a window of one's own ends causality: transformers#26792's kind",
-    lambda masks: masks["window"] is not None, diagnosis="causality-ignored")
-_faulty_windows(forms.masks_read_as, "window_or_causal", "either may allow, where both must",
-    lambda scores, masks: {} if masks["window"] is None or not masks["is_causal"] else {"is_causal": False, "window":
-        None, "mask": forms.both(masks["mask"], forms.keys_within(scores, masks["window"]) | forms.causal_keys(
-        *scores.shape[-2:]))},
-    diagnosis="window-or-causality")
-_faulty_windows(forms.window_pattern, "window_does_not_move", "every query sees the window of the first one",
-    lambda scores, masks: np.broadcast_to(forms.keys_within(scores, masks["window"])[:1], scores.shape[-2:]),
-    diagnosis="window-of-first-query")
-_faulty_windows(forms.window_pattern, "window_without_its_own_key", "the current token is left out: onnxruntime#25927",
-    lambda scores, masks: np.asarray(forms.keys_within(scores, masks["window"]) & (forms.distance(scores) != 0)),
-    diagnosis="window-without-own-key")
 _faulty_windows(forms.window_pattern, "window_beyond_64_queries_ignored",
     "right in the first tile of 64 rows only: gcnasm#21's kind",
     lambda scores, masks: np.asarray(forms.keys_within(scores, masks["window"]) | (np.arange(scores.shape[-2])[:,
         np.newaxis] >= 64)))
-_faulty_windows(forms.window_pattern, "window_inverted", "what is within is forbidden: text#894's polarity",
-    lambda scores, masks: ~forms.keys_within(scores, masks["window"]), diagnosis="window-inverted")
 # fmt: on
 
 
-_faulty_offsets = partial(mutant, "query offsets", at="masked")
-
-
-def _offsets_read_as(change: Callable[[Array], Array | None]) -> Steps:
-    """Take the offsets for others where they say who may attend to whom; rotations have the right ones."""
-
-    def changed(scores: Array, masks: forms.Masks) -> forms.Masks:
-        offsets = masks["query_offsets"]
-        return {} if offsets is None else {"query_offsets": change(offsets)}
-
-    return forms.masks_read_as(changed)
-
-
-@_faulty_offsets(
-    forms.masks_read_as, defect="the near end of the window counts in the block of queries: lalamo#200's kind"
+@mutant(
+    "query offsets",
+    forms.masks_read_as,
+    at="masked",
+    defect="the near end of the window counts in the block of queries: lalamo#200's kind",
 )
 def query_offsets_reach_the_far_side_of_the_window_alone(scores: Array, masks: forms.Masks) -> forms.Masks:
     """Move the left end of the window by the offset, and leave its right end and causality where they are."""
@@ -202,49 +177,6 @@ def query_offsets_reach_the_far_side_of_the_window_alone(scores: Array, masks: f
     far = forms.allowed_keys(scores, {"window": (left, None), "query_offsets": masks["query_offsets"]})
     near = forms.allowed_keys(scores, {"window": (None, right)})
     return {"window": None, "mask": forms.both(masks["mask"], far & near)}
-
-
-@mutant(
-    "rotary",
-    forms.in_attention,
-    at="rotated_query",
-    defect="one position of the rotation for the whole batch: reasoning-from-scratch#33",
-    diagnosis="rotary-without-offsets",
-)
-def query_offsets_do_not_reach_the_rotation(call: Call) -> Steps:
-    """Rotate queries by their place behind the past; keys have the rows that they should."""
-    if call.query_offsets is None or call.rotary_cos is None:
-        return {}
-
-    def rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-        if cos.ndim > 2:  # the rows of each batch entry
-            cos, sin = call.rotary_cos[call.past :], call.rotary_sin[call.past :]
-        return _rotate(inputs, cos, sin, interleaved)
-
-    return {"_rotate": rotate}
-
-
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
-_faulty_offsets(_offsets_read_as, "query_offsets_of_the_first_batch_entry",
-    "the position of the first sequence for all of them: candle-vllm#140, reasoning-from-scratch#33",
-    lambda offsets: np.broadcast_to(offsets[:1], offsets.shape), diagnosis="query-offsets-of-first-batch-entry")
-_faulty_offsets(_offsets_read_as, "query_offsets_ignored",
-    "causality counts from the first key whatever the cache: onnx#8054",
-    lambda offsets: None, diagnosis=("query-offsets-ignored", "aligned-top-left"))
-_faulty_offsets(_offsets_read_as, "query_offsets_one_too_far", "positions start at 1: mlx-lm#390's kind",
-    lambda offsets: np.asarray(offsets + 1), diagnosis="query-offsets-one-too-far")
-_faulty_offsets(_offsets_read_as, "query_offsets_of_the_longest_batch_entry",
-    "the longest sequence's position for all: left padding is assumed",
-    lambda offsets: np.full_like(offsets, offsets.max(initial=0)), diagnosis="query-offsets-of-longest")
-_faulty_offsets(_offsets_read_as, "query_offsets_of_the_next_batch_entry", "batch index off by one",
-    lambda offsets: np.roll(offsets, -1), diagnosis="query-offsets-of-next-batch-entry")
-mutant("rotary", forms.in_attention, "query_offset_of_the_first_batch_entry_in_the_rotation",
-    "positions of a batch are those of its first sequence: reasoning-from-scratch#33",
-    lambda call: {} if call.query_offsets is None or call.rotary_cos is None else {"_rotate": lambda inputs, cos, sin,
-        interleaved: _rotate(inputs, *((cos[:1], sin[:1]) if cos.ndim > 2 else (cos, sin)), interleaved)},
-    at="rotated_query", diagnosis="rotary-of-first-batch-entry")
-# fmt: on
 
 
 _faulty = partial(mutant, "biases from positions", at="biased")
@@ -301,18 +233,6 @@ _faulty(_slopes_read_as, "alibi_slopes_without_leaving_any_out",
     "the first slopes of 2n heads, not every other one, where n heads are too few",
     lambda slopes: np.array([*alibi_slopes(below := _below(len(slopes))), *alibi_slopes(2 * below)[:
         len(slopes) - below]]))  # fmt: skip
-
-
-_faulty(forms.bias_read_as, "bias_of_the_first_half_of_the_heads",
-    "every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227",
-    lambda bias, scores: bias[:, np.arange(bias.shape[1]) % (bias.shape[1] // 2)] if bias.ndim == 4
-        and bias.shape[1] > 1 else bias, diagnosis=("bias-of-first-half-of-heads", "bias-of-first-head"))  # fmt: skip
-
-
-_faulty(forms.bias_read_as, "bias_of_the_first_head_of_a_group",
-    "query heads of a group share the bias of its first: a kernel that packs groups",
-    lambda bias, scores: bias[:, np.arange(bias.shape[1]) // 2 * 2] if bias.ndim == 4 and bias.shape[1] % 2 == 0
-        else bias, diagnosis="bias-of-first-head-of-group")  # fmt: skip
 
 
 def _distances_read_as(change: Callable[[Array], Array]) -> Steps:
@@ -376,9 +296,4 @@ _faulty(_distances_read_as, "relative_buckets_without_a_logarithm",
 _faulty(_distances_read_as, "relative_buckets_one_distance_late",
     "the step to the next bucket one distance late: > for >=",
     lambda distance: np.asarray(distance - np.sign(distance) * (np.abs(distance) >= 8)))
-_faulty(lambda unwanted: forms.bias_dropped(unwanted) | forms.where(lambda call: call.past == 0, {"mask_scores":
-        mask_scores}),
-"bias_dropped_behind_a_past",
-    "no bias once there is a cache: TensorRT-LLM#13870",
-    lambda masks: True, diagnosis="bias-ignored")
 # fmt: on

@@ -173,15 +173,15 @@ FEW = [
     "windows/a-window-alone-*",
 ]
 SOME = {
-    "scale_missing": "scale-one",
+    "scale_one": "scale-one",
     "scores_squared": "scores-squared",
-    "bias_scaled_with_scores": "bias-scaled",
+    "bias_scaled": "bias-scaled",
     "attention_bias_of_the_first_head": "bias-of-first-head",
     "softmax_over_queries": "softmax-over-queries",
     "log_sum_exp_in_base_two": "log-sum-exp-mixed-base",
     "mask_after_softmax": "weights-not-renormalised",
     "attention_mask_of_the_first_batch_entry": "mask-of-first-batch-entry",
-    "causal_sees_the_next_key": "causal-next-key",
+    "causal_next_key": "causal-next-key",
     "attention_window_one_wider_before": "window-too-wide-left",
     "attention_weighted_sum_value_of_the_next_head": "value-of-next-head",
     "one_added_to_the_sum": "denominator-plus-1",
@@ -202,7 +202,7 @@ def test_a_fault_is_named_by_what_it_is_or_not_at_all() -> None:
 
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
-    missing, honest = SUBJECTS["scale_missing"], CONTROLS[0]
+    missing, honest = SUBJECTS["scale_one"], CONTROLS[0]
     assert how_named(missing, ()) == NOT_NAMED
     assert how_named(missing, ("scale-one",)) == RIGHTLY
     assert how_named(missing, ("scale-twice or scale-one",)) == RIGHTLY
