@@ -317,7 +317,7 @@ def _half_unit(row: Mapping[str, Any]) -> float:
 def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
     if row["basis"] == "exact":
         return beside(row["reference"], "float64", 0.0)
-    index = index_from(row["index"] or "")  # a single number stands at no index
+    index = index_from(index_of(row))  # a single number stands at no index
     if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
         return ""
     return beside(float(exact[index]), "float64", _half_unit(row))
