@@ -24,7 +24,7 @@ from attncheck.reports.frames import (
     records,
 )
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
-from attncheck.reports.sections import Block, Coloured, Details, Inline, Mark, OnPage, Part, Table, Text
+from attncheck.reports.sections import Block, Coloured, Details, Inline, Mark, OnPage, Subsection, Table, Text
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import DocumentLayout, counted, index_from, written_element
@@ -393,7 +393,7 @@ _MANY_LINES = 20
 """Longer tables are folded away."""
 
 
-def expectation_part(expected: Expectation, *, with_environment: bool, with_numbers: bool = True) -> Part:
+def expectation_part(expected: Expectation, *, with_environment: bool, with_numbers: bool = True) -> Subsection:
     """Return what a document prints or computes as blocks: whether it holds, and the numbers where they are wanted."""
     named: Inline = (f"{expected.called} (stage ", Mark(expected.name), ")") if expected.called else Mark(expected.name)
     computed = "Computed, not printed. " if expected.basis == "unprinted" else ""
@@ -403,7 +403,7 @@ def expectation_part(expected: Expectation, *, with_environment: bool, with_numb
     tables = [_folded(table, number, expected, with_environment) for number, table in enumerate(expected.tables)]
     if with_numbers and tables:
         blocks += tables if expected.basis != "unprinted" else [OnPage(tables, [_matrix(expected.tables[0])])]
-    return Part((named, *(part for tag in _tags(expected) for part in (" ", tag))), blocks, 5)
+    return Subsection((named, *(part for tag in _tags(expected) for part in (" ", tag))), blocks, 5)
 
 
 def _tags(expected: Expectation) -> Iterator[Mark]:

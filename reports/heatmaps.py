@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from xml.sax.saxutils import quoteattr
 
 import matplotlib.style
@@ -128,84 +128,52 @@ def _named(svg: str, alternative: str) -> str:
     return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label={name}', 1)
 
 
-_INCHES_PER_LETTER = 0.064
+_TITLE_INCHES, _CELL_INCHES = 0.064, 0.068
+"""A letter's width, in a title and in a cell."""
 _BESIDE, _BAR, _ABOVE = 0.5, 0.65, 0.75
 """Inches beside a matrix for ticks, for a colour bar, and above and below it for titles and ticks."""
+Array = NDArray[Any]
+_TITLE_LETTERS = 40
+_MOST_INCHES = 9.5
+"""Of a page's width."""
 
 
-class _Cell(NamedTuple):
-    """A matrix's own width and height, and the width that it takes with what is beside it."""
+@dataclass(frozen=True)
+class _Measured:
+    """A matrix, what is written into its cells, its title, its width and height, and the width taken with its ticks."""
 
+    panel: Panel
+    texts: list[list[str]] | None
+    title: str
     width: float
     height: float
     taken: float
 
 
-def grid(
-    sizes: Sequence[tuple[float, float]], titles: Sequence[str], most_inches: float, *, with_bars: bool
-) -> tuple[Figure, list[Axes]]:
-    """Lay axes of these widths and heights out in rows, with room for their titles and ticks; all in inches."""
-    lines = _broken(_cells(sizes, titles, with_bars=with_bars), most_inches)
-    width = max(sum(each.taken for each in line) for line in lines)
-    height = sum(max(each.height for each in line) + _ABOVE for line in lines)
-    figure = Figure(figsize=(width, height))
-    axes, top = [], height
-    for line in lines:
-        left = _BESIDE
-        for each in line:
-            box = (left, top - 0.35 - each.height, each.width, each.height)
-            axes.append(figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height)))
-            left += each.taken
-        top -= max(each.height for each in line) + _ABOVE
-    return figure, axes
+def _measured(panels: Sequence[Panel]) -> list[_Measured]:
+    """Measure the matrices that are not empty, in inches; where one has a colour bar, all have room for one."""
+    drawn = [(panel, _annotations(panel), _title(panel)) for panel in panels if panel.matrix.size]
+    beside = _BESIDE + (_BAR if any(texts is None for _, texts, _ in drawn) else 0)
+    found = []
+    for panel, texts, title in drawn:
+        width, height = _inches(panel, texts)
+        own = max(width, _TITLE_INCHES * max(map(len, title.splitlines()), default=0))
+        found.append(_Measured(panel, texts, title, width, height, own + beside))
+    return found
 
 
-def page_lengths(
-    sizes: Sequence[tuple[float, float]],
-    titles: Sequence[str],
-    most_inches: float,
-    most_height: float,
-    *,
-    with_bars: bool,
-) -> list[int]:
-    """Return how many of these axes, in their order, go on each page of this height; a higher one has its own."""
-    pages, height = [0], 0.0
-    for line in _broken(_cells(sizes, titles, with_bars=with_bars), most_inches):
-        taken = max(each.height for each in line) + _ABOVE
-        if pages[-1] and height + taken > most_height:
-            pages.append(0)
-            height = 0.0
-        pages[-1] += len(line)
-        height += taken
-    return pages
-
-
-def _cells(sizes: Sequence[tuple[float, float]], titles: Sequence[str], *, with_bars: bool) -> list[_Cell]:
-    beside = _BESIDE + (_BAR if with_bars else 0)
-    return [
-        _Cell(*size, max(size[0], _title_inches(title)) + beside) for size, title in zip(sizes, titles, strict=True)
-    ]
-
-
-def _title_inches(title: str) -> float:
-    return _INCHES_PER_LETTER * max(map(len, title.splitlines()), default=0)
-
-
-def _broken(cells: Sequence[_Cell], most: float) -> list[list[_Cell]]:
-    """Break a line of things where it would get too wide."""
-    lines: list[list[_Cell]] = [[]]
-    for cell in cells:
-        if lines[-1] and sum(each.taken for each in lines[-1]) + cell.taken > most:
+def _lines(measured: Sequence[_Measured], most: float) -> list[list[_Measured]]:
+    """Break a line of matrices where it would get too wide."""
+    lines: list[list[_Measured]] = [[]]
+    for each in measured:
+        if lines[-1] and sum(other.taken for other in lines[-1]) + each.taken > most:
             lines.append([])
-        lines[-1].append(cell)
+        lines[-1].append(each)
     return lines
 
 
-def only_text(words: str) -> Figure:
-    """Return a figure that says why there is nothing to see."""
-    figure = Figure(figsize=(4, 0.4))
-    figure.text(0.02, 0.4, safe_text(words), parse_math=False)
-    return figure
+def _height(line: Sequence[_Measured]) -> float:
+    return max(each.height for each in line) + _ABOVE
 
 
 def colour_bar(figure: Figure, axes: Axes, norm: Normalize, colours: Colormap) -> Axes:
@@ -215,13 +183,6 @@ def colour_bar(figure: Figure, axes: Axes, norm: Normalize, colours: Colormap) -
     bar = figure.add_axes((box.x1 + 0.1 * inch, box.y0, 0.1 * inch, box.height))
     figure.colorbar(ScalarMappable(norm, colours), cax=bar).outline.set_visible(False)
     return bar
-
-
-Array = NDArray[Any]
-_HEATMAPS_INCHES_PER_LETTER = 0.068
-_TITLE_LETTERS = 40
-_MOST_INCHES = 9.5
-"""Of a page's width."""
 
 
 def heatmaps(
@@ -243,47 +204,47 @@ def heatmap_document(pages: Sequence[Sequence[Panel]], headings: Sequence[str]) 
         return pdf_of([_figure(page, heading, _MOST_INCHES)[0] for page, heading in zip(pages, headings, strict=True)])
 
 
-def _figure(panels: Sequence[Panel], heading: str, most_inches: float) -> tuple[Figure, str]:
-    """Lay matrices out and draw them; return the figure, and what it shows in words."""
-    drawn = [panel for panel in panels if panel.matrix.size]
-    empty = [f"{safe_text(panel.title)}: empty, shape {' x '.join(map(str, panel.matrix.shape))}" for panel in panels]
-    words = [describe(panel) for panel in drawn] or empty or ["nothing to draw"]
-    if not drawn:
-        return only_text("; ".join(words)), "; ".join(words)
-    texts, sizes, titles = _measured(drawn)
-    figure, axes = grid(sizes, titles, most_inches, with_bars=None in texts)
-    for panel, title, text, axis_of in zip(drawn, titles, texts, axes, strict=True):
-        axis_of.set_title(title, loc="left", pad=5, parse_math=False)
-        _draw_matrix(figure, axis_of, panel, text)
-    if heading:
-        figure.text(0, 1, _heatmap_broken(heading, 110), weight="bold", va="bottom", parse_math=False)
-    return figure, " ".join(f"{word}." for word in (*filter(None, [safe_text(heading, 400)]), *words))
-
-
-def _measured(
-    drawn: Sequence[Panel],
-) -> tuple[list[list[list[str]] | None], list[tuple[float, float]], list[str]]:
-    """Return what is written into the cells of each matrix, its size in inches, and its title."""
-    texts = [_annotations(panel) for panel in drawn]
-    sizes = [_inches(panel, text) for panel, text in zip(drawn, texts, strict=True)]
-    return texts, sizes, [_title(panel) for panel in drawn]
-
-
 def heatmap_pages(panels: Sequence[Panel], most_height: float = 11.0) -> list[list[Panel]]:
-    """Split matrices into pages on which they can be read; empty ones come last."""
-    drawn = [panel for panel in panels if panel.matrix.size]
-    if not drawn:
-        return [list(panels)]
-    texts, sizes, titles = _measured(drawn)
-    left = iter(drawn)
-    lengths = page_lengths(sizes, titles, _MOST_INCHES, most_height, with_bars=None in texts)
-    pages = [[next(left) for _ in range(length)] for length in lengths]
+    """Split matrices into pages on which they can be read; a higher line has its own, and empty ones come last."""
+    pages: list[list[Panel]] = [[]]
+    height = 0.0
+    for line in filter(None, _lines(_measured(panels), _MOST_INCHES)):
+        if pages[-1] and height + _height(line) > most_height:
+            pages.append([])
+            height = 0.0
+        pages[-1] += [each.panel for each in line]
+        height += _height(line)
     pages[-1] += [panel for panel in panels if not panel.matrix.size]
     return pages
 
 
-def _heatmap_broken(text: str, letters: int) -> str:
-    return "\n".join(textwrap.wrap(safe_text(text, 400), letters))
+def _figure(panels: Sequence[Panel], heading: str, most_inches: float) -> tuple[Figure, str]:
+    """Lay matrices out in rows and draw them; return the figure, and what it shows in words."""
+    measured = _measured(panels)
+    if not measured:
+        shapes = [" x ".join(map(str, panel.matrix.shape)) for panel in panels]
+        empty = [f"{safe_text(each.title)}: empty, shape {shape}" for each, shape in zip(panels, shapes, strict=True)]
+        words = "; ".join(empty or ["nothing to draw"])
+        figure = Figure(figsize=(4, 0.4))
+        figure.text(0.02, 0.4, safe_text(words), parse_math=False)
+        return figure, words
+    lines = _lines(measured, most_inches)
+    width, height = max(sum(each.taken for each in line) for line in lines), sum(map(_height, lines))
+    figure, top = Figure(figsize=(width, height)), height
+    for line in lines:
+        left = _BESIDE
+        for each in line:
+            bottom = top - 0.35 - each.height
+            axes = figure.add_axes((left / width, bottom / height, each.width / width, each.height / height))
+            axes.set_title(each.title, loc="left", pad=5, parse_math=False)
+            _draw_matrix(figure, axes, each.panel, each.texts)
+            left += each.taken
+        top -= _height(line)
+    if heading:
+        broken = "\n".join(textwrap.wrap(safe_text(heading, 400), 110))
+        figure.text(0, 1, broken, weight="bold", va="bottom", parse_math=False)
+    described = (*filter(None, [safe_text(heading, 400)]), *(describe(each.panel) for each in measured))
+    return figure, " ".join(f"{word}." for word in described)
 
 
 def _title(panel: Panel) -> str:
@@ -315,7 +276,7 @@ def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
         cell = min(0.16, 4.5 / max(rows, columns))
         return max(columns * cell, 0.5), max(rows * cell, 0.5)
     longest = max(len(line) for row in texts for text in row for line in text.split("\n"))
-    return columns * max(0.34, 0.12 + _HEATMAPS_INCHES_PER_LETTER * longest), rows * 0.3
+    return columns * max(0.34, 0.12 + _CELL_INCHES * longest), rows * 0.3
 
 
 def _draw_matrix(figure: Figure, axes: Axes, panel: Panel, texts: list[list[str]] | None) -> None:

@@ -29,8 +29,8 @@ from attncheck.reports.sections import (
     Nested,
     OnPage,
     Page,
-    Part,
     Section,
+    Subsection,
     Table,
     Text,
     by_implementation,
@@ -110,19 +110,19 @@ def _documents(frames: Frames) -> Section | None:
     return Section("Documents", "documents", [Text(NUMBERS_EXPLAINED), *parts]) if parts else None
 
 
-def _document(frames: Frames, page: DocumentPage, name: str) -> Part:
+def _document(frames: Frames, page: DocumentPage, name: str) -> Subsection:
     """Return one document; it leads to its pictures in the HTML report."""
     by = f", by {page.author}" if page.author else ""
     source = f"{page.source}{by}{f'; {page.section}' if page.section else ''}."
     drawn: Inline = ("Drawn in ", Mark("report.html", "link", f"report.html#document-{name}"), ".")
     notes = [Items(page.notes)] if page.notes else []
     cases = (_computation(case, with_environment=frames.has_several_environments) for case in page.cases)
-    return Part(page.title, [Text(source), *notes, Text(drawn), *cases], 3)
+    return Subsection(page.title, [Text(source), *notes, Text(drawn), *cases], 3)
 
 
-def _computation(case: DocumentCase, *, with_environment: bool) -> Part:
+def _computation(case: DocumentCase, *, with_environment: bool) -> Subsection:
     parts = (expectation_part(each, with_environment=with_environment) for each in case.expectations)
-    return Part(case.name, [*map(Text, case.notes), *parts], 4)
+    return Subsection(case.name, [*map(Text, case.notes), *parts], 4)
 
 
 _MAX_LISTED_CASES, _MAX_CELLS = 2_000, 40_000
@@ -168,7 +168,7 @@ def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> Text:
     return Text((text, Mark("results.csv"), "."))
 
 
-def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[Part]:
+def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[Subsection]:
     headings = ["case", *map(frames.title, frames.columns)]
     sampled = _sampled(frames)
     by_file: dict[str, list[str]] = {}
@@ -183,7 +183,7 @@ def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[Part]:
             )
             for case in cases
         ]
-        yield Part((f"{title} (", Mark(file), ")"), [Table(title, headings, rows)], 3)
+        yield Subsection((f"{title} (", Mark(file), ")"), [Table(title, headings, rows)], 3)
 
 
 def _verdict_cell(words: str) -> Inline:
@@ -224,7 +224,7 @@ def _block(block: Block) -> list[str]:
             lines = ["```", *block.lines, "```"]
         case Details():
             lines = details(block.summary, blocks_lines(block.blocks), is_open=block.is_open)
-        case Part():
+        case Subsection():
             lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]
         case OnPage():
             lines = blocks_lines(block.in_words)

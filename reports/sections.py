@@ -145,7 +145,7 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Part:
+class Subsection:
     """Blocks below a heading of a level from 3 to 6."""
 
     title: Inline
@@ -170,7 +170,7 @@ class Entries:
 
 Key = tuple[str, str, str, str]
 """An environment, an implementation, a case and a dtype."""
-Block = Text | Items | Table | Code | Details | Figure | Part | OnPage | Entries
+Block = Text | Items | Table | Code | Details | Figure | Subsection | OnPage | Entries
 
 
 @dataclass(frozen=True)

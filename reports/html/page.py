@@ -68,8 +68,8 @@ from attncheck.reports.sections import (
     Nested,
     OnPage,
     Page,
-    Part,
     Section,
+    Subsection,
     Table,
     Text,
     by_implementation,
@@ -263,7 +263,7 @@ def _block_html(link: Link, block: Block) -> Markup:
         case Items():
             items = Markup().join(_item(item, inline) for item in block.items)
             found = _element("ul", block.kind or ("cases" if len(block.items) > _MANY_ITEMS else ""), items)
-        case Part():
+        case Subsection():
             title = _element(f"h{block.level}", "", inline(block.title))
             found = _element("section", "", title + blocks_html(link, block.blocks))
         case OnPage():
