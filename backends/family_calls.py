@@ -163,13 +163,8 @@ def contract_functions(
 def library_functions(
     call: str, family: Family, arrays: Any, given: Mapping[str, Any], *, has_gradients: bool
 ) -> dict[str, Callable[..., Stages]]:
-    """Return a library's function, ``module:function``, as those of the contract; it is always ``given`` some words.
-
-    ``module:Class().method`` is a method of an object that is made without arguments.
-    """
-    module, _, path = call.partition(":")
-    made, _, name = path.rpartition("().")
-    owner = getattr(import_module(module), made)() if made else import_module(module)
+    """Return a library's function, ``module:function``, as those of the contract; it is always ``given`` some words."""
+    owner, name = owner_of(call)
 
     @wraps(getattr(owner, name))
     def called(*tensors: Any, **words: Any) -> Any:
@@ -180,6 +175,16 @@ def library_functions(
     own = replace(own, function=partial(program, **given), differentiated=partial(called, **given))
     names = ("attention", "attention_gradients")[: 1 + has_gradients]
     return {each: own.as_contract(each, getattr(own, each)) for each in names}
+
+
+def owner_of(call: str) -> tuple[Any, str]:
+    """Return the module of a library's function, and its name there.
+
+    ``module:Class().method`` is a method of an object that is made without arguments.
+    """
+    module, _, path = call.partition(":")
+    made, _, name = path.rpartition("().")
+    return (getattr(import_module(module), made)() if made else import_module(module)), name
 
 
 def never_given(function: Callable[..., Any], family: Family) -> list[str]:

@@ -3,9 +3,8 @@
 Scripts for what failed in a run are kept with its results: a report shows them where nothing can be run again. A script
 has the call: a framework's code, or what loads a user's function, and ``compute`` around it.
 
-A small case has a short script: imports, inputs as literals, the call, and what is right, in a screenful. It serves one
-call of a user's function, whose arrays are few numbers: an attached script has to be short for somebody to read it.
-Whatever needs more (arrays in other layouts, padding, calls before, a mode's own code, many numbers) has the long form.
+An attached script has to be short for somebody to read it: one call of a function of somebody's has the short form of
+``short.py``. Whatever needs more (calls before, a mode's own code, many numbers) has the long form.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from dataclasses import fields
 from itertools import chain, zip_longest
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, TypeGuard
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from attncheck.backends import BackendEntry, Library
 from attncheck.backends.families import Family
@@ -43,19 +39,17 @@ from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.repro.code import (
-    Expected,
     copied,
     expected_lines,
     expected_stages,
     inlined,
     quoted,
     short,
-    spelled,
     written,
 )
+from attncheck.repro.short import ShortScript, keywords_of
 from attncheck.results.format import SCRIPTS_FOLDER, Row
 from attncheck.spec import CONVENTIONS, result_stages
-from attncheck.verdicts import Verdict
 from attncheck.wording import listed
 
 _OPERATIONS = "attncheck.execution.operations"
@@ -80,6 +74,15 @@ attncheck {version} found, with {versions}, Python {python}, {system}:
 """
 
 
+_SHORT = """\
+{name} in {dtype}: {case}
+
+    {command}
+
+ends with 1 where something is wrong. The exact value comes of interval arithmetic; what is allowed is the largest error
+that rounding in {dtype} can make. Found:
+"""
+
 _OTHER_FILE = " (or a file that is named behind the command)"
 
 MAX_BEFORE = 16
@@ -102,8 +105,8 @@ def repro_script(
 
     ``story`` is the explanation, for its docstring, and ``command`` what runs it. Exact values are given for the stages
     in ``judgements``, or for all where there are none. The calls ``before`` come first: cases, each in a dtype. Where
-    ``element`` says in a line what is wrong, a small case has the short form. Raises ``UsageError`` where no script can
-    show the case.
+    ``element`` says in a line what is wrong, a case has the short form if one shows it. Raises ``UsageError`` where no
+    script can show the case.
     """
     rounding_model = implementation.rounding_model(dtype)
     if rounding_model is None:
@@ -111,18 +114,15 @@ def repro_script(
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     truth = as_declared(truth_of_case(case, dtype, inputs), implementation.reads_calls_as)
     padding = call_as_required(implementation, task_of(case, inputs))
-    if element and not before and _is_plain(implementation.entry, case, padding):
-        failing = tuple(each for each in judgements if each.verdict.exit_code)[:2]
-        asked = failing or judgements[-1:]
-        expected = expected_stages(case, truth, rounding_model, asked)
-        task = padding.task
-        is_wanted = {each.stage for each in asked} or set(result_stages(task.operation, task.options, task.inputs))
-        expected = {stage: each for stage, each in expected.items() if stage in is_wanted}
-        docstring = _short_docstring(case, implementation, dtype, element, command)
-        if text := _short_form(implementation.entry, padding.task, dtype, failing, expected, docstring):
-            return text
     task, cuts = padding.task, ", kept=KEPT, cut=cut" if padding.kept else ""
     expected = expected_stages(case, truth, rounding_model, judgements)
+    if element and not before:
+        told = _printable(
+            _SHORT.format(name=implementation.name, dtype=dtype, case=case.name, command=command) + element
+        )
+        own = ShortScript(case, implementation, padding, dtype)
+        if text := own.text(judgements, expected, told):
+            return text
     results = result_stages(task.operation, task.options, task.inputs)
     earlier = [call_as_required(implementation, each).task for each in tasks_before(before)]
     dtypes = {dtype, *(each for _, each in before)}
@@ -252,7 +252,7 @@ def _environment(of_mode: Mapping[str, str]) -> str:
     """Return the line that sets one thread, and what a mode asks for, before anything is imported."""
     variables = {**dict.fromkeys(THREAD_VARIABLES, "1"), **of_mode, **emulation_variables()}
     line = f"os.environ.update({', '.join(f'{name}={json.dumps(text)}' for name, text in variables.items())})"
-    return "\n    ".join(wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False))
+    return "\n    ".join(wrap(line, 100, break_long_words=False, break_on_hyphens=False))
 
 
 def _hides_a_module(entry: Any) -> bool:
@@ -386,26 +386,16 @@ def _call(entry: BackendEntry, task: Task) -> str:
     name, options = call_of(task.operation, task.options)
     conventions = {each: options.pop(each) for each in sorted(CONVENTIONS & options.keys())}
     function = _own_function(entry, name) if isinstance(entry, UserImplementation) else f"backend.{name}"
-    given = _arguments(entry, task, options, {each: each for each in task.inputs})
+    by_position: tuple[str, ...] = ()
+    if isinstance(entry, UserImplementation):  # some inputs have no name there
+        by_position, options = INPUTS[name], keywords_of(entry, task, options)
+    given = [each for each in by_position if each in task.inputs]
+    given += [f"{each}={each}" for each in task.inputs if each not in by_position]
+    given += [f"{each}={value!r}" for each, value in options.items()]
     if conventions:
         given.append(f"**taken({function}, {conventions!r})")
     call = f"{function}({', '.join(given)})"
     return f"named({call}, {quoted(_returned(task))})" if isinstance(entry, UserImplementation) else call
-
-
-def _arguments(entry: BackendEntry, task: Task, options: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
-    """Return the arguments of a call, its ``inputs`` as they are written: a user's function has some by position."""
-    name, _ = call_of(task.operation, task.options)
-    by_position: tuple[str, ...] = ()
-    required: Mapping[str, Any] = {}
-    if isinstance(entry, UserImplementation):
-        by_position, required = INPUTS[name], entry.required.get(name, {})
-    given = [inputs[each] for each in by_position if each in inputs]
-    given += [f"{each}={text}" for each, text in inputs.items() if each not in by_position]
-    keywords = {each: value for each, value in required.items() if each not in {**inputs, **options}} | dict(options)
-    if keywords.get("scale", 0) is None:
-        keywords["scale"] = task.inputs["query"].shape[-1] ** -0.5
-    return [*given, *(f"{each}={value!r}" for each, value in keywords.items())]
 
 
 def _returned(task: Task) -> Sequence[str]:
@@ -487,169 +477,3 @@ def _is_of(entry: UserImplementation, name: str) -> bool:
     """Return whether the target is the contract's function of a name itself."""
     own = entry.function if entry.function in INPUTS else "attention"
     return name == own
-
-
-MAX_LINES = 60
-_MAX_NUMBERS = 64
-_WIDTH = 100
-
-_IMPORTS: Mapping[str, Sequence[str]] = {
-    "numpy": (),
-    "torch": ("import torch",),
-    "tensorflow": ("import tensorflow as tf",),
-    "jax": ("import jax", 'jax.config.update("jax_enable_x64", True)'),
-}
-_TO: Mapping[str, str] = {
-    "numpy": "{array}",
-    "torch": "torch.tensor({array}.astype({wide})){cast}",
-    "tensorflow": "tf.constant({array})",
-    "jax": "jax.numpy.asarray({array})",
-}
-_FROM: Mapping[str, str] = {
-    "numpy": "np.asarray(array)",
-    "torch": "(array.detach().cpu().double() if array.is_floating_point() else array).numpy()",
-    "tensorflow": "np.asarray(tf.cast(array, tf.float64))",
-    "jax": "np.asarray(array)",
-}
-
-_JUDGE = """\
-failed = [stage for stage in EXPECTED if stage not in stages]
-for stage in failed:
-    print(stage, "is not returned")
-for stage, (exact, rest, allowed) in EXPECTED.items():
-    if stage in failed:
-        continue
-    array = stages[stage]
-    computed = {back}.astype(np.float64)
-    if computed.shape != exact.shape:
-        print(stage, "has shape", computed.shape, "and not", exact.shape)
-        failed.append(stage)
-        continue
-    with np.errstate(all="ignore"):
-        is_same = (computed == exact) | (np.isnan(computed) & np.isnan(exact))
-        error = np.where(is_same & ~np.isfinite(exact), 0, np.abs(computed - exact - rest))
-        wrong = ~(error <= allowed) & ~np.isnan(allowed)
-    print(stage, "is WRONG" if wrong.any() else "is right", "\\n  computed", computed.ravel().tolist())
-    print("  exact   ", exact.ravel().tolist(), "\\n  allowed ", allowed.ravel().tolist())
-    failed += [stage] * bool(wrong.any())
-sys.exit(1 if failed else 0)
-"""
-
-
-def _short_form(
-    entry: UserImplementation,
-    task: Task,
-    dtype: str,
-    failing: Sequence[StageJudgement],
-    expected: Mapping[str, Expected],
-    docstring: Iterable[str],
-) -> str:
-    """Return a script of at most ``MAX_LINES`` lines; empty where the case needs the long form."""
-    known = {stage: each for stage, each in expected.items() if each.exact is not None}
-    if any(each.verdict is Verdict.DTYPE for each in failing) or (failing and not known):
-        return ""  # what is wrong is no number
-    if any(each.rows is not None or _is_large(each.exact) for each in known.values()):
-        return ""
-    lines = [
-        *docstring,
-        *_imports(entry, dtype),
-        *(f"{name} = {_literal(array)}" for name, array in task.inputs.items()),
-        "",
-        *_short_call(entry, task),
-        *_expected(known),
-        "",
-        _JUDGE.replace("{back}", _FROM[entry.framework]),
-    ]
-    text = "\n".join(lines)
-    return text if len(text.splitlines()) <= MAX_LINES else ""
-
-
-def _is_plain(entry: BackendEntry, case: Case, padding: Padding) -> TypeGuard[UserImplementation]:
-    """Return whether a user's function can be imported by name, and called with few numbers as they come."""
-    if not isinstance(entry, UserImplementation) or case.memory_layout or case.merged or padding.kept:
-        return False
-    if entry.signature or entry.device or entry.framework not in _TO or CONVENTIONS & padding.task.options.keys():
-        return False
-    target, module = entry.target, Path(entry.target.module)
-    is_importable = module.stem.isidentifier() and module.stem not in sys.stdlib_module_names
-    is_named = target.attribute.isidentifier() and not target.pickled
-    return (
-        is_named and module.suffix == ".py" and is_importable and not any(map(_is_large, padding.task.inputs.values()))
-    )
-
-
-def _is_large(array: NDArray[Any] | None) -> bool:
-    return array is not None and array.size > _MAX_NUMBERS and not _is_constant(array)
-
-
-def _is_constant(array: NDArray[Any]) -> bool:
-    return bool(array.size) and array.tobytes() == np.full_like(array, array.ravel()[0]).tobytes()
-
-
-def _short_docstring(case: Case, implementation: Implementation, dtype: str, story: str, command: str) -> Iterator[str]:
-    yield f'r"""{_printable(f"{implementation.name} in {dtype}: {case.name}")}'
-    yield ""
-    yield _printable(f"    {command}")
-    yield ""
-    yield "ends with 1 where something is wrong. Exact values come of interval arithmetic; what is allowed is the"
-    yield f"largest error that rounding in {dtype} can make. attncheck found:"
-    yield _printable(story)
-    yield '"""'
-
-
-def _imports(entry: UserImplementation, dtype: str) -> Iterator[str]:
-    module = Path(entry.target.module)
-    yield "import os"
-    yield "import sys"
-    yield ""
-    yield _environment({})
-    yield "import numpy as np"
-    if dtype == "bfloat16":
-        yield "import ml_dtypes"
-    yield "from numpy import inf, nan"
-    yield from _IMPORTS[entry.framework]
-    yield ""
-    yield f"sys.path.insert(0, {str(module.parent)!r})"
-    yield f"from {module.stem} import {entry.target.attribute} as kernel"
-    yield ""
-
-
-def _literal(array: NDArray[Any]) -> str:
-    if array.size > 4 and _is_constant(array):
-        name = array.dtype.name
-        dtype = "ml_dtypes.bfloat16" if name == "bfloat16" else "bool" if name == "bool" else f"np.{name}"
-        return f"np.full({array.shape}, {array.ravel()[0].item()!r}, {dtype})"
-    return "\n        ".join(wrap(spelled(array), _WIDTH, break_long_words=False, break_on_hyphens=False))
-
-
-def _short_call(entry: UserImplementation, task: Task) -> Iterator[str]:
-    name, options = call_of(task.operation, task.options)
-    converted = {each: _converted(entry.framework, each, array) for each, array in task.inputs.items()}
-    function = "kernel" if _is_of(entry, name) else f"kernel.{name}"
-    names = _returned(task)
-    yield f"returned = {function}({', '.join(_arguments(entry, task, options, converted))})"
-    if len(names) > 1:
-        yield f"stages = returned if isinstance(returned, dict) else dict(zip({quoted(names)}, returned))"
-    else:
-        yield f'stages = returned if isinstance(returned, dict) else {{"{names[0]}": returned}}'
-
-
-def _converted(framework: str, name: str, array: NDArray[Any]) -> str:
-    is_narrow = array.dtype.name == "bfloat16"
-    wide = "np.float32" if is_narrow else f'"{array.dtype.name}"'
-    return _TO[framework].format(array=name, wide=wide, cast=".bfloat16()" if is_narrow else "")
-
-
-def _expected(expected: Mapping[str, Expected]) -> Iterator[str]:
-    """Yield what is right: exact values, what rounding them to float64 took off, and the largest error."""
-    yield "EXPECTED = {"
-    for stage, each in expected.items():
-        assert each.exact is not None, "others were left out"
-        assert each.allowed is not None, "what is exact has a bound"
-        rest = each.rest if isinstance(each.rest, np.ndarray) else None
-        yield f'    "{stage}": ('
-        yield f"        {_literal(each.exact)},"
-        yield f"        {'0.0' if rest is None else _literal(rest)},"
-        yield f"        {_literal(each.allowed)},"
-        yield "    ),"
-    yield "}"
