@@ -23,17 +23,19 @@ from attncheck.execution.requirements import Requirements
 from attncheck.reading.for_each import DESIGN, EXCLUDE, FACTORS, ROW_NAME, STRENGTH, references
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.yaml_reader import read_yaml
-from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
+from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PER_HEAD, QUERY_KEY_VALUE
 from attncheck.wording import listed, slug
 
-DESIGNED = ("attention", "attention_gradients")
+_OPERANDS = frozenset({*QUERY_KEY_VALUE, "grad_output"})
+DESIGNED = tuple(
+    name for name in PER_HEAD if {each for each, spec in OPERATIONS[name].inputs.items() if spec.required} <= _OPERANDS
+)
 """The operations that the bundled design can be taken for."""
 _STATED_FOR = 64
 """The tile that the numbers of the bundled design are stated for."""
-_SIZES = ("length", "window")
-"""Its factors whose numbers follow from the tile."""
+_LENGTH, _WIDTH, _SHARING = "length", "width", "sharing"
+"""Its factors whose numbers follow from the tile, and from what a function says of its shapes."""
 _WIDTHS = (64, 128)
-_GRAD_OUTPUT = {"draw": "randn", "shape": [2, {"each": "heads"}, {"each": "queries"}, {"each": "value_width"}]}
 
 _LINE = 110
 
@@ -43,7 +45,7 @@ Level = dict[str, Any]
 
 @dataclass(frozen=True)
 class DesignRequest:
-    """What a design is made for: a function, how many things meet, its widths and its tile."""
+    """A function that a design is made for, how many things meet, its widths and its tile."""
 
     implementation: Implementation
     strength: int = 3
@@ -89,14 +91,16 @@ def design_text(request: DesignRequest) -> str:
     [case] = read_yaml(Path(str(files("attncheck.cases") / "designs.yaml"))).data["cases"]
     operation, design = request.operation, case[DESIGN]
     fields = {group: _taken(case[group], request) for group in ("options", "inputs")}
-    if "grad_output" in OPERATIONS[operation].inputs:
-        fields["inputs"]["grad_output"] = _GRAD_OUTPUT
+    inputs, has_gradients = fields["inputs"], OPERATIONS[operation].has_gradients
+    if has_gradients:
+        inputs["grad_output"] = {
+            "draw": "randn",
+            "shape": inputs["query"]["shape"][:-1] + inputs["value"]["shape"][-1:],
+        }
     factors = {name: _levels(levels) for name, levels in design[FACTORS].items()}
-    factors["width"] = _widths(request)
-    for name in _SIZES:
-        factors[name] = _at_tile(factors[name], request.tile)
+    factors[_WIDTH], factors[_LENGTH] = _widths(request), _at_tile(factors[_LENGTH], request.tile)
     if request.entry.capabilities.get("grouped_heads") is False:
-        factors["heads"] = {name: level for name, level in factors["heads"].items() if len({*level.values()}) == 1}
+        factors[_SHARING] = {name: level for name, level in factors[_SHARING].items() if len({*level.values()}) == 1}
     dropped = {name for group in fields for name in _names(case[group])} - set(_names(fields))
     factors = _without(factors, dropped, set(_names(fields)))
     bound = {name or factor for factor, levels in factors.items() for level in levels.values() for name in level}
@@ -115,7 +119,7 @@ def design_text(request: DesignRequest) -> str:
         "operation": operation,
         "defaults": {"random": {"generator": "numpy-legacy", "seed": 1}, "dtypes": dtypes},
     }
-    stages = {"stages": ["output"]} if operation == "attention" else {}
+    stages = {} if has_gradients else {"stages": ["output"]}
     return _dumped({**head, "cases": [{**entry, **stages}]})
 
 

@@ -192,10 +192,10 @@ def design(
         Path | None, output_option("FILE", "File for the cases. Default: design_ and the implementation's name.")
     ] = None,
 ) -> None:
-    """Write cases in which every three of what your function has meet.
+    """Write cases in which every three options and sizes meet.
 
-    Its masks, biases, windows, caches, sinks, shared heads and widths, at lengths beyond a tile: what it has follows
-    from its signature and from what it declares. The file is a design, which you can change.
+    Those of your function: masks, biases, windows, caches, sinks, shared heads, widths and lengths beyond a tile. They
+    follow from its signature and from what it declares. The file is a design, which you can change.
     """
     from attncheck.commands import joined
     from attncheck.designing import DesignRequest, write_design
