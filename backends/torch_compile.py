@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attncheck.backends import torch_backend
-from attncheck.backends.composed import FUNCTIONS, compiled, output_alone
+from attncheck.backends.composed import compiled, output_alone
 from attncheck.backends.contract import Stages
 from attncheck.backends.library_arrays import TorchArrays
 from attncheck.backends.torch_common import differentiate
@@ -50,14 +50,13 @@ def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
     return compiled
 
 
-def _gradients(name: str) -> Callable[..., Stages]:
-    """Return the gradients that have this name, of a compiled function, whose backward pass is compiled too.
+def _gradients(forward: Callable[..., Stages], eager: Callable[..., Stages]) -> Callable[..., Stages]:
+    """Return what ``eager`` returns, of an operation that is compiled, whose backward pass is compiled too.
 
     A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through
     the logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
     """
-    function = _compiled(output_alone(getattr(torch_backend, name.removesuffix("_gradients"))))
-    eager = getattr(torch_backend, name)
+    function = _compiled(output_alone(forward))
     parameters = signature(eager)
     names = [each.name for each in parameters.parameters.values() if each.kind is not Parameter.KEYWORD_ONLY]
 
@@ -114,7 +113,11 @@ def fused(
 
 _NOT_ONE_GRAPH = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
 _DIFFERENTIATED = {
-    name: _gradients(name) for name in FUNCTIONS if name.endswith("_gradients") and name not in _NOT_ONE_GRAPH
+    eager.__name__: _gradients(forward, eager)
+    for forward, eager in (
+        (torch_backend.attention, torch_backend.attention_gradients),
+        (torch_backend.gated_attention, torch_backend.gated_attention_gradients),
+    )
 }
 COMPILED = compiled(
     torch_backend,
@@ -123,8 +126,8 @@ COMPILED = compiled(
     *_NOT_ONE_GRAPH,
     prepare=prepare,
     describe=describe,
+    **_DIFFERENTIATED,
 )
-vars(COMPILED).update(_DIFFERENTIATED)
 OUTPUT = TorchArrays(
     SimpleNamespace(
         prepare=prepare, describe=describe, from_numpy=torch_backend.from_numpy, to_numpy=torch_backend.to_numpy

@@ -107,7 +107,6 @@ def test_a_check_with_properties_counts_them_in_its_exit_code(invoke: Invoke, tm
 
 Read = Callable[..., Any]
 
-"""It takes a mask, and ignores it."""
 CASE = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
 WHO = ("kernel.py:attention", "--dtype", "float32")
 
