@@ -26,16 +26,8 @@ import numpy as np
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend, Stages, Window
-from attncheck.mutation.kernel import (
-    Array,
-    Store,
-    argument_read_as,
-    bfloat16,
-    float16,
-    tf32,
-    truncated_bfloat16,
-    truncated_tf32,
-)
+from attncheck.mutation import kernel
+from attncheck.mutation.kernel import Array, Store, bfloat16
 from attncheck.mutation.mutant import (
     ACCURACY_OF_16_BITS,
     EVERY,
@@ -159,9 +151,8 @@ def of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
             yield from _along_axis(OF_PLACES, name, axis, len(names))
     for first, second in pairwise(range(-len(names), 0)):
         both = f"{names[first]}_and_{names[second]}"
-        yield ArgumentFault(
-            f"with_{both}_exchanged", f"is laid out with {_words(both)} exchanged", _exchanged(first, len(names))
-        )
+        defect, change = f"is laid out with {_words(both)} exchanged", _on_axis(_exchanged, first, len(names))
+        yield ArgumentFault(f"with_{both}_exchanged", defect, change)
 
 
 def of_option(spec: OptionSpec) -> Iterator[ArgumentFault]:
@@ -204,28 +195,19 @@ OF_LOOPS: AlongAxis = {
 def _along_axis(changes: AlongAxis, of: str, axis: int, rank: int) -> Iterator[ArgumentFault]:
     for name, change in changes.items():
         fault = name.format(of)
-        yield ArgumentFault(fault, f"is that {_words(fault)}", _where_whole(_on_axis(change, axis), rank))
+        yield ArgumentFault(fault, f"is that {_words(fault)}", _on_axis(change, axis, rank))
 
 
-def _on_axis(change: Callable[[Array, int], Array], axis: int) -> Callable[[Array], Array]:
-    return lambda array: change(array, axis)
+def _on_axis(change: Callable[[Array, int], Array], axis: int, rank: int) -> Callable[[Array], Array]:
+    """Change an axis of arrays that have all of them."""
+    return lambda array: change(array, axis) if array.ndim == rank else array
 
 
-def _where_whole(change: Callable[[Array], Array], rank: int) -> Callable[[Array], Array]:
-    return lambda array: change(array) if array.ndim == rank else array
-
-
-def _exchanged(axis: int, rank: int) -> Callable[[Array], Array]:
+def _exchanged(array: Array, axis: int) -> Array:
     """Read the memory of an array as if an axis and the next one lay the other way round."""
-
-    def change(array: Array) -> Array:
-        if array.ndim != rank:
-            return array
-        shape = list(array.shape)
-        shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
-        return array.reshape(shape).swapaxes(axis, axis + 1)
-
-    return change
+    shape = list(array.shape)
+    shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
+    return array.reshape(shape).swapaxes(axis, axis + 1)
 
 
 def _words(name: str) -> str:
@@ -277,8 +259,8 @@ class StepArray:
 
 
 _FORMATS: Mapping[str, Store] = {
-    **{"bfloat16": bfloat16, "float16": float16, "tf32": tf32},
-    **{"bfloat16_cut_off": truncated_bfloat16, "tf32_cut_off": truncated_tf32},
+    **{"bfloat16": bfloat16, "float16": kernel.float16, "tf32": kernel.tf32},
+    **{"bfloat16_cut_off": kernel.truncated_bfloat16, "tf32_cut_off": kernel.truncated_tf32},
 }
 _SCORES, _QUERIES, _KEYS, _ROWS = (
     ("batch_entry", "head", *rest)
@@ -346,45 +328,38 @@ def stages_of(operation: Operation) -> Iterator[str]:
     yield from (stage for stage in stages if stage not in operation.for_lowered)
 
 
-# Rows, laid out by hand: the fault, the defect in the wild, and what it may rightly be named.
+# Rows, laid out by hand: the fault, the defect in the wild, and what it may rightly be named, if not as it is.
 # fmt: off
-MET: Mapping[str, tuple[str, str | tuple[str, ...]]] = {
+MET: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
     "attention_scale_left_out": ("the argument has no effect: tt-metal#33304, pytorch#151098", "scale-default"),
-    "dot_scores_dot_product_in_float16":
-        ("the scale comes after a float16 product: metal-flash-attention#8", ACCURACY_OF_16_BITS),
-    "dot_scores_dot_query_in_bfloat16":
-        ("the query is cast down on the way in: pytorch#158979's kind", ACCURACY_OF_16_BITS),
-    "dot_scores_dot_key_in_float16": ("a float16 key cache under a float32 query", ACCURACY_OF_16_BITS),
+    "dot_scores_dot_product_in_float16": "the scale comes after a float16 product: metal-flash-attention#8",
+    "dot_scores_dot_query_in_bfloat16": "the query is cast down on the way in: pytorch#158979's kind",
+    "dot_scores_dot_key_in_float16": "a float16 key cache under a float32 query",
     "dot_scores_dot_query_without_the_last_feature": ("the loop over the width ends one early", "last-feature-dropped"),
-    "dot_scores_dot_key_of_the_next_head":
-        ("head index off by one: HipKittens#22, FreeToken#177, pytorch#193893", "key-of-next-head"),
-    "dot_scores_dot_key_of_the_first_batch_entry":
-        ("batch stride 0 read for the key: pytorch#191937's kind", "key-of-first-batch-entry"),
+    "dot_scores_dot_key_of_the_next_head": "head index off by one: HipKittens#22, FreeToken#177, pytorch#193893",
+    "dot_scores_dot_key_of_the_first_batch_entry": "batch stride 0 read for the key: pytorch#191937's kind",
     "attention_rotary_sin_negated": ("the sign of rotate_half is lost", "rotary-backwards"),
-    "general_attention_weight_in_bfloat16": ("the weight is stored in bfloat16", ACCURACY_OF_16_BITS),
+    "general_attention_weight_in_bfloat16": "the weight is stored in bfloat16",
     "cosine_attention_scale_left_out": ("the temperature has no effect: tt-metal#33304's kind", "scale-one"),
     "attention_softcap_taken_twice": ("2c tanh(s / 2c): a cap handed on in another unit", "softcap-doubled"),
     "attention_bias_neutral": ("the argument has no effect: jax#32242's forward", "bias-ignored"),
-    "attention_bias_negated": ("sign inverted: attention-gym#86 (ALiBi)", "bias-negated"),
-    "attention_bias_in_bfloat16": ("ALiBi's distances in 16 bits: vllm#945", ACCURACY_OF_16_BITS),
+    "attention_bias_negated": "sign inverted: attention-gym#86 (ALiBi)",
+    "attention_bias_in_bfloat16": "ALiBi's distances in 16 bits: vllm#945",
     "attention_bias_taken_twice": ("added by the kernel and by its caller", "bias-twice"),
     "attention_bias_of_the_key_before": ("ALiBi's distance off by one: vllm#945", "bias-one-key-late"),
-    "attention_bias_of_the_first_head":
-        ("a bias per head broadcast from head 0: jax#30593's kind", "bias-of-first-head"),
+    "attention_bias_of_the_first_head": "a bias per head broadcast from head 0: jax#30593's kind",
     "attention_sinks_left_out":
         ("a kernel that has the code and never gets the argument: vllm-metal#212", "sinks-ignored"),
-    "attention_weighted_sum_value_in_bfloat16": ("the value is cast down on the way in", ACCURACY_OF_16_BITS),
-    "attention_weighted_sum_value_in_tf32": ("P V in TF32: triton#3498", ACCURACY_OF_16_BITS),
-    "attention_weighted_sum_mean_in_bfloat16": ("the output passes through bfloat16", ACCURACY_OF_16_BITS),
-    "attention_weighted_sum_mean_in_tf32_cut_off": ("a shift for a rounding conversion", ACCURACY_OF_16_BITS),
-    "softmax_with_sinks_row_sum_sum_in_bfloat16":
-        ("the finished sum is stored in bfloat16: tt-metal#52045", ACCURACY_OF_16_BITS),
-    "attention_mask_of_the_first_batch_entry":
-        ("one entry's mask for all: graph-transformer-pytorch#2", "mask-of-first-batch-entry"),
+    "attention_weighted_sum_value_in_bfloat16": "the value is cast down on the way in",
+    "attention_weighted_sum_value_in_tf32": "P V in TF32: triton#3498",
+    "attention_weighted_sum_mean_in_bfloat16": "the output passes through bfloat16",
+    "attention_weighted_sum_mean_in_tf32_cut_off": "a shift for a rounding conversion",
+    "softmax_with_sinks_row_sum_sum_in_bfloat16": "the finished sum is stored in bfloat16: tt-metal#52045",
+    "attention_mask_of_the_first_batch_entry": "one entry's mask for all: graph-transformer-pytorch#2",
     "attention_mask_with_batch_entry_and_head_exchanged": ("(B, H) read as (H, B): lighthouse#77, FuxiCTR#130", ()),
-    "attention_mask_of_the_first_head": ("one head's mask for all: lighthouse#77's kind", "mask-of-first-head"),
-    "attention_mask_of_the_first_query": ("one row's mask for all: keras#20488's expansion", "mask-of-first-query"),
-    "attention_mask_inverted": ("true read as drop: tensorflow text#894, unturtle#56", "mask-inverted"),
+    "attention_mask_of_the_first_head": "one head's mask for all: lighthouse#77's kind",
+    "attention_mask_of_the_first_query": "one row's mask for all: keras#20488's expansion",
+    "attention_mask_inverted": "true read as drop: tensorflow text#894, unturtle#56",
     "attention_mask_neutral": ("the argument has no effect", "mask-ignored"),
     "attention_mask_fill_left_out":
         ("the argument has no effect: a row without a key is 0 or NaN, and not the mean", "fill-minus-infinity"),
@@ -394,7 +369,7 @@ MET: Mapping[str, tuple[str, str | tuple[str, ...]]] = {
     "attention_window_one_narrower_before": ("i - left < j: transformers#39408", "window-too-narrow-left"),
     "attention_bias_with_each_head_in_reverse": ("heads in reverse", "bias-in-reverse-of-head"),
     "attention_key_lengths_one_less": ("j < length - 1: onnxruntime#25927's kind", "key-lengths-one-too-short"),
-    "attention_key_lengths_of_the_next_batch_entry": ("batch index off by one", "key-lengths-of-next-batch-entry"),
+    "attention_key_lengths_of_the_next_batch_entry": "batch index off by one",
     "attention_past_value_with_each_past_key_in_reverse":
         ("a ring buffer unrolled backwards", "past-values-in-reverse"),
     "packed_attention_key_lengths_left_out":
@@ -406,31 +381,24 @@ MET: Mapping[str, tuple[str, str | tuple[str, ...]]] = {
     "packed_attention_gradients_is_causal_left_out": ("the backward pass drops causality behind cu_seqlens", ()),
     "paged_attention_window_left_out": ("the window is dropped behind a cache: sglang#30050", "window-ignored"),
     "paged_attention_sinks_left_out": ("sinks are dropped in batched decoding: sglang#30050", "sinks-ignored"),
-    "paged_attention_block_table_of_the_first_batch_entry":
-        ("one block table for the whole batch: a stride of 0", "block-table-of-first-batch-entry"),
+    "paged_attention_block_table_of_the_first_batch_entry": "one block table for the whole batch: a stride of 0",
     "paged_attention_key_lengths_one_more": ("j <= length", "key-lengths-one-too-long"),
     "paged_attention_key_lengths_one_less": ("the newest key is not seen", "key-lengths-one-too-short"),
-    "paged_attention_key_lengths_of_the_first_batch_entry": ("one length for all", "key-lengths-of-first-batch-entry"),
-    "quantized_attention_key_scale_of_the_first_head":
-        ("a stride of 0 over heads: vllm#42580's kind", "key-scale-of-first-head"),
-    "quantized_attention_value_scale_of_the_first_head":
-        ("a stride of 0 over heads: vllm#42580's kind", "value-scale-of-first-head"),
-    "quantized_attention_key_scale_of_the_next_key":
-        ("scales of blocks are shifted by one key", "key-scale-of-next-key"),
+    "paged_attention_key_lengths_of_the_first_batch_entry": "one length for all",
+    "quantized_attention_key_scale_of_the_first_head": "a stride of 0 over heads: vllm#42580's kind",
+    "quantized_attention_value_scale_of_the_first_head": "a stride of 0 over heads: vllm#42580's kind",
+    "quantized_attention_key_scale_of_the_next_key": "scales of blocks are shifted by one key",
     "attention_weighted_sum_mean_without_the_last_feature":
         ("the loop over the value's width ends one early", "last-value-column-dropped"),
-    "attention_weighted_sum_value_of_the_next_head":
-        ("head index off by one: HipKittens#22, pytorch#193893", "value-of-next-head"),
+    "attention_weighted_sum_value_of_the_next_head": "head index off by one: HipKittens#22, pytorch#193893",
     "attention_weighted_sum_value_of_the_first_head":
-        ("one head's value for all, as with one key-value head: onnx#7274's kind", "value-of-first-head"),
+        "one head's value for all, as with one key-value head: onnx#7274's kind",
     "multi_head_attention_query_bias_left_out": ("the bias is not loaded", "query-bias-missing"),
     "multi_head_attention_value_bias_left_out": ("the bias is not loaded", "value-bias-missing"),
     "multi_head_attention_output_bias_neutral": ("the bias is not loaded", "output-bias-missing"),
     "multi_head_attention_output_bias_taken_twice": ("by the kernel and by its caller", "output-bias-twice"),
-    "attention_gradients_dot_grad_weights_in_bfloat16":
-        ("dp is stored in bfloat16: pytorch#133671's kind", ACCURACY_OF_16_BITS),
-    "attention_gradients_weighted_sum_grad_scores_in_tf32":
-        ("TF32 in the backward pass, dq alone", ACCURACY_OF_16_BITS),
+    "attention_gradients_dot_grad_weights_in_bfloat16": "dp is stored in bfloat16: pytorch#133671's kind",
+    "attention_gradients_weighted_sum_grad_scores_in_tf32": "TF32 in the backward pass, dq alone",
     "latent_attention_query_rotary_of_the_first_head":
         ("k_pe is made of all heads of k: every head adds the query of the first", "rotated-query-of-first-head"),
     "latent_attention_scale_left_out":
@@ -439,64 +407,56 @@ MET: Mapping[str, tuple[str, str | tuple[str, ...]]] = {
         ("the cache of rotated parts is a token behind that of latent vectors", "rotated-part-one-position-late"),
     "latent_attention_query_rotary_with_each_query_in_reverse":
         ("q_pe is rotated by tables with the axis of heads for positions: tensorgi/TPA#4's kind", ()),
-    "latent_attention_key_projection_of_the_next_head":
-        ("kv_b_proj is sharded one head off", "key-projection-of-next-head"),
-    "latent_attention_value_projection_of_the_next_head":
-        ("kv_b_proj is sharded one head off, behind the mean", "value-projection-of-next-head"),
+    "latent_attention_key_projection_of_the_next_head": "kv_b_proj is sharded one head off",
+    "latent_attention_value_projection_of_the_next_head": "kv_b_proj is sharded one head off, behind the mean",
     "latent_attention_value_projection_of_the_first_head":
-        ("one matrix for all heads behind the mean: a product that spreads over the wrong axis",
-            "value-projection-of-first-head"),
-    "latent_attention_latent_in_bfloat16": ("latent vectors are kept in bfloat16 beside float32", ACCURACY_OF_16_BITS),
+        "one matrix for all heads behind the mean: a product that spreads over the wrong axis",
+    "latent_attention_latent_in_bfloat16": "latent vectors are kept in bfloat16 beside float32",
     "normalized_attention_norm_left_out": ("Llama 4's L2Norm is a root mean square: a name for two", "norm-kind"),
     "merge_states_lse_base_left_out":
         ("log2 is written and log is read: flashinfer#2113, pytorch#181645", "lse-base-e"),
-    "merge_states_log_sum_exps_of_the_first_head":
-        ("structure: one log-sum-exp per query is read for all heads", "log-sum-exps-of-first-head"),
+    "merge_states_log_sum_exps_of_the_first_head": "structure: one log-sum-exp per query is read for all heads",
 }
 """Faults that people made: these are put to as many cases as those by hand, and named."""
 # fmt: on
 
 
-def _register(name: str, defect: str, steps: Steps, at: str, of: tuple[str, str]) -> None:
+def _diagnosis_of(what: str) -> str | tuple[str, ...]:
+    """Return what an array or argument with its fault is named, where a reading is named as it is."""
+    is_rounded = any(f"_in_{name}" in what for name in _FORMATS)
+    return ACCURACY_OF_16_BITS if is_rounded else what.replace("_of_the_", "_of_").replace("_", "-")
+
+
+def _register(owner: str, what: str, defect: str, steps: Steps, at: str, of: tuple[str, str]) -> None:
+    name = f"{owner}_{what}"
     if name not in MET:
         mutant("by the specification", None, name, defect, steps, at=at, dtypes=ONE_DTYPE, of=of)
         return
-    defect, diagnosis = MET[name]
-    dtypes = WIDE if diagnosis == ACCURACY_OF_16_BITS else EVERY
-    mutant(
-        "by the specification", None, name, defect, steps, at=at, dtypes=dtypes, diagnosis=diagnosis, of=of, is_met=True
-    )
+    met = MET[name]
+    defect, diagnosis = (met, _diagnosis_of(what)) if isinstance(met, str) else met
+    more: Any = {"dtypes": WIDE if diagnosis == ACCURACY_OF_16_BITS else EVERY, "diagnosis": diagnosis}
+    mutant("by the specification", None, name, defect, steps, at=at, of=of, is_met=True, **more)
 
 
+# fmt: off
 for _operation in OPERATIONS.values():
     _what = _words(_operation.name)
     for _name, _spec in arguments_of(_operation):
         for _fault in faults_of(_operation, _name, _spec):
-            _register(
-                f"{_operation.name}_{_name}_{_fault.name}",
-                f"the {_words(_name)} of {_what} {_fault.defect}",
-                argument_read_as(_operation.function, _name, _fault.change),
-                _spec.asks_for or _operation.stages[0],
-                (_operation.name, _name),
-            )
+            _register(_operation.name, f"{_name}_{_fault.name}", f"the {_words(_name)} of {_what} {_fault.defect}",
+                kernel.argument_read_as(_operation.function, _name, _fault.change),
+                _spec.asks_for or _operation.stages[0], (_operation.name, _name))
     for _stage in stages_of(_operation):
-        _register(
-            f"{_operation.name}_{_stage}_rounded_to_eight_bits",
+        _register(_operation.name, f"{_stage}_rounded_to_eight_bits",
             f"the {_words(_stage)} of {_what} is stored in bfloat16",
-            stage_rounded(_operation.function, _stage),
-            _stage,
-            (_operation.name, ""),
-        )
+            stage_rounded(_operation.function, _stage), _stage, (_operation.name, ""))
 for _array in OF_STEPS:
     _step = _array.step.replace("._", "_").strip("_")
     for _fault in _array.faults():
-        _register(
-            f"{_step}_{_array.name}_{_fault.name}",
+        _register(_step, f"{_array.name}_{_fault.name}",
             f"the {_words(_array.name)} of {_words(_step)} {_fault.defect}",
-            _array.read_as(_fault.change),
-            _array.stage,
-            (_array.operation, ""),
-        )
+            _array.read_as(_fault.change), _array.stage, (_array.operation, ""))
+# fmt: on
 
 _MODULES = (*(topic.__name__ for topic in TOPICS), __name__)
 _ALL: tuple[Subject, ...] = tuple(subject for module in _MODULES for subject in subjects_of_module(module))

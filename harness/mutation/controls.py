@@ -141,18 +141,8 @@ _EAGER = {**FUSED, "bfloat16": "eager", "float16": "eager"}
 _MERGED = {dtype: f"{name}_lse" for dtype, name in FUSED.items()}
 
 
-def _right(
-    name: str | None = None,
-    why: str = "",
-    inside: kernel.Inside | None = None,
-    *,
-    hidden: frozenset[str] = kernel.NEVER_RETURNED,
-    wide: frozenset[str] = frozenset(),
-    classes: Mapping[str, str] = FUSED,
-) -> Callable[[kernel.Inside], kernel.Inside]:
-    """Register what runs between the ends of a right kernel, as a row or decorated."""
-    form = partial(kernel.Kernel, hidden=hidden, wide=wide)
-    return control(form, name, why, inside, dtypes=kernel.ALL, classes=classes)
+_right = partial(control, kernel.Kernel, dtypes=kernel.ALL, classes=FUSED)
+_right_and_wide = partial(control, partial(kernel.Kernel, wide=kernel.STATISTICS), dtypes=kernel.ALL, classes=FUSED)
 
 
 def _averaged_from(store: Store) -> Steps:
@@ -264,7 +254,8 @@ def _group_as_rows(left: Array, right: Array) -> Array:
     return np.asarray(stacked @ right).reshape(batch, heads, rows, right.shape[-1])
 
 
-@_right(why="the class eager, sums in pairs", classes=_EAGER, hidden=frozenset())
+@control(partial(kernel.Kernel, hidden=frozenset()), why="the class eager, sums in pairs", dtypes=kernel.ALL,
+    classes=_EAGER)  # fmt: skip
 def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
     """Store every intermediate; products and sums accumulate in float32, in pairs."""
 
@@ -362,13 +353,12 @@ for _tile in (16, 64, 128):
     _right(f"fused_kernel_with_tiles_of_{_tile}",
         "one pass over tiles of keys, weights in the format of the ends, a backward pass from log_sum_exp",
         _flash(_tile))
-_right("fused_kernel_with_statistics_in_float32",
-    "log_sum_exp is returned in float32 beside outputs of 16 bits, as FlashAttention does",
-    _flash(64), wide=kernel.STATISTICS)
+_right_and_wide("fused_kernel_with_statistics_in_float32",
+    "log_sum_exp is returned in float32 beside outputs of 16 bits, as FlashAttention does", _flash(64))
 _right("kernel_with_tiles_and_blocks", "tiles of 64 keys, products in blocks of 16", _flash(64, in_tiles(16)))
 _right("fused_kernel_in_base_two", "the scale is folded into the query, exponentials in base 2", _in_base_two)
-_right("fused_kernel_in_base_two_with_statistics_in_float32",
-    "the same, and log_sum_exp is returned in float32, as FlexAttention does", _in_base_two, wide=kernel.STATISTICS)
+_right_and_wide("fused_kernel_in_base_two_with_statistics_in_float32",
+    "the same, and log_sum_exp is returned in float32, as FlexAttention does", _in_base_two)
 _right("fused_kernel_with_log2e_in_the_scale",
     "q k^T is multiplied once, by the scale times log2(e), and exponentials and statistics are in base two",
     _with_log2e_in_the_scale)

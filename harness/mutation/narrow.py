@@ -18,22 +18,7 @@ from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
 from attncheck.mutation import forms, kernel
 from attncheck.mutation.blocks import cut_into, split, weigh
-from attncheck.mutation.kernel import (
-    NARROW,
-    Array,
-    Kernel,
-    Product,
-    Store,
-    bfloat16,
-    exactly,
-    in_tiles,
-    over_queries,
-    rows_in_tiles,
-    spans,
-    tf32,
-    truncated_bfloat16,
-    truncated_tf32,
-)
+from attncheck.mutation.kernel import Array, Kernel, Product, Store, bfloat16, exactly, in_tiles, over_queries, tf32
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Call, Steps, Variant, control, mutant, numpy_with
 
 _TERMS = 16
@@ -42,9 +27,9 @@ _FLOAT16 = ("float16",)
 
 RIGHT = Kernel(lambda store: {})
 _FUSED = {"bfloat16": "fused", "float16": "fused"}
-_narrow = partial(mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=NARROW, at="context")
+_narrow = partial(mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=kernel.NARROW, at="context")
 _WIDE = partial(Kernel, wide=kernel.STATISTICS)
-_wide = partial(mutant, "sixteen bits", _WIDE, classes=_FUSED, dtypes=NARROW, at="log_sum_exp",
+_wide = partial(mutant, "sixteen bits", _WIDE, classes=_FUSED, dtypes=kernel.NARROW, at="log_sum_exp",
     without=_WIDE(lambda store: {}))  # fmt: skip
 
 
@@ -97,7 +82,7 @@ _narrow("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-a
     lambda store: {"attention._weighted_sum": in_tiles(_TERMS, store)})
 _narrow("exponentials_summed_in_16_bits",
     "the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045",
-    lambda store: {"_softmax_with_sinks._row_sum": rows_in_tiles(_TERMS, store)})
+    lambda store: {"_softmax_with_sinks._row_sum": kernel.rows_in_tiles(_TERMS, store)})
 _narrow("exponentials_not_shifted_in_16_bits", "e^s without the maximum leaves the format: flax#982's kind",
     _averaged_by_exponentials)
 _narrow("raw_scores_stored_in_16_bits",
@@ -125,7 +110,7 @@ _narrow("parts_merged_by_a_growing_exponential",
     "e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind", _merged_by_growing)
 _narrow("parts_merged_by_statistics_in_16_bits",
     "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
-    lambda store: split(lambda logits: spans(logits.shape[-1], 64) if logits.shape[-1] > 64 else [],
+    lambda store: split(lambda logits: kernel.spans(logits.shape[-1], 64) if logits.shape[-1] > 64 else [],
         lambda maxima, statistics: weigh(maxima, store(statistics))))
 _wide("log_sum_exp_widened_too_late",
     "log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind",
@@ -138,7 +123,7 @@ _narrow("key_and_value_gradients_summed_in_16_bits", "running sums over queries:
 _narrow("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
     lambda store: {"attention_gradients._weighted_sum": in_tiles(_TERMS, store)}, at="grad_query")
 _narrow("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
-    lambda store: {"attention_gradients._row_sum": rows_in_tiles(_TERMS, store)}, at="grad_query")
+    lambda store: {"attention_gradients._row_sum": kernel.rows_in_tiles(_TERMS, store)}, at="grad_query")
 _narrow("row_sum_of_the_gradient_over_the_square_of_the_sum",
     "the gradient of e / l as -e / l^2, and l^2 overflows: jax 0.10.2's softmax in float16, jax#40409's kind",
     lambda store: forms.delta_read_as(_delta_over_the_square), at="grad_query", dtypes=_FLOAT16)
@@ -147,7 +132,7 @@ _narrow("backward_weights_by_a_quotient_of_exponentials",
     "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
     lambda store: forms.weights_remembered(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
         np.exp(call.logits) / np.exp(call.log_sum_exp))),
-    at="grad_query", dtypes=("float32", *NARROW), diagnosis="fill-minus-infinity")
+    at="grad_query", dtypes=("float32", *kernel.NARROW), diagnosis="fill-minus-infinity")
 # fmt: on
 
 
@@ -250,21 +235,21 @@ _BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
 for _name, _why, _steps, _rounding_model in (
     ("tf32_products", "factors rounded to TF32, sums in float32", steps_by(rounded_product(tf32)), "tf32_products"),
     ("tf32_products_cut_off", "a unit that reads ten bits of the fraction, and cuts sums of four products off",
-        steps_by(rounded_product(truncated_tf32, _BY_FOUR)), "tf32_products"),
+        steps_by(rounded_product(kernel.truncated_tf32, _BY_FOUR)), "tf32_products"),
     ("tf32_products_in_blocks_of_keys",
         "a fused kernel with factors cut off to TF32, sums of eight products cut off",
-        _fused_by(rounded_product(truncated_tf32, _BY_EIGHT), 64), "tf32_products"),
+        _fused_by(rounded_product(kernel.truncated_tf32, _BY_EIGHT), 64), "tf32_products"),
     ("bfloat16_products", "factors rounded to bfloat16, sums in float32",
         steps_by(rounded_product(bfloat16)), "bf16_products"),
     ("bfloat16_products_cut_off", "factors cut off to bfloat16, sums of eight products cut off",
-        steps_by(rounded_product(truncated_bfloat16, _BY_EIGHT)), "bf16_products"),
+        steps_by(rounded_product(kernel.truncated_bfloat16, _BY_EIGHT)), "bf16_products"),
     ("bfloat16_products_in_blocks_of_keys", "a fused kernel with factors rounded to bfloat16",
         _fused_by(rounded_product(bfloat16), 16), "bf16_products"),
     ("bfloat16_products_in_three_passes",
         "each factor is the sum of two of bfloat16; the product of both lesser parts is left out",
         steps_by(in_two_parts(bfloat16)), "bf16x3_products"),
     ("bfloat16_products_in_three_passes_cut_off", "the same with factors and sums cut off",
-        _fused_by(in_two_parts(truncated_bfloat16, _BY_FOUR), 16), "bf16x3_products"),
+        _fused_by(in_two_parts(kernel.truncated_bfloat16, _BY_FOUR), 16), "bf16x3_products"),
 ):
     control(None, _name, _why, _steps, dtypes=_SINGLE, classes={"float32": _rounding_model},
         hidden=forms.NEVER_HELD if "attention" in _steps else frozenset())  # the softmax runs over blocks
@@ -368,7 +353,7 @@ def _of_tiles(tile: int) -> Steps:
 
     def normalise(logits: Array) -> Stages:
         log_sum_exp = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
-        for span in spans(logits.shape[-1], tile):
+        for span in kernel.spans(logits.shape[-1], tile):
             log_sum_exp = np.logaddexp(log_sum_exp, backend.softmax(logits[..., span])["log_sum_exp"][..., np.newaxis])
         return {"weights": forms.weights_again(logits, log_sum_exp), "log_sum_exp": log_sum_exp[..., 0]}
 
