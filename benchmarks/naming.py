@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -390,11 +389,14 @@ def together() -> int:
     pairs = [*combinations(CONVENTIONS, 2)]
     counts, wrong = Counter[str](), 0
     for kernel, found in zip((*pairs, *mixed), named_together((*pairs, *mixed)), strict=True):
-        names = {part for name in found for part in re.split(f"{AND}|{OR}", name)} - {""}
+        parts = {part.partition(OR)[0] for name in found for part in name.split(AND)} - {""}
+        names = {_AS_ONE.get(part, part) for part in parts}
         known = {CONVENTIONS[part] for part in kernel if part in CONVENTIONS}
+        if known >= _OF_WINDOW:
+            known = (known - _OF_WINDOW) | {_BOTH_ENDS}
         fault = FAULTS[kernel[0]] if kernel[0] not in CONVENTIONS else ""
         strange = names - known - {fault}
-        causes = [name for name, _ in found.most_common() if name and not {*name.split(AND)} <= known]
+        causes = names - known
         if fault:
             outcome = f"{'named' if fault in names else 'shown' if causes or found[''] else 'hidden'}"
         else:
@@ -406,6 +408,10 @@ def together() -> int:
     return int(wrong > 0)
 
 
+_OF_WINDOW = frozenset({"window-too-narrow-left", "window-too-narrow-right"})
+_BOTH_ENDS = "window-too-narrow-left-and-right"
+_AS_ONE = {"scale-twice": "scale-inverse-width"}
+"""Names of one answer: the scale is left to its default wherever it is another one."""
 _OF_ACCURACY = frozenset({"in float32", "weights in float16"})
 """What changes accuracy alone: it is no fault beside others."""
 

@@ -311,7 +311,7 @@ class _Searches:
         known: dict[str, Counter[str]] = {}
         for key, decision in decisions.items():
             fit = decision.fit
-            if fit is not None and OR not in fit.name and not fit.name.startswith(ACCURACY):
+            if fit is not None and not fit.name.startswith(ACCURACY):
                 known.setdefault(key[0], Counter())[fit.name] += 1
         found: dict[Evaluation, Decision] = {}
         for name in dict.fromkeys(each.key[0] for each in unnamed):
@@ -326,7 +326,7 @@ class _Searches:
         """Compose what cases name, and if some are left without a name, what the implementation is asked for, too."""
         from attncheck.judging.compositions import compose
 
-        found = compose(cases, counts) if counts else {}
+        found = compose(cases, counts)
         left = {key: case for key, case in cases.items() if key not in found}
         known = counts.keys() | {part for fit in found.values() for part in fit.name.split(AND)}
         more = [each for each in (self.ask(name) if left else ()) if each not in known]

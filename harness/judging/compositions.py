@@ -55,7 +55,8 @@ class ComposedCase:
 
     def beside(self, names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
         """Return the readings of these names that it has, and what it says beside them; None where it has none."""
-        reading = next(together(self.wrong.problem, names), None)
+        as_given = Alternative("", "", "", self.wrong.problem)
+        reading = next(together(self.wrong.problem, names), None) if names else as_given
         if reading is None:
             return None
         key = tuple(reading.name.split(AND))
@@ -66,7 +67,8 @@ class ComposedCase:
 
     def _evidence(self, reading: Alternative) -> Evidence | None:
         rounding_model, stages = self.wrong.rounding_model, {**self.wrong.stages, **self.wrong.right}
-        truth = self.wrong.readings.truth_of(reading, rounding_model, self.wrong.stages)
+        is_read = bool(reading.name)
+        truth = self.wrong.readings.truth_of(reading, rounding_model, stages) if is_read else self.wrong.truth
         if truth is None or not stages.keys() <= truth.exact.keys():
             return None
         if any(truth.exact[stage].shape != array.shape for stage, array in stages.items()):
@@ -82,9 +84,15 @@ class ComposedCase:
 def compose(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[Unit, Fit]:
     """Return what cases of one implementation show together; ``counts`` are cases that others name one reading of.
 
-    Cases come with the simplest first.
+    Cases come with the simplest first. Where no other names anything, what explains the most of them comes first, and
+    is said if most of them have a name then.
     """
-    settled = [name for name, _ in counts.most_common()]
+    found = _composed(cases, counts)
+    return found if counts or 2 * len(found) > len(cases) else {}
+
+
+def _composed(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[Unit, Fit]:
+    settled = list(dict.fromkeys(_one_of(name) for name, _ in counts.most_common()))
     found: dict[Unit, Fit] = {}
     tries = iter(range(MAX_TRIED))
     for _ in range(MAX_ROUNDS + 1):
@@ -92,13 +100,18 @@ def compose(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[Un
         found |= _by_settled(left, settled, tries)
         left = {unit: case for unit, case in left.items() if unit not in found}
         more = _beside_settled(left, settled)
-        new = Counter(fit.name.rpartition(AND)[2] for fit in more.values())
+        new = Counter(_one_of(fit.name.rpartition(AND)[2]) for fit in more.values())
         found |= more
-        new_names = [name for name, _ in new.most_common() if name not in settled and OR not in name]
+        new_names = [name for name, _ in new.most_common() if name not in settled]
         if not new_names:
             break
         settled += new_names
     return {unit: _in_order(fit) for unit, fit in found.items()}
+
+
+def _one_of(name: str) -> str:
+    """Return the first of names that are one answer in all cases, as 1/D and the square of 1/sqrt(D)."""
+    return name.partition(OR)[0]
 
 
 def _in_order(fit: Fit) -> Fit:
@@ -135,7 +148,7 @@ def _beside_settled(cases: Mapping[Unit, ComposedCase], settled: Sequence[str]) 
 
     Of two that explain as many, and the same ones, none is named, unless one is a convention and the other is not.
     """
-    every = ((unit, both) for unit, case in cases.items() if (both := case.beside(settled)))
+    every = ((unit, both) for unit, case in cases.items() if (both := _read_so_far(case, settled)))
     read = dict(islice(every, MAX_EXAMINED))
     explained: dict[str, dict[Unit, Fit]] = {}
     refuting = Counter(name for _, evidence in read.values() for name in evidence.refuted)
@@ -148,6 +161,12 @@ def _beside_settled(cases: Mapping[Unit, ComposedCase], settled: Sequence[str]) 
     if not best or any(_weight(best[0]) == _weight(other) and _disagree(best[0], other) for other in best[1:]):
         return {}
     return {unit: _with(read[unit][0], fit) for unit, fit in best[0].items()}
+
+
+def _read_so_far(case: ComposedCase, settled: Sequence[str]) -> tuple[Alternative, Evidence] | None:
+    """Return what a case says beside what is settled; by itself, if that is more: causality alone may have a corner."""
+    both = case.beside(settled)
+    return both if both is not None and both[1].fits else case.beside(()) or both
 
 
 def _disagree(one: Mapping[Unit, Fit], other: Mapping[Unit, Fit]) -> bool:
@@ -170,6 +189,8 @@ def _weight(fits: Mapping[Unit, Fit]) -> tuple[int, bool]:
 
 
 def _with(reading: Alternative, fit: Fit) -> Fit:
+    if not reading.name:
+        return fit
     stage = min(reading.stage, fit.stage, key=stage_position)
     verdict = max(reading.verdict.value, fit.verdict, key=lambda each: each != Verdict.SEMANTIC)
     description = f"{reading.description}{BESIDE}{fit.description}"
