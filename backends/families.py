@@ -36,6 +36,7 @@ class Family:
         causal_mask: What is given as the mask where a call is causal, for a family that has no word of its own.
         causal_beside_mask: Whether a call may be causal and have a mask.
         full_mask: Whether a mask has the shape of the scores, and not one that broadcasts to it.
+        mask_of_keys: Whether a mask is one of keys alone, (B, Lk), for all heads and queries.
         finite_mask: Whether the lowest finite number is added where a key is masked, and not -inf.
         bias: The name of a bias that is given apart from a mask.
         bias_beside_mask: Whether a call may have both.
@@ -71,6 +72,7 @@ class Family:
     causal_mask: str = ""
     causal_beside_mask: bool = False
     full_mask: bool = False
+    mask_of_keys: bool = False
     finite_mask: bool = False
     bias: str = ""
     bias_beside_mask: bool = True
@@ -228,6 +230,17 @@ FAMILIES: Mapping[str, Family] = {
             bias="bias",
             sinks=("sinks",),
             key_lengths="key_lengths",
+        ),
+        Family(
+            name="key_mask",
+            call="f(query, key, value, *, mask=None, is_causal=False, scale=None)",
+            source="docs/how-to/kernel.md, with a mask (B, Lk) of keys alone, as x-transformers' attention has",
+            layout="BHLD",
+            causal="is_causal",
+            mask="mask",
+            mask_kinds=frozenset({"boolean"}),
+            mask_of_keys=True,
+            causal_beside_mask=True,
         ),
     )
 }

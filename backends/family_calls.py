@@ -216,6 +216,18 @@ def parameters_of_call(family: Family) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(each.arg, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
+def _of_keys(allowed: Array, batch: int, keys: int) -> Array:
+    """Return a mask as one of keys alone, (B, Lk).
+
+    Raises ``UnsupportedError`` where heads or queries have their own.
+    """
+    allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+    first = allowed[:, :1, :1]
+    if not (allowed == first).all():
+        raise UnsupportedError("takes a mask of keys alone", ("mask of queries",))
+    return np.broadcast_to(first[:, 0, 0], (batch, keys))
+
+
 def _words(family: Family) -> set[str]:
     several = (*family.scale, *family.window, *family.softcap, *family.sinks, *family.log_sum_exp, *family.neutral)
     single = (family.causal, family.window_left, family.mask, family.bias, family.key_lengths, family.grouped)
@@ -528,6 +540,9 @@ class FamilyFunction:
             return {}
         if bias is None and "boolean" in family.mask_kinds:
             given: Array = np.asarray(allowed)
+            given = _of_keys(given, query.shape[0], key.shape[-2]) if family.mask_of_keys else given
+        elif family.mask_of_keys:
+            raise UnsupportedError("takes a mask of keys alone, and no bias", ("bias",))
         else:
             lowest = -np.inf if not family.finite_mask else ml_dtypes.finfo(query.dtype).min
             added = np.zeros((1, 1, 1, 1), query.dtype) if bias is None else bias

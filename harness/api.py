@@ -151,7 +151,7 @@ def check(function: Callable[..., Any] | str | os.PathLike[str], **keywords: Unp
         framework: The framework whose arrays the function takes and returns: numpy (the default), torch, tensorflow or
             jax.
         signature: The library that the function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, onnx,
-            keras, hf or bshd. Default: attncheck's own signature.
+            keras, hf, bshd or key_mask. Default: attncheck's own signature.
         name: What reports call a callable, behind the name of its module. Default: its own name.
         output: Keep the results in this folder, for ``attncheck report``.
         time_limit: Seconds that one evaluation may take.

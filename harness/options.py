@@ -300,7 +300,7 @@ class FunctionOptions:
         flag(
             metavar="NAME",
             help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, "
-            "onnx, keras, hf or bshd. Default: attncheck's own signature.",
+            "onnx, keras, hf, bshd or key_mask. Default: attncheck's own signature.",
             pytest=("NAME", "the library that the function is called like"),
         ),
     ] = None

@@ -115,10 +115,14 @@ _FRAMEWORK_OF: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Imports:
-    """The versions of the distributions that are imported, by name, and the top-level packages."""
+    """The versions of the distributions that are imported, by name, and the top-level packages.
+
+    ``home`` is the distribution that a function of a library belongs to; a file of a user's has none.
+    """
 
     versions: Mapping[str, str]
     packages: frozenset[str]
+    home: str = ""
 
     @property
     def framework(self) -> str | None:
@@ -196,7 +200,9 @@ def imports_of(target: Any) -> Imports:
     versions |= {
         package: number for package in own if package not in installed and (number := _said_by(package)) is not None
     }
-    return Imports(dict(sorted(versions.items())), frozenset(packages))
+    top = name.partition(".")[0]
+    home = next((each for each in installed.of(top) if each in versions), "") if top else ""
+    return Imports(dict(sorted(versions.items())), frozenset(packages), home)
 
 
 def _home(target: Any) -> tuple[str, set[str]]:

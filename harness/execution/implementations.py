@@ -244,7 +244,8 @@ class UserImplementation(BackendEntry):
     what it can be called with; it has no other functions. ``given`` is what names it on a command line, with
     ``--framework`` where that was given; empty for an object. ``device`` is where the tensors lie that it is given.
     ``signature`` names the family that it is called like, if any. ``properties`` are what it claims of properties,
-    ``capabilities`` what it says that it can do.
+    ``capabilities`` what it says that it can do. ``home`` is the distribution that it belongs to, which a file of a
+    user's has not.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -261,6 +262,7 @@ class UserImplementation(BackendEntry):
     given: tuple[str, ...] = ()
     device: str = ""
     signature: str = ""
+    home: str = ""
 
     @property
     def is_installed(self) -> bool:
@@ -277,7 +279,7 @@ class UserImplementation(BackendEntry):
         root = re.sub("[._-]+", "_", self.name).lower()
         own = (each for each in self.distributions if re.sub("[._-]+", "_", each).lower() == root)
         # The version is that of what it comes from; a file of somebody's has none, and the framework's is not its.
-        package = next(iter(self.distributions), None) if target.program else next(own, self.name)
+        package = next(iter(self.distributions), None) if target.program else self.home or next(own, self.name)
         mode = Mode(
             name, self.module, where, self.classes, conventions, package=package, holds_scores=False, device=self.device
         )
@@ -339,6 +341,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         mode=declared.get("mode") or "",
         device=device,
         signature=declared.get("signature") or "",
+        home=declared.get("home") or "",
         hints=(*declared.get("hints", ()), *advice),
         **own,
     )

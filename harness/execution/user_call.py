@@ -13,6 +13,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields
 from importlib import import_module
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
@@ -31,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends import EAGER, NATIVE, BackendEntry
+from attncheck.backends import BACKENDS, EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend, UnsupportedError
 from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES, Family
@@ -154,7 +156,36 @@ def load(target: Target) -> Any:
             near = f"; {expected(target.attribute, functions, one_of=False)}" if functions else ""
             raise LoadError(f"{target.module} has no {target.attribute}{near}")
         found = getattr(found, part)
+    if found is not module and target.module.endswith(".py"):
+        _declare_for_all(module, found)
     return found
+
+
+_ATTRIBUTES = ("framework", "signature", "capabilities", "classes", "conventions", "properties", "requires")
+"""What a function declares of itself; its file may declare it for all of its functions."""
+
+
+def _declare_for_all(module: ModuleType, function: Any) -> None:
+    """Give a function what its file declares and it does not itself; what means something else there is left alone."""
+    for name in _ATTRIBUTES:
+        declared = vars(module).get(name)
+        if not hasattr(function, name) and _is_declaration(name, declared):
+            with suppress(AttributeError, TypeError):  # of a builtin
+                setattr(function, name, declared)
+
+
+def _is_declaration(name: str, value: Any) -> bool:
+    """Return whether a name of a file has a value that a declaration of ours may have."""
+    if name in ("framework", "signature"):
+        return isinstance(value, str) and value in (BACKENDS if name == "framework" else FAMILIES)
+    known = {
+        "capabilities": ("grouped_heads", "value_width", "dtypes"),
+        "classes": DTYPES,
+        "conventions": ("empty_rows", *DECLARABLE),
+        "properties": PROPERTIES,
+        "requires": [field.name for field in fields(Requirements)],
+    }
+    return isinstance(value, Mapping) and bool(value) and {*value} <= {*known[name]}
 
 
 def keep_loaded(target: Target, loaded: Any) -> None:
@@ -364,6 +395,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         "resources": _resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,
         "distributions": target.distributions if isinstance(target, ProgramFunctions) else imports.versions,
+        "home": imports.home,
         "signature": family,
         "hints": _hints(target, functions, family),
         "required": {each: required_keywords(each, function) for each, function in functions.items()},

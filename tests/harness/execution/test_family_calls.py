@@ -166,6 +166,14 @@ def bshd(  # type: ignore[no-untyped-def]
     return heads_first(found[0])[0]
 
 
+def key_mask(query, key, value, *, mask=None, is_causal=False, scale=None):  # type: ignore[no-untyped-def]
+    allowed = distance(query.shape[2], key.shape[2], from_the_end=False) <= 0 if is_causal else np.True_
+    if mask is not None:
+        assert mask.shape == (query.shape[0], key.shape[2])
+        allowed = allowed & mask[:, np.newaxis, np.newaxis]
+    return attend(query, key, value, allowed=allowed, scale=scale)[0]
+
+
 HONEST: Mapping[str, tuple[Callable[..., Any], int]] = {
     "sdpa": (sdpa, 85),
     "flash_attn": (flash_attn, 34),
@@ -174,6 +182,7 @@ HONEST: Mapping[str, tuple[Callable[..., Any], int]] = {
     "onnx": (onnx, 90),
     "hf": (hf, 100),
     "bshd": (bshd, 100),
+    "key_mask": (key_mask, 30),
 }
 """A function of each family, and how many of the answers it computes at least.
 

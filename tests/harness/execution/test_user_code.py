@@ -307,6 +307,15 @@ def test_who_imports_one_framework_alone_is_given_its_arrays(write: Write, tmp_p
         assert hint in "".join(entry.hints)
 
 
+def test_what_a_file_declares_its_functions_declare_unless_they_say_otherwise(write: Write) -> None:
+    said = 'conventions = {"heads": "tiled"}\nrequires = {"width_multiple": 8}\nproperties = {"colour": "red"}\n'
+    own = 'attention.requires = {"width_multiple": 4}\n'
+    entry = here(f"{write(said + function_of('return query') + own)}:attention").entry
+    assert isinstance(entry, UserImplementation)
+    assert (entry.conventions, entry.properties) == ({"heads": "tiled"}, {})
+    assert entry.requirements == {"attention": {"width_multiple": 4}}
+
+
 def test_what_a_function_or_its_module_requires_is_padded_in_the_run(write: Write, tmp_path: Path) -> None:
     asserting = "    assert query.shape[-1] == value.shape[-1]\n    scores ="
     text = ATTENTION.replace("    scores =", asserting, 1).replace("mask=None", "scale=None, mask=None")
@@ -477,6 +486,7 @@ def test_what_its_own_modules_import_is_found_and_what_these_import_in_turn_is_n
     imported = {"Far.Parts": "3.0", "fast-parts": "1.0", "helper": "7", "lazily": "2.0", "numpy": version("numpy")}
     assert versions_of("kernel.py:attention") == imported
     install(project, "kernels", "kernels", "5.0", "import lazily\ndef attention(query, key, value): ...\n")
+    assert user_implementation(Target.of("kernels:attention"), None).package == "kernels", "that of its distribution"
     assert versions_of("kernels:attention") == {"kernels": "5.0", "lazily": "2.0"}, "a package counts itself"
     found = select_callable(lambda query, key, value: np.zeros(3), None, None)
     assert found.entry.distributions["numpy"] == version("numpy"), "and values what they use"
