@@ -16,18 +16,6 @@ from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Steps,
 
 _faulty_lengths = partial(mutant, "lengths", at="masked")
 _faulty_caches = partial(mutant, "caches", at="masked")
-_dropped_if = partial(forms.dropped, "key_lengths")
-
-
-def _keys(scores: Array, masks: forms.Masks) -> Array:
-    """Return which keys are no padding."""
-    return forms.allowed_keys(scores, {"key_lengths": masks["key_lengths"]})
-
-
-def _queries(scores: Array, masks: forms.Masks) -> Array:
-    """Return which queries are no padding, if as many are as keys: (B, 1, Lq, 1)."""
-    positions = np.arange(scores.shape[-2])[:, np.newaxis]
-    return np.asarray(positions < masks["key_lengths"][:, np.newaxis, np.newaxis, np.newaxis])
 
 
 @equivalent(
@@ -62,78 +50,51 @@ _faulty_join = partial(_faulty_caches, _joined, at="raw_scores")
 _values_joined = partial(_joined, names=("value",))
 
 
-def _mask_behind_a_past(change: Callable[[Array, Array, int], Array]) -> Steps:
-    """Read the mask in another way behind a past; a mask that is spread over all keys has no places to confuse."""
-    return forms.in_attention(
-        lambda call: (
-            {}
-            if not call.past or call.mask is None or call.mask.shape[-1] == 1
-            else forms.mask_read_as(lambda mask, scores: change(mask, scores, call.past))
-        )
-    )
-
-
-def _causal_mask_recognised(mask: Array, scores: Array, past: int) -> Array:
-    queries, keys = scores.shape[-2:]
-    behind = np.tri(queries, keys, past, dtype=bool)
-    is_causal = bool((np.broadcast_to(mask, np.broadcast_shapes(mask.shape, behind.shape)) == behind).all())
-    return forms.causal_keys(queries, keys) if is_causal else mask
-
-
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
 # fmt: off
-_faulty_lengths(forms.lengths_pattern, "key_lengths_of_heads", "one length per head where B == H: lighthouse#77's kind",
-    lambda scores, masks: np.swapaxes(_keys(scores, masks), 0, 1) if scores.shape[0] == scores.shape[1]
-        else _keys(scores, masks), diagnosis="key-lengths-of-heads")
-_faulty_lengths(_dropped_if, "key_lengths_ignored", "the argument has no effect: jax#23349",
-    lambda masks: True, diagnosis="key-lengths-ignored")
-_faulty_lengths(forms.lengths_read_as, "key_lengths_one_too_long", "j <= length: tt-metal#41215",
-    lambda lengths, keys: np.asarray(lengths + 1), diagnosis="key-lengths-one-too-long")
-_faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_first_batch_entry",
-    "one length for the whole batch: graph-transformer-pytorch#2's kind",
-    lambda lengths, keys: np.broadcast_to(lengths[:1], lengths.shape), diagnosis="key-lengths-of-first-batch-entry")
+for _fault in forms.misread(
+    ("lengths", "key-lengths-of-heads", "one length per head where B == H: lighthouse#77's kind"),
+    ("lengths", "key-lengths-ignored", "the argument has no effect: jax#23349"),
+    ("lengths", "key-lengths-ignored", "only one of lengths and causality is used: onnxruntime#14363",
+        "key_lengths_dropped_when_causal", forms.given("is_causal")),
+    ("lengths", "key-lengths-ignored", "only one of lengths and mask is used: jax#23349's kind",
+        "key_lengths_dropped_when_a_mask_is_given", forms.given("mask")),
+    ("lengths", "mask-ignored", "only one of lengths and mask is used: onnxruntime#28379's kind",
+        "mask_dropped_when_key_lengths_are_given", forms.given("key_lengths")),
+    ("lengths", "key-lengths-one-too-long", "j <= length: tt-metal#41215"),
+    ("lengths", "key-lengths-of-first-batch-entry",
+        "one length for the whole batch: graph-transformer-pytorch#2's kind"),
+    ("lengths", "key-lengths-from-the-end", "padding expected on the left"),
+    ("lengths", "key-lengths-of-queries", "padding on the wrong axis: transformer#40"),
+    ("lengths", "key-lengths-of-queries-too",
+        "queries beyond the length of the keys get nothing: unpadding of self-attention"),
+    ("lengths", "key-lengths-up-to-four", "whole groups of four keys are attended: tt-metal#41215's kind"),
+    ("lengths", "key-lengths-at-least-one", "an empty entry attends to its first key"),
+    ("caches", "key-lengths-of-new-keys",
+        "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind"),
+    ("caches", "window-one-key-late", "positions start at P + 1: mlx-lm#390",
+        "window_moved_one_too_far_behind_a_past", forms.given("past_key")),
+    ("caches", "past-dropped", "only the new keys count; those of the past are zeros: transformers#30437's kind"),
+    ("caches", "past-swapped", "the pair unpacked in the other order, silent where Dv == D"),
+    ("caches", "past-values-dropped", "the values of the cache are not read"),
+    ("caches", "mask-beside-past", "only new keys are masked, the past is always attended: onnxruntime#28379's kind"),
+    ("caches", "mask-from-first-new-key", "the mask's first column meets the first new key"),
+    ("caches", "bias-from-first-new-key", "ALiBi's distances start at the first new key: vllm#945's kind"),
+):
+    mutant(**_fault)
 _faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
     "padding up to the longest entry is attended",
     lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="empty-rows-unmasked")
-_faulty_lengths(forms.lengths_pattern, "key_lengths_counted_from_the_end", "padding expected on the left",
-    lambda scores, masks: _keys(scores, masks)[..., ::-1], diagnosis="key-lengths-from-the-end")
-_faulty_lengths(forms.lengths_pattern, "key_lengths_applied_to_queries", "padding on the wrong axis: transformer#40",
-    _queries, diagnosis="key-lengths-of-queries")
-_faulty_lengths(forms.lengths_pattern, "key_lengths_applied_to_queries_too",
-    "queries beyond the length of the keys get nothing: unpadding of self-attention",
-    lambda scores, masks: np.asarray(_keys(scores, masks) & _queries(scores, masks)),
-    diagnosis="key-lengths-of-queries-too")
-_faulty_lengths(forms.lengths_read_as, "key_lengths_rounded_up_to_four",
-    "whole groups of four keys are attended: tt-metal#41215's kind",
-    lambda lengths, keys: np.asarray(-(-lengths // 4) * 4), diagnosis="key-lengths-up-to-four")
 _faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
     "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
     lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")
-_faulty_lengths(forms.lengths_read_as, "key_lengths_at_least_one", "an empty entry attends to its first key",
-    lambda lengths, keys: np.maximum(lengths, 1), diagnosis="key-lengths-at-least-one")
-_faulty_lengths(_dropped_if, "key_lengths_dropped_when_causal",
-    "only one of lengths and causality is used: onnxruntime#14363",
-    lambda masks: bool(masks["is_causal"]), diagnosis="key-lengths-ignored")
-_faulty_lengths(_dropped_if, "key_lengths_dropped_when_a_mask_is_given",
-    "only one of lengths and mask is used: jax#23349's kind",
-    lambda masks: masks["mask"] is not None, diagnosis="key-lengths-ignored")
-_faulty_lengths(partial(forms.dropped, "mask"), "mask_dropped_when_key_lengths_are_given",
-    "only one of lengths and mask is used: onnxruntime#28379's kind",
-    lambda masks: masks["key_lengths"] is not None, diagnosis="mask-ignored")
 _faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
     "a finite fill for padding: onnxruntime#14363, transformers#12109",
     lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
         else np.asarray(-10000.0, biased.dtype)), diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
 
-_faulty_join("past_dropped", "only the new keys count; those of the past are read as zeros: transformers#30437's kind",
-    lambda past, new: _join(np.zeros_like(past), new), diagnosis="past-dropped")
 _faulty_join("past_appended_after_the_keys", "the cache joined at the wrong end",
     lambda past, new: _join(new, past), diagnosis="past-behind-new")
-_faulty_caches(partial(call_read_as, "attention"), "past_key_and_past_value_swapped",
-    "the pair unpacked in the other order, silent where Dv == D",
-    lambda call: {"past_key": call["past_value"], "past_value": call["past_key"]}
-        if call.get("past_key") is not None and call["past_key"].shape == call["past_value"].shape else {},
-    at="raw_scores", diagnosis="past-swapped")
 _faulty_join("new_keys_not_written_to_the_cache", "attention over the cache as it was before this step",
     lambda past, new: _join(past, np.zeros_like(new)), diagnosis="past-without-new")
 _faulty_join("last_key_of_the_past_lost",
@@ -153,33 +114,17 @@ _faulty_join("past_in_bfloat16", "a cache in 16 bits behind wider keys",
     lambda past, new: _join(bfloat16(past), new), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_join("past_in_float16", "a cache in 16 bits behind wider keys",
     lambda past, new: _join(float16(past), new), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_caches(_values_joined, "past_values_dropped", "the values of the cache are not read",
-    lambda past, new: _join(np.zeros_like(past), new), at="context", diagnosis="past-values-dropped")
 _faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
     lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context", diagnosis="value-one-position-late")
 _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_behind_a_past",
     "positions start at 0 in every step: transformers#39408's kind",
     lambda window, past: window, diagnosis="aligned-top-left")
-_faulty_caches("_seen_from_the_first_key", "window_moved_one_too_far_behind_a_past",
-    "positions start at P + 1: mlx-lm#390",
-    lambda window, past: backend._seen_from_the_first_key(window, past + 1), diagnosis="window-one-key-late")
-_faulty_caches(_mask_behind_a_past, "causal_mask_behind_a_past_aligned_top_left",
+_faulty_caches(forms.in_attention, "causal_mask_behind_a_past_aligned_top_left",
     "a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
-    _causal_mask_recognised, diagnosis="aligned-top-left")
-_faulty_caches(_mask_behind_a_past, "mask_does_not_reach_the_past",
-    "only new keys are masked, the past is always attended: onnxruntime#28379's kind",
-    lambda mask, scores, past: np.asarray(mask | (np.arange(mask.shape[-1]) < past)), diagnosis="mask-beside-past")
-_faulty_caches(_mask_behind_a_past, "mask_shifted_by_the_past", "the mask's first column meets the first new key",
-    lambda mask, scores, past: np.roll(mask, past, axis=-1), diagnosis="mask-from-first-new-key")
-_faulty_caches(forms.in_attention, "key_lengths_counted_from_the_first_new_key",
-    "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind",
-    lambda call: forms.lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past)),
-    diagnosis="key-lengths-of-new-keys")
-_faulty_caches(forms.in_attention, "bias_shifted_by_the_past",
-    "ALiBi's distances start at the first new key: vllm#945's kind",
-    lambda call: {} if not call.past or call.bias is None or call.bias.shape[-1] == 1
-        else forms.bias_read_as(lambda bias, scores: np.roll(bias, call.past, axis=-1)),
-    at="biased", diagnosis="bias-from-first-new-key")
+    lambda call: forms.mask_read_as(lambda mask, scores: forms.causal_keys(*scores.shape[-2:]) if call.past
+        and mask.shape[-1] > 1 and (mask == np.tri(scores.shape[-2], scores.shape[-1], call.past, dtype=bool)).all()
+        else mask),
+    diagnosis="aligned-top-left")
 # fmt: on
 
 

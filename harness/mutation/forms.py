@@ -205,19 +205,11 @@ def causal_pattern(pattern: Callable[[int, int], Array]) -> Steps:
 
 def window_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
     """Take another pattern for the window: ``pattern(scores, masks)``, of queries that stand at their own index."""
-    return _pattern("window", pattern)
 
-
-def lengths_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
-    """Take another pattern for the lengths: ``pattern(scores, masks)``."""
-    return _pattern("key_lengths", pattern)
-
-
-def _pattern(option: str, pattern: Callable[[Array, Masks], Array]) -> Steps:
     def change(scores: Array, masks: Masks) -> Masks:
-        if masks[option] is None or (option == "window" and masks["query_offsets"] is not None):
+        if masks["window"] is None or masks["query_offsets"] is not None:
             return {}
-        return {option: None, "mask": both(masks["mask"], pattern(scores, masks))}
+        return {"window": None, "mask": both(masks["mask"], pattern(scores, masks))}
 
     return masks_read_as(change)
 

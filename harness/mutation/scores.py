@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -243,38 +243,23 @@ _faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperat
 
 
 _faulty_by_score = partial(mutant, "attention by score", at="scores")
-Attend: TypeAlias = Callable[[Stages, Array, dict[str, Any], EmptyRows], Stages]
-
-
-def _attending(change: Callable[[Attend], Attend]) -> Steps:
-    """Do what follows on the scores in another way."""
-    return {"_attend": change(backend._attend)}
 
 
 @_faulty_by_score(
-    _attending,
+    "_attend",
     at="masked",
     defect="structure: the score network is masked, and its scores are not: 0 has a weight",
     diagnosis="masked-at-zero",
 )
-def masked_scores_set_to_zero(attend: Attend) -> Attend:
+def masked_scores_set_to_zero(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
     """Multiply the scores by the mask: what is forbidden has the score 0, and the weight e^0."""
-
-    def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
-        right = backend.mask_scores(stages["scores"], **masks)
-        if "masked" not in right:
-            return attend(stages, value, masks, empty_rows)
-        before = right["biased"] if "biased" in right else stages["scores"]
-        flat = np.where(np.isneginf(right["masked"]) & ~np.isneginf(before), np.zeros((), before.dtype), before)
-        later = attend({"scores": flat}, value, {}, empty_rows)
-        return {
-            **stages,
-            **right,
-            "masked": flat,
-            **{name: array for name, array in later.items() if name not in LOGITS},
-        }
-
-    return attended
+    right = backend.mask_scores(stages["scores"], **masks)
+    if "masked" not in right:
+        return backend._attend(stages, value, masks, empty_rows)
+    before = right["biased"] if "biased" in right else stages["scores"]
+    flat = np.where(np.isneginf(right["masked"]) & ~np.isneginf(before), np.zeros((), before.dtype), before)
+    later = backend._attend({"scores": flat}, value, {}, empty_rows)
+    return {**stages, **right, "masked": flat, **{name: later[name] for name in later if name not in LOGITS}}
 
 
 def _on_padded_keys(name: str) -> Steps:
@@ -298,26 +283,20 @@ for _name in ("additive_attention", "general_attention"):
         "structure: padded annotations are set to zero, and take part in the softmax", _name)  # fmt: skip
 
 
-@_faulty_by_score(_attending, at="output", defect="structure: the context is made of scores, not of weights")
-def values_averaged_by_scores(attend: Attend) -> Attend:
-    def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
-        found = attend(stages, value, masks, empty_rows)
-        scores = found["scores"]
-        shares = np.where(found["weights"] == 0, np.zeros((), scores.dtype), scores)
-        return found | {"output": np.asarray(shares @ value)}
-
-    return attended
+@_faulty_by_score("_attend", at="output", defect="structure: the context is made of scores, not of weights")
+def values_averaged_by_scores(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
+    found = backend._attend(stages, value, masks, empty_rows)
+    shares = np.where(found["weights"] == 0, np.zeros((), value.dtype), found["scores"])
+    return found | {"output": np.asarray(shares @ value)}
 
 
-@_faulty_by_score(_attending, at="weights", diagnosis="softmax-over-queries")
-def attention_by_score_normalised_over_queries(attend: Attend) -> Attend:
+@_faulty_by_score("_attend", at="weights", diagnosis="softmax-over-queries")
+def attention_by_score_normalised_over_queries(
+    stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows
+) -> Stages:
     """the softmax runs over the queries: labml#146's kind"""
-
-    def attended(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
-        found = attend(stages, value, masks, empty_rows)
-        logits = next(found[stage] for stage in LOGITS[::-1] if stage in found)
-        turned = backend.softmax(np.swapaxes(logits, -1, -2), empty_rows=empty_rows)["weights"]
-        weights = np.ascontiguousarray(np.swapaxes(turned, -1, -2))
-        return found | {"weights": weights, "output": np.asarray(weights @ value)}
-
-    return attended
+    found = backend._attend(stages, value, masks, empty_rows)
+    logits = next(found[stage] for stage in LOGITS[::-1] if stage in found)
+    turned = backend.softmax(np.swapaxes(logits, -1, -2), empty_rows=empty_rows)["weights"]
+    weights = np.ascontiguousarray(np.swapaxes(turned, -1, -2))
+    return found | {"weights": weights, "output": np.asarray(weights @ value)}
