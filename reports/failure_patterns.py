@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from attncheck.errors import ExitCode
 from attncheck.reading.shapes import axis_lengths, lengths_text
 from attncheck.reports.frames import Column, Frames, State, cell_table, once_for_frames
-from attncheck.spec import AXES, DTYPES, HEADS, OPERATIONS, OPTIONS, Options, inputs_of
+from attncheck.spec import AXES, DTYPES, HEADS, MEMORY_LAYOUTS, OPERATIONS, OPTIONS, Options, inputs_of
 from attncheck.verdicts import Verdict
 
 MIN_CASES = 3
@@ -433,7 +433,7 @@ def _words(cases: Sequence[Record]) -> Iterator[Feature]:
         yield Feature(f"the operation is {operation}", np.array([each == operation for each in operations]))
     for storage in DTYPES:
         yield Feature(f"storage is {storage}", np.array([each == storage for each in storages]))
-    for layout in ("strided", "transposed", "broadcast"):
+    for layout in MEMORY_LAYOUTS:
         yield Feature(f"an input is {layout} in memory", np.array([layout in each for each in layouts]))
     yield Feature("heads come side by side", np.array([bool(case.get("merged")) for case in cases]))
     for tag in sorted(frozenset().union(*tags)):

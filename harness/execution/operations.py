@@ -7,6 +7,7 @@ added to pad a call is dropped from the stages that come back. Scripts that repe
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -126,16 +127,28 @@ Array = NDArray[Any]
 
 
 def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) -> dict[str, Array]:
-    """Return the same numbers, each input that ``memory_layout`` names as a view of another layout.
+    """Return the same numbers, each input that ``memory_layout`` names as a view, as ``MEMORY_LAYOUTS`` says.
 
-    strided: every second number of the last axis; transposed: heads inside of length, (B, L, H, D) in memory;
-    broadcast: stride 0 along the axes, except for the last, in which all slices are alike. Properties alone ask for
-    padded: rows of a wider array; unaligned: one number behind a boundary of 64 bytes; reversed: negative strides
-    along the last two axes.
+    What lies beside the numbers is 7, true for a mask, so that it shows where strides are not heeded.
     """
-    return {
-        name: _LAYOUTS[memory_layout[name]](array) if name in memory_layout else array for name, array in inputs.items()
-    }
+    alone = {name: kind for name, kind in memory_layout.items() if kind != "fused" and name in inputs}
+    fused = {name: inputs[name] for name, kind in memory_layout.items() if kind == "fused" and name in inputs}
+    return {**inputs, **{name: _LAYOUTS[kind](inputs[name]) for name, kind in alone.items()}, **_fused(fused)}
+
+
+def _fused(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Cut inputs (B, H, L, D) of one batch, length and dtype out of one array (B, L, all their heads side by side)."""
+    found: dict[str, Array] = {}
+    for place in {(array.shape[0], array.shape[2], array.dtype) for array in inputs.values()}:
+        together = {name: each for name, each in inputs.items() if (each.shape[0], each.shape[2], each.dtype) == place}
+        tokens = np.full((*place[:2], sum(each.shape[1] * each.shape[3] for each in together.values())), 7, place[2])
+        first = 0
+        for name, each in together.items():
+            heads, width = each.shape[1], each.shape[3]
+            own = tokens[..., first : first + heads * width].reshape(*place[:2], heads, width).swapaxes(1, 2)
+            found[name] = _within(own, each)
+            first += heads * width
+    return found
 
 
 def _within(memory: Array, array: Array) -> Array:
@@ -154,6 +167,22 @@ def _broadcast(array: Array) -> Array:
     return np.broadcast_to(np.ascontiguousarray(first), array.shape)
 
 
+def _apart(array: Array, distance: int | None = None) -> Array:
+    """Lay slices along the first axis of several out with a distance between them: by default, room for another."""
+    if not array.size:
+        return array
+    axis = next((axis for axis, length in enumerate(array.shape) if length > 1), 0)
+    slices, numbers = array.shape[axis], math.prod(array.shape[axis + 1 :])
+    memory = np.full((slices, numbers + (numbers if distance is None else distance)), 7, dtype=array.dtype)
+    return _within(memory[:, :numbers].reshape(array.shape), array)
+
+
+def _reversed(array: Array) -> Array:
+    """Lay an array out from its end to its begin, in front of as much again: where a contiguous one would be read."""
+    memory = np.full((2, *array.shape), 7, dtype=array.dtype)
+    return _within(memory[0, ..., ::-1, ::-1], array)
+
+
 def _unaligned(array: Array) -> Array:
     memory = np.full(array.size + 2 * _BOUNDARY, 7, dtype=array.dtype)
     address = memory.ctypes.data // array.itemsize
@@ -161,6 +190,8 @@ def _unaligned(array: Array) -> Array:
     return _within(memory[first : first + array.size].reshape(array.shape), array)
 
 
+_DISTANCE = 2**16
+"""Numbers between slices that are ``distant``: an offset of 16 bits reaches none but the first."""
 _BOUNDARY = 64
 """Bytes at which vectors of every processor begin."""
 _LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
@@ -169,7 +200,13 @@ _LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
     "broadcast": _broadcast,
     "padded": lambda array: _within(_wider(array, array.shape[-1] + 3)[..., : array.shape[-1]], array),
     "unaligned": _unaligned,
-    "reversed": lambda array: np.ascontiguousarray(array[..., ::-1, ::-1])[..., ::-1, ::-1],
+    "reversed": _reversed,
+    "sliced": lambda array: _within(
+        np.full((*array.shape[:-2], 2 * array.shape[-2], array.shape[-1]), 7, array.dtype)[..., : array.shape[-2], :],
+        array,
+    ),
+    "spaced": _apart,
+    "distant": lambda array: _apart(array, _DISTANCE),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import (
@@ -154,8 +155,55 @@ def is_broadcast(array: Array) -> bool:
 
 
 def is_transposed(array: Array) -> bool:
-    """Whether the axes lie in memory in another order."""
+    """Whether the axes lie in memory in another order, or further apart, or backwards."""
     return not (array.flags.c_contiguous or is_strided(array) or is_broadcast(array))
+
+
+def is_reversed(array: Array) -> bool:
+    """Return whether some stride is negative."""
+    return min(array.strides, default=0) < 0
+
+
+def reaches_far(array: Array) -> bool:
+    """Return whether some number lies further behind the first than an offset of 16 bits reaches."""
+    reach = sum(stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True))
+    return not is_reversed(array) and reach >= 2**16 * array.itemsize
+
+
+def _offsets(array: Array) -> NDArray[np.int64]:
+    """Return how many numbers each element lies behind the first."""
+    found = np.zeros(array.shape, np.int64)
+    for axis, (length, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
+        places = np.arange(length) * (stride // array.itemsize)
+        found += places.reshape([-1 if each == axis else 1 for each in range(array.ndim)])
+    return found
+
+
+def _behind_the_first(array: Array, offsets: NDArray[np.int64]) -> Array:
+    """Return the numbers that lie so far behind the first one."""
+    return as_strided(array, (int(offsets.max(initial=0)) + 1,), (array.itemsize,))[offsets]
+
+
+def _with_first_stride_of_a_slice(view: Array) -> Array:
+    """Read slices along the first axis as if nothing lay between them."""
+    least = view[0].size * view.itemsize
+    return as_strided(view, strides=(least, *view.strides[1:])).copy() if view.strides[0] > least else view
+
+
+def _with_tokens_side_by_side(view: Array) -> Array:
+    """Read tokens (heads, width) as if nothing lay between them."""
+    _, heads, _, width = view.shape
+    token = heads * width * view.itemsize
+    is_by_token = view.strides[1] == width * view.itemsize and view.strides[2] > token
+    return as_strided(view, strides=(*view.strides[:2], token, view.strides[3])).copy() if is_by_token else view
+
+
+def _with_rows_side_by_side(view: Array) -> Array:
+    """Read rows as if nothing lay between them."""
+    row = view.shape[-1] * view.itemsize
+    is_in_order = view.ndim < 3 or view.strides[-3] >= view.shape[-2] * view.strides[-2]
+    is_padded = is_in_order and view.strides[-1] == view.itemsize and row < view.strides[-2]
+    return as_strided(view, strides=(*view.strides[:-2], row, view.strides[-1])).copy() if is_padded else view
 
 
 def _where(applies: Callable[[Array], bool], read: Callable[[Array], Array]) -> Steps:
@@ -163,7 +211,10 @@ def _where(applies: Callable[[Array], bool], read: Callable[[Array], Array]) -> 
     return {"from_numpy": lambda array: read(array) if array.size and applies(array) else array}
 
 
-_strided, _transposed, _broadcast = (partial(_where, each) for each in (is_strided, is_transposed, is_broadcast))
+_strided, _transposed, _broadcast, _reversed, _far = (
+    partial(_where, each) for each in (is_strided, is_transposed, is_broadcast, is_reversed, reaches_far)
+)
+_of_masks = partial(_where, lambda array: array.dtype == np.bool_ and not array.flags.c_contiguous)
 
 
 def _as_contiguous(view: Array) -> Array:
@@ -245,6 +296,21 @@ _faulty_layouts(_strided, "last_stride_taken_for_one", "all strides are heeded b
 _faulty_layouts(_transposed, "transposed_view_read_as_contiguous",
     "(B, L, H, D) in memory read as (B, H, L, D): jax#35916, torch-spyre#4331",
     _as_contiguous)
+_faulty_layouts(_transposed, "page_stride_taken_for_a_page",
+    "slices lie side by side, whatever the first stride says: pages of keys and values in one array",
+    lambda view: _with_first_stride_of_a_slice(view) if view.ndim == 4 and view.strides[-1] == view.itemsize
+        and view.strides[-2] == view.shape[-1] * view.itemsize else view)
+_faulty_layouts(_transposed, "fused_tokens_read_side_by_side",
+    "the token stride H D for 3 H D of a fused projection: qkv.unbind handed to a kernel of one tensor",
+    lambda view: _with_tokens_side_by_side(view) if view.ndim == 4 else view)
+_faulty_layouts(_transposed, "padded_rows_read_side_by_side", "the row stride is the width, whatever lies between rows",
+    lambda view: _with_rows_side_by_side(view) if view.ndim > 1 else view)
+_faulty_layouts(_of_masks, "strides_of_the_mask_ignored", "a mask read as if its rows lay side by side",
+    _as_contiguous, at="masked")
+_faulty_layouts(_reversed, "negative_strides_taken_for_positive", "a flipped view is read forwards",
+    lambda view: view[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in view.strides)])
+_faulty_layouts(_far, "offsets_in_16_bits", "the offset of a slice is computed in 16 bits and wraps",
+    lambda view: _behind_the_first(view, _offsets(view) % 2**16))
 # Read merged heads (B, L, H*D) as if they were interleaved, (B, L, D*H).
 _faulty_layouts(_transposed, "merged_heads_read_as_interleaved",
     "columns of merged heads dealt out in turn: tensor_parallel#103, slapo#46",

@@ -44,7 +44,15 @@ from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.expectations import read_expectations
 from attncheck.reading.inputs import DEFAULT_EIGHT_BITS, make_exact_inputs
 from attncheck.reading.lowering import check_lowered
-from attncheck.reading.shapes import ShapeFault, bind_axes, optional_gradients, repeated_axes, show, stage_shapes
+from attncheck.reading.shapes import (
+    ShapeFault,
+    bind_axes,
+    layout_fault,
+    optional_gradients,
+    repeated_axes,
+    show,
+    stage_shapes,
+)
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import (
     ASKED_BY,
@@ -449,15 +457,15 @@ class _CaseMaker:
 
     def _check_memory_layout(self, case: Case) -> None:
         """Refuse a layout that an input cannot have; draws only those that are to have equal slices."""
-        numbers = [name for name in case.inputs if self.specs[name].is_number]
+        handed_over = [name for name in case.inputs if not self.specs[name].for_reading]
         for name, kind in case.memory_layout.items():
-            shape = case.input_shapes.get(name, ())
-            if name not in numbers:
-                message = f"expected an input of this case that holds numbers: {', '.join(numbers)}"
+            if name not in handed_over:
+                message = f"expected an input that the case hands over: {', '.join(handed_over)}"
                 raise self._fault(message, "memory_layout", name)
-            if kind == "transposed" and len(shape) != 4:
-                message = f"only an input with an axis of heads can be transposed in memory, got {show(shape)}"
+            if message := layout_fault(kind, case.input_shapes[name]):
                 raise self._fault(message, "memory_layout", name)
+            if kind == "fused":
+                self._check_fused(case, name)
         if "broadcast" not in case.memory_layout.values():
             return
         self.budget.spend(self.inputs.numbers, (*self.location.path, "memory_layout"))
@@ -469,6 +477,18 @@ class _CaseMaker:
                     f"{name} of shape {show(case.input_shapes[name])} has none"
                 )
                 raise self._fault(message, "memory_layout", name)
+
+    def _check_fused(self, case: Case, name: str) -> None:
+        """Refuse an input that lies in a projection alone: there it would lie with heads inside of length."""
+        batch, _, length, _ = case.input_shapes[name]
+        beside = (
+            other
+            for other, kind in case.memory_layout.items()
+            if kind == "fused" and other != name and case.input_shapes[other][::2] == (batch, length)
+        )
+        if next(beside, None) is None:
+            message = f"fused needs another fused input of a batch of {batch} and a length of {length}"
+            raise self._fault(message, "memory_layout", name)
 
 
 def _faults_of_options(options: Mapping[str, Any], operation: str) -> Iterator[tuple[str, str]]:

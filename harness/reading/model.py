@@ -13,7 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, create_model
 from attncheck import spec
 from attncheck.backends.contract import EmptyRows, Window
 from attncheck.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, StoredNumbers, Strict
-from attncheck.spec import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, OptionSpec
+from attncheck.spec import DEFAULT_DTYPES, DTYPES, MEMORY_LAYOUTS, OPERATIONS, STAGES, OptionSpec
 from attncheck.spec.properties import PROPERTIES
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     StageName = str
     Dtype = str
     PropertyName = str
+    MemoryLayout = str
 else:
     OperationName = Literal[tuple(OPERATIONS)]
     StageName = Literal[STAGES]
     Dtype = Literal[DTYPES]
     PropertyName = Literal[tuple(PROPERTIES)]
-MemoryLayout = Literal["strided", "transposed", "broadcast"]
+    MemoryLayout = Literal[tuple(MEMORY_LAYOUTS)]
 TAG_FILE = "tags.yaml"
 _MAX_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
@@ -169,9 +170,8 @@ class CaseEntry(Strict):
     )
     memory_layout: dict[Name, MemoryLayout] = Field(
         default={},
-        description="How an input lies in memory where the framework knows strides: strided (every second number of "
-        "the last axis), transposed (heads inside of length), broadcast (stride 0 along the axes, other than the last, "
-        "in which all slices are alike).",
+        description="How an input lies in memory where the framework knows strides: "
+        f"{'; '.join(f'{name} ({layout.says})' for name, layout in MEMORY_LAYOUTS.items())}.",
     )
     stages: list[StageName] | None = Field(
         default=None, min_length=1, description="Only these stages are judged; all that are returned if absent."

@@ -40,6 +40,7 @@ from attncheck.spec import (
     DEFAULT_DTYPES,
     DEFAULT_SCORE,
     DTYPES,
+    MEMORY_LAYOUTS,
     OPERATIONS,
     OPTIONS,
     PACKED_PROJECTIONS,
@@ -238,11 +239,14 @@ def _case_of(operation: str) -> Schema:
     specs = {name: spec for score in SCORE_INPUTS for name, spec in inputs_of(operation, score).items()}
     every_option = {option for each in OPERATIONS.values() for option in each.options}
     stage = {"enum": [*entry.stages, None]}
-    numbers = [name for name, spec in specs.items() if spec.is_number]
-    layouts = {name: {} if len(specs[name].axes) == 4 else {"not": {"const": "transposed"}} for name in numbers}
+    layouts = {
+        name: {"not": {"enum": longer}} if (longer := _needing_more_axes(len(spec.axes))) else {}
+        for name, spec in specs.items()
+        if not spec.for_reading
+    }
     fields: dict[str, Schema] = {
         "options": absent(*sorted(every_option - entry.options)),
-        "memory_layout": {"propertyNames": {"enum": numbers}, "properties": layouts},
+        "memory_layout": {"propertyNames": {"enum": list(layouts)}, "properties": layouts},
         "stages": {"items": {"enum": list(entry.stages)}},
         "expect": {"items": {"properties": {"stage": stage, "of": stage}}},
     }
@@ -252,9 +256,13 @@ def _case_of(operation: str) -> Schema:
         fields["inputs"] = _inputs(specs)
     rules = [
         {"if": under("memory_layout", given(name), required=True), "then": under("inputs", given(name))}
-        for name in numbers
+        for name in layouts
     ]
     return {"properties": fields, "allOf": [*rules, *_layout_rules(operation)]}
+
+
+def _needing_more_axes(axes: int) -> list[str]:
+    return [layout for layout, spec in MEMORY_LAYOUTS.items() if spec.axes > axes]
 
 
 def _layout_rules(operation: str) -> list[Schema]:

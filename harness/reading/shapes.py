@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec import AT_LEAST, AXES, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape, inputs_of
+from attncheck.spec import AT_LEAST, AXES, MEMORY_LAYOUTS, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape, inputs_of
 
 _MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T", "Lr"})
 """Axes of which there may be none; without a head or a width there is nothing to compute."""
@@ -204,8 +204,26 @@ def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]
 
 def repeated_axes(array: NDArray[Any]) -> tuple[int, ...]:
     """Return the axes, except for the last, of several slices that are all alike."""
-    several = [axis for axis in range(array.ndim - 1) if array.shape[axis] > 1]
-    return tuple(axis for axis in several if bool((array == array.take([0], axis=axis)).all()))
+    return tuple(axis for axis in several(array.shape) if bool((array == array.take([0], axis=axis)).all()))
+
+
+def several(shape: tuple[int, ...]) -> list[int]:
+    """Return the axes, except for the last, that have several slices."""
+    return [axis for axis, length in enumerate(shape[:-1]) if length > 1]
+
+
+def layout_fault(layout: str, shape: Shape) -> str:
+    """Return why an input of a shape cannot lie in memory so, whatever numbers it holds; empty where it can."""
+    spec = MEMORY_LAYOUTS[layout]
+    if len(shape) < spec.axes:
+        of_heads = " (an axis of heads is one of them)" if spec.axes == 4 else ""
+        return f"{layout} needs {spec.axes} axes{of_heads}, got {show(shape)}"
+    if spec.slices is None:
+        return ""
+    if not several(shape):
+        return f"{layout} needs an axis, other than the last, of several slices, got {show(shape)}"
+    slices = shape[several(shape)[0]]
+    return f"{layout} lays at most {spec.slices} slices apart, got {slices}" if slices > spec.slices else ""
 
 
 def show(shape: Shape) -> str:

@@ -21,13 +21,22 @@ from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.operations import run_operation
 from attncheck.reading.inputs import DEFAULT_EIGHT_BITS
 from attncheck.reading.lowering import Problem
-from attncheck.reading.shapes import ShapeFault, bind_axes, optional_gradients, show, stage_shapes
+from attncheck.reading.shapes import (
+    ShapeFault,
+    bind_axes,
+    layout_fault,
+    optional_gradients,
+    several,
+    show,
+    stage_shapes,
+)
 from attncheck.searching.concrete import ConcreteCase, Seen, asked_of, axes_of
 from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
 from attncheck.searching.shapes import Random, axis_lengths, draw_at_edges, draw_dimensions, some_as_modules
 from attncheck.spec import (
     ASKED_BY,
     HEADS,
+    MEMORY_LAYOUTS,
     OPERATIONS,
     OPTIONS,
     PER_HEAD,
@@ -362,6 +371,8 @@ _KNOWN_SHARE = 0.25
 """News of a problem that most likely fails as is known already count so much."""
 _SPECIAL = 0.12
 _LAYOUT = 0.15
+_NEVER_DRAWN = frozenset({"fused", "distant"})
+"""Layouts that need other inputs beside them, or much memory."""
 
 
 @dataclass
@@ -438,11 +449,6 @@ def filled(problem: ConcreteCase, random: Random) -> ConcreteCase:
     return replace(problem, inputs=exact, supports_statistics=is_generic)
 
 
-def several(shape: Shape) -> list[int]:
-    """Return the axes, except for the last, that have several slices."""
-    return [axis for axis, length in enumerate(shape[:-1]) if length > 1]
-
-
 def _numbers_of(problem: ConcreteCase) -> list[str]:
     return [name for name in problem.inputs if problem.specs[name].is_number]
 
@@ -467,7 +473,8 @@ def _as_it_lies(problem: ConcreteCase, random: Random) -> ConcreteCase:
     layout = {}
     for name in _numbers_of(problem):
         shape = problem.inputs[name].shape
-        possible = ["strided"] + ["transposed"] * (len(shape) == 4) + ["broadcast"] * bool(several(shape))
+        possible = [kind for kind in MEMORY_LAYOUTS if kind not in _NEVER_DRAWN and not layout_fault(kind, shape)]
+        possible = [kind for kind in possible if kind != "broadcast" or several(shape)]
         if random.rand() < 0.5:
             layout[name] = pick(random, possible)
     return replace(problem, memory_layout=layout)

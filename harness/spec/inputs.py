@@ -304,3 +304,36 @@ LATENT_INPUTS: Mapping[str, InputSpec] = {
     **OFFSET_INPUTS,
 }
 """Latent vectors, what makes keys and values of them, and the part of queries and keys that is rotated already."""
+
+
+@dataclass(frozen=True)
+class LayoutSpec:
+    """One way in which an input may lie in memory: what it ``says``, and how many ``axes`` the input needs at least.
+
+    Where it lays ``slices`` apart, an axis other than the last has several, and the first such at most so many.
+    """
+
+    says: str
+    axes: int = 1
+    slices: int | None = None
+
+
+MEMORY_LAYOUTS: Mapping[str, LayoutSpec] = {
+    "strided": LayoutSpec("every second number of the last axis"),
+    "padded": LayoutSpec("rows of a wider array"),
+    "sliced": LayoutSpec("the first rows of twice as many, as of a cache with room", axes=2),
+    "transposed": LayoutSpec("heads inside of length", axes=4),
+    "fused": LayoutSpec(
+        "cut out of one projection: the heads of all fused inputs of a batch and length side by side in each token",
+        axes=4,
+    ),
+    "spaced": LayoutSpec(
+        "slices along the first axis of several as far apart as two are long, as pages beside those of values",
+        slices=2**31,
+    ),
+    "distant": LayoutSpec("such slices, 64 at most, more than 65,536 numbers apart", slices=64),
+    "broadcast": LayoutSpec("stride 0 along the axes, other than the last, in which all slices are alike"),
+    "reversed": LayoutSpec("negative strides along the last two axes, where a framework has them", axes=2),
+    "unaligned": LayoutSpec("one number behind a boundary of 64 bytes"),
+}
+"""How an input may lie in memory; row by row where nothing is said."""

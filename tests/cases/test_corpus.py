@@ -89,6 +89,7 @@ EQUAL_ON_PURPOSE = {
     "broadcast-coincidence": "lengths that coincide are what the case is about",
     "mask-axis": "as many queries as keys are what the case is about",
     "cache": "the new tokens are queries and keys",
+    "fused-projection": "queries, keys and values come of the same tokens",
 }
 SHAPED = [case for case in select_cases(TOPICS).cases if case.operation in ("attention", "attention_gradients")]
 
@@ -167,7 +168,10 @@ MEANINGS: dict[str, Callable[[Case], bool]] = {
     "key-lengths": lambda case: "key_lengths" in case.inputs,
     "query-mask": lambda case: "query_mask" in case.inputs,
     "merged-layout": lambda case: bool(case.merged),
-    "strides": lambda case: bool({"strided", "transposed"} & set(case.memory_layout.values())),
+    "strides": lambda case: (
+        bool(case.memory_layout.keys() - case.merged) and set(case.memory_layout.values()) != {"broadcast"}
+    ),
+    "fused-projection": lambda case: "fused" in case.memory_layout.values(),
     "shared-memory": lambda case: "broadcast" in case.memory_layout.values(),
     "half-precision": lambda case: {"float32", "bfloat16"} <= set(case.dtypes),
     "half-range": lambda case: bool((scores_of(case) > 20_000).any()),

@@ -33,7 +33,7 @@ from attncheck.execution import process_state
 from attncheck.execution.operations import Task, apply_layout, not_asked, run_operation
 from attncheck.execution.process_state import Misbehaved, ProcessState, no_leaked_threads
 from attncheck.execution.runner import scores_too_large
-from attncheck.spec import OPERATIONS, result_stages
+from attncheck.spec import MEMORY_LAYOUTS, OPERATIONS, result_stages
 
 TABLES = tables_beside(__file__)
 
@@ -144,7 +144,7 @@ def _one(array: NDArray[Any], layout: str) -> NDArray[Any]:
 @given(
     shape=st.tuples(*[st.integers(0, 4)] * 4),
     repeated=st.booleans(),
-    layout=st.sampled_from(["strided", "transposed", "broadcast"]),
+    layout=st.sampled_from([*MEMORY_LAYOUTS]),
     dtype=st.sampled_from([np.float64, ml_dtypes.bfloat16]),
 )
 def test_a_layout_changes_no_number(layout: str, dtype: type, shape: tuple[int, ...], repeated: bool) -> None:
@@ -164,6 +164,12 @@ def test_a_layout_changes_no_number(layout: str, dtype: type, shape: tuple[int, 
         ("broadcast", _array((2, 3, 4, 5), repeated=True), (80, 0, 20, 4)),
         ("broadcast", _array((3, 5)), (20, 4)),
         ("broadcast", np.ones((2, 3, 4, 5), dtype=np.float32), (0, 0, 0, 4)),  # never the last
+        ("padded", _array((2, 3, 4, 5)), (384, 128, 32, 4)),
+        ("sliced", _array((2, 3, 4, 5)), (480, 160, 20, 4)),
+        ("spaced", _array((2, 3, 4, 5)), (480, 80, 20, 4)),
+        ("spaced", _array((1, 3, 4, 5)), (480, 160, 20, 4)),  # along the heads of a single entry
+        ("distant", _array((2, 3, 4, 5)), (4 * 65_596, 80, 20, 4)),
+        ("reversed", _array((2, 3, 4, 5)), (240, 80, -20, -4)),
     ],
 )
 def test_strides_are_those_of_the_layout(layout: str, array: NDArray[Any], strides: tuple[int, ...]) -> None:
@@ -172,6 +178,19 @@ def test_strides_are_those_of_the_layout(layout: str, array: NDArray[Any], strid
     if layout == "strided":  # what lies between would show
         assert other.base is not None
         assert (other.base.reshape(2, 3, 4, 10)[..., 1::2] == 7).all()
+
+
+def test_fused_inputs_lie_side_by_side_in_each_token_of_their_length() -> None:
+    shapes = {"query": (2, 6, 9, 4), "key": (2, 2, 9, 4), "value": (2, 2, 9, 3), "bias": (2, 1, 5, 7)}
+    arrays = {name: _array(shape) for name, shape in shapes.items()}
+    moved = apply_layout(arrays, dict.fromkeys(arrays, "fused"))
+    token = 4 * (6 * 4 + 2 * 4 + 2 * 3)  # bytes
+    strides = {"query": (9 * token, 16, token, 4), "key": (9 * token, 16, token, 4), "value": (9 * token, 12, token, 4)}
+    assert {name: moved[name].strides for name in strides} == strides
+    assert moved["key"].ctypes.data - moved["query"].ctypes.data == 4 * 6 * 4
+    assert not np.shares_memory(moved["bias"], moved["query"])
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(moved[name], array)
 
 
 # Scores that would not fit

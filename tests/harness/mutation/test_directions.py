@@ -135,6 +135,14 @@ def view(layout: str, array: Array) -> Callable[[Any], Any]:
     return lambda backend: backend.from_numpy(laid_out).reshape(-1)
 
 
+def tokens(backend: Any) -> Any:
+    """Two tokens of one head, between which those of another input lie."""
+    array = STRIDED[np.newaxis, np.newaxis]
+    return backend.from_numpy(
+        apply_layout({"key": array, "value": array}, {"key": "fused", "value": "fused"})["key"]
+    ).reshape(-1)
+
+
 # Two keys of equal weight: p = 1/2, dp = (g v1, g v2) = (2, 6), delta = 4, dlogits = (-1, 1).
 PAIR = {
     "query": np.zeros((1, 1, 1, 4)),
@@ -226,6 +234,12 @@ DIRECTIONS: tuple[tuple[Callable[[Any], Any], Rows], ...] = (
     (view("transposed", TRANSPOSED), {"transposed_view_read_as_contiguous": [0, 1, 4, 5, 2, 3, 6, 7]}),
     (view("transposed", TRANSPOSED), {"merged_heads_read_as_interleaved": [0, 4, 2, 6, 1, 5, 3, 7]}),
     (view("broadcast", REPEATED), {"broadcast_view_read_once": [1, 2, 3, 0, 0, 0]}),
+    (view("padded", STRIDED), {"padded_rows_read_side_by_side": [0, 1, 7, 7]}),
+    (view("spaced", TRANSPOSED[0, :, :1, np.newaxis]), {"page_stride_taken_for_a_page": [0, 1, 7, 7]}),
+    (view("reversed", STRIDED), {"negative_strides_taken_for_positive": [3, 2, 1, 0]}),
+    (view("distant", STRIDED), {"offsets_in_16_bits": [0, 1, 7, 7]}),
+    (view("strided", STRIDED > 0), {"strides_of_the_mask_ignored": [0, 1, 1, 1]}),
+    (tokens, {"fused_tokens_read_side_by_side": [0, 1, 0, 1]}),
     (view("", STRIDED), {"strided_view_read_as_contiguous": [0, 1, 2, 3], "broadcast_view_read_once": [0, 1, 2, 3]}),
     (grad_query, {"reference": [-0.5, 0.5], "row_sum_missing_in_the_gradient": [0.5, 1.5]}),
     (grad_query, {"row_sum_of_the_gradient_averaged": [0, 1], "gradient_stops_at_the_softmax": 0}),

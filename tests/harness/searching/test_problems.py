@@ -31,7 +31,7 @@ from attncheck.searching.findings import MAX_IN_FILE, holds, read_written, write
 from attncheck.searching.problems import Draw, DrawnProblem, ProblemSource, draw_problem
 from attncheck.searching.reduction import cut, extent, letters_of, with_counts_that_fit, without_sequence
 from attncheck.searching.shapes import EDGES
-from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
+from attncheck.spec import DTYPES, MEMORY_LAYOUTS, OPERATIONS, OPTIONS
 
 FILE_ALONE = {"projections", "poison"}
 """Options that say how a file is written."""
@@ -72,7 +72,7 @@ def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Pat
     assert inputs <= {name for each in problems for name in each.inputs}
     assert set(EDGES) <= {length for each in problems for length in each.lengths.values()}
     layouts = {layout for each in problems for layout in each.memory_layout.values()}
-    assert layouts == {"strided", "transposed", "broadcast"}
+    assert layouts == MEMORY_LAYOUTS.keys() - {"fused", "distant"}
     specials = {each.special.partition(" in ")[0] for each in problems}
     assert {"NaN", "infinity", "zeros", "ones", "equal rows", "large numbers", "small numbers"} <= specials
     read = 0
