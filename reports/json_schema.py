@@ -178,6 +178,16 @@ class ScriptDocument(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DesignDocument(Document):
+    """design: cases in which every few of what a function has meet."""
+
+    file: Annotated[str, "The file that was written."]
+    cases: Annotated[int, "How many cases it makes."]
+    factors: Annotated[int, "How many factors it has."]
+    strength: Annotated[int, "How many levels of them meet."]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReductionDocument(Document):
     """reduce: the smallest case that fails alike."""
 
@@ -394,6 +404,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "explain": ExplanationDocument,
     "repro": ScriptDocument,
     "search": SearchDocument,
+    "design": DesignDocument,
     "reduce": ReductionDocument,
     "conventions": ConventionsDocument,
     "accuracy": AccuracyDocument,

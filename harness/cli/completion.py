@@ -1,8 +1,8 @@
 """Completions of an argument that is being typed in a shell: names of cases, implementations, dtypes and tags.
 
 A shell asks at every press of a key, so nothing heavy is imported here: neither NumPy nor a reader of YAML. The names
-of the bundled cases are found in the text of their files. A case with ``for_each`` stands for several; what is offered
-for it is a glob, which commands take as well.
+of the bundled cases are found in the text of their files. A case with ``for_each`` or a design stands for several; what
+is offered for it is a glob, which commands take as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEYS = {
 }
 """Of a case in braces, and of one with a line for each field: its name and its id."""
 _OF_FILE = re.compile(r"^for_each:", re.MULTILINE)
-_OF_CASE = re.compile(r"\bfor_each:")
+_OF_CASE = re.compile(r"\b(?:for_each|design):")
 _TAG = re.compile(r"^  ([\w-]+):", re.MULTILINE)
 _NO_CASES = ("tags.yaml",)
 

@@ -167,7 +167,7 @@ def _show(found: Search, implementation: Implementation, limits: Limits, code: E
 @app.command(
     epilog=examples(
         "attncheck design my_kernel.py:attention",
-        "attncheck design my_kernel.py:attention --strength 2 --widths 64,96 --tile 48",
+        "attncheck design my_kernel.py:attention --widths 64,96 --tile 48",
     )
 )
 def design(
@@ -191,6 +191,7 @@ def design(
     output: Annotated[
         Path | None, output_option("FILE", "File for the cases. Default: design_ and the implementation's name.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write cases in which every three options and sizes meet.
 
@@ -204,8 +205,23 @@ def design(
     chosen = find_implementation(implementation, function.framework, function.signature)
     request = DesignRequest(chosen, strength, _whole_numbers(split(widths)), tile)
     path, cases, factors = write_design(request, output)
-    typer.echo(f"{path}: {cases} cases, in which every {strength} of {factors} factors meet")
-    typer.echo("Check them: " + joined(["attncheck", "check", str(path), "-i", *request.entry.given]))
+    answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
+    check = joined(["attncheck", "check", str(path), "-i", *request.entry.given])
+    if as_json:
+        from attncheck.reports.json_documents import opening
+        from attncheck.reports.json_schema import DesignDocument
+
+        document = DesignDocument(
+            **opening("design", ExitCode.AGREE, answer),
+            next=[check],
+            file=str(path),
+            cases=cases,
+            factors=factors,
+            strength=strength,
+        )
+        print_document(document)
+    else:
+        typer.echo(f"{answer}\nCheck them: {check}")
 
 
 def _whole_numbers(words: Sequence[str]) -> tuple[int, ...]:

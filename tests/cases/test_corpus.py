@@ -46,7 +46,7 @@ def test_every_case_runs_in_float32_and_in_float64_unless_it_is_about_sizes_or_n
     assert [case.id for case in CORPUS.cases if "float32" not in case.dtypes] == []
     narrow = [case for case in CORPUS.cases if "float64" not in case.dtypes]
     # What shows at a size is the path that a kernel takes there, and few have fast ones in float64.
-    about = ("kernel_shapes/", "precision/")
+    about = ("kernel_shapes/", "precision/", "designs/")
     assert [case.id for case in narrow if "half-precision" not in case.tags and not case.id.startswith(about)] == []
 
 
