@@ -436,6 +436,28 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             requirement="x-transformers>=2.31",
         ),
         BackendEntry(
+            "equinox",
+            "",
+            ("equinox", "jax", "jaxlib"),
+            default_mode="mha",
+            modes=(
+                # equinox/nn/_attention.py: query / sqrt(d) is stored, and so are scores and weights.
+                Library(
+                    "mha",
+                    description="equinox.nn.MultiheadAttention, without its projections",
+                    call="attncheck.backends.library_arrays:equinox_attention",
+                    family="keras",
+                    differs={"full_mask": True},
+                    module="attncheck.backends.jax_jit",
+                    attribute="LIBRARY_JIT",
+                    classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
+                    standard_only=True,
+                ),
+            ),
+            own_process_for=frozenset({"float64"}),
+            requirement="equinox>=0.13",
+        ),
+        BackendEntry(
             "transformers",
             "",
             ("transformers", "torch"),

@@ -6,7 +6,7 @@ How a library's attention is called says its family (``families.py``). Nothing i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -260,3 +260,27 @@ def flax_weights(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, ma
             sown.append(weights)
 
     return nnx.dot_product_attention(query, key, value, bias, mask, module=Sower(), **options), sown[0]
+
+
+def _require_one_key_head_each(query: Tensor, key: Tensor) -> None:
+    if query.shape[2] != key.shape[2]:
+        raise NotImplementedError("has as many heads of keys as of queries")
+
+
+def _merged_heads(tensor: Tensor) -> Tensor:
+    return tensor.reshape(*tensor.shape[:2], tensor.shape[2] * tensor.shape[3])
+
+
+def equinox_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> Any:
+    """Call ``equinox.nn.MultiheadAttention`` for each batch entry, with projections that return what they are given."""
+    import equinox as eqx
+    import jax
+
+    _require_one_key_head_each(query, key)
+    layer = eqx.nn.MultiheadAttention(query.shape[2], query.shape[2], key=jax.random.key(0), inference=True)
+    projections = [each.name for each in fields(layer) if each.name.endswith("_proj")]
+    of_layer = lambda module: [getattr(module, name) for name in projections]  # noqa: E731
+    layer = eqx.tree_at(of_layer, layer, [eqx.nn.Identity()] * len(projections))
+    tokens = [_merged_heads(each) for each in (query, key, value)]
+    merged = jax.vmap(layer)(*tokens, *(() if mask is None else (mask,)))
+    return merged.reshape(*query.shape[:3], value.shape[-1])
