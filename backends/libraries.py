@@ -458,6 +458,27 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             requirement="equinox>=0.13",
         ),
         BackendEntry(
+            "haiku",
+            "",
+            ("dm-haiku", "jax", "jaxlib"),
+            default_mode="mha",
+            modes=(
+                # haiku/_src/attention.py: scores, scores / sqrt(d) and weights are stored.
+                Library(
+                    "mha",
+                    description="haiku.MultiHeadAttention, without its projections",
+                    call="attncheck.backends.library_arrays:haiku_attention",
+                    family="keras",
+                    module="attncheck.backends.jax_jit",
+                    attribute="LIBRARY_JIT",
+                    standard_only=True,
+                ),
+            ),
+            own_process_for=frozenset({"float64"}),
+            imported="haiku",
+            requirement="dm-haiku>=0.0.17",
+        ),
+        BackendEntry(
             "transformers",
             "",
             ("transformers", "torch"),

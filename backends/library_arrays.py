@@ -284,3 +284,21 @@ def equinox_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = Non
     tokens = [_merged_heads(each) for each in (query, key, value)]
     merged = jax.vmap(layer)(*tokens, *(() if mask is None else (mask,)))
     return merged.reshape(*query.shape[:3], value.shape[-1])
+
+
+def haiku_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> Any:
+    """Call ``haiku.MultiHeadAttention`` with projections that return what they are given."""
+    import haiku as hk
+
+    def skip_projections(call: Function, tensors: Any, words: Others, context: Any) -> Any:
+        is_skipped = isinstance(context.module, hk.Linear) and context.method_name == "__call__"
+        return tensors[0] if is_skipped else call(*tensors, **words)
+
+    def attend(*tokens: Tensor) -> Tensor:
+        with hk.intercept_methods(skip_projections):
+            widths = {"key_size": query.shape[-1], "value_size": value.shape[-1]}
+            return hk.MultiHeadAttention(query.shape[2], **widths, w_init=hk.initializers.Constant(1))(*tokens, mask)
+
+    _require_one_key_head_each(query, key)
+    tokens = [_merged_heads(each) for each in (query, key, value)]
+    return hk.transform(attend).apply({}, None, *tokens).reshape(*query.shape[:3], value.shape[-1])
