@@ -18,6 +18,7 @@ from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.mutation import forms, kernel
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Steps, mutant, numpy_with, within
+from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, LOGITS, STAGES
 
 _faulty_scale = partial(mutant, "scale", at="scores")
@@ -58,13 +59,20 @@ _faulty_scores("dot_scores._dot", "scores_transposed_where_square",
 _faulty_rotary = partial(mutant, "rotary", at="rotated_query")
 
 
+def _by_default(problem: Problem) -> bool:
+    """Return whether a problem leaves the scale to its default."""
+    return problem.options.get("scale") is None and "head_scale" not in problem.inputs
+
+
 # Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
 # fmt: off
 for _fault in forms.misread(
-    ("scale", "scale-one", "sqrt(d) missing: mlc-llm#3426, cntkx#10, MONAI GenerativeModels#146"),
+    ("scale", "scale-one", "sqrt(d) missing: mlc-llm#3426, cntkx#10, MONAI GenerativeModels#146", "scale_missing",
+        _by_default),
     ("scale", "scale-twice", "scaled query and scaled scores: pytorch#174049 as reported"),
-    ("scale", "scale-inverse-width", "1/d for 1/sqrt(d)"),
-    ("scale", "scale-inverse-root-of-HD", "1/sqrt(H d), the model's width for the head's"),
+    ("scale", "scale-inverse-width", "1/d for 1/sqrt(d)", "scale_without_root", _by_default),
+    ("scale", "scale-inverse-root-of-HD", "1/sqrt(H d), the model's width for the head's", "scale_of_model_width",
+        _by_default),
     ("scale", "scale-times-default", "the argument multiplies 1/sqrt(d) instead of replacing it",
         "explicit_scale_times_default", lambda problem: problem.options.get("scale") is not None),
     ("scale", "scale-default", "`scale or default`: zero is falsy in Python", "scale_zero_taken_for_absent",

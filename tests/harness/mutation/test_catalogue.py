@@ -173,7 +173,7 @@ FEW = [
     "windows/a-window-alone-*",
 ]
 SOME = {
-    "scale_one": "scale-one",
+    "scale_missing": "scale-one",
     "scores_squared": "scores-squared",
     "bias_scaled": "bias-scaled",
     "attention_bias_of_the_first_head": "bias-of-first-head",
@@ -202,7 +202,7 @@ def test_a_fault_is_named_by_what_it_is_or_not_at_all() -> None:
 
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
-    missing, honest = SUBJECTS["scale_one"], CONTROLS[0]
+    missing, honest = SUBJECTS["scale_missing"], CONTROLS[0]
     assert how_named(missing, ()) == NOT_NAMED
     assert how_named(missing, ("scale-one",)) == RIGHTLY
     assert how_named(missing, ("scale-twice or scale-one",)) == RIGHTLY

@@ -179,8 +179,8 @@ REPEATED = np.broadcast_to(np.array([[1.0, 2.0, 3.0]]), (2, 3))
 Rows = dict[str, Any]
 DIRECTIONS: tuple[tuple[Callable[[Any], Any], Rows], ...] = (
     (scale, {"scale_of_width_plus_one": math.sqrt(3) / 2, "scale_off_by_1e_6": 1 + 1e-6}),
-    (scale, {"scale_off_by_1e_5": 1 + 1e-5, "scale_one": math.sqrt(3)}),
-    (scale, dict.fromkeys(("scale_twice", "scale_inverse_width"), 1 / math.sqrt(3))),
+    (scale, {"scale_off_by_1e_5": 1 + 1e-5, "scale_missing": math.sqrt(3)}),
+    (scale, dict.fromkeys(("scale_twice", "scale_without_root"), 1 / math.sqrt(3))),
     (causal, {"causal_next_key": np.tri(3, k=1), "causal_without_own_key": np.tri(3, k=-1)}),
     (causal, {"causal_mirrored": np.tri(3).T, "causality_ignored": 1, "causal_by_groups_of_four": 1}),
     (causal_of_one_query, {"causal_aligned_bottom_right": 1}),

@@ -58,7 +58,7 @@ def _judged(truth: Truth, name: str, case: Case, task: Task) -> dict[str, StageJ
 def test_verdicts_are_those_of_the_truth_itself_and_a_fault_begins_where_it_begins(
     truth: Truth, case: Case, task: Task
 ) -> None:
-    begins = {"scale_one": ["scores"], "attention_mask_neutral": ["masked"], "two_values_swapped": ["output"]}
+    begins = {"scale_missing": ["scores"], "attention_mask_neutral": ["masked"], "two_values_swapped": ["output"]}
     for name in (*begins, "reference"):
         plain, remembered = (_judged(each, name, case, task) for each in (truth, RememberingTruth.of(truth)))
         assert [item.verdict for item in plain.values()] == [item.verdict for item in remembered.values()]
@@ -84,7 +84,7 @@ def test_a_step_from_the_same_numbers_is_worked_out_once_and_none_behind_a_wrong
     _judged(remembering, "reference", case, task)
     _judged(remembering, "two_values_swapped", case, task)  # its output follows from the reference's weights
     assert asked == stages
-    _judged(remembering, "scale_one", case, task)
+    _judged(remembering, "scale_missing", case, task)
     assert asked == stages, (
         "the scores follow from the reference's raw scores, and what is behind them is not asked for"
     )
@@ -103,7 +103,7 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
     monkeypatch.setattr(judgement, "judge_stage", counted)
     remembering = RememberingTruth.of(truth)
     firsts = {"reference": "raw_scores", "two_values_swapped": "output", "attention_mask_neutral": "masked"}
-    for name, first in (firsts | {"scale_one": "scores"}).items():
+    for name, first in (firsts | {"scale_missing": "scores"}).items():
         judged.clear()
         outcome = evaluate_on(SUBJECTS[name].backend, task)
         assert isinstance(outcome, Computed)

@@ -65,9 +65,11 @@ def subjects(*names: str) -> list[Subject]:
 
 
 def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(cases: list[Case]) -> None:
-    frames = run_mutants(cases, subjects=subjects("scale_one", "attention_scale_left_out", "attention_mask_neutral"))
+    frames = run_mutants(
+        cases, subjects=subjects("scale_missing", "attention_scale_left_out", "attention_mask_neutral")
+    )
     rows = {(row["subject"], row["dtype"]): row for row in frames.subjects.to_dict("records")}
-    missing, ignored = rows["scale_one", "float64"], rows["attention_scale_left_out", "float64"]
+    missing, ignored = rows["scale_missing", "float64"], rows["attention_scale_left_out", "float64"]
     assert (missing["caught_in"], missing["caught_by"], missing["first_case"]) == (1, 1, "prefix/drawn")
     assert (missing["stages"], ignored["first_case"]) == ("scores", "prefix/typed")
     assert (
@@ -84,9 +86,9 @@ def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(
     assert frames.score == pytest.approx(1 / 3)
     assert frames.caught_once.to_dict("records") == [
         {"subject": "attention_scale_left_out", "case": "prefix/typed"},
-        {"subject": "scale_one", "case": "prefix/drawn"},
+        {"subject": "scale_missing", "case": "prefix/drawn"},
     ]
-    both = run_mutants([cases[0], replace(cases[0], id="prefix/again")], subjects=subjects("scale_one"))
+    both = run_mutants([cases[0], replace(cases[0], id="prefix/again")], subjects=subjects("scale_missing"))
     assert both.caught_once.empty
 
 
@@ -95,14 +97,14 @@ def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
 ) -> None:
     long = load_text(CASES.replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
     again = [replace(cases[0], id=f"prefix/{number}") for number in range(BY_HAND.large)]
-    chosen = subjects("scale_one", "keys_behind_tiles_of_32_dropped", "keys_reversed")
+    chosen = subjects("scale_missing", "keys_behind_tiles_of_32_dropped", "keys_reversed")
     rows = run_mutants([long, *again], subjects=chosen).evaluations
     asked = rows[rows["case"].eq("prefix/long")]
     assert MAX_SCORES_FOR_ALL < 3 * 700
     assert set(asked["subject"]) == {"keys_behind_tiles_of_32_dropped", "keys_reversed"}
     assert set(asked["complete"]) == {False}
     fewer = run_mutants([long, *again[1:]], subjects=chosen).evaluations
-    assert "scale_one" in set(fewer[fewer["case"].eq("prefix/long")]["subject"])
+    assert "scale_missing" in set(fewer[fewer["case"].eq("prefix/long")]["subject"])
 
 
 def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
@@ -116,11 +118,11 @@ def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
 
 def test_a_fault_that_enough_cases_caught_and_named_is_spared_the_others(cases: list[Case]) -> None:
     many = [replace(cases[0], id=f"prefix/{number:03}") for number in range(2 * BY_HAND.names)]
-    chosen = subjects("scale_one", "attention_mask_neutral")
+    chosen = subjects("scale_missing", "attention_mask_neutral")
     few, every = run_mutants(many, subjects=chosen), run_mutants(many, subjects=chosen, exhaustive=True)
-    assert BY_HAND.small < _caught_by(few)["scale_one"][0] <= BY_HAND.names
-    assert _caught_by(few)["scale_one"][1]
-    assert _caught_by(every) == {"scale_one": (len(many), False), "attention_mask_neutral": (0, False)}
+    assert BY_HAND.small < _caught_by(few)["scale_missing"][0] <= BY_HAND.names
+    assert _caught_by(few)["scale_missing"][1]
+    assert _caught_by(every) == {"scale_missing": (len(many), False), "attention_mask_neutral": (0, False)}
     assert (few.subjects["named"] == every.subjects["named"]).all()
     assert few.rules.empty, "its own verdict spared faults: no other rule is held to the rest"
     assert not every.rules.empty
@@ -156,9 +158,9 @@ def test_a_kernel_is_held_against_the_same_kernel_without_its_fault(load_text: C
 
 
 def test_a_catch_names_the_first_flagged_stage_of_those_that_are_visible(cases: list[Case]) -> None:
-    catches = run_mutants(cases, subjects=subjects("scale_one")).catches
+    catches = run_mutants(cases, subjects=subjects("scale_missing")).catches
     assert (set(catches["stage"]), set(catches["tiers"])) == ({"scores"}, {"proven"})
-    frames = run_mutants(cases, subjects=subjects("scale_one"), visible={"output"})
+    frames = run_mutants(cases, subjects=subjects("scale_missing"), visible={"output"})
     assert set(frames.evaluations["stage"]) == set(frames.catches["stage"]) == {"output"}
 
 
@@ -180,7 +182,7 @@ def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: l
         caught = case.random is not None and case.random.seed == 3
         return {"scores": StageFinding("proven" if caught else None)}
 
-    frames = run_mutants(cases, (0, 1, 2), judge_stages=judge, subjects=subjects("scale_one"))
+    frames = run_mutants(cases, (0, 1, 2), judge_stages=judge, subjects=subjects("scale_missing"))
     assert len({first for case, first in seen if case == "prefix/drawn"}) == 6, "three seeds in two dtypes"
     row = frames.subjects.iloc[0]
     assert (row["seeds"], row["caught_in"], row["tiers"]) == (3, 1, "proven")
@@ -202,8 +204,8 @@ def test_results_that_are_the_same_bit_for_bit_are_judged_once(cases: list[Case]
         calls.append(arguments)
         return {}
 
-    twin = replace(SUBJECTS["scale_one"], name="twin")
-    run_mutants(cases[1:], judge_stages=judge, subjects=[*subjects("attention_scale_left_out", "scale_one"), twin])
+    twin = replace(SUBJECTS["scale_missing"], name="twin")
+    run_mutants(cases[1:], judge_stages=judge, subjects=[*subjects("attention_scale_left_out", "scale_missing"), twin])
     assert len(calls) == 1, "the default scale is not reached, and the reference itself is not asked for"
 
 
@@ -286,7 +288,8 @@ def test_common_tolerances_reject_what_their_formula_rejects() -> None:
 
 def test_an_entry_reaches_a_worker_without_importing_numpy() -> None:
     code = (
-        "import sys; from attncheck.mutation import entry_of; entry_of('scale_one')\nassert 'numpy' not in sys.modules"
+        "import sys; from attncheck.mutation import entry_of; entry_of('scale_missing')\n"
+        "assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -299,7 +302,7 @@ def test_the_harness_runs_a_mutant_in_a_worker_like_any_implementation(run_small
 
 # Several processes
 
-SHARED = ("scale_one", "softcap_ignored", "keys_reversed", "keys_behind_tiles_of_32_dropped", "reference")
+SHARED = ("scale_missing", "softcap_ignored", "keys_reversed", "keys_behind_tiles_of_32_dropped", "reference")
 
 
 def test_several_processes_find_what_one_finds() -> None:
