@@ -62,16 +62,21 @@ def _at(source: Any, path: str) -> Any:
 
 
 def _derived(kind: Any, value: Any) -> Any:
-    """Return a value as a type has it: results of which it has records become these."""
-    arguments = [each for each in get_args(kind) if each is not NoneType]
-    inner = arguments[-1] if arguments else kind
-    if value is None or isinstance(value, Record) or not (isinstance(inner, type) and issubclass(inner, Record)):
+    """Return a value as a type has it: results of which it has records become these, however deep."""
+    if value is None or isinstance(value, Record) or not _has_records(kind):
         return value
     if get_origin(kind) is Mapping:
-        return {name: _derived(inner, each) for name, each in value.items()}
+        return {name: _derived(get_args(kind)[1], each) for name, each in value.items()}
     if get_origin(kind) is Sequence:
-        return [_derived(inner, each) for each in value]
-    return inner.derive(value)
+        return [_derived(get_args(kind)[0], each) for each in value]
+    if alternatives := [each for each in get_args(kind) if each is not NoneType]:
+        return _derived(alternatives[0], value)
+    return kind.derive(value)
+
+
+def _has_records(kind: Any) -> bool:
+    arguments = get_args(kind)
+    return any(map(_has_records, arguments)) if arguments else isinstance(kind, type) and issubclass(kind, Record)
 
 
 @dataclass(frozen=True, kw_only=True)

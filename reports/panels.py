@@ -10,7 +10,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -170,9 +170,6 @@ def safe_text(text: object, most: int = 120) -> str:
 
 Real = NDArray[np.float64]
 
-"""Larger matrices are thinned out to at most this many rows and columns, each cell the largest error of its block."""
-"""Of more matrices than these the largest error of all is drawn, place by place."""
-
 
 @dataclass(frozen=True)
 class ErrorMatrix:
@@ -212,20 +209,26 @@ def error_matrices(errors: Real, most_cells: int = MAX_CELLS, *, is_document: bo
     matrices = np.atleast_2d(errors)
     leading, worst = matrices.shape[:-2], np.unravel_index(int(np.nanargmax(matrices)), matrices.shape)
     row, column = int(worst[-2]), int(worst[-1])
-    several = [axis for axis, length in enumerate(leading) if length > 1]
-    among = several if is_document or not several else range(len(leading))
     if math.prod(leading) > MAX_PANELS:
         folded = _largest(matrices.reshape(-1, *matrices.shape[-2:]), 0)
         return [_map(f"largest of {math.prod(leading):,} matrices", folded, (row, column), most_cells)]
     return [
         _map(
-            written_element([index[axis] for axis in among]) if among else "",
+            name,
             matrices[index],
             (row, column) if index == tuple(worst[:-2]) else None,
             most_cells,
         )
-        for index in np.ndindex(leading)
+        for index, name in named_matrices(leading, is_document=is_document)
     ]
+
+
+def named_matrices(leading: tuple[int, ...], *, is_document: bool) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yield the index of each matrix of an array by its leading axes, and its name."""
+    several = [axis for axis, length in enumerate(leading) if length > 1]
+    among = several if is_document or not several else range(len(leading))
+    for index in np.ndindex(leading):
+        yield index, written_element([index[axis] for axis in among]) if among else ""
 
 
 def _map(title: str, errors: Real, worst: tuple[int, int] | None, most_cells: int) -> ErrorMatrix:

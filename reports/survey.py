@@ -24,7 +24,7 @@ from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Column, Frames, State, cell_table
 from attncheck.reports.json_documents import opening
-from attncheck.reports.json_schema import ConventionsDocument, Meaning
+from attncheck.reports.json_schema import ConventionsDocument
 from attncheck.reports.properties import OUTCOMES_NOTE
 from attncheck.reports.sections import Table
 from attncheck.reports.terminal import plain_console, terminal_table
@@ -437,13 +437,13 @@ def conventions_document(measured: Conventions, code: ExitCode, missing: Sequenc
         "unlike attncheck's cases": sum(answer.departs for answer in answers),
         "unlike what is declared": sum(answer.contradicts for answer in answers),
     }
-    return ConventionsDocument(
+    return ConventionsDocument.derive(
+        {"implementations": measured},
         **opening("conventions", code, ", ".join(f"{count:,} {what}" for what, count in counts.items())),
         notes=[
             *(f"{name} is not installed" for name in missing),
             *(f"{name}: {line}" for name, each in measured.items() for line in _notes(each)),
         ],
-        implementations={name: [Meaning.derive(answer) for answer in each] for name, each in measured.items()},
     )
 
 

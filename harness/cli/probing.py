@@ -493,21 +493,14 @@ def accuracy(
 
 
 def _accuracy_document(name: str, found: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
-    from attncheck.reports.json_documents import header
-    from attncheck.reports.json_schema import AccuracyDocument, ClassRecord
+    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_schema import AccuracyDocument
 
-    return AccuracyDocument(
-        attncheck=header("accuracy"),
-        exit_code=int(code),
-        answer="; ".join(each.answer for each in found),
+    by_dtype = ("computed", "declared", "wrong_anyhow", "classes")
+    return AccuracyDocument.derive(
+        {field: {each.dtype: getattr(each, field) for each in found} for field in by_dtype},
+        **opening("accuracy", code, "; ".join(each.answer for each in found)),
         implementation=name,
-        computed={each.dtype: each.computed for each in found},
-        declared={each.dtype: each.declared for each in found},
-        wrong_anyhow={each.dtype: each.wrong_anyhow for each in found},
-        classes={
-            each.dtype: [ClassRecord(name=use.name, used=use.used, wrong=use.wrong) for use in each.classes]
-            for each in found
-        },
     )
 
 

@@ -57,12 +57,13 @@ from attncheck.reports.panels import (
     describe_errors,
     error_matrices,
     ink_on,
+    named_matrices,
     png_of,
     shades,
 )
 from attncheck.reports.sections import Block, Code, Figure, Inline, Key, Mark, Table, Text
 from attncheck.results.format import EXACT, bound_name
-from attncheck.wording import told_apart, written_element
+from attncheck.wording import told_apart
 
 Array = NDArray[Any]
 _MAX_ROWS = 12
@@ -359,13 +360,9 @@ def compared_matrices(computed: Array, exact: Array, errors: Real, *, is_documen
         return []
     arrays = [np.atleast_2d(np.asarray(each, dtype=np.float64)) for each in (computed, exact, errors)]
     leading = arrays[0].shape[:-2]
-    several = [axis for axis, length in enumerate(leading) if length > 1]
-    among = several if is_document or not several else range(len(leading))
     return [
-        _side_by_side(
-            written_element([index[axis] for axis in among]) if among else "", *(array[index] for array in arrays)
-        )
-        for index in np.ndindex(leading)
+        _side_by_side(name, *(array[index] for array in arrays))
+        for index, name in named_matrices(leading, is_document=is_document)
     ]
 
 
