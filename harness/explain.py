@@ -24,7 +24,7 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, task_of
 from attncheck.execution.worker import Computed, Outcome
-from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
+from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
 from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import Conditioning, Truth, conditioning_of, truth_of_case
@@ -153,7 +153,7 @@ def explain_case(
     own = own_empty_rows(implementation, expected_failures, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, own)
-    judged = with_padding_faults(judged, outcome.padding_faults)
+    judged = with_faults(judged, outcome.faults)
     measured = {each.stage for each in judged.judgements if each.accumulated is not None}
     sound = sound_stages(truth.for_returned(outcome.stages), outcome.stages, case.stage_shapes)
     conditions = _conditioning(
@@ -213,7 +213,9 @@ def _ratio(judgement: StageJudgement) -> float:
 
 def _compute(implementation: Implementation, dtype: str, limits: Limits, task: Task) -> Outcome:
     with tempfile.TemporaryDirectory() as logs:
-        runner: GroupRunner[str] = GroupRunner(Group(implementation, (dtype,)), limits, Path(logs))
+        runner: GroupRunner[str] = GroupRunner(
+            Group(implementation, (dtype,)), limits, Path(logs), with_neighbours=True
+        )
         try:
             return runner.evaluate(task)
         finally:

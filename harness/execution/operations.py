@@ -211,6 +211,8 @@ _LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
 
 
 _SHAPE = "has shape"
+SECOND_CALL = "the second of two calls"
+"""The begin of what is wrong with a stage that shows the state of another call."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,11 @@ def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
 def is_of_shape(fault: str) -> bool:
     """Return whether what is wrong is a shape."""
     return fault.startswith(_SHAPE)
+
+
+def is_of_state(fault: str) -> bool:
+    """Return whether what is wrong is what another call left behind."""
+    return fault.startswith(SECOND_CALL)
 
 
 def _not_zero(array: Array, kept: KeptElements) -> str:

@@ -17,8 +17,8 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from attncheck.execution.call import (
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.neighbours import NeighbourCalls
 from attncheck.execution.operations import Task
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
 from attncheck.execution.sessions import Session, SessionEvaluated, StepResult, evaluate_session
@@ -271,10 +272,13 @@ class GroupRunner(Generic[Key]):
         slot: WorkerSlot | None = None,
         described: DescribedWorkers | None = None,
         number: int = 1,
+        *,
+        with_neighbours: bool = False,
     ) -> None:
         """Make a runner, whose ``number`` is another one for each runner of a group.
 
-        A worker in which the implementation was ``described`` is taken before another one is started.
+        A worker in which the implementation was ``described`` is taken before another one is started. Where it is asked
+        ``with_neighbours``, a user's function is called beside some cases with one thing changed.
         """
         self.group = group
         self._described = described
@@ -290,6 +294,8 @@ class GroupRunner(Generic[Key]):
         self._end_reason = ""
         self._meanwhile: Callable[[], None] = lambda: None
         self.times = Times()
+        is_user = isinstance(group.implementation.entry, UserImplementation)
+        self._neighbours = NeighbourCalls(self._evaluate, self._fresh) if with_neighbours and is_user else None
 
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
@@ -321,13 +327,29 @@ class GroupRunner(Generic[Key]):
 
         ``meanwhile`` is done while the worker computes, and is no part of the seconds that an answer took.
         """
+        if self._neighbours is not None:
+            return self._neighbours.beside(task, partial(self._timed, task, meanwhile))
+        return self._timed(task, meanwhile)
+
+    def _timed(self, task: Task, meanwhile: Callable[[], None]) -> Outcome:
         begun, self._meanwhile = perf_counter(), meanwhile
         outcome = self._evaluate(task)
+        self._meanwhile = lambda: None
         process = self._slot.process
         answered = process.answered if process is not None else 0.0
         seconds = (answered if answered > begun else perf_counter()) - begun
         self.times.add("all", seconds)
         return replace(outcome, seconds=seconds)
+
+    @contextmanager
+    def _fresh(self) -> Iterator[None]:
+        """Evaluate meanwhile in a worker that has done nothing yet."""
+        kept, self._slot = self._slot, WorkerSlot()
+        try:
+            yield
+        finally:
+            self._slot.close()
+            self._slot = kept
 
     def evaluate_session(self, session: Session) -> tuple[StepResult, ...] | Failure:
         """Do the steps of a session in the worker, one after the other, each padded to what it requires.
@@ -476,7 +498,12 @@ def group_runners(
         slot = WorkerSlot(shared=len(sharing) > 1)
         most = min(limits.soft_memory_limit, _BUNDLED_MEMORY) if sharing[0].is_bundled else limits.soft_memory_limit
         own = replace(limits, soft_memory_limit=most)
-        runners.append([GroupRunner[Key](group, own, log_directory, slot, described, number) for group in sharing])
+        runners.append(
+            [
+                GroupRunner[Key](group, own, log_directory, slot, described, number, with_neighbours=True)
+                for group in sharing
+            ]
+        )
     return runners
 
 

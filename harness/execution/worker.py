@@ -48,14 +48,14 @@ class Computed:
     """The stages that an implementation returned, and how many seconds that took.
 
     ``not_asked`` are conventions of the case that it has no keyword for, so that it was called without them. ``padded``
-    says what the call was padded with, which is dropped from the stages again; ``padding_faults`` tell by stage where
-    that is not what it has to be.
+    says what the call was padded with, which is dropped from the stages again. ``faults`` tell by stage where that is
+    not what it has to be, and where a call shows what another left behind.
     """
 
     stages: Mapping[str, NDArray[Any]]
     not_asked: tuple[str, ...] = ()
     padded: str = ""
-    padding_faults: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = field(default=None, compare=False)
 
 

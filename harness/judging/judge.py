@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
+from attncheck.execution.operations import is_of_state
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
 from attncheck.judging.diagnosis import Evidence, Plain, evidence_of, pack
@@ -25,7 +26,7 @@ from attncheck.judging.judge_implementation import (
     JudgedStages,
     OwnEmptyRows,
     judge_and_diagnose,
-    with_padding_faults,
+    with_faults,
 )
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
@@ -117,7 +118,7 @@ def judged_rows(
 ) -> list[Row]:
     """Judge the stages that one implementation returned, each in a row that begins as a blank one."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known, diagnoses=diagnoses)
-    judged = with_padding_faults(judged, outcome.padding_faults)
+    judged = with_faults(judged, outcome.faults)
     rows = _stage_rows(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
     if not truth.read_as:
         return rows
@@ -289,7 +290,12 @@ def _stage_rows(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> l
     rows = [
         replace(row, xfail=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
     ]
+    rows = [replace(row, diagnosis=OTHER_CALL) if is_of_state(row.message) else row for row in rows]
     return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage], case))
+
+
+OTHER_CALL = "numbers-of-another-call"
+"""The diagnosis of a stage that shows what another call left behind; no case names it by itself."""
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None, message: str) -> Row:

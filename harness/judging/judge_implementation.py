@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import is_of_shape
+from attncheck.execution.operations import is_of_shape, is_of_state
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.diagnosis import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, agrees, judge_stages, sound_stages, where_it_begins
@@ -258,11 +258,13 @@ def judge_and_diagnose(
     return replace(unexplained, findings=findings)
 
 
-def with_padding_faults(judged: JudgedStages, faults: Mapping[str, str]) -> JudgedStages:
-    """Let stages be wrong that are not 0 in what their call was padded with, although what is left of them is right."""
+def with_faults(judged: JudgedStages, faults: Mapping[str, str]) -> JudgedStages:
+    """Let stages be wrong whose numbers may be right: padding that is not 0, or a call that shows another's state."""
     if not faults:
         return judged
     judgements = [_spoilt(each, faults[each.stage]) if each.stage in faults else each for each in judged.judgements]
+    if any(map(is_of_state, faults.values())):
+        judged = replace(judged, diagnosis=None, findings=NO_FINDINGS)
     return replace(
         judged,
         judgements=tuple(judgements),
@@ -272,6 +274,8 @@ def with_padding_faults(judged: JudgedStages, faults: Mapping[str, str]) -> Judg
 
 
 def _spoilt(judgement: StageJudgement, fault: str) -> StageJudgement:
+    if is_of_state(fault) and judgement.verdict.exit_code:  # its numbers are another call's, whatever else fits them
+        return replace(judgement, verdict=Verdict.NUMERIC, message=fault)
     if is_of_shape(fault):
         return replace(judgement, verdict=Verdict.SHAPE, message=fault, accumulated=None, introduced=None, index=None)
     if judgement.verdict.exit_code:

@@ -101,7 +101,9 @@ class _Run:
         with self._lock:
             if group not in self._runners:
                 check_versions(self.job, group)
-                runner = GroupRunner[Unit](self.job.groups[group], self._limits, Path(self._folder.name))
+                runner = GroupRunner[Unit](
+                    self.job.groups[group], self._limits, Path(self._folder.name), with_neighbours=True
+                )
                 self._runners[group] = Lock(), runner
             return self._runners[group]
 

@@ -31,7 +31,7 @@ from attncheck.execution.signatures import FunctionName, adapter, hints, misfits
 from attncheck.execution.user_call import declarations, own_backend
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
-from attncheck.judging.judge_implementation import judge_and_diagnose, with_padding_faults
+from attncheck.judging.judge_implementation import judge_and_diagnose, with_faults
 from attncheck.judging.truth import find_truth
 from attncheck.plan import Plan
 from attncheck.reading.lowering import Problem
@@ -281,7 +281,7 @@ def outcome_of(
 def assert_same(padded: Outcome, plain: Outcome) -> None:
     assert isinstance(padded, Computed), padded
     assert isinstance(plain, Computed), plain
-    assert not padded.padding_faults
+    assert not padded.faults
     for stage, array in plain.stages.items():
         np.testing.assert_allclose(padded.stages[stage], array, rtol=1e-12, atol=1e-13, err_msg=stage)
 
@@ -470,7 +470,7 @@ def verdicts_of(outcome: Computed, task: Task) -> dict[str, str]:
     truth = find_truth(Problem(task.operation, task.options, task.inputs), "float64", supports_statistics=True)
     shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
     judged = judge_and_diagnose(truth, outcome.stages, shapes, "native")
-    judgements = with_padding_faults(judged, outcome.padding_faults).judgements
+    judgements = with_faults(judged, outcome.faults).judgements
     return {judgement.stage: judgement.verdict.value for judgement in judgements}
 
 
@@ -494,7 +494,7 @@ def test_what_padding_must_leave_is_looked_at() -> None:
         outcome = outcome_of(FUNCTIONS[operation], task, requires, called)
         assert isinstance(outcome, Computed)
         assert verdicts_of(outcome, task)[stage] == verdict
-        assert outcome.padding_faults[stage] == message
+        assert outcome.faults[stage] == message
 
 
 def test_a_failure_says_what_the_call_was_padded_with() -> None:
