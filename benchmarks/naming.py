@@ -88,6 +88,8 @@ FAULTS: dict[str, str] = {
     "next value head": "value-of-next-head",
     "in float32": "accuracy-of-float32",
     "weights in float16": "accuracy-of-16-bits",
+    "keys of zeros to tiles of eight": "zero-score-keys-to-tiles-of-8",
+    "causality as numbers": "causality-added",
     "output times 1.001": "",
     "denominator plus 0.01": "",
     "last key dropped": "last-key-dropped",
@@ -197,6 +199,7 @@ def attention(*faults: str) -> Callable[..., Array]:
         allowed = _allowed(faults, scores, mask, is_causal, window, key_lengths)
         if mask_fill is not None and "fill ignored" not in faults:
             scores, allowed = np.where(allowed, scores, scores.dtype.type(mask_fill)), np.ones_like(allowed)
+        scores, allowed = _added(faults, scores, allowed, is_causal=is_causal)
         if "lowest number for minus infinity" in faults:
             scores = np.where(allowed & np.isfinite(scores), scores, np.finfo(scores.dtype).min)
             allowed = np.ones_like(allowed)
@@ -206,6 +209,12 @@ def attention(*faults: str) -> Callable[..., Array]:
         return _output(faults, weights @ value).astype(dtype)
 
     return run
+
+
+def _added(faults: Collection[str], scores: Array, allowed: Array, *, is_causal: bool) -> tuple[Array, Array]:
+    """Add who may attend to whom as numbers, where causality is."""
+    is_added = is_causal and "causality as numbers" in faults
+    return (scores + allowed, np.ones_like(allowed)) if is_added else (scores, allowed)
 
 
 def _rotated(array: Array, cos: Array, sin: Array, *, by_pairs: bool) -> Array:
@@ -278,7 +287,13 @@ def _weights(faults: Collection[str], scores: Array, allowed: Array) -> Array:
     powers = (
         np.maximum(np.where(np.isfinite(shifted), shifted, -9) + 2, 0) if "relu for exp" in faults else np.exp(shifted)
     )
-    total = powers.sum(axis=axis, keepdims=True) + (0.01 if "denominator plus 0.01" in faults else 0)
+    if "keys of zeros to tiles of eight" in faults:
+        missing = -scores.shape[-1] % 8
+        with np.errstate(over="ignore"):
+            further = missing * np.exp(-np.where(np.isfinite(highest), highest, 0))
+    else:
+        further = 0
+    total = powers.sum(axis=axis, keepdims=True) + further + (0.01 if "denominator plus 0.01" in faults else 0)
     weights = (powers / np.where(total == 0, 1, total)).astype(scores.dtype)
     return np.where(allowed, weights, 0) if "mask behind softmax" in faults else weights
 
@@ -393,7 +408,7 @@ def together() -> int:
         names = {_AS_ONE.get(part, part) for part in parts}
         known = {CONVENTIONS[part] for part in kernel if part in CONVENTIONS}
         if known >= _OF_WINDOW:
-            known = (known - _OF_WINDOW) | {_BOTH_ENDS}
+            names, known = names - _OF_WINDOW | {_BOTH_ENDS}, known - _OF_WINDOW | {_BOTH_ENDS}
         fault = FAULTS[kernel[0]] if kernel[0] not in CONVENTIONS else ""
         strange = names - known - {fault}
         causes = names - known

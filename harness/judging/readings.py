@@ -136,6 +136,16 @@ def _diagonal(allows: Callable[[Any], Any]) -> Change:
     return change
 
 
+def _causality_added(problem: Problem) -> Problem:
+    """Add who may attend by causality, and by a mask, as numbers."""
+    queries, keys = queries_and_keys(problem)
+    first = query_offset(problem.options, problem.inputs)
+    allowed = np.arange(keys) <= np.arange(queries)[:, np.newaxis] + first
+    added = allowed & problem.inputs.get("mask", np.True_)
+    bias = problem.inputs.get("bias", np.zeros(())) + added.reshape((1,) * (4 - added.ndim) + added.shape)
+    return with_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
+
+
 def _last_row(problem: Problem) -> Problem | None:
     """Let the last query see all keys: of tiles, the one that is left over has lost its mask."""
     plain = problem.canonical()
@@ -266,6 +276,8 @@ _ATTENDING = (
                 mask=np.ones_like(problem.inputs["mask"]),
                 bias=problem.inputs.get("bias", np.zeros(())) + problem.inputs["mask"],
             ), "mask"),
+    Reading("causality-added", "causality is added to the scores as the numbers 0 and 1", _causality_added,
+            "is_causal"),
     Reading("fill-added", "{fill} is added to a forbidden score; the case means it in its place", _fill_added,
             "mask_fill"),
     Reading("fill-scaled", "the fill is put in place before the scores are scaled",

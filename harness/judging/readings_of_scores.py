@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from attncheck.judging.alternatives import (
     numbered,
     of_first,
     only,
+    queries_and_keys,
     scale_of,
     scales_in_words,
     set_to,
@@ -200,6 +202,29 @@ def is_masked(problem: Problem) -> bool:
     return bool(asking & problem.inputs.keys() or any(problem.options.get(name) for name in asking))
 
 
+def _missing(tile: int, keys: int) -> int:
+    return -keys % tile
+
+
+def _with_zero_scores(count: Callable[[int], int]) -> Change:
+    """Let further keys of score 0 and value 0 take part, as a tile does whose keys behind the last are not masked."""
+
+    def change(problem: Problem) -> Problem | None:
+        if "sinks" not in OPERATIONS[problem.operation].inputs or "sinks" in problem.inputs or not has_heads(problem):
+            return None
+        number = count(queries_and_keys(problem)[1])
+        heads = problem.inputs["query"].shape[-3]
+        return problem.with_inputs(sinks=np.full(heads, math.log(number))) if number > 0 else None
+
+    return change
+
+
+_ZERO_SCORES: Sequence[tuple[str, str, Callable[[int], int]]] = (
+    ("one", "one further key", lambda keys: 1),
+    *((f"to-tiles-of-{tile}", f"further keys, up to a multiple of {tile},", partial(_missing, tile))
+      for tile in (8, 16, 32, 64, 128)),
+)  # fmt: skip
+"""Names, words, and how many further keys there are beside so many."""
 _DECLARED_AS = {
     "scale-one": ("scale", "1"),
     "scale-inverse-width": ("scale", "1/D"),
@@ -228,6 +253,11 @@ _SCORES = (
             lambda problem: problem.with_inputs(
                 sinks=_times(problem.inputs["sinks"], scale_of(problem) if has_scale(problem) else 1.0)
             ), "sinks", "weights"),
+    *(
+        Reading(f"zero-score-keys-{slug}", f"as if {words} of score 0 took part: the weights add up to less than 1",
+                _with_zero_scores(count), stage="weights")
+        for slug, words, count in _ZERO_SCORES
+    ),
     Reading("score-weight-ignored", "the weight of the score is ignored", with_input("weight", identity), "weight",
             "scores"),
     Reading("score-bias-negated", "the bias of the score is subtracted", with_input("score_bias", np.negative),
