@@ -11,8 +11,8 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages, Window
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, argument_read_as, bfloat16, call_read_as, float16
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Steps, equivalent, mutant
+from attncheck.mutation.kernel import Array, argument_read_as, call_read_as
+from attncheck.mutation.mutant import KERNELS, Steps, equivalent, mutant
 
 _faulty_lengths = partial(mutant, "lengths", at="masked")
 _faulty_caches = partial(mutant, "caches", at="masked")
@@ -110,10 +110,6 @@ _faulty_join("past_of_the_next_head", "head index off by one in the cache alone:
 _faulty_join("past_beyond_its_first_page_repeated",
     "every page of 16 keys read from the first one: tt-metal#41215's kind",
     lambda past, new: _join(past[..., np.arange(past.shape[-2]) % 16, :], new))
-_faulty_join("past_in_bfloat16", "a cache in 16 bits behind wider keys",
-    lambda past, new: _join(bfloat16(past), new), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_join("past_in_float16", "a cache in 16 bits behind wider keys",
-    lambda past, new: _join(float16(past), new), dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 _faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
     lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context", diagnosis="value-one-position-late")
 _faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_behind_a_past",

@@ -415,6 +415,13 @@ MET: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
     "normalized_attention_norm_left_out": ("Llama 4's L2Norm is a root mean square: a name for two", "norm-kind"),
     "merge_states_lse_base_left_out":
         ("log2 is written and log is read: flashinfer#2113, pytorch#181645", "lse-base-e"),
+    "merge_states_log_sum_exps_in_bfloat16":
+        ("log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind", ()),
+    "merge_states_log_sum_exps_with_head_and_query_exchanged":
+        ("(Lq, H) is read as (H, Lq): statistics of kernels have their own layout",
+            "log-sum-exps-with-heads-and-queries-confused"),
+    "merge_states_outputs_with_each_part_in_reverse":
+        ("structure: outputs are gathered in the order in which devices answer", "parts-reversed"),
     "merge_states_log_sum_exps_of_the_first_head": "structure: one log-sum-exp per query is read for all heads",
 }
 """Faults that people made: these are put to as many cases as those by hand, and named."""

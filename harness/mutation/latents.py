@@ -91,22 +91,18 @@ _faulty_key(_attend_to, "rotated_part_scaled_twice",
     "the rotated part is scaled before it is added, and with the rest again",
     lambda call: {} if call.get("key_rotary") is None else {"key_rotary": call["key_rotary"] * call.get("scale",
         1 / math.sqrt(call["query"].shape[-1] + _width_of_rotary(call)))}, diagnosis="rotated-part-scaled-twice")
-_faulty_key(partial(_where_square, "key_projection"), "key_projection_transposed",
-    "W_UK is kept (D, C) in a checkpoint, and absorbed as if (C, D)",
-    lambda weight: weight.swapaxes(1, 2), diagnosis="key-projection-transposed")
-_faulty_value(partial(_where_square, "value_projection"), "value_projection_transposed",
-    "W_UV is multiplied from the other side",
-    lambda weight: weight.swapaxes(1, 2), diagnosis="value-projection-transposed")
-_faulty_key(partial(_where_square, "key_projection"), "latents_taken_for_keys",
-    "queries meet latent vectors without W_UK, which is as wide", _identities, diagnosis="key-projection-ignored")
-_faulty_value(partial(_where_square, "value_projection"), "latents_taken_for_values",
-    "the mean of latent vectors is returned as it is: W_UV is not absorbed anywhere",
-    _identities, diagnosis="value-projection-ignored")
-_faulty_key(partial(argument_read_as, "latent_attention", "key_projection"), "key_projection_viewed",
-    "kv_b_proj is viewed as heads first: a reshape without a transposition",
-    _viewed, diagnosis="key-projection-viewed")
-_faulty_value(partial(argument_read_as, "latent_attention", "value_projection"), "value_projection_viewed",
-    "kv_b_proj is viewed as heads first, for values alone", _viewed, diagnosis="value-projection-viewed")
+for _of, _at in (("key", "raw_scores"), ("value", "output")):
+    _faulty_projection = partial(mutant, "latents", at=_at)
+    _projection = partial(argument_read_as, "latent_attention", f"{_of}_projection")
+    _faulty_projection(partial(_where_square, f"{_of}_projection"), f"{_of}_projection_transposed",
+        f"W_UK or W_UV is kept transposed in a checkpoint: that of {_of}s is multiplied from the other side",
+        lambda weight: weight.swapaxes(1, 2), diagnosis=f"{_of}-projection-transposed")
+    _faulty_projection(partial(_where_square, f"{_of}_projection"), f"latents_taken_for_{_of}s",
+        f"latent vectors are taken for {_of}s, which are as wide: the projection is not absorbed anywhere",
+        _identities, diagnosis=f"{_of}-projection-ignored")
+    _faulty_projection(_projection, f"{_of}_projection_viewed",
+        f"kv_b_proj is viewed as heads first, for {_of}s alone: a reshape without a transposition",
+        _viewed, diagnosis=f"{_of}-projection-viewed")
 _faulty_key(_attend_to, "latent_projections_swapped", "kv_b_proj is split with v before k_nope",
     lambda call: {"key_projection": call["value_projection"], "value_projection": call["key_projection"]}
         if call["key_projection"].shape == call["value_projection"].shape else {},
@@ -284,11 +280,6 @@ _faulty_merge("_natural_logarithms", "first_part_in_the_other_base",
     lambda scores, base: np.asarray(backend._natural_logarithms(scores, base) * np.where(
         np.arange(scores.shape[-1]) == 0, 1 / _LN2 if base == "2" else _LN2, 1).astype(scores.dtype)),
     diagnosis="first-part-in-other-base")
-_faulty_merge("_natural_logarithms", "heads_and_queries_of_log_sum_exps_confused",
-    "(Lq, H) is read as (H, Lq): statistics of kernels have their own layout",
-    lambda scores, base: backend._natural_logarithms(np.ascontiguousarray(scores).reshape(
-        len(scores), *scores.shape[2:0:-1], -1).swapaxes(1, 2), base),
-    diagnosis="log-sum-exps-with-heads-and-queries-confused")
 _faulty_merge(None, "parts_are_always_merged_in_base_two", "log is written and log2 is read: sglang#35045",
     {"_natural_logarithms": lambda scores, base: backend._natural_logarithms(scores, "2"),
         "_logarithms_in_base": lambda scores, base: backend._logarithms_in_base(scores, "2")},
@@ -335,14 +326,8 @@ _faulty_merge(_softmax_of, "last_part_not_merged", "structure: one part fewer is
     diagnosis="last-part-lost")
 _faulty_merge(_softmax_of, "parts_beyond_32_lost", "structure: a warp merges its 32 parts, and no more",
     lambda scores: np.where(np.arange(scores.shape[-1]) < 32, scores, -np.inf), diagnosis="last-part-lost")
-_faulty_merge(_softmax_of, "log_sum_exps_of_parts_in_bfloat16",
-    "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind", bfloat16)
 _faulty_merge("_without_empty_parts", "empty_part_let_through",
     "0 times the NaN of an empty part: flashinfer#5262, vllm#27491", lambda outputs, log_sum_exps: outputs, at="output")
-_faulty_merge("_mean_of_parts", "outputs_in_reverse_order",
-    "structure: outputs are gathered in the order in which devices answer",
-    lambda weights, parts: backend._mean_of_parts(weights, parts[..., ::-1, :]), at="output",
-    diagnosis="parts-reversed")
 _faulty_merge("merge_states", "first_part_handed_on_where_all_are_empty",
     "the first part is handed on where all are empty: vllm#39148's kind",
     lambda outputs, log_sum_exps, *, lse_base="e": (stages := backend.merge_states(outputs, log_sum_exps,
