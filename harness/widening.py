@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -34,6 +35,8 @@ _LEAST_MULTIPLE = 8
 _MOST_TRIED, _MOST_COUNTED = 60, 600
 """Cases that requirements are tried on, and those that are then tried with the ones that stay."""
 _MOST_ELEMENTS = 1 << 16
+_MOST_SECONDS = 60.0
+"""A function that takes longer for all that would be asked of it is not tried further, and nothing is advised."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Widening:
 def find_widening(implementation: Implementation, refused: Sequence[Case], limits: Limits) -> Widening | None:
     """Return the loosest requirements by which a user's function computes cases that it refuses as they are.
 
-    None where no padding helps, or the function says itself what it requires. How many cases are tried is limited by
-    their number, never by time: the advice is the same on every machine.
+    None where no padding helps, where the function says itself what it requires, and where trying it takes too long.
+    The cases that are tried are limited by their number, so that the advice is the same on every machine.
     """
     entry = implementation.entry
     if not isinstance(entry, UserImplementation) or any(entry.requirements.values()):
@@ -72,6 +75,8 @@ def find_widening(implementation: Implementation, refused: Sequence[Case], limit
                 return None
             tried = [trial.computes(case, requires) for case in _spread(small, _MOST_COUNTED)]
             return Widening(requires, sum(tried), len(tried))
+        except _TooSlowError:
+            return None
         finally:
             trial.close()
 
@@ -103,6 +108,10 @@ def _loosened(trial: _Trial, sample: Sequence[Case]) -> Requirements | None:
     return requires
 
 
+class _TooSlowError(Exception):
+    """Trying takes longer than anybody waits."""
+
+
 class _Trial:
     """A worker in which a function is called as if it had declared this or that."""
 
@@ -113,13 +122,19 @@ class _Trial:
         self._runner: GroupRunner[str] = GroupRunner(Group(implementation, (self.dtype,)), limits, folder)
         self._tasks: dict[str, Task] = {}
         self._computed: dict[tuple[str, str], bool] = {}
+        self._until = monotonic() + _MOST_SECONDS
 
     def close(self) -> None:
         """End the worker."""
         self._runner.close()
 
     def computes(self, case: Case, requires: Requirements) -> bool:
-        """Return whether the function computes a case that is padded as these requirements say."""
+        """Return whether the function computes a case that is padded as these requirements say.
+
+        Raises ``_TooSlowError`` once that has taken too long.
+        """
+        if monotonic() > self._until:
+            raise _TooSlowError
         if case.id not in self._tasks:
             inputs = convert_inputs(case, make_exact_inputs(case), self.dtype)
             self._tasks[case.id] = task_of(case, inputs)
