@@ -105,7 +105,7 @@ def changed_tasks(task: Task) -> Iterator[tuple[str, Task]]:
     for name, value in task.options.items():
         if value is True:
             yield name, replace(task, options={each: given for each, given in task.options.items() if each != name})
-        elif name == "window":
+        elif isinstance(value, list | tuple):  # edges, of which some may be open
             wider = [None if bound is None else bound + 1 for bound in value]
             yield name, replace(task, options={**task.options, name: type(value)(wider)})
         elif name in OPTIONS and OPTIONS[name].type is float:
