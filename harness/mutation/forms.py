@@ -21,7 +21,7 @@ from attncheck.judging.readings import CATALOGUE
 from attncheck.mutation.kernel import Array, Store, exactly
 from attncheck.mutation.mutant import Call, PerCall, Step, Steps, Variant, within
 from attncheck.reading.lowering import Options, Problem
-from attncheck.spec import OPERATIONS, SCORE_SPECS
+from attncheck.spec import OPERATIONS, SCORE_SPECS, computed_stages
 
 READ_IN: Mapping[str, tuple[str, Options]] = {
     **{each.function: (name, {}) for name, each in OPERATIONS.items() if not each.is_lowered},
@@ -45,29 +45,37 @@ class ReadAs:
     def __call__(self, *arrays: Any, **given: Any) -> Stages:
         """Return the stages of the problem that is computed instead, by the names of those that were asked for."""
         right: Step = getattr(backend, self.function)
-        stages: Stages = right(*arrays, **given)
         found = self.read(*arrays, **given)
         if found is None:
-            return stages
-        called, dtype = found.problem.called(), next(iter(stages.values())).dtype
+            as_it_is: Stages = right(*arrays, **given)
+            return as_it_is
+        asked = self._problem(*arrays, **given)
+        dtype = next(iter(asked.inputs.values())).dtype
+        stages = computed_stages(asked.operation, asked.options, asked.inputs)
+        called = found.problem.called()
         inputs = {name: each.astype(dtype) if each.dtype.kind == "f" else each for name, each in called.inputs.items()}
         other = right(**inputs, **{name: each for name, each in called.options.items() if name != "score"})
         return {stage: other[found.stage_aliases.get(stage, stage)] for stage in stages}
 
     def read(self, *arrays: Any, **given: Any) -> Alternative | None:
         """Return the problem of a call as it is read; None where the reading has nothing of it."""
-        arguments = _PARAMETERS[self.function].bind(*arrays, **given).arguments
-        asked = {name: each for name, each in arguments.items() if each is not None}
-        inputs = {name: each for name, each in asked.items() if isinstance(each, np.ndarray)}
-        operation, score = READ_IN[self.function]
-        options = {**score, **{name: each for name, each in asked.items() if name not in inputs}}
+        problem = self._problem(*arrays, **given)
         for reading in _READINGS[self.reading]:
-            for form in reading.of_problem(problem := Problem(operation, options, inputs)):
+            for form in reading.of_problem(problem):
                 called = form.problem.called()
                 taken = {"score", *_PARAMETERS[self.function].parameters}
                 if form.replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):
                     return form
         return None
+
+    def _problem(self, *arrays: Any, **given: Any) -> Problem:
+        arguments = _PARAMETERS[self.function].bind(*arrays, **given).arguments
+        asked = {name: each for name, each in arguments.items() if each is not None}
+        inputs = {name: each for name, each in asked.items() if isinstance(each, np.ndarray)}
+        operation, score = READ_IN[self.function]
+        return Problem(
+            operation, {**score, **{name: each for name, each in asked.items() if name not in inputs}}, inputs
+        )
 
 
 _PARAMETERS = {name: signature(getattr(backend, name)) for name in READ_IN}
