@@ -113,11 +113,18 @@ def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps
 
 
 def _at_each(
-    sizes: tuple[int, ...], name: str, defect: str, form: Callable[[int], Steps], register: Any = _tiled, **more: Any
+    sizes: tuple[int, ...],
+    name: str,
+    defect: str,
+    form: Callable[[int], Steps],
+    register: Any = _tiled,
+    diagnosis: str = "",
+    **more: Any,
 ) -> None:
     """Register a fault at each size, of tiles or of the width."""
     for size in sizes:
-        register(form, name.format(size), defect.format(size), size, **more)
+        named = {"diagnosis": diagnosis.format(size)} if diagnosis else {}
+        register(form, name.format(size), defect.format(size), size, **named, **more)
 
 
 def _padding_counted(tile: int) -> Steps:
@@ -328,7 +335,8 @@ _at_each(_THREE, "last_key_of_a_full_tile_of_{}_dropped", "structure: j < n - 1 
     lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
     at="weights", diagnosis="last-key-dropped")
 _at_each(_THREE, "padding_of_the_last_tile_of_{}_counted",
-    "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _padding_counted, at="weights")
+    "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _padding_counted, at="weights",
+    diagnosis="zero-score-keys-to-tiles-of-{}")
 _at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
     _overlapping, at="weights")
 _at_each(_THREE, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892",
