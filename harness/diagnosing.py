@@ -317,7 +317,11 @@ class _Searches:
         for name in dict.fromkeys(each.key[0] for each in unnamed):
             cases = {each.key: case for each in unnamed if each.key[0] == name and (case := self._composed_case(each))}
             fits = self._composed_fits(name, cases, known.get(name, Counter()))
-            found |= {key: Decision(fit) for key, fit in fits.items()}
+            shared = Counter(fit.name for fit in fits.values())
+            # What one case alone does not tell from something else stays as it was written, with both.
+            found |= {
+                key: Decision(fit) for key, fit in fits.items() if not decisions[key].stands or shared[fit.name] > 1
+            }
         return found
 
     def _composed_fits(
