@@ -537,6 +537,8 @@ TRADES: Mapping[str, Reading] = {
     )
 }  # fmt: skip
 """What a kernel of 16 bits may trade for speed: the parts of a class, the tightest first."""
+TRADES_WITHIN_THE_WIDEST = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8_e4m3fn"})
+"""Those whose bounds are within those of the last one, whatever the problem."""
 
 CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *_EMPTY_ROWS),

@@ -7,6 +7,7 @@ fails the same case is compared with all of them at little cost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -145,11 +146,15 @@ def best_number(
 def _mean_difference(array: Array, other: Array) -> float:
     if not array.size:
         return 0.0
+    with np.errstate(all="ignore"):
+        difference, size = float(np.abs(array - other).sum()), float(np.abs(other).sum())
+    if math.isfinite(difference) and math.isfinite(size):  # and so is every number
+        return difference / (size + np.finfo(np.float64).tiny)
     finite = np.isfinite(array) & np.isfinite(other)
     odd = ~finite & ~((array == other) | (np.isnan(array) & np.isnan(other)))
     with np.errstate(over="ignore"):
-        difference = np.abs(array[finite] - other[finite]).sum()
-        size = np.abs(other[finite]).sum() + np.finfo(np.float64).tiny
+        difference = float(np.abs(array[finite] - other[finite]).sum())
+        size = float(np.abs(other[finite]).sum() + np.finfo(np.float64).tiny)
         # Sums of the lowest numbers of float64 overflow.
         relative = difference / size if np.isfinite(size) else np.inf
         return float(relative + odd.mean())

@@ -69,7 +69,7 @@ class ReadAs:
         return None
 
     def _problem(self, *arrays: Any, **given: Any) -> Problem:
-        arguments = _PARAMETERS[self.function].bind(*arrays, **given).arguments
+        arguments = {**dict(zip(_PARAMETERS[self.function].parameters, arrays, strict=False)), **given}
         asked = {name: each for name, each in arguments.items() if each is not None}
         inputs = {name: each for name, each in asked.items() if isinstance(each, np.ndarray)}
         operation, score = READ_IN[self.function]
