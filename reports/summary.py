@@ -487,9 +487,10 @@ def _read_as(frames: Frames, found: Sequence[Coverage]) -> str:
         if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
             parts.append(f", {whose}{READ_AS}{listed(words)}")
         classes = frames.classes.get((column.environment, column.implementation), {})
-        ran = frames.results["dtype"][frames.results["implementation"].eq(column.implementation)].unique()
-        traded = [f"{name} in {dtype}" for dtype, name in classes.items() if dtype in ran and is_composed(name)]
-        parts += [f", {whose}held to {listed(traded)}"] if traded else []
+        if traded := {dtype: name for dtype, name in classes.items() if is_composed(name)}:
+            ran = frames.results["dtype"][frames.results["implementation"].eq(column.implementation)].unique()
+            held = [f"{name} in {dtype}" for dtype, name in traded.items() if dtype in ran]
+            parts += [f", {whose}held to {listed(held)}"] if held else []
     return "".join(parts)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import traded_kernels
 from evaluating import own
 
+from attncheck import check
 from attncheck.accuracy import lines_of, measure_accuracy, small_cases
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
+from attncheck.reports.summary import headline
 
 
 def test_the_tightest_class_that_holds_is_the_one_that_a_kernel_is_right_to() -> None:
@@ -31,3 +34,14 @@ def test_the_tightest_class_that_holds_is_the_one_that_a_kernel_is_right_to() ->
         else:  # an output alone does not show a cubic
             assert found.tightest == "fused"
             assert '  attention.classes = {"float16": "fused"}' in lines_of(found)
+
+
+def test_the_first_line_names_what_a_verdict_gave_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    target, cases = (
+        f"{traded_kernels.__file__}:tanh_approx",
+        ["attention/logits-of-eighty-*", "attention/an-explicit-*"],
+    )
+    for dtype, held in (("float16", ", held to tanh_approx in float16"), ("float32", "")):
+        frames = check(target, cases=cases, dtypes=[dtype]).frames
+        assert headline(frames) == f"traded_kernels.tanh_approx agrees with the exact answer{held}"
