@@ -1,17 +1,21 @@
-"""Progress on standard error: a bar and failures as they happen on a terminal, else a line every few seconds."""
+"""Progress of a run, and the time that it takes.
+
+On a terminal standard error has a bar, and failures as they happen, else a line every few seconds. The seconds of
+processes side by side are added up, by what was done in them.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from threading import Event, Thread
-from time import monotonic
-from typing import Protocol
+from dataclasses import dataclass, field
+from threading import Event, Lock, Thread
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 SECONDS_PER_LINE = 5.0
 """Between two lines where there is no terminal; a shorter run prints none."""
@@ -19,8 +23,8 @@ MAX_FAILURES_SHOWN = 20
 """Failures that are shown one by one, as many as the summary lists; the others are counted."""
 
 
-class Watcher(Protocol):
-    """Is told how far a run is."""
+class Watcher:
+    """Is told how far a run is; this one shows nothing."""
 
     def update(self, done: int, total: int) -> None:
         """Take note of how many evaluations are done, of how many."""
@@ -30,18 +34,7 @@ class Watcher(Protocol):
 
 
 @dataclass
-class Silence:
-    """Shows nothing."""
-
-    def update(self, done: int, total: int) -> None:
-        """Show nothing."""
-
-    def fail(self, line: str, *, is_shown: bool = True) -> None:
-        """Show nothing."""
-
-
-@dataclass
-class ProgressLines:
+class ProgressLines(Watcher):
     """Writes a line of progress where there is no terminal; ``write`` gets it.
 
     The pace is measured from the first evaluation that is done, so that starting workers does not count.
@@ -86,7 +79,7 @@ def duration(seconds: float) -> str:
     return f"{small // 60}:{small % 60:02} {unit}"
 
 
-class ProgressBar:
+class ProgressBar(Watcher):
     """Shows a bar on a terminal, and the first failures above it."""
 
     def __init__(self, progress: Progress) -> None:
@@ -115,8 +108,18 @@ class ProgressBar:
 def show_progress(*, visible: bool) -> Iterator[Watcher]:
     """Give what a run tells its progress; nothing is shown unless it is ``visible``."""
     if not visible:
-        yield Silence()
+        yield Watcher()
         return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if console.is_terminal and sys.stderr.isatty():  # FORCE_COLOR makes no terminal of a file
         columns = (
@@ -156,3 +159,29 @@ def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds by what was done, in the order in which it was first done."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _adding: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    @contextmanager
+    def of(self, what: str) -> Iterator[None]:
+        """Count the time that something takes."""
+        begun = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(what, perf_counter() - begun)
+
+    def add(self, what: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        with self._adding:
+            self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
+    def __str__(self) -> str:
+        """Return in words what took a tenth of a second or more."""
+        return ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seconds.items() if seconds >= 0.05)

@@ -28,6 +28,7 @@ from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
 from attncheck.options import RecordedOptions, RunOptions
 from attncheck.plan import Plan, Unit
 from attncheck.processors import available_processors
+from attncheck.progress import Times
 from attncheck.reading.case import Case, case_records
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
@@ -38,7 +39,6 @@ from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES
 from attncheck.store import NO_STORE, Store
-from attncheck.timing import Times
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
@@ -314,8 +314,8 @@ def _widened(
     ]
     if not few or settings.cluster is not None:
         return {}
+    from attncheck.accuracy import find_widening
     from attncheck.results.parts import read_rows
-    from attncheck.widening import find_widening
 
     rows = read_rows(settings.output)[0].select(["case", "implementation", "verdict", "lacks"]).to_pylist()
     found = {}

@@ -18,7 +18,7 @@ from attncheck.cli import completion
 from attncheck.errors import UsageError
 from attncheck.options import Option, RunOptions, option_of
 from attncheck.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
-from attncheck.timing import Times
+from attncheck.progress import Times
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from attncheck.accuracy import MeasuredAccuracy
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation, ImplementationSelection
+    from attncheck.execution.programs import Rule
     from attncheck.properties.run import PropertyQuestion
-    from attncheck.protocol_rules import Rule
     from attncheck.reports.json_schema import AccuracyDocument, ProtocolDocument
     from attncheck.results.format import Row
     from attncheck.searching.search import Search
@@ -517,8 +517,8 @@ def protocol(
     Every rule is tried, and what is malformed is said. Numbers are not judged: attncheck check -i COMMAND does that.
     The exit code is 1 where a rule is broken.
     """
+    from attncheck.execution.programs import try_rules
     from attncheck.execution.user_code import words_of_program
-    from attncheck.protocol_rules import try_rules
 
     words = words_of_program(program)
     if not words:

@@ -44,11 +44,11 @@ from attncheck.execution.operations import Task
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
 from attncheck.execution.sessions import Session, SessionEvaluated, StepResult, evaluate_session
 from attncheck.execution.worker import Computed, Evaluated, Failure, Outcome, clean, evaluate_and_measure, start
+from attncheck.progress import Times
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ON_SCORES, computed_stages
-from attncheck.timing import Times
 from attncheck.verdicts import ALL_CASES
 
 MAX_EQUAL_CRASHES = 10

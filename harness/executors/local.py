@@ -40,9 +40,9 @@ from attncheck.executors.base import ResultRecorder
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.processors import available_processors
+from attncheck.progress import Times
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.timing import Times
 
 MIN_UNITS = 32
 """As many units as are judged in the time that the processes take to start."""

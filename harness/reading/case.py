@@ -1,25 +1,34 @@
-"""A case as the rest of the harness sees it: read, checked and frozen.
+"""A case as the rest of the harness sees it: read, checked and frozen; its record, and where it is kept.
 
-Its record is what a report needs to know of it, as plain data beside the results: no case file is read again.
+Its record is what a report needs to know of it, as plain data beside the results: no case file is read again. In memory
+some dozens of cases are packed together, and on the disk they are kept under every byte of their file. What is kept
+there is unpickled, but only into the classes of a case: an entry that names anything else is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import io
+import pickle
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.lowering import Problem
-from attncheck.reading.model import Random, Source, TagEntry
+from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
 from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, inputs_of
-from attncheck.store import digest_of
+from attncheck.store import Key, Store, UnreadableEntry, digest_of, digest_of_code
 from attncheck.wording import DocumentLayout, layout_of
 
+Found = TypeVar("Found")
 Basis = Literal["printed", "known", "unprinted"]
 NOT_JUDGED = frozenset(
     {"name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path", "properties"}
@@ -186,18 +195,173 @@ def _is_arranged(source: Array) -> bool:
 
 
 def _expected_record(expected: Expected) -> dict[str, Any]:
-    texts = {
-        "called": expected.called,
-        "because": expected.because,
-        "erratum": expected.erratum,
-        "note": expected.note,
-        "digits": expected.digits,
+    record = {name: getattr(expected, name) for name in ("name", "of", "basis", "transpose")}
+    texts = {name: getattr(expected, name) for name in ("called", "because", "erratum", "note", "digits")}
+    given = {name: text for name, text in texts.items() if text is not None}
+    return record | {"shape": list(expected.shape)} | given
+
+
+TOGETHER = 64
+"""Cases of one file resemble each other, so that together they pack to a small part of what each would take."""
+
+_UNPACKED = 32
+"""Parts that stay unpacked: all of a corpus of 2,048 cases, through which a run comes several times."""
+
+
+class PackedCases(Sequence[Case]):
+    """A sequence of cases of which most are packed; what is unpacked twice is equal, and not the same object."""
+
+    def __init__(self, cases: Iterable[Case] = ()) -> None:
+        self._parts: list[bytes] = []
+        self._open: list[Case] = []
+        self._order = array("L")
+        for case in cases:
+            self.append(case)
+
+    def append(self, case: Case) -> None:
+        """Add a case at the end."""
+        self._order.append(len(self._parts) * TOGETHER + len(self._open))
+        self._open.append(case)
+        if len(self._open) == TOGETHER:
+            self._parts.append(_packed(self._open))
+            self._open = []
+
+    def arrange(self, order: Iterable[int]) -> None:
+        """Put the cases in another order: that of their present places."""
+        self._order = array("L", (self._order[index] for index in order))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Case]: ...
+    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        part, inside = divmod(self._order[index], TOGETHER)
+        return self._open[inside] if part == len(self._parts) else _unpack(self._parts[part])[inside]
+
+
+@lru_cache(maxsize=_UNPACKED)
+def _unpack(part: bytes) -> list[Case]:
+    found: list[Case] = pickle.loads(zlib.decompress(part))
+    return found
+
+
+_PARTS = ("reading", "spec", "backends.contract", "dtypes", "errors", "store", "wording")
+_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
+_READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
+_LARGEST_FILE = 1 << 24
+_OF_CASES = frozenset(
+    {
+        *((array_kinds.__name__, name) for name in vars(array_kinds)),
+        *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
+        *(("attncheck.reading.model", name) for name in ("Random", "Source", "TagEntry")),
+        ("attncheck.reading.printed", "PrintedArray"),
+        ("attncheck.spec.options", "Options"),
     }
-    return {
-        "name": expected.name,
-        "of": expected.of,
-        "basis": expected.basis,
-        "transpose": expected.transpose,
-        "shape": list(expected.shape),
-        **{name: text for name, text in texts.items() if text is not None},
+)
+_OF_ARRAYS = frozenset(
+    {
+        *(("numpy", name) for name in ("dtype", "ndarray")),
+        *(("numpy._core.multiarray", name) for name in ("_reconstruct", "scalar")),
+        ("numpy._core.numeric", "_frombuffer"),
     }
+)
+
+
+def load_kept_case_file(
+    path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str], store: Store
+) -> list[Case]:
+    """Do as ``load_case_file`` does, unless the same file was read before. Raises ``CaseError``.
+
+    A file of cases whose arrays lie in files of their own is read every time: those may have changed.
+    """
+    tags = sorted(known_tags)
+
+    def load() -> list[Case]:
+        from attncheck.reading.loader import load_case_file
+
+        return load_case_file(path, display_name, id_prefix, tags)
+
+    cases = _kept(path, (display_name, id_prefix, tags), store, load, cases_to_bytes, cases_from_bytes)
+    return load() if any(map(_has_stored_arrays, cases)) else cases
+
+
+def load_kept_tags(folder: Path, display_name: str, store: Store) -> dict[str, TagEntry]:
+    """Read a folder's tags.yaml, unless the same file was read before. Raises ``CaseError``."""
+
+    def load() -> dict[str, TagEntry]:
+        from attncheck.reading.loader import load_tags
+
+        return load_tags(folder, display_name)
+
+    return _kept(folder / TAG_FILE, TAG_FILE, store, load, _packed, lambda data: _unpacked(data, dict, TagEntry))
+
+
+def _kept(
+    path: Path,
+    named: object,
+    store: Store,
+    load: Callable[[], Found],
+    encode: Callable[[Found], bytes],
+    decode: Callable[[bytes], Found],
+) -> Found:
+    """Return what was read of a file with these bytes; read it where reading has to say what is wrong with it."""
+    try:
+        content = None if store.folder is None or path.stat().st_size > _LARGEST_FILE else path.read_bytes()
+    except OSError:
+        content = None
+    if content is None:
+        return load()
+    digest = digest_of(digest_of_code(_CODE, _READS_WITH), content, named)
+    return store.remembered(lambda: Key("cases", digest), load, encode, decode)
+
+
+def _has_stored_arrays(case: Case) -> bool:
+    if any(expected.stored for expected in case.expected):
+        return True
+    left = [*case.arrays.values(), *case.inputs.values()]
+    while left:
+        source = left.pop()
+        if isinstance(source, array_kinds.StoredArray):
+            return True
+        left += [part for _, part in array_kinds.parts_of(source)]
+    return False
+
+
+def cases_to_bytes(cases: list[Case]) -> bytes:
+    """Write cases down, each with its digest."""
+    for case in cases:
+        assert case.digest
+    return _packed(cases)
+
+
+def cases_from_bytes(data: bytes) -> list[Case]:
+    """Read cases that ``cases_to_bytes`` wrote. Raises ``UnreadableEntry``."""
+    found: list[Case] = _unpacked(data, list, Case)
+    return found
+
+
+def _packed(found: object) -> bytes:
+    return zlib.compress(pickle.dumps(found, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def _unpacked(data: bytes, collection: type, kind: type) -> Any:
+    try:
+        found = _CasesAlone(io.BytesIO(zlib.decompress(data))).load()
+    except Exception as error:  # whatever bytes make of pickle's machine
+        raise UnreadableEntry from error
+    entries = found.values() if isinstance(found, dict) else found
+    if not isinstance(found, collection) or not all(isinstance(each, kind) for each in entries):
+        raise UnreadableEntry
+    return found
+
+
+class _CasesAlone(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _OF_CASES and (module, name) not in _OF_ARRAYS:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a case")
+        return super().find_class(module, name)

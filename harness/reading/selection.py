@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.errors import CaseError, Diagnostic, UsageError
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, PackedCases, load_kept_case_file, load_kept_tags
 from attncheck.reading.expressions import Expression
-from attncheck.reading.kept_cases import PackedCases, load_kept_case_file, load_kept_tags
 from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.spec import OPERATIONS
 from attncheck.store import Store, user_store

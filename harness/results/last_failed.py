@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from attncheck.errors import ResultsError
-from attncheck.reading.case import Case
-from attncheck.reading.kept_cases import PackedCases
+from attncheck.reading.case import Case, PackedCases
 from attncheck.reading.selection import address
 from attncheck.results.coverage import Stop
 from attncheck.results.format import Row

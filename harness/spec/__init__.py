@@ -12,4 +12,3 @@ from attncheck.backends.contract import AXES as AXES
 from attncheck.spec.inputs import *
 from attncheck.spec.operations import *
 from attncheck.spec.options import *
-from attncheck.spec.stages import *

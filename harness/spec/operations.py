@@ -1,10 +1,11 @@
-"""The operations: their inputs, options and stages, and the contract's function that computes each."""
+"""The stages of attention, and the operations: their inputs, options, stages, and the contract's function of each."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 from attncheck.spec.inputs import (
     ATTENTION_INPUTS,
@@ -24,6 +25,7 @@ from attncheck.spec.inputs import (
     QUERY,
     ROTARY_INPUTS,
     SCORE_INPUT,
+    SCORES_AXES,
     USED_KEYS,
     WIDE_KEY,
     Axes,
@@ -31,17 +33,86 @@ from attncheck.spec.inputs import (
     optional,
 )
 from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec, statistics_dtype
-from attncheck.spec.stages import (
-    GRADIENTS,
-    LOGITS,
-    MEANS,
-    NORMALIZATIONS,
-    PROJECTIONS,
-    ROTATIONS,
-    STAGE_SPECS,
-    STAGES,
-    stages_of,
-)
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A named intermediate. ``part`` is the part of the computation that it belongs to.
+
+    ``axes`` are those of a computation per head; ``Operation.stage_axes`` has others. One that ``may_be_wide`` is a
+    statistic of rows: in a dtype of 16 bits it may be returned in float32, as fused kernels do.
+    """
+
+    name: str
+    part: Literal["projections", "normalizations", "rotations", "logits", "softmax", "means", "gradients"]
+    axes: Axes
+    may_be_wide: bool = False
+
+
+STAGE_SPECS: Mapping[str, StageSpec] = {
+    each.name: each
+    for each in (
+        StageSpec("query", "projections", ("B", "H", "Lq", "D")),
+        StageSpec("key", "projections", ("B", "Hkv", "Lk", "D")),
+        StageSpec("value", "projections", ("B", "Hkv", "Lk", "Dv")),
+        StageSpec("normalized_query", "normalizations", ("B", "H", "Lq", "D")),
+        StageSpec("normalized_key", "normalizations", ("B", "Hkv", "Lk", "D")),
+        StageSpec("rotated_query", "rotations", ("B", "H", "Lq", "D")),
+        StageSpec("rotated_key", "rotations", ("B", "Hkv", "T", "D")),
+        StageSpec("raw_scores", "logits", SCORES_AXES),
+        StageSpec("scores", "logits", SCORES_AXES),
+        StageSpec("capped", "logits", SCORES_AXES),
+        StageSpec("biased", "logits", SCORES_AXES),
+        StageSpec("masked", "logits", SCORES_AXES),
+        StageSpec("weights", "softmax", SCORES_AXES),
+        StageSpec("log_sum_exp", "softmax", ("B", "H", "Lq"), may_be_wide=True),
+        StageSpec("context", "means", ("B", "H", "Lq", "Dv")),
+        StageSpec("output", "means", ("B", "H", "Lq", "Dv")),
+        *(
+            StageSpec(f"grad_{name}", "gradients", spec.axes)
+            for name, spec in GATED_INPUTS.items()
+            if spec.differentiable
+        ),
+    )
+}
+STAGES = tuple(STAGE_SPECS)
+"""Every stage, in the order in which attention computes them, then the gradients."""
+
+
+def stages_of(part: str) -> tuple[str, ...]:
+    """Return the stages of a part of the computation, in its order."""
+    return tuple(name for name, spec in STAGE_SPECS.items() if spec.part == part)
+
+
+PROJECTIONS, NORMALIZATIONS, ROTATIONS = map(stages_of, ("projections", "normalizations", "rotations"))
+LOGITS, MEANS, GRADIENTS = map(stages_of, ("logits", "means", "gradients"))
+ON_SCORES = tuple(name for name, spec in STAGE_SPECS.items() if spec.axes == SCORES_AXES and spec.part != "gradients")
+"""Stages of the scores' shape."""
+SUMS_OF_QUERIES = tuple(name for name in GRADIENTS if "Lk" in STAGE_SPECS[name].axes)
+"""Gradients that every query row of a head has a part in."""
+THROUGH_SCORES = tuple(name for name in GRADIENTS if name.removeprefix("grad_") in {"query", "key", *INPUTS_ON_ROWS})
+"""Gradients that come through a row's scores; that of the values follows from its weights alone."""
+
+
+def query_axis(stage: str) -> int | None:
+    """Return the axis of a stage that counts query rows, from the end; None for those of keys and values."""
+    axes = STAGE_SPECS[stage].axes if stage in STAGE_SPECS else SCORES_AXES
+    return axes.index("Lq") - len(axes) if "Lq" in axes else None
+
+
+@cache
+def key_axis(stage: str) -> int | None:
+    """Return the axis of a stage that counts keys, from the end; None without one, or where its length may be 1."""
+    name = stage.removeprefix("grad_")
+    if stage not in STAGE_SPECS or (name != stage and GATED_INPUTS[name].broadcast):
+        return None
+    axes = STAGE_SPECS[stage].axes
+    return next((axes.index(letter) - len(axes) for letter in ("T", "Lk") if letter in axes), None)
+
+
+def stage_position(stage: str) -> int:
+    """Return a stage's position in the order of computation; names of their own, and derived quantities, come last."""
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)
 
 
 @dataclass(frozen=True)
@@ -100,10 +171,10 @@ class Operation:
     """
 
     name: str
-    function: str
     inputs: Mapping[str, InputSpec]
     options: frozenset[str]
     stages: tuple[str, ...]
+    called: str | None = None
     results: str = "last"
     stage_axes: Mapping[str, tuple[Axes, ...]] = field(default_factory=dict)
     statistics: frozenset[str] = frozenset()
@@ -112,6 +183,11 @@ class Operation:
     has_radii: bool = False
     for_lowered: Mapping[str, str] = field(default_factory=dict)
     score: str | None = None
+
+    @property
+    def function(self) -> str:
+        """The contract's function, which mostly has the operation's name."""
+        return self.called or self.name
 
     @property
     def is_lowered(self) -> bool:
@@ -173,7 +249,6 @@ def _attention_by(score: str) -> Operation:
     operands = {"query": own.inputs["query"], "key": own.inputs["key"], "value": _VALUE}
     return Operation(
         name,
-        name,
         {**operands, **own.inputs, **INPUTS_ON_SCORES},
         own.options | _ATTENDANCE | {"mask_fill", "empty_rows"},
         (*(stage for stage in LOGITS if stage not in ("raw_scores", "capped")), *_SOFTMAX, "output"),
@@ -186,23 +261,20 @@ OPERATIONS: Mapping[str, Operation] = {
     for operation in (
         Operation(
             "scoring",
-            SCORE_SPECS[DEFAULT_SCORE].function,
             SCORE_INPUTS[DEFAULT_SCORE],
             frozenset({"score", "scale", "softcap"}),
             _BEFORE_MASKING,
+            SCORE_SPECS[DEFAULT_SCORE].function,
         ),
-        Operation(
-            "softmax", "softmax", {"scores": SCORE_INPUT}, frozenset({"empty_rows"}), _SOFTMAX, results="weights"
-        ),
+        Operation("softmax", {"scores": SCORE_INPUT}, frozenset({"empty_rows"}), _SOFTMAX, results="weights"),
         Operation(
             "masking",
-            "mask_scores",
             {"scores": SCORE_INPUT, **INPUTS_ON_SCORES, **OFFSET_INPUTS},
             _ATTENDANCE | {"mask_fill"},
             ("biased", "masked"),
+            "mask_scores",
         ),
         Operation(
-            "attention",
             "attention",
             {**ATTENTION_INPUTS, **PAST_INPUTS, **OFFSET_INPUTS},
             _ATTENTION_OPTIONS,
@@ -212,7 +284,6 @@ OPERATIONS: Mapping[str, Operation] = {
         *map(_attention_by, ("general", "additive", "cosine")),
         Operation(
             "attention_gradients",
-            "attention_gradients",
             {**ATTENTION_INPUTS, "grad_output": _GRAD_OUTPUT},
             _ATTENTION_OPTIONS,
             _gradients_by(ATTENTION_INPUTS),
@@ -221,14 +292,12 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         Operation(
             "gated_attention",
-            "gated_attention",
             {**GATED_INPUTS, **PAST_INPUTS, **OFFSET_INPUTS},
             _ATTENTION_OPTIONS,
             (*ROTATIONS, *LOGITS, *_SOFTMAX, *MEANS),
             lowers_to="attention",
         ),
         Operation(
-            "gated_attention_gradients",
             "gated_attention_gradients",
             {**GATED_INPUTS, "grad_output": _GRAD_OUTPUT},
             _ATTENTION_OPTIONS,
@@ -238,7 +307,6 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         Operation(
             "packed_attention",
-            "packed_attention",
             {**PACKED_INPUTS, **USED_KEYS},
             _SEQUENCE_OPTIONS,
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
@@ -246,7 +314,6 @@ OPERATIONS: Mapping[str, Operation] = {
             is_folded=True,
         ),
         Operation(
-            "packed_attention_gradients",
             "packed_attention_gradients",
             {**PACKED_INPUTS, "grad_output": _GRAD_OUTPUT, **USED_KEYS},
             _SEQUENCE_OPTIONS,
@@ -257,14 +324,12 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         Operation(
             "paged_attention",
-            "paged_attention",
             PAGED_INPUTS,
             _SEQUENCE_OPTIONS,
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
-            "quantized_attention",
             "quantized_attention",
             QUANTIZED_INPUTS,
             frozenset({"scale", "softcap", "is_causal", "window", "stored_as"}),
@@ -273,14 +338,12 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         Operation(
             "normalized_attention",
-            "normalized_attention",
             NORMALIZED_INPUTS,
             _NORMS | {"scale", "softcap", "rotary_interleaved", "is_causal", "window"},
             (*NORMALIZATIONS, *ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
-            "latent_attention",
             "latent_attention",
             LATENT_INPUTS,
             frozenset({"scale", "softcap", "is_causal", "window"}),
@@ -289,7 +352,6 @@ OPERATIONS: Mapping[str, Operation] = {
             has_radii=True,
         ),
         Operation(
-            "multi_head_attention",
             "multi_head_attention",
             {
                 "query": InputSpec(("B", "Lq", "E")),
@@ -312,7 +374,6 @@ OPERATIONS: Mapping[str, Operation] = {
             stage_axes={"output": (("B", "Lq", "Eo"), ("B", "Lq", "H*Dv"))},
         ),
         Operation(
-            "merge_states",
             "merge_states",
             PART_INPUTS,
             frozenset({"lse_base"}),

@@ -11,10 +11,10 @@ import pytest
 from evaluating import own
 from here import command_here, own_code_here
 
-from attncheck import widening
+from attncheck import accuracy
+from attncheck.accuracy import find_widening
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
-from attncheck.widening import find_widening
 
 KERNEL = """
 import numpy as np
@@ -76,7 +76,7 @@ def test_who_is_judged_in_less_than_a_tenth_does_not_agree_and_is_told_what_help
 def test_what_no_padding_helps_or_takes_too_long_has_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = select_cases(["attention/*"]).cases
     assert find_widening(own(kernel("True")), cases, Limits()) is None
-    monkeypatch.setattr(widening, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(accuracy, "_MOST_SECONDS", 0.0)
     assert find_widening(own(kernel(RESTRICTED)), cases, Limits()) is None
 
 

@@ -32,10 +32,10 @@ from attncheck.execution.programs import (
     describe_request,
     read_answer,
     read_description,
+    try_rules,
 )
 from attncheck.execution.user_code import Target, file_of_program, is_own, words_of_program
 from attncheck.execution.worker import Computed, Failure
-from attncheck.protocol_rules import try_rules
 
 TABLES = tables_beside(__file__)
 

@@ -18,9 +18,8 @@ from tables import tables_beside
 from attncheck.attention.sampling import MAX_ELEMENTS
 from attncheck.errors import CaseError, UsageError
 from attncheck.reading import selection
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, load_kept_case_file
 from attncheck.reading.expressions import read_expression
-from attncheck.reading.kept_cases import load_kept_case_file
 from attncheck.reading.selection import (
     MAX_SCORES,
     TEMPLATE,

@@ -28,9 +28,8 @@ from tables import tables_beside
 from attncheck.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.plan import Plan
 from attncheck.reading import stored_arrays
-from attncheck.reading.case import Case
+from attncheck.reading.case import TOGETHER, Case, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.kept_cases import TOGETHER, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.selection import Selection, select_cases
 from attncheck.store import Store, UnreadableEntry, digest_of
 
