@@ -41,9 +41,9 @@ def _applied_radius(
 
 def _applied_shape(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:
     if len(stage) != 4 or stage[-1] != inputs["value"][-2]:
-        raise ValueError("needs a weight for each key")
+        raise ValueError("applied_values needs a weight for each key")
     if stage[-2] != 1:
-        raise ValueError(f"needs a single query, got {stage[-2]}")
+        raise ValueError(f"applied_values needs a single query, got {stage[-2]}")
     return inputs["value"]
 
 

@@ -9,7 +9,7 @@ or a list of lists, has an entry for each element of the batch; the mask is then
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
 
 from pydantic import (
     BaseModel,
@@ -49,6 +49,11 @@ class Arrangement(Strict):
     transpose: bool = Field(default=False, description="Swap the last two axes.")
     times: float | int | None = Field(default=None, description="Multiply each number by this.")
     plus: float | int | None = Field(default=None, description="Add this to each number.")
+
+    @property
+    def is_scaled(self) -> bool:
+        """Return whether its numbers are multiplied, or added to."""
+        return self.times is not None or self.plus is not None
 
 
 class UnitsOff(Strict):
@@ -135,9 +140,10 @@ class StoredNumbers(Strict):
         """Return what the file held when the case was read; None before."""
         return self._contents
 
-    def pin(self, contents: Contents) -> None:
-        """State what the file holds: another content is refused from then on."""
+    def pin(self, contents: Contents) -> Contents:
+        """State what the file holds, and return it: another content is refused from then on."""
         self._contents = contents
+        return contents
 
     @computed_field(description="What the case is judged by, whatever its file is called.")  # type: ignore[prop-decorator]
     @property
@@ -254,18 +260,7 @@ class Tree(Arrangement):
 AnyMaskPattern = (
     SlidingWindow | PrefixLM | Images | ImageSpans | Segments | DocumentLengths | Chunked | FirstTokens | Dilated | Tree
 )
-MASK_PATTERNS = (
-    SlidingWindow,
-    PrefixLM,
-    Images,
-    ImageSpans,
-    Segments,
-    DocumentLengths,
-    Chunked,
-    FirstTokens,
-    Dilated,
-    Tree,
-)
+MASK_PATTERNS = get_args(AnyMaskPattern)
 """Masks that are told by positions alone."""
 
 
@@ -341,12 +336,16 @@ class Reference(Arrangement):
     ref: Name = Field(description="The name.")
 
 
+Parts = Annotated[
+    list["Input"], Field(min_length=1, description="Arrays, or names of arrays, drawn or built in this order.")
+]
+Masks = Annotated[list["Input"], Field(min_length=1, description="Masks, or names of masks.")]
+
+
 class Concat(Arrangement):
     """Arrays put one after another."""
 
-    concat: Annotated[
-        list[Input], Field(min_length=1, description="Arrays, or names of arrays, drawn or built in this order.")
-    ]
+    concat: Parts
     axis: Annotated[int, Field(ge=-4, le=3)] = Field(
         description="The axis along which they follow each other; -1 is the last one. Their other axes are alike."
     )
@@ -355,29 +354,25 @@ class Concat(Arrangement):
 class Sum(Arrangement):
     """Arrays added number by number, spread over each other's axes as NumPy does."""
 
-    sum: Annotated[
-        list[Input], Field(min_length=1, description="Arrays, or names of arrays, drawn or built in this order.")
-    ]
+    sum: Parts
 
 
 class Product(Arrangement):
     """Arrays multiplied number by number, spread over each other's axes as NumPy does."""
 
-    product: Annotated[
-        list[Input], Field(min_length=1, description="Arrays, or names of arrays, drawn or built in this order.")
-    ]
+    product: Parts
 
 
 class AnyOf(Arrangement):
     """A query sees a key if any of these masks allows it; the masks are spread over each other's axes."""
 
-    any_of: Annotated[list[Input], Field(min_length=1, description="Masks, or names of masks.")]
+    any_of: Masks
 
 
 class AllOf(Arrangement):
     """A query sees a key if all of these masks allow it; the masks are spread over each other's axes."""
 
-    all_of: Annotated[list[Input], Field(min_length=1, description="Masks, or names of masks.")]
+    all_of: Masks
 
 
 class Blocks(Arrangement):
@@ -404,37 +399,17 @@ class RelativeBuckets(Pattern):
     bidirectional: bool = Field(description="Whether later keys have half of the buckets, or bucket 0 as the own key.")
 
 
+_ORDINARY = (Drawn, Constant, Lowest, Identity, Ascending, Geometric, Reference, Concat, Sum, Product)
+_MADE_OF_MASKS = (AnyOf, AllOf, Blocks, AsBias)
 KINDS: dict[str, type[Arrangement]] = {
     "values": Values,
     "printed": PrintedInput,
     "file": StoredArray,
-    "draw": Drawn,
-    "constant": Constant,
-    "lowest": Lowest,
-    "identity": Identity,
-    "ascending": Ascending,
-    "geometric": Geometric,
-    "ref": Reference,
-    "concat": Concat,
-    "sum": Sum,
-    "product": Product,
-    "sliding_window": SlidingWindow,
-    "prefix_lm": PrefixLM,
-    "images": Images,
-    "image_spans": ImageSpans,
-    "segments": Segments,
-    "document_lengths": DocumentLengths,
-    "chunked": Chunked,
-    "first_tokens": FirstTokens,
-    "dilated": Dilated,
-    "tree": Tree,
-    "any_of": AnyOf,
-    "all_of": AllOf,
-    "blocks": Blocks,
-    "as_bias": AsBias,
+    **{next(iter(model.__annotations__)): model for model in (*_ORDINARY, *MASK_PATTERNS, *_MADE_OF_MASKS)},
     "alibi": Alibi,
     "relative_buckets": RelativeBuckets,
 }
+"""By the field that a kind is told by, which is the first of its own."""
 ARRAY_KINDS = tuple(KINDS)
 COMBINED_KINDS = ("concat", "sum", "product", "any_of", "all_of")
 """The kinds that are made of a list of other arrays."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,8 @@ from attncheck.dtypes import largest_number
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
 from attncheck.reading.array_kinds import MASK_PATTERNS, Alibi, PrintedRows, RoundingFields, StoredArray
-from attncheck.reading.diagnostics import CaseFileError, each_of, short
+from attncheck.reading.diagnostics import CaseFileError, each_of, faults_at, short
 from attncheck.reading.generated_arrays import (
-    PatternFault,
     alibi_shape,
     blocks_shape,
     bucket_shape,
@@ -24,10 +24,10 @@ from attncheck.reading.generated_arrays import (
     mask_shape,
 )
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
-from attncheck.reading.printed import MAX_AXES, PrintedArray, PrintedError, count_numbers, parse_printed
-from attncheck.reading.random_numbers import DrawFault, check_draw
+from attncheck.reading.printed import MAX_AXES, PrintedArray, count_numbers, parse_printed
+from attncheck.reading.random_numbers import check_draw
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
-from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED, StoredArrayFault, contents_of
+from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED, contents_of
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import InputSpec, Shape
 
@@ -49,7 +49,7 @@ def check_finite(source: kinds.Array, named: Named, path: FieldPath, *, allow_in
                 where, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`"
             )
         signs |= {value} if math.isinf(value) else set()
-    if len(signs) > 1 and _has_sum(source, named):
+    if len(signs) > 1 and any(isinstance(part, kinds.Sum) for _, part in _every(source, named)):
         raise CaseFileError(path, "a sum with inf and -inf may become NaN")
     for where, part in _inside(source, named, path):
         check_finite(part, named, where, allow_infinite=allow_infinite)
@@ -71,7 +71,7 @@ def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequ
 
 def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: Sequence[str]) -> None:
     """Refuse arithmetic with the lowest number of a dtype, and one that is not of the dtype that a case runs in."""
-    if not _has_lowest(source, named):
+    if not any(isinstance(part, kinds.Lowest) for _, part in _every(source, named)):
         return
     if stored_in:
         raise CaseFileError(path, f"the lowest number is that of each dtype; that of {stored_in[0]} is a `constant`")
@@ -81,19 +81,14 @@ def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: 
 
 def check_whole(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse counts that are not spelled out as whole numbers of at least 0."""
-    if (
-        not isinstance(source, kinds.Values | StoredArray | kinds.Reference)
-        or source.times is not None
-        or source.plus is not None
-    ):
-        raise CaseFileError(path, "these are counts; give them as `values` or from a `file`, without times or plus")
-    if isinstance(source, StoredArray) and source.contents and not source.contents.is_all and source.contents.numbers:
-        raise CaseFileError((*path, "file"), f"expected at most {MAX_COUNTS} counts, all of them whole numbers")
-    for where, part in _inside(source, named, path):
-        check_whole(part, named, where)
-    for where, value in _own_literals(source, path):
-        if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 0:
-            raise CaseFileError(where, f"expected a whole number of at least 0, got {short(value)}")
+    for at, part in _every(source, named, path):
+        if not isinstance(part, kinds.Values | StoredArray | kinds.Reference) or part.is_scaled:
+            raise CaseFileError(at, "these are counts; give them as `values` or from a `file`, without times or plus")
+        if isinstance(part, StoredArray) and part.contents and not part.contents.is_all and part.contents.numbers:
+            raise CaseFileError((*at, "file"), f"expected at most {MAX_COUNTS} counts, all of them whole numbers")
+        for where, value in _own_literals(part, at):
+            if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 0:
+                raise CaseFileError(where, f"expected a whole number of at least 0, got {short(value)}")
 
 
 def check_at_most(source: kinds.Array, named: Named, path: FieldPath, most: int, of: str) -> None:
@@ -105,21 +100,20 @@ def check_at_most(source: kinds.Array, named: Named, path: FieldPath, most: int,
 
 def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse what is neither true nor false, nor 1 nor 0."""
-    if isinstance(source, kinds.Sum) or source.times is not None or source.plus is not None:
-        raise CaseFileError(path, "a mask is boolean; it takes no sum, times or plus")
-    if isinstance(source, kinds.Lowest):
-        raise CaseFileError(path, "a mask is boolean (true = may attend), got the lowest number of a dtype")
-    if isinstance(source, kinds.AsBias | Alibi | kinds.RelativeBuckets):
-        raise CaseFileError(path, f"a mask is boolean (true = may attend), got a bias ({kinds.kind_of(source)})")
-    if isinstance(source, kinds.Drawn):
-        whole = source.draw == "randint" or (source.draw == "runif" and source.floor)
-        if not whole or (source.low, source.high) != (0, 2):
-            raise CaseFileError(path, "a mask is boolean; a drawn one is `draw: randint, low: 0, high: 2`")
-    for where, part in _inside(source, named, path):
-        check_boolean(part, named, where)
-    for where, value in _own_literals(source, path):
-        if value not in (0, 1):
-            raise CaseFileError(where, f"a mask is boolean (true = may attend), got {value}")
+    for at, part in _every(source, named, path):
+        if isinstance(part, kinds.Sum) or part.is_scaled:
+            raise CaseFileError(at, "a mask is boolean; it takes no sum, times or plus")
+        if isinstance(part, kinds.Lowest):
+            raise CaseFileError(at, "a mask is boolean (true = may attend), got the lowest number of a dtype")
+        if isinstance(part, kinds.AsBias | Alibi | kinds.RelativeBuckets):
+            raise CaseFileError(at, f"a mask is boolean (true = may attend), got a bias ({kinds.kind_of(part)})")
+        if isinstance(part, kinds.Drawn):
+            whole = part.draw == "randint" or (part.draw == "runif" and part.floor)
+            if not whole or (part.low, part.high) != (0, 2):
+                raise CaseFileError(at, "a mask is boolean; a drawn one is `draw: randint, low: 0, high: 2`")
+        for where, value in _own_literals(part, at):
+            if value not in (0, 1):
+                raise CaseFileError(where, f"a mask is boolean (true = may attend), got {value}")
 
 
 def check_masks(source: kinds.Array, named: Named, path: FieldPath) -> None:
@@ -133,7 +127,7 @@ def check_masks(source: kinds.Array, named: Named, path: FieldPath) -> None:
 
 def check_no_mask(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse a mask as it is in the place of numbers: added, it forbids nothing."""
-    if source.times is not None or source.plus is not None:
+    if source.is_scaled:
         return
     if isinstance(source, kinds.Reference):
         check_no_mask(named[source.ref], named, path)
@@ -156,19 +150,16 @@ def _inside(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tupl
         yield (*path, *place), part
 
 
+def _every(source: kinds.Array, named: Named, path: FieldPath = ()) -> Iterator[tuple[FieldPath, kinds.Array]]:
+    """Yield an array and, at every level, those that it refers to or is made of, each with its place."""
+    yield path, source
+    for where, part in _inside(source, named, path):
+        yield from _every(part, named, where)
+
+
 def _is_changed(source: kinds.Array, named: Named) -> bool:
     """Return whether the numbers differ from those that the file spells out."""
-    own = source.times is not None or source.plus is not None or isinstance(source, kinds.Sum | kinds.Product)
-    return own or any(_is_changed(part, named) for _, part in _inside(source, named, ()))
-
-
-def _has_lowest(source: kinds.Array, named: Named) -> bool:
-    inside = (part for _, part in _inside(source, named, ()))
-    return isinstance(source, kinds.Lowest) or any(_has_lowest(part, named) for part in inside)
-
-
-def _has_sum(source: kinds.Array, named: Named) -> bool:
-    return isinstance(source, kinds.Sum) or any(_has_sum(part, named) for _, part in _inside(source, named, ()))
+    return any(part.is_scaled or isinstance(part, kinds.Sum | kinds.Product) for _, part in _every(source, named))
 
 
 def _largest(source: kinds.Array, named: Named) -> float:
@@ -191,9 +182,8 @@ def _largest(source: kinds.Array, named: Named) -> float:
 
 def _literals(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
     """Yield the numbers that a file spells out, each with its place."""
-    yield from _own_literals(source, path)
-    for where, part in _inside(source, named, path):
-        yield from _literals(part, named, where)
+    for where, part in _every(source, named, path):
+        yield from _own_literals(part, where)
 
 
 def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
@@ -211,22 +201,15 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
             yield (*path, "alibi"), -largest_of_alibi(source)
         case kinds.Constant():
             yield (*path, "constant"), source.constant
-        case kinds.Ascending():
-            start, step = map(float, source.ascending)
+        case kinds.Ascending() | kinds.Geometric():
+            field = kinds.kind_of(source)
+            start, by = map(np.float64, getattr(source, field))
             last = math.prod(source.shape) - 1
-            for index in _ends(last):
-                yield (*path, "ascending"), start + step * index if index else start
-        case kinds.Geometric():
-            start, ratio = map(np.float64, source.geometric)
-            last = math.prod(source.shape) - 1
-            with np.errstate(all="ignore"):
-                for index in _ends(last):
-                    yield (*path, "geometric"), float(start * ratio**index) if index else float(start)
-
-
-def _ends(last: int) -> list[int]:
-    """Return the places whose numbers bound all others: first, second and last; none of an empty array."""
-    return sorted({0, min(1, last), last}) if last >= 0 else []
+            # The first, the second and the last number bound all others; an empty array has none.
+            for index in sorted({0, min(1, last), last} if last >= 0 else ()):
+                with np.errstate(all="ignore"):
+                    value = start + by * index if isinstance(source, kinds.Ascending) else start * by**index
+                yield (*path, field), float(value if index else start)
 
 
 def _flat(values: Any, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
@@ -296,8 +279,7 @@ def named_arrays(
         if name in sources:
             raise CaseFileError(path, f"the array {name!r} is already defined at the top of the file")
         shapes[name] = _array_shape(source, making, path)
-        _check_parts(source, sources, path)
-        check_masks(source, sources, path)
+        _check_made_of(source, sources, path)
         sources[name] = source
         spelled[name] = _spelled(source, spelled)
     return Arrays(sources, shapes, making.numbers, spelled)
@@ -362,8 +344,7 @@ def resolve_inputs(
             raise CaseFileError(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
         source = kinds.as_array(given)
         shape = in_file[name] = _array_shape(source, making, path)
-        _check_parts(source, arrays.sources, path)
-        check_masks(source, arrays.sources, path)
+        _check_made_of(source, arrays.sources, path)
         if specs[name].boolean:
             check_boolean(source, arrays.sources, path)
         if specs[name].is_number:
@@ -372,10 +353,8 @@ def resolve_inputs(
             check_whole(source, arrays.sources, path)
         if not entry.allow_nonfinite:
             check_finite(source, arrays.sources, path, allow_infinite=specs[name].may_be_infinite)
-        try:
+        with faults_at(path):
             shapes[name] = fitted_shape(specs[name], shape, heads.get(name))
-        except ValueError as error:
-            raise CaseFileError(path, str(error)) from None
         sources[name] = source
 
     each_of(partial(resolve, name, given) for name, given in entry.inputs.items())
@@ -388,16 +367,11 @@ def resolve_inputs(
     return Arrays(sources, shapes, making.numbers, given=in_file)
 
 
-def _check_parts(source: kinds.Array, named: Mapping[str, kinds.Array], path: FieldPath) -> None:
-    """Refuse what doubles with each name: b is a + a, c is b + b, and so on."""
-    left, parts = [source], 0
-    while left:
-        array = left.pop()
-        parts_inside = [part for _, part in kinds.parts_of(array)]
-        left += [named[array.ref]] if isinstance(array, kinds.Reference) else parts_inside
-        parts += 1
-        if parts > MAX_PARTS:
-            raise CaseFileError(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
+def _check_made_of(source: kinds.Array, named: Named, path: FieldPath) -> None:
+    """Refuse what doubles with each name (b is a + a, c is b + b, and so on), and numbers in the place of masks."""
+    if any(islice(_every(source, named), MAX_PARTS, None)):
+        raise CaseFileError(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
+    check_masks(source, named, path)
 
 
 def _array_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
@@ -405,10 +379,8 @@ def _array_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape
     for name, number in (("times", source.times), ("plus", source.plus)):
         if number is not None and not math.isfinite(number):
             raise CaseFileError((*path, name), f"expected a finite number, got {number}")
-    try:
+    with faults_at(path):
         shape = arranged_shape(making.add(_own_shape(source, making, path), path), source)
-    except ValueError as error:
-        raise CaseFileError(path, str(error)) from None
     if len(shape) > MAX_AXES:
         raise CaseFileError(path, f"expected at most {MAX_AXES} axes, got {len(shape)}")
     return shape if source.rows is None else making.add(shape, path)  # a row may be taken many times
@@ -437,29 +409,15 @@ def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
                 _check_draw(source, making.random, shape, path)
             return shape
     parts = [_array_shape(part, making, (*path, *place)) for place, part in kinds.parts_of(source)]
-    try:
+    with faults_at(path, kinds.kind_of(source)):
         return _limited(_made_shape(source, parts), path)
-    except PatternFault as fault:
-        raise CaseFileError((*path, *fault.field), str(fault)) from None
-    except ValueError as error:
-        raise CaseFileError((*path, kinds.kind_of(source)), str(error)) from None
-
-
-def _stored_shape(source: StoredArray) -> Shape:
-    """Read an array from its file, and keep what is known of it."""
-    try:
-        contents = contents_of(source)
-    except StoredArrayFault as fault:
-        raise PatternFault((fault.field,), str(fault)) from None
-    source.pin(contents)
-    return contents.shape
 
 
 def _made_shape(source: kinds.Array, parts: list[Shape]) -> Shape:
     """Return the shape of what lies in a file, is made of positions, or of arrays of these shapes."""
     match source:
         case StoredArray():
-            return _stored_shape(source)
+            return source.pin(contents_of(source)).shape
         case kinds.Concat():
             return joined_shape(parts, source.axis)
         case kinds.Blocks():
@@ -482,10 +440,8 @@ def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, 
             raise CaseFileError((*path, name), f"expected a whole number of at most 63 bits, got {value}")
     if math.isinf(float(parameters.get("high", 0)) - float(parameters.get("low", 0))):
         raise CaseFileError((*path, "high"), "high - low is beyond the range of float64")
-    try:
+    with faults_at(path, "draw"):
         check_draw(random.generator, source.draw, parameters, shape)
-    except DrawFault as fault:
-        raise CaseFileError((*path, "draw"), str(fault)) from None
 
 
 def is_too_large(shape: Shape) -> bool:
@@ -523,7 +479,5 @@ def parse_rows(rows: PrintedRows, fields: RoundingFields, path: FieldPath) -> Pr
         raise CaseFileError(
             (*path[:-1], "digits"), "exact numbers are not rounded; expected at most one of exact, digits"
         )
-    try:
+    with faults_at(path):
         return parse_printed(rows, rounding_of(fields))
-    except PrintedError as error:
-        raise CaseFileError(path, str(error)) from None

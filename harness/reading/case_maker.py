@@ -40,7 +40,7 @@ from attncheck.reading.arrays import (
     spelled_out,
 )
 from attncheck.reading.case import Case
-from attncheck.reading.diagnostics import CaseFileError
+from attncheck.reading.diagnostics import CaseFileError, faults_at
 from attncheck.reading.expectations import read_expectations
 from attncheck.reading.inputs import DEFAULT_EIGHT_BITS, make_exact_inputs
 from attncheck.reading.lowering import check_lowered
@@ -343,12 +343,13 @@ class _CaseMaker:
         try:
             return bind_axes(self.specs, self.inputs.shapes, options.get("heads"), options.get("kv_heads"))
         except ShapeFault as fault:
-            given = self.inputs.given.get(fault.field, ())
-            notes = _heads_note(given, self.inputs.shapes.get(fault.field, ()))
-            if options.get("projections") == LINEAR and fault.field in _WEIGHTS and len(given) > 1:
+            name = str(*fault.field)
+            given = self.inputs.given.get(name, ())
+            notes = _heads_note(given, self.inputs.shapes.get(name, ()))
+            if options.get("projections") == LINEAR and name in _WEIGHTS and len(given) > 1:
                 turned = show((*given[:-2], given[-1], given[-2]))
                 notes += f"; projections are linear: {turned} in the file is (out, in)"
-            raise self._fault(f"{fault}{notes}", "inputs", fault.field) from None
+            raise self._fault(f"{fault}{notes}", "inputs", name) from None
 
     def _check_numbers(self, dtypes: Sequence[str], stored_in: Sequence[str], lengths: Mapping[str, int]) -> None:
         """Refuse what the narrowest dtype cannot hold, and counts of more than there is.
@@ -372,10 +373,8 @@ class _CaseMaker:
             for name, source in self.inputs.sources.items()
             if self.specs[name].whole
         }
-        try:
+        with faults_at((*self.location.path, "inputs")):
             check_lowered(self.operation, self.options, self.inputs.shapes, counts)
-        except ShapeFault as fault:
-            raise self._fault(str(fault), "inputs", fault.field) from None
 
     def _check_offsets(self, lengths: Mapping[str, int]) -> None:
         """Refuse offsets of queries that say nothing, and those that lead out of the tables of a rotary embedding."""
@@ -540,7 +539,7 @@ def _is_block(source: kinds.Array, named: Named) -> bool:
     """Return whether a bias is a mask: 0 where a key may be attended, minus infinity where it may not."""
     if isinstance(source, kinds.Drawn | kinds.Identity | kinds.Lowest | Alibi | kinds.RelativeBuckets):
         return False
-    if source.times is not None or source.plus is not None:
+    if source.is_scaled:
         return False
     if isinstance(source, kinds.AsBias):
         return True

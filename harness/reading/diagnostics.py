@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from pydantic_core import ErrorDetails
 from attncheck.errors import Diagnostic
 from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
+from attncheck.reading.shapes import FieldFault
 from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault
 from attncheck.wording import NEAR
 
@@ -68,6 +70,16 @@ def each_of(makers: Iterable[Callable[[], Result]]) -> list[Result]:
         first, *others = faults.values()
         raise CaseFileError(first.path, str(first), others)
     return made
+
+
+@contextmanager
+def faults_at(path: FieldPath, field: str = "") -> Iterator[None]:
+    """Turn what is wrong inside into a ``CaseFileError`` below a path: at its own field, or else at this one."""
+    try:
+        yield
+    except ValueError as error:
+        inner = error.field if isinstance(error, FieldFault) else (field,) * bool(field)
+        raise CaseFileError((*path, *inner), str(error)) from None
 
 
 def diagnostics_of(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:

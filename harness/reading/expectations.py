@@ -11,10 +11,10 @@ from attncheck.reading import model
 from attncheck.reading.array_kinds import Digits, PrintedRows, RoundingFields, StoredNumbers, UnitsOff
 from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
-from attncheck.reading.diagnostics import CaseFileError, each_of
-from attncheck.reading.printed import PrintedArray, PrintedError, as_printed
+from attncheck.reading.diagnostics import CaseFileError, each_of, faults_at
+from attncheck.reading.printed import PrintedArray, as_printed
 from attncheck.reading.shapes import lift, show, stage_axes
-from attncheck.reading.stored_arrays import StoredArrayFault, contents_of, read_stored
+from attncheck.reading.stored_arrays import contents_of, read_stored
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
 
@@ -102,13 +102,9 @@ def _numbers(given: StoredNumbers | PrintedRows, fields: RoundingFields, path: F
     for name in ("exact", "decimals", "significant_digits", "digits"):
         if getattr(fields, name) not in (None, False):
             raise CaseFileError((*path[:-1], name), "says how numbers were printed, and these come from a file")
-    try:
+    with faults_at(path, "file"):
         given.pin(contents_of(given))
         return as_printed(read_stored(given))
-    except StoredArrayFault as fault:
-        raise CaseFileError((*path, fault.field), str(fault)) from None
-    except PrintedError as error:
-        raise CaseFileError((*path, "file"), str(error)) from None
 
 
 def _digits_in_words(digits: Digits | None) -> str | None:
@@ -136,10 +132,8 @@ def _target(
         raise CaseFileError((*path, "quantity"), f"no quantity {source.quantity!r}; expected {', '.join(QUANTITIES)}")
     if quantity.needs and quantity.needs not in inputs:
         raise CaseFileError((*path, "quantity"), f"{quantity.name} needs the input {quantity.needs}")
-    try:
+    with faults_at(path, "quantity"):
         return quantity.name, stage, quantity.shape(shapes[stage], inputs)
-    except ValueError as error:
-        raise CaseFileError((*path, "quantity"), f"{quantity.name} {error}") from None
 
 
 def _split_heads(numbers: PrintedArray, shape: Shape, axes: Sequence[str]) -> PrintedArray:

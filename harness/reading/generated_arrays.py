@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Alibi, Pattern, RelativeBuckets
+from attncheck.reading.shapes import FieldFault, show
 from attncheck.reading.stored_arrays import MAX_STORED
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import Shape
@@ -32,16 +33,8 @@ _Numbered = kinds.Images | kinds.ImageSpans | kinds.Segments | kinds.DocumentLen
 _TEXT = 0
 
 
-class PatternFault(ValueError):
-    """A pattern that cannot be made; ``field`` leads to what is wrong inside of its description."""
-
-    def __init__(self, field: FieldPath, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
 def mask_shape(source: kinds.AnyMaskPattern) -> Shape:
-    """Return the shape of a mask without making it: (Lq, T), or (B, 1, Lq, T). Raises ``PatternFault``."""
+    """Return the shape of a mask without making it: (Lq, T), or (B, 1, Lq, T). Raises ``FieldFault``."""
     match source:
         case kinds.Tree():
             parents = _parents(source.tree)
@@ -54,7 +47,7 @@ def mask_shape(source: kinds.AnyMaskPattern) -> Shape:
         case kinds.Chunked() if source.left_padding is not None:
             return _with_batch(_numbers(source.left_padding, "left_padding", 1).shape, *source.shape)
         case kinds.Dilated() if source.window == [None, None]:
-            raise PatternFault(("window",), "bounds nothing on either side; expected a number of steps on one at least")
+            raise FieldFault("window", "bounds nothing on either side; expected a number of steps on one at least")
     return _with_batch((), *source.shape)
 
 
@@ -76,13 +69,13 @@ def make_blocks(table: NDArray[Any], block_size: Sequence[int], shape: Sequence[
 
 
 def blocks_shape(table: Shape, block_size: Sequence[int], shape: Sequence[int]) -> Shape:
-    """Return the shape of a mask of blocks. Raises ``PatternFault`` for a table with too few or too many blocks."""
+    """Return the shape of a mask of blocks. Raises ``FieldFault`` for a table with too few or too many blocks."""
     wanted = tuple(-(-length // size) for length, size in zip(shape, block_size, strict=True))
     if len(table) < 2 or table[-2:] != wanted:
-        raise PatternFault(
-            ("blocks",),
+        raise FieldFault(
+            "blocks",
             f"expected a table of {wanted[0]}x{wanted[1]} blocks of {block_size[0]}x{block_size[1]} for {shape[0]} "
-            f"queries and {shape[1]} keys, got shape {'x'.join(map(str, table)) or 'scalar'}",
+            f"queries and {shape[1]} keys, got shape {show(table)}",
         )
     return (*table[:-2], *shape)
 
@@ -151,23 +144,20 @@ def _at_positions(numbers: Positions, query: Positions) -> tuple[Positions, Posi
 
 
 def numbers_of_keys(source: _Numbered) -> Positions:
-    """Return the number of each key's image or segment, (T), or (B, T). Raises ``PatternFault``."""
-    match source:
-        case kinds.Images():
-            field, numbers = "images", _numbers(source.images, "images", 2)
-        case kinds.Segments():
-            field, numbers = "segments", _numbers(source.segments, "segments", 2)
-        case kinds.ImageSpans():
-            field, numbers = "image_spans", _by_batch(source.image_spans, "image_spans", 2, source, _in_spans)
-        case kinds.DocumentLengths():
-            field = "document_lengths"
-            numbers = _by_batch(source.document_lengths, field, 1, source, _in_documents)
+    """Return the number of each key's image or segment, (T), or (B, T). Raises ``FieldFault``."""
+    field = kinds.kind_of(source)
+    given = getattr(source, field)
+    if isinstance(source, kinds.Images | kinds.Segments):
+        numbers = _numbers(given, field, 2)
+    else:
+        axes, read = (2, _in_spans) if isinstance(source, kinds.ImageSpans) else (1, _in_documents)
+        numbers = _by_batch(given, field, axes, source, read)
     queries, keys = source.shape
     if numbers.ndim == 0 or numbers.shape[-1] != keys:
-        raise PatternFault((field,), f"expected a number for each of {keys} keys, got {_show_shape(numbers)}")
+        raise FieldFault(field, f"expected a number for each of {keys} keys, got {_show_shape(numbers)}")
     if source.offset + queries > keys:
-        raise PatternFault(
-            ("offset",),
+        raise FieldFault(
+            "offset",
             f"the last query would stand at position {source.offset + queries - 1}, and there are {keys} keys, "
             f"of which `{field}` tells the numbers",
         )
@@ -183,7 +173,7 @@ def _by_batch(
         depth, inner = depth + 1, inner[0]
     keys = source.shape[1]
     if keys > MAX_STORED:
-        raise PatternFault(("shape",), f"{keys} keys are too many; expected at most {MAX_STORED} elements")
+        raise FieldFault("shape", f"{keys} keys are too many; expected at most {MAX_STORED} elements")
     if depth <= axes:
         return read(_numbers(given, (field,), axes), (field,), keys)
     rows = [(_numbers(row, (field, number), axes), (field, number)) for number, row in enumerate(given)]
@@ -194,12 +184,12 @@ def _in_spans(spans: Positions, path: FieldPath, keys: int) -> Positions:
     """Number the keys of images from 1 on; 0 is text."""
     numbers = np.full(keys, _TEXT, np.int64)
     if spans.ndim != 2 or spans.shape[-1] != 2:
-        raise PatternFault(path, f"expected a list of [begin, end], got {_show_shape(spans)}")
+        raise FieldFault(path, f"expected a list of [begin, end], got {_show_shape(spans)}")
     for number, (begin, end) in enumerate(spans.tolist()):
         if not begin < end <= keys:
-            raise PatternFault((*path, number), f"expected begin < end <= {keys}, got [{begin}, {end}]")
+            raise FieldFault((*path, number), f"expected begin < end <= {keys}, got [{begin}, {end}]")
         if numbers[begin:end].any():
-            raise PatternFault((*path, number), f"[{begin}, {end}] overlaps with an image before it")
+            raise FieldFault((*path, number), f"[{begin}, {end}] overlaps with an image before it")
         numbers[begin:end] = number + 1
     return numbers
 
@@ -207,7 +197,7 @@ def _in_spans(spans: Positions, path: FieldPath, keys: int) -> Positions:
 def _in_documents(lengths: Positions, path: FieldPath, keys: int) -> Positions:
     """Number the keys of documents, the first with 0."""
     if lengths.ndim != 1 or lengths.sum() != keys:
-        raise PatternFault(path, f"expected lengths of {keys} keys together, got {lengths.sum()}")
+        raise FieldFault(path, f"expected lengths of {keys} keys together, got {lengths.sum()}")
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
@@ -216,20 +206,20 @@ def _show_shape(numbers: Positions) -> str:
 
 
 def _parents(given: Any) -> Positions:
-    """Read the parents of a tree's nodes, -1 for a child of the prefix. Raises ``PatternFault``."""
+    """Read the parents of a tree's nodes, -1 for a child of the prefix. Raises ``FieldFault``."""
     parents = _numbers(given, "tree", 2, none=-1)
     if parents.ndim == 0:
-        raise PatternFault(("tree",), "expected a list with the parent of each node")
+        raise FieldFault("tree", "expected a list with the parent of each node")
     for place in map(tuple, np.argwhere(parents >= np.arange(parents.shape[-1]))):
         at = tuple(int(index) for index in place)
-        raise PatternFault(
+        raise FieldFault(
             ("tree", *at), f"expected null or the number of a node before node {at[-1]}, got {parents[place]}"
         )
     return parents
 
 
 def _numbers(given: Any, field: str | FieldPath, most_axes: int, none: int | None = None) -> Positions:
-    """Read nested lists of whole numbers of at least 0. Raises ``PatternFault`` at what is none."""
+    """Read nested lists of whole numbers of at least 0. Raises ``FieldFault`` at what is none."""
     shape = _checked_shape(given, (field,) if isinstance(field, str) else field, most_axes, none)
     flat = given
     for _ in shape[1:]:
@@ -246,11 +236,11 @@ def _checked_shape(given: Any, path: FieldPath, most_axes: int, none: int | None
     if not isinstance(given, list) or most_axes == 0 or not given:
         wanted = f"a whole number from 0 to {kinds.MAX_POSITION}{'' if none is None else ' or null'}"
         lists = f", or {'lists' if most_axes > 1 else 'a list'} of them" if most_axes else ""
-        raise PatternFault(path, f"expected {wanted}{lists}, got {'nothing' if given is None else repr(given)[:80]}")
+        raise FieldFault(path, f"expected {wanted}{lists}, got {'nothing' if given is None else repr(given)[:80]}")
     shapes = [_checked_shape(each, (*path, number), most_axes - 1, none) for number, each in enumerate(given)]
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
-            raise PatternFault((*path, number), "ragged: expected as many numbers as in the first row")
+            raise FieldFault((*path, number), "ragged: expected as many numbers as in the first row")
     return (len(given), *shapes[0])
 
 
@@ -296,20 +286,19 @@ def largest_of_alibi(source: Alibi) -> float:
 
 
 def bucket_shape(source: RelativeBuckets, table: Shape) -> Shape:
-    """Return the shape of a bias of relative buckets, (H, Lq, T). Raises ``PatternFault``."""
+    """Return the shape of a bias of relative buckets, (H, Lq, T). Raises ``FieldFault``."""
     if len(table) != 2:
-        shown = "x".join(map(str, table)) or "scalar"
-        raise PatternFault(("relative_buckets",), f"expected a table (buckets, H), got shape {shown}")
+        raise FieldFault("relative_buckets", f"expected a table (buckets, H), got shape {show(table)}")
     buckets, least = table[0], 4 if source.bidirectional else 2
     if not least <= buckets <= MAX_BUCKETS or (source.bidirectional and buckets % 2):
         even = "an even number of " if source.bidirectional else ""
-        raise PatternFault(
-            ("relative_buckets",), f"expected {even}{least} to {MAX_BUCKETS} rows, one for each bucket, got {buckets}"
+        raise FieldFault(
+            "relative_buckets", f"expected {even}{least} to {MAX_BUCKETS} rows, one for each bucket, got {buckets}"
         )
     exact = _exact_buckets(buckets, source.bidirectional)
     if source.max_distance <= exact:
-        raise PatternFault(
-            ("max_distance",), f"expected more than {exact}, as distances below that have a bucket of their own"
+        raise FieldFault(
+            "max_distance", f"expected more than {exact}, as distances below that have a bucket of their own"
         )
     return (table[1], *source.shape)
 

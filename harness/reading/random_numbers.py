@@ -169,25 +169,21 @@ Generator = NumpyLegacy | R | TorchCpu
 GENERATORS: Mapping[str, type[Generator]] = {"numpy-legacy": NumpyLegacy, "r": R, "torch": TorchCpu}
 
 
-class DrawFault(ValueError):
-    """A draw that the generator does not know, or whose parameters do not fit."""
-
-
 def check_draw(generator: str, distribution: str, parameters: Mapping[str, object], shape: tuple[int, ...]) -> None:
-    """Raise ``DrawFault`` unless the generator can make this draw; draws nothing."""
+    """Raise ``ValueError`` unless the generator can make this draw; draws nothing."""
     known = distributions(generator)
     if distribution not in known:
-        raise DrawFault(f"the generator {generator} has no {distribution}; expected one of {', '.join(known)}")
+        raise ValueError(f"the generator {generator} has no {distribution}; expected one of {', '.join(known)}")
     wanted = known[distribution]
     for name in sorted(wanted - set(parameters)):
-        raise DrawFault(f"{distribution} of {generator} needs {name}")
+        raise ValueError(f"{distribution} of {generator} needs {name}")
     for name in sorted(set(parameters) - wanted):
-        raise DrawFault(f"{distribution} of {generator} takes no {name}")
+        raise ValueError(f"{distribution} of {generator} takes no {name}")
     low, high = parameters.get("low"), parameters.get("high")
     if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
-        raise DrawFault(f"expected low < high, got {low} and {high}")
+        raise ValueError(f"expected low < high, got {low} and {high}")
     if generator == "torch" and distribution == "randn" and 0 < np.prod(shape) < TorchCpu.SMALLEST_RANDN:
-        raise DrawFault(
+        raise ValueError(
             f"torch draws fewer than {TorchCpu.SMALLEST_RANDN} normal numbers by another method; "
             "expected a shape of at least as many"
         )

@@ -16,22 +16,12 @@ from pydantic import BaseModel
 
 from attncheck.dtypes import numpy_dtype
 from attncheck.quantities import QUANTITIES
+from attncheck.reading import for_each
 from attncheck.reading.array_kinds import COMBINED_KINDS, KINDS, MASK_KINDS
 from attncheck.reading.arrays import INT_RANGE
 from attncheck.reading.case_maker import MERGED_INPUTS, ONLY_WITH_SOME_SCORES
 from attncheck.reading.expectations import DTYPES_OF_NUMBERS
-from attncheck.reading.for_each import (
-    DESIGN,
-    EACH,
-    EXCLUDE,
-    FACTORS,
-    FOR_EACH,
-    MAX_LABEL,
-    NAME,
-    ROW_NAME,
-    STRENGTH,
-    STRENGTHS,
-)
+from attncheck.reading.for_each import EACH, FOR_EACH, MAX_LABEL, ROW_NAME
 from attncheck.reading.model import CaseFile, TagFile
 from attncheck.reading.printed import LEFT_OUT, MAX_AXES
 from attncheck.reading.random_numbers import GENERATORS, distributions
@@ -49,9 +39,6 @@ from attncheck.spec import (
     InputSpec,
     inputs_of,
 )
-
-_PARAMETERS = ("low", "high")
-_BASES = ("printed", "known")
 
 
 def array_definitions() -> dict[str, Schema]:
@@ -101,22 +88,18 @@ def draw_rules() -> list[Schema]:
         for name, parameters in distributions(generator).items():
             wanted.setdefault(name, set()).add(parameters)
     rules: list[Schema] = []
-    for name, [*found] in sorted(wanted.items()):
-        if len(found) == 1:
-            others = sorted(set(_PARAMETERS) - found[0])
-            rules.append({"if": has("draw", name), "then": {"allOf": [given(*sorted(found[0])), absent(*others)]}})
+    for name, (parameters, *others) in sorted(wanted.items()):
+        if not others:
+            unknown = absent(*sorted({"low", "high"} - parameters))
+            rules.append({"if": has("draw", name), "then": {"allOf": [given(*sorted(parameters)), unknown]}})
     whole = {"type": "integer", "minimum": -INT_RANGE, "maximum": INT_RANGE}
-    return [*rules, {"if": has("draw", "randint"), "then": {"properties": dict.fromkeys(_PARAMETERS, whole)}}]
+    return [*rules, {"if": has("draw", "randint"), "then": {"properties": {"low": whole, "high": whole}}}]
 
 
 def rounding_rules() -> list[Schema]:
     """Return what says at most once how printed numbers were rounded."""
-    one = at_most_one(has("exact", True), given("decimals"), given("significant_digits"))
-    other = at_most_one(has("exact", True), given("digits"))
-    return [
-        unless_referred(("exact", "decimals", "significant_digits"), one),
-        unless_referred(("exact", "digits"), other),
-    ]
+    groups = (("exact", "decimals", "significant_digits"), ("exact", "digits"))
+    return [unless_referred(group, at_most_one(has("exact", True), *map(given, group[1:]))) for group in groups]
 
 
 def expectation_rules() -> list[Schema]:
@@ -124,7 +107,9 @@ def expectation_rules() -> list[Schema]:
     return [
         unless_referred(("stage", "quantity"), exactly_one(given("stage"), given("quantity"))),
         {"if": given("quantity"), "then": {"allOf": [given("of"), under("quantity", {"enum": list(QUANTITIES)})]}},
-        unless_referred((*_BASES, "unprinted"), exactly_one(*map(given, _BASES), has("unprinted", True))),
+        unless_referred(
+            ("printed", "known", "unprinted"), exactly_one(given("printed"), given("known"), has("unprinted", True))
+        ),
         {"if": given("known"), "then": given("because")},
         *rounding_rules(),
     ]
@@ -214,12 +199,18 @@ def _of_cases(operation: str, rule: Schema, *, unless: Sequence[str] = ()) -> li
 
     Not where the file's defaults give one of the options ``unless``.
     """
-    own = _cases({"if": has("operation", operation), "then": rule})
-    as_file = {"if": has("operation", operation), "then": _cases({"if": {"not": given("operation")}, "then": rule})}
+    is_it = has("operation", operation)
+    rules = _own_or_shared("operation", is_it, is_it, rule)
     if not unless:
-        return [own, as_file]
+        return rules
     defaults = _default_options({"anyOf": [given(option) for option in unless]})
-    return [{"if": {"not": defaults}, "then": each} for each in (own, as_file)]
+    return [{"if": {"not": defaults}, "then": each} for each in rules]
+
+
+def _own_or_shared(field: str, own: Schema, shared: Schema, rule: Schema) -> list[Schema]:
+    """Ask something of the cases whose own field says so, or of those without it where what the file says does."""
+    unsaid = {"if": {"not": given(field)}, "then": rule}
+    return [_cases({"if": own, "then": rule}), {"if": shared, "then": _cases(unsaid)}]
 
 
 def _cases(rule: Schema) -> Schema:
@@ -230,8 +221,12 @@ def _options(condition: Schema) -> Schema:
     return under("options", condition, required=True)
 
 
+def _defaults(condition: Schema) -> Schema:
+    return under("defaults", condition, required=True)
+
+
 def _default_options(condition: Schema) -> Schema:
-    return under("defaults", _options(condition), required=True)
+    return _defaults(_options(condition))
 
 
 def _case_of(operation: str) -> Schema:
@@ -349,24 +344,20 @@ def _dtype_rules() -> list[Schema]:
 def _where_dtypes(dtypes: list[str], rule: Schema) -> list[Schema]:
     """Ask something of the cases that have one of these dtypes: by their own field, the file's, or if neither says."""
     one = {"contains": {"enum": dtypes}}
-    own = {"if": under("dtypes", one | {"type": "array"}, required=True), "then": rule}
-    as_file = _cases({"if": {"not": given("dtypes")}, "then": rule})
-    default = under("defaults", under("dtypes", one, required=True), required=True)
+    default = _defaults(under("dtypes", one, required=True))
     if set(dtypes) & set(DEFAULT_DTYPES):
-        default = {"anyOf": [default, {"not": under("defaults", given("dtypes"), required=True)}]}
-    return [_cases(own), {"if": default, "then": as_file}]
+        default = {"anyOf": [default, {"not": _defaults(given("dtypes"))}]}
+    return _own_or_shared("dtypes", under("dtypes", one | {"type": "array"}, required=True), default, rule)
 
 
 def _random_rules() -> list[Schema]:
     """Return rules on what a case draws: with the generator of its own, or the file's, or not at all without one."""
     rules: list[Schema] = []
     for generator in GENERATORS:
-        one, drawn = has("generator", generator), _drawn(sorted(distributions(generator)))
-        rules.append(_cases({"if": under("random", one, required=True), "then": drawn}))
-        as_file = _cases({"if": {"not": given("random")}, "then": drawn})
-        rules.append({"if": under("defaults", under("random", one, required=True), required=True), "then": as_file})
+        one = under("random", has("generator", generator), required=True)
+        rules += _own_or_shared("random", one, _defaults(one), _drawn(sorted(distributions(generator))))
     none = _cases({"if": {"not": given("random")}, "then": _drawn([])})
-    return [*rules, {"if": {"not": under("defaults", given("random"), required=True)}, "then": none}]
+    return [*rules, {"if": {"not": _defaults(given("random"))}, "then": none}]
 
 
 def _drawn(known: list[str]) -> Schema:
@@ -376,10 +367,10 @@ def _drawn(known: list[str]) -> Schema:
 
 
 REFERENCE = "Each"
-_AS_IT_IS = ("name", "id", FOR_EACH, DESIGN)
+_AS_IT_IS = ("name", "id", FOR_EACH, for_each.DESIGN)
 """Fields of a case that no value can be put in place of."""
-_CONDITIONS = ("if", "not", "contains", "propertyNames")
-"""What only decides whether a rule applies: a name that stands for a value meets none of them."""
+_AS_THEY_ARE = ("if", "not", "contains", "propertyNames", "enum", "const", "required", "default")
+"""What is no schema of a value, or only decides whether a rule applies, which a name in a value's place never meets."""
 _OF_MAPPINGS = ("properties", "patternProperties")
 _OF_FIELDS = ("items", "additionalProperties")
 _OF_FILE = "_of_file"
@@ -390,7 +381,7 @@ def let_names_stand_for_values(schema: Schema) -> None:
     """Let the cases of a file have names for values, and say what ``for_each`` is."""
     definitions: dict[str, Any] = schema["$defs"]
     _split_definitions(schema)
-    name = {"type": "string", "pattern": NAME, "maxLength": MAX_LABEL, "not": {"const": ROW_NAME}}
+    name = {"type": "string", "pattern": for_each.NAME, "maxLength": MAX_LABEL, "not": {"const": ROW_NAME}}
     fields = {EACH: {**name, "description": "A name of `for_each`, whose value stands here."}}
     definitions[REFERENCE] = {"type": "object", "properties": fields, "required": [EACH], "additionalProperties": False}
     definitions["ForEachValues"], definitions["ForEachRows"] = _values_and_rows(name)
@@ -398,11 +389,8 @@ def let_names_stand_for_values(schema: Schema) -> None:
     definitions["ForEach"] = {"anyOf": [names | {"additionalProperties": refer("ForEachValues")}, refer("ForEachRows")]}
     definitions["Design"] = _design(name)
     case = definitions["CaseEntry"]
-    for owner, field, definition in (
-        (schema, FOR_EACH, "ForEach"),
-        (case, FOR_EACH, "ForEach"),
-        (case, DESIGN, "Design"),
-    ):
+    repeated = ((schema, FOR_EACH, "ForEach"), (case, FOR_EACH, "ForEach"), (case, for_each.DESIGN, "Design"))
+    for owner, field, definition in repeated:
         kept = {"description": owner["properties"][field]["description"]}
         owner["properties"][field] = {**kept, **refer(definition)}
 
@@ -410,26 +398,23 @@ def let_names_stand_for_values(schema: Schema) -> None:
 def _design(name: Schema) -> Schema:
     level = {"type": ["string", "number", "boolean", "null"]}
     levels = {"anyOf": [level, {"type": "array", "items": level}]}
+    excluded = {"type": "object", "minProperties": 1, "additionalProperties": levels}
     factor = {"anyOf": [refer("ForEachValues"), refer("ForEachRows")]}
-    return {
-        "type": "object",
-        "properties": {
-            FACTORS: {
-                "description": "The levels of each factor: values as in `for_each`, or rows of values.",
-                **{"type": "object", "minProperties": 2, "propertyNames": name, "additionalProperties": factor},
-            },
-            STRENGTH: {
-                "description": "How many levels meet, every two or every three; 2 if absent.",
-                "enum": list(STRENGTHS),
-            },
-            EXCLUDE: {
-                "description": "Levels that do not go together, each a mapping of factors to a level or several.",
-                **{"type": "array", "items": {"type": "object", "minProperties": 1, "additionalProperties": levels}},
-            },
+    fields = {
+        for_each.FACTORS: {
+            "description": "The levels of each factor: values as in `for_each`, or rows of values.",
+            **{"type": "object", "minProperties": 2, "propertyNames": name, "additionalProperties": factor},
         },
-        "required": [FACTORS],
-        "additionalProperties": False,
+        for_each.STRENGTH: {
+            "description": "How many levels meet, every two or every three; 2 if absent.",
+            "enum": list(for_each.STRENGTHS),
+        },
+        for_each.EXCLUDE: {
+            "description": "Levels that do not go together, each a mapping of factors to a level or several.",
+            **{"type": "array", "items": excluded},
+        },
     }
+    return {"type": "object", "properties": fields, "required": [for_each.FACTORS], "additionalProperties": False}
 
 
 def _values_and_rows(name: Schema) -> tuple[Schema, Schema]:
@@ -455,16 +440,14 @@ def _or_reference(schema: Any, *, keep: tuple[str, ...] = ()) -> Any:
         return schema
     changed: Schema = {}
     for keyword, inner in schema.items():
-        if keyword in _CONDITIONS:
+        if keyword in _AS_THEY_ARE:
             changed[keyword] = inner
         elif keyword in _OF_MAPPINGS:
             changed[keyword] = {name: each if name in keep else _either(each) for name, each in inner.items()}
         elif keyword in _OF_FIELDS and inner is not False:
             changed[keyword] = _either(inner)
         else:
-            changed[keyword] = (
-                _or_reference(inner) if keyword not in ("enum", "const", "required", "default") else inner
-            )
+            changed[keyword] = _or_reference(inner)
     return changed
 
 
@@ -504,13 +487,8 @@ def _renamed(schema: Any, names: set[str]) -> Any:
     return json.loads(_REFERRED.sub(other, json.dumps(schema)))
 
 
-_COUNTS = (
-    ("PrefixLM", "prefix_lm"),
-    ("Images", "images"),
-    ("ImageSpans", "image_spans"),
-    ("Segments", "segments"),
-    ("DocumentLengths", "document_lengths"),
-)
+_COUNTS = ("prefix_lm", "images", "image_spans", "segments", "document_lengths")
+"""Kinds of arrays that are told by counts."""
 _FINITE = ("times", "plus", "low", "high")
 """Fields of arrays in which infinity means nothing."""
 
@@ -522,14 +500,10 @@ def case_schema() -> str:
     _name_the_kinds(schema)
     _refine_arrays(definitions)
     definitions |= array_definitions() | case_definitions()
-    rules = {
-        "CaseEntry": case_rules(),
-        "Drawn": draw_rules(),
-        "Expectation": expectation_rules(),
-        "PrintedInput": rounding_rules(),
-    }
-    for name, rule in rules.items():
-        definitions[name]["allOf"] = rule
+    definitions["CaseEntry"]["allOf"] = case_rules()
+    definitions["Drawn"]["allOf"] = draw_rules()
+    definitions["Expectation"]["allOf"] = expectation_rules()
+    definitions["PrintedInput"]["allOf"] = rounding_rules()
     schema["allOf"] = file_rules()
     let_names_stand_for_values(schema)
     return _text(schema)
@@ -554,21 +528,13 @@ def _refine_arrays(definitions: dict[str, Any]) -> None:
     """Refine fields of which pydantic knows only that they hold something."""
     definitions["Values"]["properties"]["values"] |= refer("Numbers")
     definitions["Tree"]["properties"]["tree"] |= refer("Parents")
-    for owner, field in _COUNTS:
-        definitions[owner]["properties"][field] |= refer("Counts")
+    for kind in _COUNTS:
+        definitions[KINDS[kind].__name__]["properties"][kind] |= refer("Counts")
     definitions["Chunked"]["properties"]["left_padding"] |= {"anyOf": [refer("Counts"), {"type": "null"}]}
-    rows = [("PrintedInput", "printed"), ("Expectation", "printed"), ("Expectation", "known")]
-    for owner, field in rows:
+    for owner, field in (("PrintedInput", "printed"), ("Expectation", "printed"), ("Expectation", "known")):
         content = definitions[owner]["properties"][field]
-        optional = "default" in content
-        definitions[owner]["properties"][field] = {
-            **{name: value for name, value in content.items() if name != "anyOf"},
-            "anyOf": [
-                refer("PrintedRows"),
-                *(part for part in content.get("anyOf", []) if "$ref" in part),
-                *([{"type": "null"}] if optional else []),
-            ],
-        }
+        files = [part for part in content.pop("anyOf", []) if "$ref" in part]
+        content["anyOf"] = [refer("PrintedRows"), *files, *([{"type": "null"}] if "default" in content else [])]
     for owner in definitions.values():
         for field in _FINITE:
             for number in owner.get("properties", {}).get(field, {}).get("anyOf", []):

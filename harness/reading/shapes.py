@@ -15,12 +15,16 @@ _MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T", "Lr"})
 """Axes of which there may be none; without a head or a width there is nothing to compute."""
 
 
-class ShapeFault(ValueError):
-    """The shapes of a case do not fit together; ``field`` is the input at fault."""
+class FieldFault(ValueError):
+    """What is wrong with an array or a case; ``field`` leads to the place inside of its description."""
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str | tuple[str | int, ...], message: str) -> None:
         super().__init__(message)
-        self.field = field
+        self.field = (field,) if isinstance(field, str) else field
+
+
+class ShapeFault(FieldFault):
+    """The shapes of a case do not fit together; ``field`` is the input at fault."""
 
 
 def lift(shape: Shape, rank: int) -> Shape:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from attncheck.errors import AttncheckError
 from attncheck.reading.array_kinds import Contents, StoredNumbers
+from attncheck.reading.shapes import FieldFault
 from attncheck.spec import Shape
 from attncheck.store import digest_of
 
@@ -51,12 +52,8 @@ SAFETENSORS: Mapping[str, np.dtype[Any]] = {
 }
 
 
-class StoredArrayFault(AttncheckError):
+class StoredArrayFault(FieldFault, AttncheckError):
     """A stored array cannot be used; ``field`` is what of its description is at fault."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 def contents_of(source: StoredNumbers) -> Contents:

@@ -101,8 +101,9 @@ def test_an_axis_that_disagrees_is_blamed(of: tuple[str, str | None, str, int], 
     shapes[name] = (*shapes[name][:axis], shapes[name][axis] + more, *shapes[name][axis + 1 :])
     with pytest.raises(ShapeFault) as fault:
         bind_axes(specs, shapes, *_heads(operation, lengths))
-    assert specs[name].axes[axis] in specs[fault.value.field].axes
-    assert show(shapes[fault.value.field]) in str(fault.value)
+    [field] = fault.value.field
+    assert specs[name].axes[axis] in specs[field].axes
+    assert show(shapes[field]) in str(fault.value)
 
 
 @given(lengths=lengths_of_letters, ones=st.lists(st.booleans(), min_size=4, max_size=4))
