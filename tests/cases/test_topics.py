@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import combinations, pairwise
-from typing import Any
+from itertools import combinations
 
-import numpy as np
 import pytest
 from bundled import bundled
-from numpy.typing import NDArray
 
 from attncheck.judging.undefined_rows import empty_rows
 from attncheck.plan import EMPTY_ROWS, GivenLevels, Level, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
 from attncheck.spec import INSTEAD_OF, OPERATIONS, Operation
 
@@ -129,22 +125,6 @@ def test_every_two_options_meet_beyond_a_tile(operation: Operation) -> None:
     assert not lines, "\n".join([*lines, "write cases for them in cases/pairs*.yaml"])
 
 
-def test_a_pair_that_cannot_be_says_why_and_is_in_no_case() -> None:
-    levels = levels_of(OPERATIONS["scoring"])
-    never = {
-        (first, second): why_never((first, second))
-        for one in levels.values()
-        for other in levels.values()
-        if one is not other
-        for first in one
-        for second in other
-        if why_never((first, second))
-    }
-    assert {reason for reason in never.values() if not reason} == set()
-    assert (Level("score", "score general"), Level("scale", "scale")) in never
-    assert not any(set(pair) <= levels for pair in never for levels, _ in given_of("scoring"))
-
-
 SIZED = select_cases(["kernel_shapes"]).cases
 WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
 TILES = (16, 64, 128)
@@ -209,95 +189,6 @@ def test_there_are_few_shapes() -> None:
     assert len(shapes) <= MAX_SHAPES
 
 
-Stages = dict[str, NDArray[Any]]
-Compute = Callable[[Case, str], tuple[Inputs, Stages]]
-Property = Callable[[Inputs, Stages], bool]
-
-PROBES = select_cases(["probes"]).cases
-BLOCK = 16
-
-
-def tagged(tag: str, *operations: str) -> list[Case]:
-    return [case for case in PROBES if tag in case.tags and case.operation in (operations or (case.operation,))]
-
-
-def logits_of(inputs: Inputs, stages: Stages) -> NDArray[Any]:
-    """Return what the softmax gets."""
-    given = next((stages[name] for name in ("masked", "biased", "scores") if name in stages), None)
-    return inputs.arrays["scores"] if given is None else given
-
-
-def is_poisoned(inputs: Inputs, stages: Stages) -> bool:
-    """Whether some row's forbidden values are so large that a weight of a tenth would show."""
-    values = np.abs(inputs.arrays["value"]).max(axis=-1)[..., None, :]
-    forbidden = np.where(np.isneginf(logits_of(inputs, stages)), values, 0).max(axis=-1)
-    return bool((forbidden > 10 * np.abs(stages["output"]).max(axis=-1)).any())
-
-
-def is_poisoned_for_a_finite_fill(inputs: Inputs, stages: Stages) -> bool:
-    """Whether a fill of -1e4, put in a masked score's place or added to it, would outweigh a kept one."""
-    logits = logits_of(inputs, stages)
-    before = stages.get("biased", stages["scores"])
-    kept = np.where(np.isneginf(logits), -np.inf, before).max(axis=-1)
-    masked = np.where(np.isneginf(logits), before, -np.inf).max(axis=-1)
-    return bool(((kept < -1e4) | (masked - 1e4 > kept) | (masked < -1e38)).any())
-
-
-def maximum_changes_between_blocks(inputs: Inputs, stages: Stages) -> bool:
-    row = logits_of(inputs, stages).reshape(-1, stages["weights"].shape[-1])[-1]
-    blocks = [row[start : start + BLOCK].max() for start in range(0, len(row), BLOCK)]
-    changes = [later != earlier for earlier, later in pairwise(np.maximum.accumulate(blocks))]
-    # Falling logits are the counterpart: nothing may be rescaled after the first block.
-    return len(blocks) > 4 and (sum(changes) >= 3 or not any(changes))
-
-
-def has_integers(inputs: Inputs, stages: Stages) -> bool:
-    return all((inputs.arrays[name] % 1 == 0).all() for name in ("query", "key"))
-
-
-def cancels(inputs: Inputs, stages: Stages) -> bool:
-    query, key = inputs.arrays["query"], inputs.arrays["key"].swapaxes(-1, -2)
-    return bool((np.abs(query) @ np.abs(key) > 20 * np.abs(query @ key)).any())
-
-
-def has_coinciding_axes(inputs: Inputs, stages: Stages) -> bool:
-    shapes = [
-        inputs.arrays[name].shape for name in ("query", "key", "value", "weight", "scores") if name in inputs.arrays
-    ]
-    return any(first == second > 1 for shape in shapes for first, second in pairwise(shape)) or any(
-        first[-2] == second[-2] for first, second in pairwise(shapes)
-    )
-
-
-def allows_one_key(inputs: Inputs, stages: Stages) -> bool:
-    return bool((np.isfinite(logits_of(inputs, stages)).sum(axis=-1) == 1).any())
-
-
-PROPERTIES: list[tuple[str, tuple[str, ...], Property]] = [
-    ("poisoned-mask", ("attention",), is_poisoned),
-    ("finite-fill", ("attention",), is_poisoned_for_a_finite_fill),
-    ("low-logits", (), lambda given, made: bool((logits_of(given, made).max(axis=-1) < -5e4).any())),
-    ("running-maximum", (), maximum_changes_between_blocks),
-    ("ragged-tail", ("attention",), lambda given, made: given.arrays["key"].shape[-2] % BLOCK > 0),
-    ("first-block", (), lambda given, made: bool((made["weights"][..., :BLOCK] == 0).all(axis=-1).any())),
-    ("flat-row", (), lambda given, made: made["weights"].shape[-1] >= 4100 and made["weights"].max() < 1.01 / 4100),
-    ("no-averaging", (), lambda given, made: made["weights"].shape[-1] <= 3),
-    ("peaked", (), lambda given, made: bool(made["weights"].max() > 0.999)),
-    (
-        "weights-visible",
-        (),
-        lambda given, made: np.array_equal(given.arrays["value"][0, 0], np.eye(len(made["output"][0, 0].T))),
-    ),
-    ("exact-scores", (), has_integers),
-    ("cancellation", (), cancels),
-    ("one-key", (), allows_one_key),
-    ("empty-row", (), lambda given, made: bool(np.isneginf(made["log_sum_exp"]).any())),
-    ("broadcast-coincidence", ("attention", "softmax", "scoring"), has_coinciding_axes),
-    ("underflow", (), lambda given, made: bool((made["weights"] < 1e-38).any())),
-    ("head-split", (), lambda given, made: min(made["context"].shape[1:3]) > 1),
-]
-
-
 @pytest.mark.parametrize("operation", SIZED_OPERATIONS)
 def test_every_width_and_every_edge_of_a_tile_is_there_twice_and_causal_too(
     operation: str,
@@ -329,20 +220,3 @@ def test_one_query_meets_every_edge_of_keys_in_several_heads_and_entries() -> No
     several = [case for case in of("attention") if min(axis(case, "query", -4), axis(case, "query", -3)) > 1]
     single = {keys(case) for case in several if axis(case, "query", -2) == 1}
     assert single >= {length for tile in TILES for length in edges(tile)}
-
-
-def test_a_probe_is_what_its_tag_says_and_is_small(compute: Compute) -> None:
-    for tag, operations, holds in PROPERTIES:
-        assert tagged(tag, *operations), tag
-        others = [case.id for case in tagged(tag, *operations) if not holds(*compute(case, "float32"))]
-        assert others == [], tag
-    for case in PROBES:
-        assert case.tags, case.id
-        assert max(map(math.prod, (*case.input_shapes.values(), *case.stage_shapes.values()))) <= 13_000, case.id
-        if "query" in case.input_shapes and case.options.get("score") != "dot":
-            # A width whose default scale is a binary number has a reason.
-            width = case.input_shapes["query"][-1] // int(case.options.get("heads", 1))
-            reasons = {"exact-scores", "broadcast-coincidence"} & set(case.tags)
-            assert width not in (4, 16, 64, 256) or reasons, case.id
-    # About half are generic.
-    assert len(PROBES) / 3 < sum(case.supports_statistics for case in PROBES) < 2 * len(PROBES) / 3

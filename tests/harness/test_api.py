@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 
 import attncheck
 from attncheck import check
-from attncheck.backends import BACKENDS
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import UsageError
-from attncheck.execution.implementations import Implementation
-from attncheck.explain import find_implementation
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
@@ -56,13 +53,6 @@ def test_a_right_function_agrees_and_a_wrong_one_is_explained_and_the_rest_count
     assert (PLAIN, "float32", "numeric") in {(row.case, row.dtype, row.verdict) for row in result.failures}
     told = result.explain(most=1)
     assert ("exact" in told, "more that fail" in told) == (True, True)
-
-
-def test_an_implementation_is_found_by_its_name_or_its_backends() -> None:
-    assert find_implementation("numpy") == find_implementation("numpy.eager") == Implementation(BACKENDS["numpy"])
-    for name in ("numpy.fast", "nothing"):
-        with pytest.raises(UsageError, match="no implementation is called"):
-            find_implementation(name)
 
 
 # Calls that are captured

@@ -8,13 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import webbrowser
-from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import cast
-from xml.etree import ElementTree
 
 import pytest
 from processes import PATIENCE, wait_until
@@ -22,7 +18,7 @@ from tables import tables_beside
 
 from attncheck.attention.enclosure import SETTLED
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.results.format import EXACT, Row
+from attncheck.results.format import Row
 from attncheck.results.reader import read_run
 from attncheck.store import NO_STORE
 
@@ -75,18 +71,6 @@ def test_agreement_gives_0_whatever_lies_in_the_folder(case_folder: Path, tmp_pa
     assert lines[-1] == "Report: results/latest/report/report.html"
     assert "\x1b[" not in done.stdout
     assert read_run(tmp_path / "results" / "latest").environment["command"] == "attncheck check small -b numpy"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names have to be text")
-def test_json_is_all_that_is_printed_and_names_are_readable(case_folder: Path, tmp_path: Path) -> None:
-    odd = os.fsdecode(b"caf\xe9.yaml")
-    (case_folder / "small.yaml").rename(tmp_path / odd)
-    done = run_command(*MODULE, "check", odd, "-b", "numpy", "--json", cwd=tmp_path, FORCE_COLOR="1")
-    assert (done.returncode, done.stderr) == (0, "")
-    record = json.loads(done.stdout)
-    assert (record["exit_code"], record["failures"]) == (0, [])
-    assert list(record["verdicts"].values()) == [{f"numpy.eager {version('numpy')} (local)": "agree"}] * 4
-    assert "caf?" in (tmp_path / record["report"]).read_text()
 
 
 @pytest.mark.usefixtures("workers_here", "case_folder")
@@ -182,28 +166,6 @@ def test_bad_usage_gives_2_and_one_line(
 # What is printed
 
 
-@pytest.mark.usefixtures("workers_here", "case_folder")
-def test_a_run_leaves_the_report_out_and_environments_are_compared(
-    invoke: Invoke, table: Table, honest: Honest
-) -> None:
-    table(*honest)
-    for name in ("first", "second"):
-        words = ("-b", name, "-d", "float64", "--label", name, "-o", f"matrix/{name}")
-        code, out, err = invoke("run", "small", *words)
-        assert (code, err) == (0, "")
-        report = f"Report: not written; attncheck report matrix/{name} writes it"
-        assert out.endswith(f"\nResults: matrix/{name}\n{report}\n")
-        assert not Path(f"matrix/{name}/report").exists()
-    # All arrays are kept. Two stages in four cases: of the implementation, the bounds of its class, the exact answer.
-    counts = Counter(name for _, _, name, _ in read_run(Path("matrix/first")).arrays())
-    assert {counts[name] for name in ("first.eager", "bound of class native", EXACT)} == {2 * 4}
-    code, out, err = invoke("report", "matrix", "-o", "compared")
-    assert (code, err) == (0, "")
-    first, second, *_ = out.splitlines()
-    assert first == "first and second agree. Judged 4 of 4 cases on each."
-    assert second.startswith("4 cases on 2 implementations in 2 environments in float64: 8 evaluations, all")
-
-
 # Interrupted
 
 INTERRUPTIBLE = """\
@@ -289,27 +251,6 @@ def wrong(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> Path:
     return write_run([make_row(verdict="numeric", message="off by 2")], exit_code=1)
 
 
-NEGATIVE = "def softmax(scores):\n    return {'weights': scores * 0 - 1}\n"
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_ci_finds_all_that_it_reads(invoke: Invoke, case_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-    Path("summary.md").write_text("An earlier step.\n")
-    Path("wrong.py").write_text(NEGATIVE)
-    arguments = ("check", "small", "-i", "wrong.py:softmax", "-d", "float64", "--junit-xml", "ci/junit.xml")
-    code, out, err = invoke(*arguments, "--annotations")
-    assert (code, err) == (1, "")
-    assert [line.split("::")[1] for line in out.splitlines() if line.startswith("::")] == [
-        "error file=wrong.py,line=1,title=numeric%3A wrong.softmax in float64"
-    ]
-    step = "An earlier step.\n\n### attncheck: wrong.softmax is wrong in all 2 cases"
-    assert Path("summary.md").read_text().startswith(step)
-    (suite,) = ElementTree.parse("ci/junit.xml").getroot()
-    assert [suite.attrib[name] for name in ("tests", "failures", "skipped")] == ["4", "2", "2"]
-    assert Path("ci/junit.xml").read_bytes() == Path("results/latest/report/junit.xml").read_bytes()
-
-
 def test_an_unwritable_summary_ends_no_run(invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = invoke("report", wrong, "--ci-summary", "no/such/folder.md")
     assert (code, err.count("\n")) == (2, 1)
@@ -321,18 +262,3 @@ def test_an_unwritable_summary_ends_no_run(invoke: Invoke, wrong: Path, monkeypa
     assert "Report: " in out
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
     assert invoke("report", wrong)[2] == ""
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_open_hands_the_page_of_the_report_to_the_browser(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda page: not opened.append(page))
-    case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
-    for words, page in (
-        (("check", case, "-b", "numpy", "--open"), "results/latest/report/report.html"),
-        (("explain", case, "numpy", "--open"), "results/explained/report/report.html"),
-    ):
-        assert invoke(*words)[0] == 0
-        assert opened.pop() == Path(page).absolute().as_uri()
-    code, _, err = invoke("check", case, "--open", "--no-report")
-    assert (code, err) == (2, "attncheck: --open opens the report, and --no-report writes none: give one\n")

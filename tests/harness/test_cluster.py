@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,17 +181,6 @@ def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(runs: Runs) -> Non
     assert remote.environment == {**local.environment, "cluster": cluster, "started": remote.environment["started"]}
 
 
-def test_the_command_computes_on_a_cluster_and_prints_what_it_prints_here(
-    invoke: Callable[..., tuple[int, str, str]], runs: Runs, case_folder: Path, tmp_path: Path
-) -> None:
-    runs.processes.have(2)
-    check = ("check", "small", "--backend", "numpy", "--dtype", "float64", "--no-report", "--output", "out")
-    local = invoke(*check)
-    assert (local[0], local[2]) == (ExitCode.AGREE, "")
-    assert invoke(*check, "--cluster", runs.processes.address) == local
-    assert read_run(tmp_path / "out").environment["cluster"]["workers"] == 2
-
-
 def test_one_of_two_workers_is_killed_midway_and_nothing_is_lost_or_told_twice(
     runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,34 +211,6 @@ def test_a_case_that_kills_workers_is_one_crash(runs: Runs) -> None:
     assert "worker died 3 times with this evaluation" in crashes["message"].item()
     assert (summary.exit_code, summary.evaluations, len(units_of(found))) == (ExitCode.NOT_RUN, 8, 8)
     assert set(found.rows[found.rows["verdict"] != "crash"]["verdict"]) == {"agree"}
-
-
-def test_what_is_tried_alone_goes_to_a_worker_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attncheck.executors.dask import driver
-
-    workers: dict[str, Any] = {"tcp://dead": {}, "tcp://living": {}}
-
-    def call_on(worker: str, *_: object) -> int | None:
-        if worker == "tcp://living":
-            return 0
-        del workers[worker]  # which the scheduler notices when it is asked for an answer
-        return None
-
-    monkeypatch.setattr(driver, "_call_on", call_on)
-    cluster: Any = SimpleNamespace(workers=lambda: dict(workers))
-    assert driver._somebody(cluster, {}, lambda: None) == "tcp://living"
-
-
-def test_what_was_interrupted_on_a_cluster_goes_on_here(runs: Runs) -> None:
-    def interrupt(done: int, total: int) -> None:
-        if done >= 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        runs.on_cluster("cut", *runs.both, workers=1, on_progress=interrupt)
-    assert 0 < len(units_of(read_run(runs.folder / "cut"))) < 16
-    runs.run("cut", *runs.both, resume=True)
-    runs.assert_same_report("cut")
 
 
 def test_what_no_worker_offers_or_has_in_another_version_is_named_before_anything_runs(

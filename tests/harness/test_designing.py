@@ -82,17 +82,6 @@ def test_a_design_has_what_a_kernel_takes_and_nothing_else(tmp_path: Path) -> No
     assert offenders == []
 
 
-def test_widths_tile_and_strength_are_those_that_are_asked_for(tmp_path: Path) -> None:
-    path, count, factors = write_design(requested("everything", 2, (48, 96), 32), tmp_path / "a.yaml")
-    cases = load_case_file(path, path.name, path.stem, ())
-    assert {case.input_shapes["query"][3] for case in cases} == {48, 96}
-    assert {case.input_shapes["key"][2] + case.input_shapes.get("past_key", (0,) * 3)[2] for case in cases} == {
-        *(513, 43, 71)
-    }
-    assert (factors, count < 20) == (10, True)
-    assert all(not case.warnings for case in cases)
-
-
 def test_what_no_design_can_be_made_for_is_refused(tmp_path: Path) -> None:
     refused = {
         "softmax": "designs are made for attention and attention_gradients; kernels has softmax",

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +21,19 @@ from typer.testing import CliRunner, Result
 
 from attncheck.api import check
 from attncheck.cli import app
-from attncheck.diagnosing import SETTLED, ReturnedStages, follow
-from attncheck.execution.call import Limits
-from attncheck.execution.implementations import Implementation
+from attncheck.diagnosing import SETTLED, ReturnedStages
 from attncheck.execution.worker import Computed
-from attncheck.explain import Call, MetFailure, calls_before, explain_again, fewest, find_implementation
+from attncheck.explain import calls_before, fewest
 from attncheck.judging.units import Judge
 from attncheck.reading.case import Case
-from attncheck.reading.selection import select_cases
-from attncheck.reports.explanation import explanation_text
-from attncheck.results.format import Row, StoredArray
+from attncheck.results.format import StoredArray
 from attncheck.results.last_failed import RunWatch
 from attncheck.results.writer import ResultsWriter
 from attncheck.store import VARIABLE
-from attncheck.verdicts import Verdict
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 app.load()  # all commands, whichever another test has loaded
-
-Kernel = Callable[[str], Implementation]
-
-
-@pytest.fixture
-def calls(calls_in_a_row: Path) -> list[Call]:
-    """Nine calls, with one to nine queries."""
-    return [(case, "float32") for case in select_cases(["row.yaml"], base=calls_in_a_row).cases]
-
-
-@pytest.fixture
-def kernel(remembering: Callable[[str], Path]) -> Callable[[str], Implementation]:
-    return lambda needed: find_implementation(f"{remembering(needed)}:attention")
-
-
-def failure(before: Sequence[Call]) -> MetFailure:
-    return MetFailure("numeric at output: twice as large", lambda: before)
 
 
 CASE = "row/9-queries"
@@ -88,17 +65,6 @@ def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_pro
     asked["b", "float32"] = "timeout: not done after 1 s"
     assert calls_before(asked, place, dtypes) == []
     assert calls_before(asked, ("gone", "float32"), dtypes) == []
-
-
-def test_a_failure_that_does_not_happen_again_is_said(calls: list[Call], kernel: Kernel) -> None:
-    case = calls[-1][0]
-    for before, says in (
-        (calls[:-1], "That does not happen again, neither in a fresh process nor after the 8 calls"),
-        ([], "It was the first call there, too"),
-    ):
-        told = explain_again(case, kernel("{99}"), "float32", Limits(), failure(before))
-        assert (told.before, told.explanation.fails) == ((), False)
-        assert says in explanation_text(told, {})
 
 
 @pytest.fixture
@@ -152,23 +118,6 @@ def test_a_kernel_or_a_case_changed_since_is_said_or_another_one(
     assert (told.exit_code, "fresh process" in told.stdout) == (0, False)
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_test_suite_tells_it_in_its_failure_and_has_a_command_for_what_a_fresh_process_shows_too(
-    remembering: Callable[[str], Path], run_pytest: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    words = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "row.yaml", "-p", "no:cacheprovider"]
-    remembering("{3}")
-    done = run_pytest(*words)
-    assert "1 failed, 8 passed" in done.stdout
-    assert "In a fresh process nothing is wrong with this case." in done.stdout
-    assert "That happens again after 1 of the 8 calls" in done.stdout
-    assert "attncheck explain" not in done.stdout  # it would start a fresh process, and find nothing
-    remembering("set()")
-    done = run_pytest(*words)
-    assert "fresh process" not in done.stdout
-    assert f"attncheck explain {CASE} kernel.py:attention --dtype float32\n" in done.stdout
-
-
 # What failing cases say together
 
 Array = NDArray[Any]
@@ -204,15 +153,6 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Judge, "examine", noted)
     return found
-
-
-def test_one_query_alone_fits_a_convention_and_says_what_else_it_may_be(causal: str) -> None:
-    case = TEXTS["of_queries"].replace("NAME", "One query").replace("LENGTH", "1").replace("14", "3")
-    (Path(causal) / "causal.yaml").write_text(TEXTS["causal"] + case, encoding="utf-8")
-    (row,) = check(ignoring_causality, cases=[causal]).frames.results.to_dict("records")
-    assert row["verdict"] == "semantic"
-    assert row["message"].startswith("causality is aligned bottom-right")
-    assert row["message"].endswith("this case does not tell them apart)")
 
 
 def test_the_simplest_cases_are_examined_once_after_all_verdicts_and_what_they_name_is_handed_on(
@@ -268,14 +208,3 @@ def test_what_an_earlier_part_of_a_run_has_kept_is_read_from_its_folder(tmp_path
         np.testing.assert_array_equal(found.stages["output"], expected)
     assert returned(("kernel", "file/three", "float64")) is None
     assert returned(("another", "file/one", "float64")) is None
-
-
-def test_a_number_that_misses_by_a_convention_says_so() -> None:
-    stage = Row("file/one", "attention", "float64", "kernel", "stage", "output", Verdict.SEMANTIC, message="otherwise")
-    stage = replace(stage, diagnosis="convention")
-    number = replace(stage, comparison="printed", verdict=Verdict.NUMERIC, message="0.5 is printed", diagnosis=None)
-    assert follow([stage, number])[1] == replace(
-        number, verdict=Verdict.SEMANTIC, message="0.5 is printed; otherwise", diagnosis="convention"
-    )
-    wrong = replace(stage, verdict=Verdict.NUMERIC)
-    assert follow([stage, wrong, number])[2] == number

@@ -136,12 +136,6 @@ needs_pip = pytest.mark.skipif(not list(distributions(name="pip")), reason="pip 
 TEXTS = tables_beside(__file__)["environments"]
 RIGHT = "np.tri(*scores.shape[-2:], dtype=bool)"
 WRONG = "np.tri(*scores.shape[-2:], k=1, dtype=bool)"
-INPUTS = """
-    inputs:
-      query: {draw: randn, shape: [1, 2, 4, 3]}
-      key: {draw: randn, shape: [1, 2, 4, 3]}
-      value: {draw: randn, shape: [1, 2, 4, 3]}
-"""
 
 
 def write_wheel(folder: Path, version: str, source: str) -> None:

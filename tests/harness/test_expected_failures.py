@@ -34,12 +34,6 @@ from attncheck.run import RunSummary
 MakeBackend = Callable[..., BackendEntry]
 RunCases = Callable[..., tuple[RunSummary, Frames]]
 
-HEAD = """\
-title: Causality and empty rows
-source: {kind: SOURCE, title: Made for the tests}
-operation: attention
-cases:
-"""
 TEXTS = tables_beside(__file__)["expected_failures"]
 
 
@@ -172,17 +166,6 @@ def test_other_errors_still_fail(run: RunCases, make_backend: MakeBackend, cases
     assert summary.exit_code is ExitCode.DISAGREE
     failing = [row for row in bad(frames.results) if not row[3]]
     assert failing == [("small/small/empty", "output", "numeric", False)]
-
-
-def test_an_entry_names_one_convention_alone(run: RunCases, make_backend: MakeBackend, cases: Path) -> None:
-    print_case(cases, "zero")
-    entry = TEXTS["entry"].replace("lower.*", "uniform.*").replace("[small/small/causal]", '["*"]')
-    for recorded, code in (("uniform", ExitCode.AGREE), ("nan", ExitCode.DISAGREE)):
-        known = entry.replace("  reason", f"  empty_rows: {recorded}\n  reason")
-        summary, frames = run(make_backend("uniform", TEXTS["uniform"]), known=known, complete=True)
-        assert summary.exit_code is code
-        assert set(frames.results[frames.results["verdict"] == "semantic"]["xfail"]) == {recorded == "uniform"}
-        assert ("xpass" in set(frames.results["verdict"])) is (recorded == "nan")
 
 
 # The example of the README: cases and their list of expected failures in one folder

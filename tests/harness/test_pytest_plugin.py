@@ -8,13 +8,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from here import own_code_here
 from kernels import kernel
-
-from attncheck.spec import DTYPES
 
 RIGHT = kernel()
 WRONG = kernel("output * 1.01")
@@ -48,22 +45,6 @@ def run_here(run_pytest: Run) -> Run:
 def run(project: Path, run_here: Run) -> Run:
     """Do so in the project, and keep nothing of it."""
     return partial(run_here, "-p", "no:cacheprovider")
-
-
-def test_the_option_gives_a_test_per_case_and_dtype_without_a_test_file(project: Path, run: Run) -> None:
-    done = run("--attncheck", "right_kernel:attention", "--attncheck-cases", PLAIN, "--junit-xml", "junit.xml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    # The case has two dtypes more, which no function in NumPy is asked for unless it says that it takes them.
-    assert "2 passed, 2 skipped" in done.stdout
-    names = [case.attrib["name"] for case in ElementTree.parse(project / "junit.xml").iter("testcase")]
-    assert names == [f"right_kernel.attention[{PLAIN}-{dtype}]" for dtype in DTYPES]
-    words = ("--attncheck-cases", "attention", "--attncheck-dtype", "float32", "--collect-only")
-    every, tagged = (
-        [line for line in run("--attncheck", "right_kernel:attention", *words, *tag).stdout.splitlines() if "[" in line]
-        for tag in ((), ("--attncheck-tag", "causal"))
-    )
-    assert 0 < len(tagged) < len(every)
-    assert all(line.rstrip().endswith("float32]") for line in every)
 
 
 def test_a_failure_tells_the_story_what_cannot_be_asked_is_skipped_and_what_cannot_be_used_is_one_line(

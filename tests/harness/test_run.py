@@ -12,15 +12,13 @@ import pandas as pd
 import pytest
 from bundled import bundled
 from here import own_code_here
-from hypothesis import given
-from hypothesis import strategies as some
 from kernels import kernel
 from tables import tables_beside
 
 from attncheck import plan
 from attncheck.backends import BACKENDS, BackendEntry, Mode
 from attncheck.config import minimum_of
-from attncheck.errors import ExitCode, UsageError
+from attncheck.errors import ExitCode
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.options import RunOptions, read_options
 from attncheck.plan import Plan, _features_of_case, standard_units
@@ -146,25 +144,6 @@ def test_who_declares_no_such_dtype_is_unsupported_and_was_never_asked(
     assert sorted(run.rows["message"]) == ["declares no bfloat16", "declares no float16"]
 
 
-def test_every_case_is_planned_in_every_dtype_that_it_declares(case_folder: Path, tmp_path: Path) -> None:
-    plan = Plan.of(select_cases(["small"], base=tmp_path).cases, ())
-    assert [(plan.case(unit).name, unit.dtype) for unit in plan][:3] == [
-        ("A scores", "float64"),
-        ("A scores", "float32"),
-        ("B weights", "float64"),
-    ]
-    assert [unit.position for unit in plan] == list(range(len(plan.units)))
-    assert (plan.dtypes, Plan.of(plan.cases, ["float32"]).dtypes) == (("float32", "float64"), ("float32",))
-    first = plan.units[0]
-    left = plan.without(frozenset({(plan.case(first).id, first.dtype)}))
-    assert left.units == plan.units[1:], "what is left keeps its place"
-    text = (case_folder / "small.yaml").read_text()
-    text = text.replace("operation: softmax", "operation: softmax\ndefaults: {dtypes: [float64]}", 1)
-    (case_folder / "small.yaml").write_text(text)
-    with pytest.raises(UsageError, match="no case is declared for float32"):
-        Plan.of(select_cases(["small"], base=tmp_path).cases, ["float32"])
-
-
 # What was judged: the first line and the exit code say it
 
 Told = Callable[..., tuple[int, list[str]]]
@@ -272,15 +251,6 @@ def test_few_of_the_bundled_cases_have_all_that_occurs_in_any(corpus: Plan) -> N
     assert len(chosen) * 8 < len(units)
 
 
-@given(data=some.data())
-def test_whatever_is_asked_for_none_is_chosen_that_adds_nothing_at_first(corpus: Plan, data: some.DataObject) -> None:
-    every = [(unit.case, unit.dtype) for unit in corpus]
-    units = data.draw(some.lists(some.sampled_from(every), min_size=1, max_size=12, unique=True))
-    positions = standard_units(corpus.cases, units)
-    assert positions == sorted(set(positions))
-    assert features(corpus.cases, [units[each] for each in positions]) == features(corpus.cases, units)
-
-
 SLOW = "slow_to_compile"
 
 
@@ -338,20 +308,3 @@ def test_an_expected_failure_is_outdated_only_where_nothing_was_left_out(
     path.write_text(f"- {entry}  reason: It is wrong somewhere.\n", encoding="utf-8")
     summary, _ = run_standard(all_cases=all_cases, complete=True, expected_failures=load_expected_failures([path]))
     assert int(summary.exit_code) == code
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_by_command_anyone_can_run_standard_cases_or_all(invoke: Callable[..., tuple[int, str, str]]) -> None:
-    check = ("check", "softmax/*", "lengths/*", "masking/*", "windows/*", "-b", "numpy", "--no-report", "-o", "out")
-    code, out, _ = invoke(*check, "--standard", "numpy")
-    rows = read_run(Path("out")).rows
-    left_out = units_of(rows, lacks="--all-cases")
-    assert code == 0
-    assert 0 < units_of(rows) - left_out < left_out
-    assert f"numpy.eager was not asked for {left_out} evaluations, which others cover; --all-cases asks for all." in out
-    for words, says in (
-        (["--standard", "torch.*"], "torch.*: no implementation of this run is called so; it has numpy.eager"),
-        (["--standard", "numpy", "--all-cases"], "leaves no case out, --standard runs some alone: give one"),
-    ):
-        code, _, err = invoke("check", "softmax/*", "--backend", "numpy", *words)
-        assert (code, says in err) == (int(ExitCode.BAD_INPUT), True)

@@ -132,21 +132,6 @@ def test_the_users_store_is_theirs_alone_or_none(tmp_path: Path, monkeypatch: py
     assert user_store() is NO_STORE
 
 
-def test_several_processes_share_a_store(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from attncheck.store import Key, Store\n"
-        "store = Store(Path(sys.argv[1]))\n"
-        "for _ in range(20):\n"
-        "    for number in range(20):\n"
-        "        found = store.get(Key('exact', f'{number:016x}'))\n"
-        "        assert found in (None, bytes([number]) * 5000), found\n"
-        "        store.put(Key('exact', f'{number:016x}'), bytes([number]) * 5000)\n"
-        "assert not store.counts['damaged'] and not store.counts['not kept'], store.counts\n"
-    )
-    running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
-    assert [process.wait() for process in running] == [0, 0, 0]
-
-
 # Digests: equal values have equal ones, in every process; others have others
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()

@@ -7,7 +7,6 @@ import io
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from itertools import permutations
 from pathlib import Path
 from typing import get_type_hints
@@ -20,7 +19,6 @@ from tables import tables_beside
 import attncheck
 from attncheck import progress
 from attncheck.backends import BACKENDS
-from attncheck.cli.explaining import script_name
 from attncheck.commands import command, joined, words_again, words_of
 from attncheck.config import read_config
 from attncheck.errors import ExitCode, UsageError
@@ -28,47 +26,9 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation
 from attncheck.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
-from attncheck.progress import duration
 from attncheck.pytest_plugin import conformance
-from attncheck.reading.selection import select_cases
 from attncheck.run import Settings
 from attncheck.verdicts import Verdict, worst
-from attncheck.wording import (
-    DocumentLayout,
-    counted,
-    expected,
-    layout_of,
-    listed,
-    listed_or,
-    written_element,
-)
-
-
-def test_counts_lists_and_choices() -> None:
-    counts = {0: "0 cases", 1: "1 case", 2000: "2,000 cases"}
-    assert {number: counted(number, "case") for number in counts} == counts
-    lists = {"": "", "a": "a", "ab": "a and b", "abc": "a, b and c"}
-    assert {names: listed(iter(names)) for names in lists} == lists
-    assert [listed_or(names) for names in ([], ["a"], ["a", "b", "c"])] == ["", "a", "a, b or c"]
-    times = {0.4: "0 s", 59.4: "59 s", 59.6: "1:00 min", 187: "3:07 min", 3599: "59:59 min", 3720: "1:02 h"}
-    assert {seconds: duration(seconds) for seconds in times} == times
-
-
-def test_what_is_nearly_called_so_is_asked_for() -> None:
-    dtypes = ["float64", "bfloat16", "int8"]
-    all_of_them = "expected float64, bfloat16, int8"
-    said = {
-        "bflaot16": f"did you mean bfloat16? ({all_of_them})",
-        "Int8": f"did you mean int8? ({all_of_them})",
-        **dict.fromkeys(("complex", "", "x" * 100_000), all_of_them),
-    }
-    assert {name: expected(name, dtypes, one_of=False) for name in said} == said
-    with_a_command = {name: expected(name, dtypes, "`attncheck list dtypes`") for name in ("flaot64", "word")}
-    assert with_a_command == {
-        "flaot64": "did you mean float64? (`attncheck list dtypes` lists all)",
-        "word": "expected one of float64, bfloat16, int8",
-    }
-
 
 EXIT_CODES = {
     0: ["agree", "unverified", "unsupported"],
@@ -88,24 +48,6 @@ def test_verdicts_have_their_words_severities_and_exit_codes() -> None:
         for order in permutations([Verdict(milder), Verdict(graver), Verdict.AGREE]):
             assert worst(list(order)) is Verdict(graver)
     assert worst([]) is Verdict.AGREE
-
-
-def test_a_document_counts_without_leading_axes_of_length_1() -> None:
-    written = {
-        ((1, 1, 4, 5), False): "w[2, 3]",
-        ((1, 1, 4, 5), True): "w[3, 2]",
-        ((1, 2, 4, 5), False): "w[0, 2, 3]",
-        ((2, 1, 4, 5), True): "w[0, 0, 3, 2]",
-        ((4, 5), False): "w[0, 0, 2, 3]",
-    }
-    assert {each: written_element((0, 0, 2, 3), "w", DocumentLayout(*each)) for each in written} == written
-    assert written_element((0, 0, 0, 3), "w", DocumentLayout((1, 1, 1, 5))) == "w[3]"
-    assert written_element("0,0,0,0", layout=DocumentLayout((1, 1, 1, 1))) == "[0]"  # one axis stays
-    shape, own = (1, 1, 4, 5), [("w", True)]
-    assert layout_of("w", shape, own, is_document=False) is None
-    assert [layout_of(name, shape, own, is_document=True) for name in "wx"] == [
-        DocumentLayout(shape, is_transposed) for is_transposed in (True, False)
-    ]
 
 
 def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,16 +96,6 @@ def test_an_implementation_is_named_again_as_it_was_given_with_limits_that_are_n
     handed_over = select_callable(lambda query, key, value: value, None, None)
     assert words_again([handed_over], Limits(), None) == {}
     assert (words_of("torch.sdpa", {}), words_of("mine.attention", {})) == (["torch.sdpa"], [])
-
-
-def test_scripts_have_short_names_that_stay_apart() -> None:
-    assert script_name("folder/file/a-name", "torch.sdpa", "float32") == "repro_a_name_torch.sdpa_float32.py"
-    long = "file/" + "-".join(["word"] * 20)
-    first, second, again = (script_name(f"{long}-{end}", "numpy.eager", "float64") for end in ("one", "two", "one"))
-    assert first == again != second
-    assert len(first) == len("repro_") + 60 + len("_numpy.eager_float64.py")
-    names = Counter(script_name(case.id, "numpy.eager", "float32") for case in select_cases(tiles=[48]).cases)
-    assert max(names.values()) == 1
 
 
 def project(folder: Path, text: str) -> Path:

@@ -22,7 +22,7 @@ from attncheck.judging.judge_stages import judge_stages
 from attncheck.mutation.catalogue import CONTROLS
 from attncheck.mutation.judgement import REFERENCE_CLASSES
 from attncheck.reading.inputs import Inputs
-from attncheck.spec import ROUNDING_MODELS, computed_stages
+from attncheck.spec import computed_stages
 from attncheck.spec.rounding import FORMATS, rounding_model_named
 from attncheck.verdicts import Verdict
 
@@ -103,18 +103,6 @@ def test_formats_have_the_numbers_that_their_libraries_state() -> None:
         own = 2 * stated.unit_roundoff, stated.least_normal, stated.least_subnormal, stated.largest
         assert own == tuple(map(float, numbers))
         assert stated.underflow == (2.0**-25 if name == "float16" else stated.least_normal)  # it alone keeps subnormals
-
-
-def test_every_class_has_a_policy_in_each_of_its_dtypes_and_in_no_other() -> None:
-    for name, dtypes in ROUNDING_MODELS.items():
-        for dtype in dtypes:
-            rounding = rounding_model_named(name, dtype)
-            assert (rounding.rounding_model, rounding.dtype) == (name, dtype)
-            assert rounding.from_log_sum_exp == name.endswith("_lse")
-            assert (rounding.product_unit > 0) == name.endswith("_products")
-        for dtype in {*FORMATS, "float8"} - {*dtypes}:
-            with pytest.raises(ValueError, match=r"rounding model|dtype"):
-                rounding_model_named(name, dtype)
 
 
 # By hand.

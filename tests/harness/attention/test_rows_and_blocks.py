@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -293,26 +292,3 @@ def test_stages_with_known_numbers_are_always_worked_out(load_text: LoadText, co
         found = judge(replace(case, expected=expected), "float64", inputs, outcomes, {"a": "native"})
         assert not found.disagrees
         assert ("weights" in found.truth.exact, bool(found.truth.inner)) == (is_whole, not is_whole)
-
-
-@pytest.mark.parametrize(
-    "options", [{"is_causal": True}, {"window": (100, 0)}, {}], ids=["causal", "window", "lengths"]
-)
-def test_nothing_of_the_size_of_the_score_matrix_is_made(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (oracle, bounds):
-        monkeypatch.setattr(module, "ELEMENTS_AT_A_TIME", 1 << 13)
-    monkeypatch.setattr(oracle, "_MIN_KEYS", 64)
-    monkeypatch.setattr(oracle, "MIN_ELEMENTS", 0)
-    length, random = 3072, np.random.RandomState(0)
-    inputs = {name: random.randn(1, 1, length, 4).astype("float32") for name in ("query", "key", "value")}
-    if not options:
-        inputs |= {"key_lengths": np.array([1500]), "query_mask": np.arange(length)[np.newaxis] % 2 == 0}
-    tracemalloc.start()
-    try:
-        truth = Problem("attention", options, inputs).truth("float32", returned=["output"])
-        truth.bounds("native")
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert (truth.exact["output"].shape, truth.queries) == ((1, 1, 64, 4), length)
-    assert peak < length * length  # a byte for each score would be more

@@ -18,14 +18,13 @@ import psutil
 import pytest
 from bundled import bundled
 from kernels import kernel
-from processes import PATIENCE, wait_until
+from processes import PATIENCE
 from tables import tables_beside
 
 from attncheck.cli import completion
-from attncheck.cli.watching import RunChanges, WatchedFiles, changed_files
+from attncheck.cli.watching import WatchedFiles, changed_files
 from attncheck.errors import ExitCode
 from attncheck.execution.implementations import every_implementation
-from attncheck.reports.comparison import MAX_LISTED, NO_RESULT, WRONG, Evaluation, Outcome
 from attncheck.reports.json_schema import results_schema
 from attncheck.spec import DTYPES
 
@@ -44,26 +43,6 @@ def files(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(KERNEL.replace("FACTOR", "1"), encoding="utf-8")
     faulty = KERNEL.replace("FACTOR", "1 + (len(query) == 3) / 8")
     (tmp_path / "faulty.py").write_text(faulty, encoding="utf-8")
-
-
-@pytest.mark.usefixtures("files")
-def test_a_kernel_that_holds_ends_with_0_and_unfit_questions_are_refused(invoke: Invoke, tmp_path: Path) -> None:
-    asked = ("properties", "kernel.py:attention", "--cases")
-    code, out, _ = invoke(*asked, "calls.yaml")
-    assert code == ExitCode.AGREE
-    assert "Properties hold: 2 properties, 3 comparisons." in out
-    (tmp_path / "unfit.yaml").write_text(
-        (TEXTS["head"] + TEXTS["asked"]).replace("batch_invariant", "decoding"), encoding="utf-8"
-    )
-    for words, message in (
-        (("calls.yaml", "--property", "splendour"), "unknown property 'splendour'"),
-        (("calls.yaml", "--dtype", "float7"), "unknown dtype 'float7'"),
-        (("calls.yaml", "--property", "decoding"), "no case asks for these properties"),
-        (("unfit.yaml",), 'unfit.yaml:9: case "A batch": properties: decoding: the case has no is_causal'),
-    ):
-        code, _, error = invoke(*asked, *words)
-        assert code == ExitCode.BAD_INPUT
-        assert message in error
 
 
 @pytest.mark.usefixtures("files")
@@ -296,40 +275,6 @@ def test_a_save_in_several_steps_is_one_change(watched: Path) -> None:
     assert files.wait(before, steps(lambda: new.replace(watched)))[0] == [watched]
 
 
-BIG = Outcome(WRONG, "numeric", "scores", ", 3.1e+05 times its bound")
-SMALL = Outcome(WRONG, "numeric", "weights", ", 3 times its bound")
-
-
-def key(case: str, dtype: str = "float32", name: str = "mine.attention") -> Evaluation:
-    return Evaluation("", name, f"file/{case}", dtype)
-
-
-def test_each_kind_of_change_is_counted_and_listed_with_its_dtypes_together() -> None:
-    before = {key("a"): BIG, key("b"): BIG, key("c"): BIG, key("c", "float64"): BIG, key("d"): SMALL, key("e"): SMALL}
-    now = {key("b"): SMALL, key("d"): SMALL, key("f", "float64"): BIG, key("f"): BIG}
-    found = RunChanges.between(before, now, {*now, key("e")})
-    assert found.headline == "2 verdicts got worse, 3 got better, 1 changed otherwise; 5 fail"
-    assert [" ".join(line.split()) for line in found.lines()] == [
-        "worse mine.attention file/f float64, float32 passes -> numeric at scores, 3.1e+05 times its bound",
-        "better mine.attention file/a float32 numeric at scores, 3.1e+05 times its bound -> passes",
-        "better mine.attention file/c float64, float32 numeric at scores, 3.1e+05 times its bound -> passes",
-        "other mine.attention file/b float32 numeric at scores, 3.1e+05 times its bound -> "
-        "numeric at weights, 3 times its bound",
-    ]
-    assert found.failing == {**now, key("e"): SMALL}
-    failing, crash = {key("a"): BIG}, {key("a"): Outcome(NO_RESULT, "crash")}
-    situations: tuple[tuple[dict[Evaluation, Outcome], dict[Evaluation, Outcome], str], ...] = (
-        ({}, {}, "nothing changed; nothing fails"),
-        (failing, failing, "nothing changed; 1 fails"),
-        (failing, {}, "0 verdicts got worse, 1 got better, 0 changed otherwise; nothing fails"),
-        (failing, crash, "1 verdict got worse, 0 got better, 0 changed otherwise; 1 fails"),
-    )
-    for before, now, headline in situations:
-        assert RunChanges.between(before, now, now).headline == headline
-    many = {key(f"{number:03}"): BIG for number in range(MAX_LISTED + 5)}
-    assert [*RunChanges.between({}, many, ()).lines()][MAX_LISTED:] == ["and 5 more"]
-
-
 WATCHED = kernel("output * query.dtype.type(WRONG.get(query.shape[-2], 1))", before="from wrong import WRONG\n")
 
 
@@ -433,29 +378,6 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> No
     _, alive = psutil.wait_procs(workers, PATIENCE)
     assert not alive
     assert not (seen.folder / "results" / "latest" / "report").exists()
-
-
-def test_what_failed_runs_first_and_ctrl_c_ends_a_run(watching: Start) -> None:
-    seen = watching()
-    report = seen.folder / "results" / "latest" / "report" / "report.md"
-    seen.until("watching", "err")
-    assert "agrees with the exact answer" in report.read_text()
-    printed = seen.save("wrong.py", "WRONG = {4: 3}\n")
-    seen.until("4-queries ", after=printed)
-    note = "    with open('order', 'a') as file:\n        file.write(f'{query.shape[-2]}')\n"
-    printed = seen.save("kernel.py", WATCHED.replace("    scores", f"{note}    scores", 1))
-    seen.until("nothing changed; 1 fails", after=printed)
-    assert (seen.folder / "order").read_text() == "412356789"
-    wait_until(lambda: report.is_file() and "is wrong in 1 of the 9 cases" in report.read_text())
-    hanging = "    open('hangs', 'w').close()\n    import time\n    time.sleep(600)\n    scores"
-    seen.save("kernel.py", WATCHED.replace("    scores", hanging, 1))
-    wait_until((seen.folder / "hangs").exists)
-    workers = psutil.Process(seen.process.pid).children(recursive=True)
-    assert workers
-    assert seen.end() == 1
-    assert "attncheck: interrupted; what was judged is in results/latest" in seen.text("err")
-    _, alive = psutil.wait_procs(workers, PATIENCE)
-    assert not alive
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ corner, its own windows and masks.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,6 @@ import attncheck
 from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.backends.contract import UnsupportedError
 from attncheck.backends.families import FAMILIES
-from attncheck.backends.family_calls import never_given, parameters_of_call
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
@@ -361,20 +359,3 @@ def test_what_cannot_be_called_so_and_an_unknown_family_are_refused() -> None:
         select_implementations(None, ["numpy"], signature="flash")
     with pytest.raises(LoadError, match="expected a function"):
         declarations(SimpleNamespace(attention=f), "f", "sdpa")
-
-
-def test_the_call_that_is_shown_is_one_that_can_be_made() -> None:
-    def builtin(*arguments: Any, **options: Any) -> None:
-        raise NotImplementedError
-
-    for name, family in FAMILIES.items():
-        names = [parameter.name for parameter in parameters_of_call(family)]
-        assert len(names) == len(set(names)) >= 4
-        builtin.__signature__ = inspect.Signature(list(parameters_of_call(family)))  # type: ignore[attr-defined]
-        assert never_given(builtin, family) == []
-        assert "scale" in inspect.signature(contract_attention(builtin, name)).parameters
-    # A builtin that tells no parameters, as torch's scaled_dot_product_attention, has those of the family.
-    with pytest.raises(ValueError, match="signature"):
-        inspect.signature(max)
-    expected = {"mask", "bias", "is_causal", "scale", "past_key"}
-    assert expected <= set(inspect.signature(contract_attention(max, "sdpa")).parameters)

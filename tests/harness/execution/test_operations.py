@@ -57,18 +57,6 @@ class Recorder:
         return call
 
 
-def test_an_operation_calls_its_function_with_the_backends_own_arrays() -> None:
-    for operation, options, function, passed in TABLES["functions"]:
-        before, recorder = dict(options), Recorder()
-        stages = run_operation(cast(Backend, recorder), operation, {"first": 1, "second": 2}, options)
-        assert recorder.calls == [(function, {"first": ("own", 1), "second": ("own", 2)} | passed)]
-        assert (stages, options) == ({"output": function}, before)
-    for operation in OPERATIONS:
-        run_operation(cast(Backend, Recorder()), operation, {}, {})
-    with pytest.raises(AssertionError, match="an operation that no backend has: dreaming"):
-        run_operation(cast(Backend, Recorder()), "dreaming", {"scores": np.zeros(1)}, {})
-
-
 def test_the_result_is_the_last_stage_asked_for() -> None:
     for operation, asked, wanted in TABLES["results"]:
         inputs = {name for name, value in asked.items() if name in OPERATIONS[operation].inputs and value is not None}

@@ -27,9 +27,7 @@ from attncheck.execution.programs import (
     MAX_HEADER,
     WIRE,
     ProtocolError,
-    Refused,
     call_request,
-    describe_request,
     read_answer,
     read_description,
     try_rules,
@@ -174,22 +172,6 @@ def stage(name: str = "output", dtype: str = "float32", shape: Any = (2, 1)) -> 
     return {"name": name, "dtype": dtype, "shape": shape}
 
 
-def test_a_request_is_a_line_and_the_arrays_behind_it() -> None:
-    query, mask = np.array([[1, -2.5]], np.float32), np.array([True, False])
-    sent = b"".join(call_request("attention", {"query": query.T, "mask": mask}, {"scale": 0.1, "window": [2, None]}))
-    header, _, rest = sent.partition(b"\n")
-    assert json.loads(header) == {
-        "attncheck": 1,
-        "ask": "call",
-        "function": "attention",
-        "options": {"scale": 0.1, "window": [2, None]},
-        "arrays": [stage("query", "float32", [2, 1]), stage("mask", "bool", [2])],
-    }
-    assert b" " not in header, "a search for a name finds its value right behind it"
-    assert rest == b"\0\0\x80?\0\0 \xc0\1\0"
-    assert json.loads(describe_request()) == {"attncheck": 1, "ask": "describe"}
-
-
 @given(st.data(), st.sampled_from(sorted(WIRE)), array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3))
 def test_what_is_sent_as_an_array_is_read_as_a_stage(data: Any, dtype: str, shape: tuple[int, ...]) -> None:
     kind = WIRE[dtype]
@@ -200,16 +182,6 @@ def test_what_is_sent_as_an_array_is_read_as_a_stage(data: Any, dtype: str, shap
     assert isinstance(found, dict)
     assert (found["output"].dtype, found["output"].shape) == (array.dtype, array.shape)
     assert found["output"].tobytes() == array.tobytes()
-
-
-def test_the_next_answer_lies_behind_the_stages_of_one() -> None:
-    one = line({"stages": [stage("weights", "float64", [1]), stage()]}) + b"\0" * 16
-    stream = BytesIO(one + line({"unsupported": "no softcap"}) + line({"error": "no memory"}))
-    assert list(read_answer(stream)) == ["weights", "output"]  # type: ignore[call-overload]
-    assert read_answer(stream) == Refused("unsupported", "no softcap")
-    assert read_answer(stream) == Refused("error", "no memory")
-    with pytest.raises(EOFError):
-        read_answer(stream)
 
 
 @pytest.mark.parametrize(

@@ -280,18 +280,6 @@ def test_what_is_called_with_which_inputs_and_options(write: Write, tmp_path: Pa
     assert outcome_here(denying) == Failure("unsupported", "says that it has no value width", ("value width",))
 
 
-def test_what_a_function_declares_is_read_before_it_runs(write: Write) -> None:
-    declared = (
-        "attention.capabilities = {'dtypes': ['float32', 'float16'], 'grouped_heads': False}\n"
-        "attention.classes = {'float16': 'fused'}\nattention.conventions = {'empty_rows': 'nan'}\n"
-        "attention.resources = {'GPU': 1}\nattention.framework = 'numpy'\n"
-    )
-    found = own(f"{write(ATTENTION + declared)}:attention")
-    assert dict(found.declared.classes) == {"float32": "native", "float16": "fused"}
-    assert {name: each.value for name, each in found.declared.conventions.items()} == {"empty_rows": "nan"}
-    assert found.needs == {"numpy": 1, "GPU": 1}
-
-
 def test_who_imports_one_framework_alone_is_given_its_arrays(write: Write, tmp_path: Path) -> None:
     for name in ("torch", "jax"):
         (tmp_path / f"{name}.py").touch()
@@ -330,22 +318,6 @@ def test_what_a_function_or_its_module_requires_is_padded_in_the_run(write: Writ
     assert requires("attention") == ({"width_multiple": 8}, {"mask"})
     assert requires("softmax") == ({"widths": [4]}, frozenset())
     assert requires("dot_scores") == ({}, frozenset())
-
-
-def test_an_error_about_shapes_says_how_they_are_declared(write: Write) -> None:
-    for line, is_advised in (
-        ("assert query.shape[-1] % 8 == 0", True),
-        ("raise RuntimeError('head_dim should be a multiple of 8')", True),
-        ("raise ValueError('block size must be a power of 2')", True),
-        ("raise ValueError('out of luck')", False),
-        ("assert False", False),
-        ("raise NotImplementedError('head size must be a multiple of 8')", False),
-    ):
-        text = function_of(line)
-        advice = 'attention.requires = {"width_multiple": 8} (docs/kernels.md)'
-        assert (advice in failure_of(f"{write(text)}:attention").message) is is_advised
-        declared = failure_of(f"{write(text + 'attention.requires = dict(min_width=1)')}:attention")
-        assert "declare" not in declared.message
 
 
 def test_only_what_it_raises_itself_says_that_a_function_does_not_support_a_case(write: Write) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any, NoReturn
 import numpy as np
 import psutil
 import pytest
-from processes import PATIENCE, wait_until
 
 from attncheck import run
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
@@ -27,7 +25,7 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.executors import local
-from attncheck.executors.local import MIN_UNITS, JudgingProcesses, PrioritySemaphore, WaitingOutcomes
+from attncheck.executors.local import JudgingProcesses, WaitingOutcomes
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Unit
 from attncheck.reading.case import Case
@@ -35,7 +33,7 @@ from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_arrays, read_run
 from attncheck.run import Settings, run_cases
-from attncheck.store import NO_STORE, Store
+from attncheck.store import NO_STORE
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -150,29 +148,6 @@ def contents(folder: Path) -> tuple[Any, ...]:
     return sorted(map(str, rows.to_dict("records"))), arrays
 
 
-def test_documents_judged_before_have_their_arrays_put_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases, begun = select_cases(["documents/*", "scoring"]).cases, list[str]()
-
-    def run(name: str, store: Store) -> tuple[Any, ...]:
-        def begin(*given: Any, **named: Any) -> JudgingProcesses:
-            begun.append(name)
-            return JudgingProcesses(*given, **named)
-
-        monkeypatch.setattr(local, "JudgingProcesses", begin)
-        settings = Settings(tmp_path / name, dtypes=("float64",), store=store)
-        run_cases(cases, bundled_implementations(["numpy"]), settings)
-        return contents(tmp_path / name)
-
-    assert len(cases) >= MIN_UNITS
-    plain = run("plain", NO_STORE)
-    first, again = (run(name, Store(tmp_path / "store")) for name in ("first", "again"))
-    assert begun == ["plain", "first"]
-    assert plain == first == again
-    assert plain[1]
-
-
 def test_a_stopped_run_leaves_no_worker_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MAX_ANSWERS", 1)
     monkeypatch.setattr(local, "MAX_TO_JUDGE", 1)
@@ -212,27 +187,6 @@ def test_ones_own_kernel_has_one_worker(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 # Who may compute next, and what is computed
-
-
-def test_whoever_is_furthest_behind_is_next_and_before_whoever_takes_what_is_spare() -> None:
-    turns, order = PrioritySemaphore(1), list[int | str]()
-
-    def queue(done: int) -> None:
-        with turns.acquire(done):
-            order.append(done)
-
-    def help_out() -> None:
-        with turns.spare(lambda: True):
-            order.append("spare")
-
-    with ThreadPoolExecutor(5) as threads:
-        with turns.acquire(0):
-            futures = [threads.submit(queue, done) for done in (7, 3, 9, 1)]
-            wait_until(lambda: len(turns._waiting) == 4)
-            futures.append(threads.submit(help_out))
-        for future in futures:
-            future.result(timeout=PATIENCE)
-    assert order == [1, 3, 7, 9, "spare"]
 
 
 SERVING = {"float64": 1, "bfloat16": 3}

@@ -147,34 +147,6 @@ def test_with_a_store_everything_is_as_without_and_damaged_entries_change_nothin
     assert store.counts["damaged"] == len(paths)
 
 
-def test_what_needs_no_work_is_remembered_without_any(units: list[Unit], tmp_path: Path) -> None:
-    judge, seen = Judge((NUMPY,), store=Store(tmp_path)), set()
-    for unit in units:
-        assert unit.remembered(judge) == Remembered(None, None)
-        found = unit.by(judge)
-        again = unit.remembered(judge)
-        if found.arrays:
-            assert again.result is None, "arrays are to be kept, which follow from the exact answer"
-        assert as_written(again.result or unit.by(judge, again)) == as_written(found)
-        seen.add((unit.case.is_document, bool(found.arrays)))
-    assert seen >= {(True, True), (False, False)}
-    assert not any(unit.remembered(Judge((NUMPY,))) for unit in units)
-    assert unit.remembered(replace(judge, keep_all_arrays=True)) is None
-
-
-@pytest.mark.parametrize("verdict", ["unsupported", "error", "timeout"])
-def test_of_failures_alone_nothing_is_worked_out_unless_arrays_are_kept(verdict: str, units: list[Unit]) -> None:
-    failure, judge = Failure(verdict, "has no softcap", ("softcap",), "8 columns", seconds=2.5), Judge((NUMPY,))
-    for unit in units:
-        for collected in ({"numpy.eager": failure}, {}):
-            found = judge.of_failures(unit.case, unit.dtype, collected)
-            whole = judge.judge(unit.case, unit.dtype, unit.inputs, collected)
-            assert found == (None if whole.arrays else whole)
-            if whole.arrays:
-                assert verdict != "unsupported" or unit.case.is_document
-        assert judge.of_failures(unit.case, unit.dtype, {"numpy.eager": unit.outcome}) is None
-
-
 # Keys.
 
 

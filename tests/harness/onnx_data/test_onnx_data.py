@@ -11,7 +11,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -164,51 +163,6 @@ def test_the_cases_are_judged_against_what_the_tests_say(data: Path, tmp_path: P
         assert {row.verdict for row in rows} == {Verdict.AGREE}
 
 
-def test_a_wrong_output_is_found(tmp_path: Path, judge_alone: Judged) -> None:
-    right = attention("test_wrong", QKV)
-    output = right.outputs["Y"].copy()
-    output[1, 2, 0, 3] *= 1 + 1e-5
-    wrong = BackendTest("test_wrong", "Attention", 23, {}, right.inputs, {"Y": output})
-    write_test(tmp_path / "test_wrong", wrong)
-    import_from(tmp_path / "test_wrong", tmp_path / "cases")
-    found = [row for row in judge_alone(cases_of(tmp_path / "cases")["test-wrong"]) if row.verdict != Verdict.AGREE]
-    assert [(row.verdict, row.index) for row in found] == [(Verdict.MISPRINT, "1,2,0,3")]
-
-
-def test_queries_before_the_first_key_have_a_mask(data: Path, tmp_path: Path) -> None:
-    said = import_from(data, tmp_path / "cases")
-    assert "noted in 1 (test_short_mask): is_causal and the window are written out as a mask" in said
-    cases = cases_of(tmp_path / "cases")
-    assert {"query_offsets", "key_lengths"} <= cases["test-lengths"].inputs.keys()
-    assert {"mask", "bias", "key_lengths"} <= cases["test-short-mask"].inputs.keys()
-    assert "is_causal" not in cases["test-short-mask"].options
-
-
-def test_sixteen_bits_come_back(tmp_path: Path) -> None:
-    for dtype, kind in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
-        data, cases, back = (tmp_path / dtype / name for name in ("data", "cases", "back"))
-        narrow = {name: uniform(*array.shape, dtype=kind) for name, array in QKV.items()}
-        output = {"Y": uniform(2, 4, 3, 6, dtype=kind)}
-        write_test(data / "test_narrow", BackendTest("test_narrow", "Attention", 23, {}, narrow, output))
-        import_from(data, cases)
-        [case] = cases_of(cases).values()
-        assert (case.dtypes, case.computed_in) == ((dtype,), dtype)
-        run("export", "onnx", str(back), str(cases))
-        assert tensors(back / "test_narrow") == tensors(data / "test_narrow")
-
-
-def test_the_exact_answer_takes_the_place_of_given_outputs_where_it_is_asked_for(data: Path, tmp_path: Path) -> None:
-    import_from(data / "test_plain", tmp_path / "cases")
-    said = run("export", "onnx", str(tmp_path / "back"), str(tmp_path / "cases"), "--exact")
-    assert "the exact answer is written" in said
-    query, key, value = (QKV[name].astype(np.longdouble) for name in "QKV")
-    key, value = np.repeat(key, 2, axis=1), np.repeat(value, 2, axis=1)
-    weights = np.exp(query @ key.swapaxes(-1, -2) / np.sqrt(np.longdouble(8)))
-    exact = (weights @ value / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
-    tensor = (tmp_path / "back" / "test_plain" / "test_data_set_0" / "output_0.pb").read_bytes()
-    np.testing.assert_array_equal(numpy_helper.to_array(TensorProto.FromString(tensor)), exact)
-
-
 def test_cases_of_the_corpus_are_computed_alike_by_the_standard_s_evaluator(tmp_path: Path) -> None:
     files = ("attention", "caches", "lengths", "masks_of_models", "query_offsets", "probes/masks", "windows")
     chosen = [f"{name}/*" for name in files]
@@ -325,19 +279,6 @@ def test_nothing_is_overwritten(data: Path, tmp_path: Path) -> None:
     assert len(cases_of(tmp_path / "cases")) == 1
     with pytest.raises(OutputError, match="is already there"):
         run("export", "onnx", str(data), str(tmp_path / "cases"))
-
-
-def test_a_graph_of_several_nodes_and_other_operators_are_counted(data: Path, tmp_path: Path) -> None:
-    for name, nodes in (("test_add", ["Add"]), ("test_expanded", ["Add", "Add"])):
-        made = [helper.make_node(each, ["x", "x"], [f"y{number}"]) for number, each in enumerate(nodes)]
-        infos = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [1]) for each in ("x", "y0")]
-        model = helper.make_model(helper.make_graph(made, "g", infos[:1], infos[1:]))
-        (tmp_path / "data" / name).mkdir(parents=True)
-        (tmp_path / "data" / name / "model.onnx").write_bytes(model.SerializeToString())
-    write_test(tmp_path / "data" / "test_one", attention("test_one", QKV))
-    said = import_from(tmp_path / "data", tmp_path / "cases")
-    assert "left out: 1 (test_add): another operator than Attention and Softmax" in said
-    assert "left out: 1 (test_expanded): a graph of several nodes" in said
 
 
 def test_a_failure_is_one_line_on_stderr_and_without_the_package_says_what_to_install(

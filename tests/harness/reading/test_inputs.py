@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from itertools import accumulate, repeat
 from operator import mul
@@ -17,8 +16,7 @@ from tables import tables_beside
 
 from attncheck.reading.array_kinds import Arrangement
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import arranged_shape, convert_inputs, make_exact_inputs
-from attncheck.reading.selection import select_cases
+from attncheck.reading.inputs import arranged_shape, make_exact_inputs
 from attncheck.reading.shapes import (
     ShapeFault,
     bind_axes,
@@ -27,7 +25,6 @@ from attncheck.reading.shapes import (
     show,
 )
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
-from attncheck.store import digest_of
 
 TABLES = tables_beside(__file__)
 
@@ -209,19 +206,3 @@ def test_rows_and_transpose_are_numpys(shape: tuple[int, ...], rows: list[int] |
             arranged_shape(shape, arrangement)
         return
     assert arranged_shape(shape, arrangement) == wanted
-
-
-def test_radii_are_worked_out_when_they_are_asked_for_and_travel_as_numbers() -> None:
-    for case in select_cases(["documents/*", "attention"]).cases[::9]:
-        exact = make_exact_inputs(case)
-        inputs, others = (convert_inputs(case, exact, case.dtypes[-1]) for _ in range(2))
-        sent = pickle.loads(pickle.dumps(inputs))
-        assert type(sent.radius) is dict
-        assert list(sent.radius) == list(inputs.radius) == list(inputs.arrays)
-        assert len(inputs.radius) == len(inputs.arrays)
-        for name, radius in sent.radius.items():
-            assert radius.tobytes() == inputs.radius[name].tobytes() == others.radius[name].tobytes()
-            assert inputs.radius[name] is inputs.radius[name]
-        assert digest_of(inputs) == digest_of(sent)
-    with pytest.raises(KeyError):
-        inputs.radius["nothing"]

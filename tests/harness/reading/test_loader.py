@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attncheck.errors import CaseError, Diagnostic
-from attncheck.reading import arrays, case_maker
+from attncheck.reading import case_maker
 from attncheck.reading.case import Case
 from attncheck.reading.for_each import MAX_CASES, write_out
 from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
@@ -168,16 +168,6 @@ def test_the_numbers_of_a_file_are_counted_however_they_are_written(
         assert load_text(file_of(*cases[: most // 1024 - 1]).replace(HEAD, shared))
         fault = faults_of(load_text, file_of(*cases, *cases).replace(HEAD, shared))[0]
         assert fault.message.startswith(f"the file's cases spell out or refer to more than {most} numbers")
-
-
-def test_the_arrays_of_a_file_are_checked_once(load_text: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(arrays, "_check_parts", lambda source, named, path: seen.append(path))
-    group = ", ".join(f"a{number}: {{identity: 1}}" for number in range(199))
-    text = file_of(*["{ref: a1}"] * 20).replace("{large: ", f"{{{group}, large: ")
-    assert len(load_text(text)) == 20
-    assert len([path for path in seen if path[0] == "arrays"]) == 200
-    assert "at most 200 items" in faults_of(load_text, text.replace("large: ", "a: {identity: 1}, large: "))[0].message
 
 
 # Cases that for_each repeats, of any data: what is put in a place is what stands there in the file.

@@ -143,35 +143,6 @@ def test_nothing_that_is_given_is_changed(problem: Drawn) -> None:
 
 
 QUERY, KEY = np.ones((2, 1, 3, WIDTH)), np.ones((2, 1, 5, WIDTH))
-PLAIN = {"query": QUERY, "key": KEY, "value": KEY}
-PAST = {"past_key": KEY[:, :, :2], "past_value": KEY[:, :, :2]}
-MASK, AT = np.ones((1, 1, 3, 5), dtype=bool), {"query_offsets": np.array([2, 0])}
-
-
-def test_calls_say_what_they_can_and_masks_the_rest() -> None:
-    for options, more, passed, has_new_mask in (
-        ({"is_causal": True}, {}, {"is_causal": True}, False),
-        ({"is_causal": False}, {}, {}, False),
-        ({"is_causal": True, "alignment": "top_left"}, {}, {"is_causal": True}, False),
-        ({"is_causal": True, "window": (1, 0)}, {}, {"is_causal": True, "window": (1, 0)}, False),
-        ({"window": (1, None)}, PAST, {"window": (1, None)}, False),
-        ({"scale": 0, "empty_rows": "nan"}, {"mask": MASK}, {"scale": 0, "empty_rows": "nan"}, False),
-        ({"heads": 1, "kv_heads": 1}, {}, {}, False),
-        ({"is_causal": True, "alignment": "bottom_right"}, {"query": KEY}, {"is_causal": True}, False),
-        ({}, {"key_lengths": np.array([1, 2])}, {}, False),
-        ({"is_causal": True, "window": (3, None)}, AT, {"is_causal": True, "window": (3, None)}, False),
-        ({"is_causal": True, "window": (3, None)}, PAST | AT, {"is_causal": True, "window": (3, None)}, False),
-        ({"is_causal": True, "alignment": "bottom_right"}, {}, {}, True),
-        ({"is_causal": True, "window": (2, 2)}, PAST, {"window": (2, 2)}, True),
-        ({"is_causal": True, "alignment": "top_left"}, PAST, {}, True),
-        ({"window": (0, 0), "alignment": "top_left"}, PAST, {}, True),
-        ({}, {"query_mask": np.ones((2, 3), dtype=bool)}, {}, True),
-    ):
-        given: dict[str, Array] = PLAIN | more
-        called = Problem("attention", dict(options), given).called()
-        assert called.options == passed
-        assert called.inputs.keys() == given.keys() - {"query_mask"} | ({"mask"} if has_new_mask else set())
-        assert "mask" not in called.inputs or (called.inputs["mask"].ndim, called.inputs["mask"].dtype) == (4, bool)
 
 
 def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[Problem]:

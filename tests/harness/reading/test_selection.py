@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,7 @@ from tables import tables_beside
 from attncheck.attention.sampling import MAX_ELEMENTS
 from attncheck.errors import CaseError, UsageError
 from attncheck.reading import selection
-from attncheck.reading.case import Case, load_kept_case_file
+from attncheck.reading.case import Case
 from attncheck.reading.expressions import read_expression
 from attncheck.reading.selection import (
     MAX_SCORES,
@@ -94,21 +93,6 @@ def test_bundled_cases_are_found_under_any_of_their_names(tmp_path: Path, everyt
         wanted = [identity for identity in ids(everything) if identity.startswith(prefix)]
         assert wanted
         assert [each for each in patterns.split() if ids(select_cases([each], base=tmp_path)) != wanted] == []
-
-
-def test_only_files_that_may_hold_a_case_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-
-    def load(path: Path, name: str, id_prefix: str, *others: Any) -> list[Case]:
-        read.append(id_prefix)
-        return load_kept_case_file(path, name, id_prefix, *others)
-
-    monkeypatch.setattr(selection, "load_kept_case_file", load)
-    for pattern, prefix in (("cases/softmax/*eighth*", "softmax"), ("probes/ro*/*", "probes/"), ("s*/*equal*", "s")):
-        read.clear()
-        assert ids(select_cases([pattern], base=tmp_path))
-        assert read
-        assert all(each.startswith(prefix) for each in read)
 
 
 UNKNOWN = "is neither a file or folder nor a glob that matches a bundled case"
@@ -202,14 +186,6 @@ def of_tile(tile: int) -> list[Case]:
 
 def ids_of(cases: Iterable[Case]) -> set[str]:
     return {case.id for case in cases}
-
-
-def test_queries_and_keys_stand_around_the_edges_of_the_tile() -> None:
-    cases = of_tile(48)
-    for name, lengths in (("query", {1, 3, 47, 48, 49, 97}), ("key", {3, 47, 48, 49, 97}), ("past_key", {48})):
-        assert {case.input_shapes[name][-2] for case in cases if name in case.input_shapes} == lengths
-    assert all(case.judged_stages is None for case in of_tile(32))  # a small tile is judged at every stage
-    assert {case.judged_stages for case in of_tile(33) if case.operation == "attention"} == {("output",)}
 
 
 def test_gradients_that_cannot_be_judged_whole_are_left_out_and_that_is_said() -> None:

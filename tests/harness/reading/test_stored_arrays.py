@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import io
 import json
 import os
 import pickle
-import tracemalloc
-import weakref
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +21,6 @@ from numpy.typing import NDArray
 from tables import tables_beside
 
 from attncheck.errors import AttncheckError, CaseError, Diagnostic
-from attncheck.plan import Plan
 from attncheck.reading import stored_arrays
 from attncheck.reading.case import TOGETHER, Case, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -361,31 +355,3 @@ def test_what_is_packed_comes_back_in_order_or_in_another() -> None:
     packed.arrange(sorted(range(len(CASES)), key=lambda place: CASES[place].name))
     assert [case.name for case in packed] == sorted(case.name for case in CASES)
     assert list(map(repr, pickle.loads(pickle.dumps(packed)))) == list(map(repr, packed))
-
-
-def test_a_campaign_of_many_cases_takes_little_memory() -> None:
-    def many() -> Iterator[Case]:
-        return (replace(pickle.loads(pickle.dumps(CASES[0])), id=f"made/{number}") for number in range(1000))
-
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        packed = PackedCases(many())
-        taken = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert packed[999].id == "made/999"
-    assert taken / 1000 < 1000  # bytes; a case alone takes thousands
-
-
-def test_what_nobody_holds_is_freed_at_once() -> None:
-    packed = PackedCases(CASES)
-    plan = Plan.of(packed, ())
-    plan.task(next(iter(plan)))
-    held = weakref.ref(packed), weakref.ref(plan)
-    gc.disable()
-    try:
-        del packed, plan
-        assert [each() for each in held] == [None, None]
-    finally:
-        gc.enable()

@@ -24,7 +24,6 @@ from attncheck.explain import explain_case, find_implementation
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.repro import repro_script, short, write_scripts
-from attncheck.repro.script import _one_of_each_first
 from attncheck.repro.short import MAX_LINES
 from attncheck.results.format import Row
 from attncheck.searching.search import element_of
@@ -73,17 +72,6 @@ def test_the_exit_status_and_the_story_say_what_the_harness_said(bench: Bench, t
         assert ("WRONG" in done.stdout) == goes_wrong
 
 
-def test_a_frameworks_code_comes_along_but_for_what_the_case_does_not_use(bench: Bench) -> None:
-    text = repro_script(bench.case("attention", ATTENTION), find_implementation("numpy"), "float64", (), "No story.")
-    assert "def attention(" in text
-    assert "def mask_scores(" in text
-    assert "def multi_head_attention(" not in text
-    done = bench.run(text)
-    ends_with(0, done)
-    right = [line.split()[0] for line in done.stdout.splitlines() if "is right" in line]
-    assert right == ["raw_scores", "scores", "weights", "log_sum_exp", "output"]
-
-
 def test_the_docstring_keeps_a_story_as_it_is_and_no_line_is_endless(bench: Bench) -> None:
     case, numpy = bench.case("attention", ATTENTION.replace("2, 4,", "2, 400,")), find_implementation("numpy")
     told = "A path\\to and \\N, \"quoted\", '''thrice''' and a last \\"
@@ -118,34 +106,6 @@ def test_inputs_lie_in_memory_as_the_harness_lays_them(bench: Bench) -> None:
           value: {{concat: [head, head], axis: 0}}
         """
         ends_with(1, bench.reproduce(bench.case("attention", fields), path), f"strides {' '.join(map(str, expected))}")
-
-
-def test_of_many_query_rows_those_are_judged_that_the_harness_judges(bench: Bench) -> None:
-    fields = """
-    inputs:
-      query: {draw: randn, shape: [1, 1, 4100, 2]}
-      key: {draw: randn, shape: [1, 1, 65, 2]}
-      value: {draw: randn, shape: [1, 1, 65, 3]}
-    """
-    case = bench.case("attention", fields)
-    done = bench.reproduce(case, f"{bench.right}:attention")
-    ends_with(0, done, "output is right; 64 query rows of 4100 are judged")
-    spoil = "\n\nright = attention\n\ndef attention(*given):\n    out = right(*given)\n"
-    spoil += "    out[:, :, {row}] += 1\n    return out\n"
-    text = Path(bench.right).read_text(encoding="utf-8")
-    # The last row is always judged; the second is at no edge, and the fixed seed does not draw it.
-    last, second = (bench.kernel(text + spoil.format(row=row), f"row{row}.py") for row in (-1, 1))
-    ends_with(1, bench.reproduce(case, f"{last}:attention"), "at [0, 0, 4099, ")
-    ends_with(0, bench.reproduce(case, f"{second}:attention"))
-
-
-def test_what_has_no_exact_answer_is_counted_and_not_judged(bench: Bench) -> None:
-    for scores, said in {
-        "[[.inf, 1.0]]": "weights is not judged: it has no exact answer",
-        "[[.inf, 1.0], [0.0, 1.0]]": "weights is right; 2 of 4 numbers have no exact answer\n",
-    }.items():
-        case = bench.case("softmax", f"allow_nonfinite: true\ninputs:\n  scores: {{values: {scores}}}\n")
-        ends_with(0, bench.reproduce(case, bench.right), said)
 
 
 def test_what_is_no_right_result_at_all_is_wrong_too(bench: Bench) -> None:
@@ -294,11 +254,6 @@ def test_a_check_keeps_a_script_for_what_fails_and_none_of_an_earlier_run(bench:
     assert not (results / "scripts").exists()
 
 
-def test_every_implementation_has_its_first_script_before_any_has_a_second() -> None:
-    places = [("one", "a", "float32"), ("two", "a", "float32"), ("one", "b", "float32")]
-    assert _one_of_each_first(places) == [places[0], places[2], places[1]]
-
-
 FIELDS = """
 dtypes: [{dtype}]
 inputs:
@@ -320,22 +275,6 @@ def compact(bench: Bench, path: str, dtype: str, fields: str = FIELDS) -> str | 
     entry = entry_of(Target.of(f"{path}:attention"), {}, None)
     kernel = Implementation(entry, next(iter(entry.all_modes)))
     return shortly(bench.case("attention", fields.format(dtype=dtype)), kernel, dtype)
-
-
-def test_the_short_form_ends_as_the_harness_did_and_what_needs_more_has_none(bench: Bench) -> None:
-    for path, is_wrong in ((bench.right, False), (bench.wrong, True)):
-        for dtype in ("float64", "float32"):
-            text = compact(bench, path, dtype)
-            assert text is not None
-            assert len(text.splitlines()) <= MAX_LINES
-            done = bench.run(text)
-            ends_with(is_wrong, done)
-            assert ("WRONG" in done.stdout) == is_wrong
-    for old, new in (
-        ("options:", "memory_layout: {{query: strided}}\noptions:"),
-        ("1, 3,", "1, 300,"),
-    ):
-        assert compact(bench, bench.right, "float32", FIELDS.replace(old, new)) is None
 
 
 CALLED = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from tables import tables_beside
 
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import OutputError, ResultsError
-from attncheck.results.format import FORMAT, Row, StoredArray
+from attncheck.results.format import Row, StoredArray
 from attncheck.results.parts import decode_array
 from attncheck.results.reader import read_run
 from attncheck.results.records import CaseRecords, cases_text, read_cases, with_unnamed
@@ -95,25 +94,6 @@ def test_full_parts_are_written_whole(tmp_path: Path, make_row: MakeRow, monkeyp
     assert [part["case"].to_pylist() for part in parts] == [["a"], ["b", "c", "d"], ["e"]]
 
 
-def test_a_part_is_written_again_later(tmp_path: Path, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = ResultsWriter(tmp_path / "out")
-    writer.add_rows([make_row()])
-    real = pq.write_table
-
-    def interrupted(table: Any, path: Path, **options: Any) -> None:
-        path.write_bytes(b"PAR1 half a file")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pq, "write_table", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        writer.flush()
-    assert files_of(tmp_path / "out") == set()
-    monkeypatch.setattr(pq, "write_table", real)
-    writer.flush()
-    assert pq.read_table(tmp_path / "out" / "rows" / "part-00000.parquet").num_rows == 1
-    assert files_of(tmp_path / "out") == {"rows/part-00000.parquet"}
-
-
 def test_a_writer_replaces_an_earlier_run_and_its_report(write_run: WriteRun, make_row: MakeRow) -> None:
     directory = write_run([make_row(case="file/old")])
     (directory / "report").mkdir()
@@ -157,38 +137,6 @@ def test_a_folder_that_a_living_process_writes_to_and_one_whose_name_is_no_text_
         ResultsWriter(Path("bad\udcff"))
 
 
-def test_an_empty_folder_or_one_in_which_a_run_was_killed_at_once_is_used(tmp_path: Path) -> None:
-    for name in ("rows", "arrays", "logs"):
-        (tmp_path / "out" / name).mkdir(parents=True)
-    (tmp_path / "out" / ".environment.json.partial").write_text("{")
-    command = "attncheck caf\udce9.yaml"  # no text, and written readably
-    ResultsWriter(tmp_path / "out").write_json("environment.json", {"label": "é", "command": command})
-    assert files_of(tmp_path / "out") == {"environment.json"}
-    assert json.loads((tmp_path / "out" / "environment.json").read_bytes()) == {
-        "format": FORMAT,
-        "label": "é",
-        "command": "attncheck caf?.yaml",
-    }
-
-
-def test_an_interrupted_run_is_readable_and_goes_on(make_row: MakeRow, write_run: WriteRun) -> None:
-    directory = write_run([make_row()], summary=False)
-    for name in ("rows/.part-00001.parquet.partial", ".summary.json.partial"):
-        (directory / name).write_bytes(b"half")
-    run = read_run(directory)
-    assert (len(run.rows), run.summary) == (1, None)
-    ResultsWriter(directory, resume=True)
-    assert files_of(directory) - {"rows/.part-00001.parquet.partial"} == {
-        "environment.json",
-        "cases.json",
-        "rows/part-00000.parquet",
-    }
-    directory = write_run(summary=False)
-    (directory / "cases.json").unlink()
-    run = read_run(directory)
-    assert (len(run.rows), run.cases, run.arrays()) == (0, {}, {})
-
-
 TEXTS = st.text(max_size=30)
 CONTENT = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
@@ -216,16 +164,6 @@ def test_records_put_together_are_in_order_and_the_later_one_stays(make_case_rec
     assert (bare["name"], bare["file"], bare["operation"], bare["source"]["kind"]) == ("a", "file", "", "unknown")
     assert named["file/b"] == cases["file/b"]
     assert with_unnamed(cases, ["file/b"]) is cases
-
-
-def test_many_records_take_little_memory(make_case_record: MakeRecord) -> None:
-    record = json.dumps(make_case_record())
-    tracemalloc.start()
-    packed = CaseRecords(json.loads(record) | {"id": f"file/{number}"} for number in range(2000))
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held < 2000 * len(record)
-    assert packed["file/1999"] == json.loads(record) | {"id": "file/1999"}
 
 
 LAYOUTS: list[Callable[[str], str]] = [

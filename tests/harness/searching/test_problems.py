@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from attncheck.searching.concrete import (
     read_concrete,
 )
 from attncheck.searching.drawing import REGIMES
-from attncheck.searching.findings import MAX_IN_FILE, holds, read_written, write_case
+from attncheck.searching.findings import holds, read_written, write_case
 from attncheck.searching.problems import Draw, DrawnProblem, ProblemSource, draw_problem
 from attncheck.searching.reduction import cut, extent, letters_of, with_counts_that_fit, without_sequence
 from attncheck.searching.shapes import EDGES
@@ -83,64 +82,6 @@ def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Pat
     assert read > 0.9 * len(problems[::5])
 
 
-def test_what_a_campaign_draws_has_many_shapes() -> None:
-    for problem in (gradients := drawn_from(200, "attention_gradients")):
-        assert problem.inputs["grad_output"].shape == (*problem.scores[:3], problem.inputs["value"].shape[-1])
-    biased = [problem for problem in gradients if "bias" in problem.inputs]
-    assert len({tuple(length > 1 for length in problem.inputs["bias"].shape) for problem in biased}) > 4
-    assert all(problem.stage_shapes["grad_bias"] == problem.inputs["bias"].shape for problem in biased)
-    # A few shapes come from a pool; a quarter has the size of a kernel.
-    assert len({problem.scores for problem in drawn_from(40, "attention_gradients", shapes=3)}) <= 3 + 1
-    widths = [problem.inputs["query"].shape[-1] for problem in drawn_from(200, "attention", shapes=64)]
-    assert sum(width in (16, 32, 64, 80, 96, 128, 192, 256) for width in widths) >= 0.2 * len(widths)
-    limits = [problem.inputs["cu_seqlens_k"] for problem in drawn_from(60, "packed_attention", shapes=None)]
-    assert 10 < sum(len(set(np.diff(each))) > 1 for each in limits) < 50
-    projected = [problem.inputs for problem in drawn_from(120, "multi_head_attention", shapes=None)]
-    weights = [{array.shape for name, array in inputs.items() if name.endswith("_weight")} for inputs in projected]
-    of_modules = [len(shapes) == 1 and len(set(*shapes)) == 1 for shapes in weights]
-    assert 0.2 * len(projected) < sum(of_modules) < 0.8 * len(projected)
-
-
-def test_what_a_dtype_cannot_hold_on_the_way_is_left_out() -> None:
-    small, large = (
-        DrawnProblem("attention", {"scale": 0.001}, inputs, "", 0, "normal", "scale", (1, 1, 1, 1))
-        for inputs in (
-            {name: np.full((1, 1, 1, 1), size) for name in ("query", "key", "value")} for size in (100.0, 300.0)
-        )
-    )
-    assert small.fits("float16")  # 100 * 100 can be stored
-    assert not large.fits("float16")  # 300 * 300 cannot, though its scaled score, 90, could
-    assert large.fits("bfloat16")
-    assert replace(
-        large, operation="attention_gradients", inputs={**small.inputs, "grad_output": large.inputs["value"] * 10}
-    ).fits("float32")
-    # The gradient of the weights counts, though no gradient that is returned is larger than 300.
-    inputs = {name: np.full((1, 1, 1, 1), 1.0) for name in ("query", "key")}
-    inputs |= {name: np.full((1, 1, 1, 1), 300.0) for name in ("value", "grad_output")}
-    drawn = DrawnProblem("attention_gradients", {}, inputs, "", 0, "normal", "nothing", (1, 1, 1, 1))
-    assert not drawn.fits("float16")
-
-
-def test_what_is_lacking_or_known_to_fail_is_seldom_drawn() -> None:
-    def lacks(problem: ConcreteCase) -> tuple[str, ...]:
-        return tuple(name for name in ("window", "softcap") if name in problem.options)
-
-    def is_causal(problem: ConcreteCase) -> bool:
-        return bool(problem.options.get("is_causal"))
-
-    draw = Draw(1, None, "attention")
-    free, lacking, known = (
-        [source.problem(number) for number in range(100)]
-        for source in (
-            ProblemSource(draw, ("float32",)),
-            ProblemSource(draw, ("float32",), lacks_of=lacks),
-            ProblemSource(draw, ("float32",), is_known=is_causal),
-        )
-    )
-    assert sum(map(bool, map(lacks, lacking))) < 15
-    assert sum(map(is_causal, known)) < 0.5 * sum(map(is_causal, free))
-
-
 def problem(options: dict[str, object] | None = None, keys: int = 3, dtype: str = "float32") -> ConcreteCase:
     inputs = {
         "query": np.ones((1, 4, 2, 3)),
@@ -162,19 +103,6 @@ def test_features_are_options_inputs_sizes_and_forms_by_which_lists_can_name_wha
     named = "search/attention/bias-heads-shared-is-causal-scale-negative-nonfinite/problem-4"
     assert identity_of(causal, "problem-4") == named
     assert "-scale-zero/" in identity_of(problem({"scale": 0.0}), "problem-5")
-
-
-def test_what_was_asked_is_less_new_and_pairs_count() -> None:
-    seen = Seen()
-    plain, windowed = problem(), problem({"window": (1, 1)})
-    assert seen.novelty(windowed) > seen.novelty(plain)
-    before = seen.novelty(plain)
-    seen.add(plain)
-    assert seen.novelty(plain) < before / 2
-    seen.add(problem({"window": (1, 1)}, keys=64))
-    assert seen.novelty(problem({"softcap": 1.0}, keys=64)) > seen.novelty(problem({"window": (1, 1)}, keys=64))
-    seen.note(plain, is_refused=False)
-    assert Seen.of(seen.record()) == seen  # what is kept comes back
 
 
 def test_what_is_refused_whenever_it_is_asked_is_known() -> None:
@@ -254,15 +182,6 @@ def test_any_number_is_written_with_as_few_digits_as_tell_it_apart(tmp_path: Pat
     problem = ConcreteCase("attention", {"window": (1, None)}, {**attention(1, 3), "query": ends}, "float32")
     assert holds(write_case(problem, path, "The ends of a range", "a test"), problem, tmp_path)
     assert read_written(path).options == {"window": (1, None)}
-
-
-def test_a_written_case_stands_in_a_folder_of_cases(tmp_path: Path) -> None:
-    for name, length in (("many", MAX_IN_FILE), ("few", 2)):
-        problem = ConcreteCase("attention", {}, attention(length, 1), "float32")
-        write_case(problem, tmp_path / f"{name}.yaml", f"A case of {name} numbers", "a test")
-    selected = select_cases([str(tmp_path)])
-    assert not selected.faults
-    assert len(selected.cases) == 2
 
 
 def grouped() -> ConcreteCase:
