@@ -24,6 +24,7 @@ from attncheck.execution.implementations import Implementation, UserImplementati
 from attncheck.execution.operations import Task
 from attncheck.execution.padding import padded_call
 from attncheck.execution.runner import Group, GroupRunner, task_of
+from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose
 from attncheck.judging.truth import truth_of_case
@@ -211,12 +212,12 @@ class Widening:
     computed: int
     tried: int
 
-    def words(self, function: str) -> str:
-        """Return the advice, with the line to paste."""
-        line = f"{function}.requires = {dict(self.requires)}".replace("'", '"')
+    def words(self, item: Implementation) -> str:
+        """Return the advice, with the line or option to paste."""
+        line = declaration(item.entry.module, item.mode, "requires", dict(self.requires))
         return (
-            f"of {self.tried:,} cases that it refuses, it computes {self.computed:,} where they are padded: declare "
-            f"{line} below it (docs/kernels.md)"
+            f"of {self.tried:,} cases that it refuses, it computes {self.computed:,} where they are padded: "
+            f"{f'give {line}' if line.startswith('-') else f'declare {line} below it'} (docs/kernels.md)"
         )
 
 

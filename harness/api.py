@@ -152,6 +152,7 @@ def check(function: Callable[..., Any] | str | os.PathLike[str], **keywords: Unp
             jax.
         signature: The library that the function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, onnx,
             keras, hf, bshd or key_mask. Default: attncheck's own signature.
+        declare: What the function declares, where it does not itself: a table, or texts such as ``dtypes=float16``.
         name: What reports call a callable, behind the name of its module. Default: its own name.
         output: Keep the results in this folder, for ``attncheck report``.
         time_limit: Seconds that one evaluation may take.
@@ -241,6 +242,6 @@ def _chosen(
 ) -> ImplementationSelection:
     if isinstance(function, str | os.PathLike):
         target = [os.fspath(function)]
-        return select_implementations(None, target, called.framework, limits, signature=called.signature)
-    implementation = select_callable(function, called.framework, name, called.signature)
+        return select_implementations(None, target, limits=limits, **called.called)
+    implementation = select_callable(function, name=name, **called.called)
     return ImplementationSelection((implementation,), by_name=(implementation.name,))

@@ -30,6 +30,7 @@ from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import Conditioning, Truth, conditioning_of, truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
+from attncheck.options import FunctionOptions
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -111,9 +112,9 @@ class Explanation:
         }
 
 
-def find_implementation(name: str, framework: str | None = None, signature: str | None = None) -> Implementation:
+def find_implementation(name: str, function: FunctionOptions | None = None) -> Implementation:
     """Return an implementation by its name, its backend's, or as file.py:function. Raises ``UsageError``."""
-    chosen: ImplementationSelection = select_implementations(None, [name], framework, signature=signature)
+    chosen: ImplementationSelection = select_implementations(None, [name], **(function or FunctionOptions()).called)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     return chosen.implementations[0]

@@ -10,6 +10,7 @@ Every run of pytest in an environment with attncheck loads this module, so a rea
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,6 +46,7 @@ class Flag:
         names: Its names on the command line; its field's name if there are none.
         help: Its help there.
         metavar: What stands there for its value.
+        is_split: Whether commas separate several values on the command line.
         read: Makes the option of what was given, and of the place where it stands, for messages. Raises ``UsageError``.
         given: The type of what is given on the command line, where it is not the option's own.
         shown: The default as it is given there, where it is not the option's own.
@@ -58,6 +60,7 @@ class Flag:
     names: tuple[str, ...]
     help: str
     metavar: str | None = None
+    is_split: bool = True
     read: Callable[[Any, str], Any] | None = None
     given: Any = None
     shown: Any = None
@@ -160,6 +163,15 @@ def _read_dtypes(given: Iterable[str], where: str) -> tuple[str, ...]:
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; {expected(name, DTYPES, one_of=False)}")
     return dtypes
+
+
+def _read_declarations(given: Iterable[str] | Mapping[str, Any], where: str) -> tuple[str, ...]:
+    from attncheck.execution.user_code import read_declarations
+
+    pairs = given.items() if isinstance(given, Mapping) else ()
+    texts = tuple(f"{name}={json.dumps(value)}" for name, value in pairs) or tuple(given)
+    read_declarations(texts)  # before anything takes time
+    return texts
 
 
 def _read_tiles(given: Any, where: str) -> tuple[int, ...]:
@@ -284,7 +296,7 @@ Quiet = Annotated[bool, flag("--quiet", "-q", help="Print only what is wrong.")]
 
 @dataclass(frozen=True)
 class FunctionOptions:
-    """The calling convention of a user's implementation: whose arrays it takes, and the library it is called like."""
+    """The calling convention of a user's implementation: its arrays, whom it is called like, what it declares."""
 
     framework: Annotated[
         str | None,
@@ -304,6 +316,22 @@ class FunctionOptions:
             pytest=("NAME", "the library that the function is called like"),
         ),
     ] = None
+    declare: Annotated[
+        tuple[str, ...],
+        flag(
+            metavar="NAME=VALUE",
+            help="What your own function declares of itself, where its file does not: dtypes=float16, "
+            'requires.lengths=equal, classes=\'{"float16": "fused"}\'. Can be repeated.',
+            is_split=False,
+            read=_read_declarations,
+            pytest=("NAME=VALUE", "what the function declares of itself"),
+        ),
+    ] = ()
+
+    @property
+    def called(self) -> dict[str, Any]:
+        """These options alone, as keywords."""
+        return {name: getattr(self, name) for name in ("framework", "signature", "declare")}
 
 
 @dataclass(frozen=True)
@@ -511,6 +539,7 @@ class ConformanceKeywords(TypedDict, total=False):
     tiles: Sequence[int]
     framework: str | None
     signature: str | None
+    declare: Sequence[str] | Mapping[str, Any]
 
 
 class CheckKeywords(ConformanceKeywords, total=False):

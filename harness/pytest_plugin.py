@@ -129,7 +129,7 @@ def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> 
 
     with _without_traceback():
         selection = select_cases(replace(options, tiles=options.tiles + tiles_named(ids)))
-        chosen = select_implementations(None, targets, options.framework, signature=options.signature)
+        chosen = select_implementations(None, targets, **options.called)
         judges = [ImplementationJudge.of(implementation, selection) for implementation in chosen.implementations]
     if chosen.missing:
         raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")
@@ -153,6 +153,7 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
         tiles: Sizes of the kernel's tiles, whose cases are added.
         framework: The framework whose arrays the function takes and returns.
         signature: The library that the function is called like.
+        declare: What the function declares of itself.
 
     Returns:
         A function that pytest parametrises by case and dtype.
@@ -165,11 +166,10 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
     try:
         options = read_options(keywords)
         selection = select_cases(options)
-        framework, signature = options.framework, options.signature
         if isinstance(function, str):
-            (implementation,) = select_implementations(None, [function], framework, signature=signature).implementations
+            (implementation,) = select_implementations(None, [function], **options.called).implementations
         else:
-            implementation = select_callable(function, framework, None, signature)
+            implementation = select_callable(function, **options.called)
         judge = ImplementationJudge.of(implementation, selection)
     except AttncheckError as error:
         # Told without a traceback, once for the file that calls this.

@@ -328,7 +328,7 @@ def _widened(
         }
         cases = [case for case in plan.cases if case.id in refused and case.id not in judged]
         if widening := find_widening(item, cases, settings.limits):
-            found[item.name] = widening.words(item.mode)
+            found[item.name] = widening.words(item)
     return found
 
 

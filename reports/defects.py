@@ -8,7 +8,6 @@ are no defects.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -22,6 +21,7 @@ import pandas as pd
 
 from attncheck.commands import command, words_of
 from attncheck.errors import ExitCode
+from attncheck.execution.user_code import declaration
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -159,9 +159,10 @@ def declaration_line(frames: Frames, column: Column) -> str:
         found.setdefault(*convention)
     if not found:
         return ""
-    function = column.implementation.partition(".")[2]
-    declared = json.dumps({**asked.conventions.get(column.implementation, {}), **found})
-    return f"if it means {'this' if len(found) == 1 else 'these'}, declare it: {function}.conventions = {declared}"
+    file, *_ = frames.again.get(column.environment, {}).get(column.implementation, [""])
+    table = {**asked.conventions.get(column.implementation, {}), **found}
+    declared = declaration(file, column.implementation.partition(".")[2], "conventions", table)
+    return f"if it means {'this' if len(found) == 1 else 'these'}, declare it: {declared}"
 
 
 class _Cause(NamedTuple):

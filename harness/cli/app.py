@@ -22,8 +22,8 @@ from attncheck.errors import AttncheckError, ExitCode
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to check": (
-        "backend", "implementation", "framework", "signature", "dtype", "tag", "match", "tile", "all_cases", "standard",
-        "properties", "expected_failures",
+        "backend", "implementation", "framework", "signature", "declare", "dtype", "tag", "match", "tile", "all_cases",
+        "standard", "properties", "expected_failures",
     ),
     "While you change a kernel": ("failed", "failed_first", "exitfirst", "maxfail", "watch"),
     "How it runs": ("output", "label", "resume", "keep_going", "keep_arrays", "cluster", "isa"),

@@ -80,8 +80,7 @@ def explain(
     else:
         print_explanation(explained, subject.selection.tags)
     if opens_page:
-        own = {"framework": function.framework, "signature": function.signature}
-        open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **own, **vars(allowed)))
+        open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **vars(function), **vars(allowed)))
     raise typer.Exit(code)
 
 
@@ -259,10 +258,11 @@ def _subject_of(
     chosen_dtype = dtype_of(found, dtype)
     named = checked.again.get(implementation) if checked else None
     if named and implementation != named[0]:  # as the report calls it
-        options, implementation = dict(pairwise(named)), named[0]
-        given = (function.framework or options.get("--framework"), function.signature or options.get("--signature"))
-        function = FunctionOptions(*given)
-    chosen = find_implementation(implementation, function.framework, function.signature)
+        options, implementation = list(pairwise(named)), named[0]
+        framework, signature = (dict(options).get(option) for option in ("--framework", "--signature"))
+        declare = (*(value for option, value in options if option == "--declare"), *function.declare)
+        function = FunctionOptions(function.framework or framework, function.signature or signature, declare)
+    chosen = find_implementation(implementation, function)
     chosen = chosen if dtype is None else with_dtypes(chosen, [dtype])
     return _CaseSubject(found, selection, chosen, chosen_dtype, checked)
 

@@ -87,7 +87,7 @@ def _read(option: Option, given: Any) -> Any:
     """Convert a value of the command line, where commas separate several names. Raises ``UsageError``."""
     if given is None or given == option.flag.shown:
         return option.default
-    if option.is_list and not option.flag.is_argument:
+    if option.is_list and option.flag.is_split and not option.flag.is_argument:
         given = [part for each in given for part in (each.split(",") if isinstance(each, str) else [each]) if part]
     return option.read(given, option.flag.names[0] if option.flag.names else f"--{option.name}")
 

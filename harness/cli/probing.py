@@ -91,7 +91,7 @@ def search(
 
     if operation is not None and operation not in OPERATIONS:
         raise UsageError(f"--operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
-    chosen = find_implementation(implementation, function.framework, function.signature)
+    chosen = find_implementation(implementation, function)
     limits = allowed.limits(keep_going=True)
     judge = WorkerJudge.of(chosen, limits)
     folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name)
@@ -202,7 +202,7 @@ def design(
     from attncheck.designing import DesignRequest, write_design
     from attncheck.explain import find_implementation
 
-    chosen = find_implementation(implementation, function.framework, function.signature)
+    chosen = find_implementation(implementation, function)
     request = DesignRequest(chosen, strength, _whole_numbers(split(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
@@ -262,7 +262,7 @@ def reduce(
 
     found, _ = select_one(case)
     chosen_dtype = dtype_of(found, dtype)
-    chosen = find_implementation(implementation, function.framework, function.signature)
+    chosen = find_implementation(implementation, function)
     limits = allowed.limits(keep_going=True)
     reduced = reduce_case(found, chosen, chosen_dtype, limits)
     if reduced.explanation.failure.startswith(Verdict.UNSUPPORTED):
@@ -377,7 +377,7 @@ def _chosen(names: list[str], function: FunctionOptions, limits: Limits) -> Impl
     """Choose implementations, and print which of them are not installed."""
     from attncheck.execution.implementation_selection import select_implementations
 
-    chosen = select_implementations(None, names, function.framework, limits, signature=function.signature)
+    chosen = select_implementations(None, names, limits=limits, **function.called)
     for missing in chosen.missing:
         typer.echo(f"attncheck: {missing} is not installed", err=True)
     return chosen
@@ -478,7 +478,7 @@ def accuracy(
     limits, store = allowed.limits(), store_of(cache=True, size=DEFAULT_CACHE_SIZE)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
     print_faults(selection)
-    chosen = with_dtypes(find_implementation(implementation, function.framework, function.signature), dtypes)
+    chosen = with_dtypes(find_implementation(implementation, function), dtypes)
     found = [
         measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits)
         for dtype in _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)

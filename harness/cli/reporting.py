@@ -377,6 +377,7 @@ def bisect(
         ("--dtype", ",".join(dtypes)),
         ("--framework", function.framework),
         ("--signature", function.signature),
+        *(("--declare", text) for text in function.declare),
     ):
         arguments += [option, given] if given else []
     found = Bisection(distribution)

@@ -63,7 +63,7 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     for pattern in options.implementations:
         if is_own(pattern):
             try:
-                target = Target.of(pattern, options.signature or "")
+                target = Target.of(pattern, options.signature or "", options.declare)
             except UsageError:
                 return  # which is said where the others are looked at
             described.begin(DescriptionRequest(target, options.framework, options.threads, options.compilation_cache))
@@ -94,8 +94,8 @@ def _run(
 
     SETTLED.clear()
     options, store = request.options, request.options.store
-    own = (options.backends or None, options.implementations, options.framework)
-    chosen = select_implementations(*own, options.worker_limits, described, options.signature)
+    own = (options.backends or None, options.implementations)
+    chosen = select_implementations(*own, limits=options.worker_limits, described=described, **options.called)
     chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
     with request.times.of("reading cases"), _said_after_a_moment("reading the bundled cases", visible=is_long):

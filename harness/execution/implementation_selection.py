@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from attncheck.execution.implementations import (
     bundled_implementations,
     entry_of,
 )
-from attncheck.execution.user_code import Origin, Target, is_own, origin_of
+from attncheck.execution.user_code import Origin, Target, is_own, origin_of, read_declarations
 from attncheck.execution.worker import clean
 from attncheck.wording import expected
 
@@ -30,12 +31,14 @@ def select_implementations(
     patterns: Sequence[str],
     framework: str | None = None,
     limits: Limits | None = None,
+    *,
     described: DescribedWorkers | None = None,
     signature: str | None = None,
+    declare: Sequence[str] = (),
 ) -> ImplementationSelection:
     """Choose implementations: names and globs of the table, published ones by name, ``file.py:function``.
 
-    ``signature`` names the family of functions that own ones are called like.
+    ``signature`` names the family of functions that own ones are called like, and they ``declare`` attributes.
 
     An own implementation is loaded once, in a process of its own, to see what it declares; among those that are
     ``described`` already, if there are such, where it stays for a run. Raises ``UsageError``.
@@ -49,17 +52,18 @@ def select_implementations(
     found, others = [], []
     for pattern in patterns:
         if (point := points.get(pattern)) is not None:
-            target, name = Target(point.module, point.attr, signature=signature or ""), point.name
+            target, name = Target.of(f"{point.module}:{point.attr}", signature or "", declare), point.name
         elif is_own(pattern):
-            target, name = Target.of(pattern, signature or ""), None
+            target, name = Target.of(pattern, signature or "", declare), None
         else:
             others.append(pattern)
             continue
         implementation = user_implementation(target, framework, limits, name, described)
-        found.append(_as_given(implementation, pattern, framework, signature))
+        found.append(_as_given(implementation, pattern, framework, signature, declare))
     for option, given, says in (
         ("--framework", framework, "whose arrays an implementation of your own takes"),
         ("--signature", signature, "what an implementation of your own is called like"),
+        ("--declare", declare or None, "what an implementation of your own declares"),
     ):
         if given is not None and not found:
             raise UsageError(f"{option} says {says}; name one: file.py:function")
@@ -75,16 +79,24 @@ def select_implementations(
 
 
 def _as_given(
-    implementation: Implementation, name: str, framework: str | None, signature: str | None
+    implementation: Implementation,
+    name: str,
+    framework: str | None,
+    signature: str | None,
+    declare: Sequence[str],
 ) -> Implementation:
     assert isinstance(implementation.entry, UserImplementation), "an own implementation has an own entry"
-    options = (("--framework", framework), ("--signature", signature))
+    options = (("--framework", framework), ("--signature", signature), *(("--declare", text) for text in declare))
     words = tuple(word for option, value in options if value is not None for word in (option, value))
     return replace(implementation, entry=replace(implementation.entry, given=(name, *words)))
 
 
 def select_callable(
-    function: Callable[..., Any], framework: str | None, name: str | None, signature: str | None = None
+    function: Callable[..., Any],
+    framework: str | None = None,
+    name: str | None = None,
+    signature: str | None = None,
+    declare: Sequence[str] = (),
 ) -> Implementation:
     """Take a callable that is handed over as an object, a lambda too: workers get a copy of it."""
     import cloudpickle
@@ -96,14 +108,15 @@ def select_callable(
     if by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        target = Target("", origin.function, cloudpickle.dumps(function), signature or "")
+        declared = json.dumps(read_declarations(declare))
+        target = Target("", origin.function, cloudpickle.dumps(function), signature or "", declared)
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
     called = next(each for each in (name or origin.function, "callable") if each.isidentifier())
     own_name = _published_as(origin) if name is None else None
     found = user_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
-    return _as_given(found, own_name, framework, signature) if own_name else found
+    return _as_given(found, own_name, framework, signature, declare) if own_name else found
 
 
 def user_implementation(

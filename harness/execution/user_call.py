@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 import sys
 import traceback
@@ -44,7 +45,16 @@ from attncheck.execution.process_state import no_leaked_threads, unchanged
 from attncheck.execution.programs import ProgramFunction, ProgramFunctions, load_program
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
-from attncheck.execution.user_code import LoadError, Target, UnfitError, advice_on_framework, innermost
+from attncheck.execution.user_code import (
+    ATTRIBUTES,
+    CAPABILITIES,
+    LoadError,
+    Target,
+    UnfitError,
+    advice_on_framework,
+    innermost,
+    merged,
+)
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import DECLARABLE, DTYPES, EMPTY_ROWS, OPERATIONS, ROUNDING_MODELS, result_stages
 from attncheck.spec.properties import CLAIMS, PROPERTIES
@@ -138,12 +148,13 @@ def load(target: Target) -> Any:
     """Import the module of a target and return what is meant. Raises ``LoadError``."""
     if target in _loaded:
         return _loaded[target]
+    given = json.loads(target.declared)
     if target.program:
-        return load_program(target.program)
+        return _declare(load_program(target.program), given)
     if target.pickled:
         import cloudpickle
 
-        return cloudpickle.loads(target.pickled)
+        return _declare(cloudpickle.loads(target.pickled), given)
 
     try:
         module = import_user_module(target.module)
@@ -156,22 +167,46 @@ def load(target: Target) -> Any:
             near = f"; {expected(target.attribute, functions, one_of=False)}" if functions else ""
             raise LoadError(f"{target.module} has no {target.attribute}{near}")
         found = getattr(found, part)
-    if found is not module and target.module.endswith(".py"):
+    if target.module.endswith(".py"):
         _declare_for_all(module, found)
-    return found
+    return _declare(found, given)
 
 
-_ATTRIBUTES = ("framework", "signature", "capabilities", "classes", "conventions", "properties", "requires")
-"""What a function declares of itself; its file may declare it for all of its functions."""
+def _declare_for_all(module: ModuleType, found: Any) -> None:
+    """Give a function what its file declares and it does not itself, and a file what its functions declare.
 
-
-def _declare_for_all(module: ModuleType, function: Any) -> None:
-    """Give a function what its file declares and it does not itself; what means something else there is left alone."""
-    for name in _ATTRIBUTES:
+    What means something else in the file is left alone.
+    """
+    functions = [found] if found is not module else [each for each in map(vars(module).get, INPUTS) if callable(each)]
+    for name in ATTRIBUTES[:-2]:  # a file's device is any variable
         declared = vars(module).get(name)
-        if not hasattr(function, name) and _is_declaration(name, declared):
-            with suppress(AttributeError, TypeError):  # of a builtin
-                setattr(function, name, declared)
+        for function in functions:
+            if _is_declaration(name, declared) and not hasattr(function, name):
+                with suppress(AttributeError, TypeError):  # of a builtin
+                    setattr(function, name, declared)
+            elif found is module and declared is None and hasattr(function, name) and name != "signature":
+                declared = getattr(function, name)
+                setattr(module, name, declared)
+
+
+def _declare(target: Any, given: Mapping[str, Any]) -> Any:
+    """Give a target the attributes that were given for it, where it is a module, its functions as well.
+
+    A table is merged with its own. Of what has no attributes, such as a builtin, a wrapper is returned.
+    """
+    if not given:
+        return target
+    is_module = inspect.ismodule(target)
+    for function in [each for each in map(vars(target).get, INPUTS) if callable(each)] if is_module else ():
+        _declare(function, given)
+    for name, value in given.items():
+        own = getattr(target, name, None)
+        both = merged(own, value) if isinstance(own, Mapping) and isinstance(value, Mapping) else value
+        try:
+            setattr(target, name, both)
+        except (AttributeError, TypeError):
+            return _declare(functools.update_wrapper(functools.partial(target), target), given)
+    return target
 
 
 def _is_declaration(name: str, value: Any) -> bool:
@@ -179,7 +214,7 @@ def _is_declaration(name: str, value: Any) -> bool:
     if name in ("framework", "signature"):
         return isinstance(value, str) and value in (BACKENDS if name == "framework" else FAMILIES)
     known = {
-        "capabilities": ("grouped_heads", "value_width", "dtypes"),
+        "capabilities": CAPABILITIES,
         "classes": DTYPES,
         "conventions": ("empty_rows", *DECLARABLE),
         "properties": PROPERTIES,
@@ -377,7 +412,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
     functions, family = functions_of(target, name, signature), signature_of(target, signature)
     imports = imports_of(target)
     framework = getattr(target, "framework", None)
-    capabilities = dict(getattr(target, "capabilities", None) or {})
+    capabilities = _capabilities(getattr(target, "capabilities", None))
     classes = _class_names(getattr(target, "classes", None))
     # 16 bit is asked for: most kernels that are written in NumPy have none.
     dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
@@ -403,6 +438,20 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         "parameters": {each: parameters_of(function) for each, function in functions.items()},
         "source": _source(functions.get("attention") or next(iter(functions.values()))),
     }
+
+
+def _capabilities(declared: Any) -> dict[str, Any]:
+    """Check what an implementation says that it can do: names of ours, with true or false, or dtypes."""
+    if not isinstance(declared or {}, Mapping):
+        raise LoadError(f'capabilities: expected a table such as {{"dtypes": ["float32"]}}; got {declared!r}')
+    for name, value in (declared or {}).items():
+        if name not in CAPABILITIES:
+            raise LoadError(f"capabilities: unknown {name!r}; {expected(str(name), CAPABILITIES, one_of=False)}")
+        if name == "dtypes" and not isinstance(value, list | tuple | set | frozenset):
+            raise LoadError(f'capabilities: dtypes: expected names, such as ["float32"]; got {value!r}')
+        if name != "dtypes" and not isinstance(value, bool):
+            raise LoadError(f"capabilities: {name}: expected True or False; got {value!r}")
+    return dict(declared or {})
 
 
 def _conventions(declared: Any) -> dict[str, str]:

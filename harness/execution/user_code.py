@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attncheck.backends import EVERYTHING
 from attncheck.errors import UsageError
+from attncheck.wording import expected
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,74 @@ def advice_on_framework(name: str, function: str, *, is_given: bool = False) -> 
     )
 
 
+ATTRIBUTES = (
+    "framework", "signature", "capabilities", "classes", "conventions", "properties", "requires", "device", "resources",
+)  # fmt: skip
+"""What a function may declare of itself."""
+CAPABILITIES = ("dtypes", "grouped_heads", "value_width")
+
+
+def read_declarations(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the attributes that texts such as ``dtypes=float16`` and ``requires.lengths=equal`` give a function.
+
+    A value is JSON, TOML or else a text; a dot leads into a table. Raises ``UsageError`` for what is no attribute.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        path = name.strip().split(".")
+        first = path[0]
+        if not equals or not all(path):
+            raise UsageError(f"--declare {text}: expected NAME=VALUE, as in --declare dtypes=float16")
+        if first not in (*ATTRIBUTES, *CAPABILITIES):
+            known = expected(first, [*ATTRIBUTES, *CAPABILITIES], one_of=False)
+            raise UsageError(f"--declare {text}: a function declares no {first!r}; {known}")
+        keys = ["capabilities", *path] if first in CAPABILITIES else path
+        read = _value(value.strip())
+        is_list = keys == ["capabilities", "dtypes"] and isinstance(read, str)
+        given: Any = read.split(",") if is_list else read
+        for key in reversed(keys):
+            given = {key: given}
+        found = merged(found, given)
+    return found
+
+
+def merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables with tables of the same name merged, and anything else replaced."""
+    both = {name: merged(before[name], value) for name, value in added.items() if _are_tables(before.get(name), value)}
+    return {**before, **added, **both}
+
+
+def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -> str:
+    """Return how a function is given an attribute: the line below it, or the option where it is a library's."""
+    text = json.dumps(table)
+    return f"{function}.{name} = {text}" if not file or ".py" in file else f"--declare {name}='{text}'"
+
+
+def _are_tables(*values: Any) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 @dataclass(frozen=True)
 class Target:
     """The place of an implementation: ``path`` of a file or a module's name, and what in it (empty: the module itself).
 
     ``pickled`` is a callable that was handed over as an object instead. ``signature`` names the family of functions
-    that it is called like (``families.py``), where that was given. ``program`` are the words of a command that is the
+    that it is called like (``families.py``), where that was given. ``declared`` are attributes that were given for it,
+    a table in JSON. ``program`` are the words of a command that is the
     implementation, in whatever language; ``module`` is its file then.
     """
 
@@ -92,20 +156,21 @@ class Target:
     attribute: str = ""
     pickled: bytes = b""
     signature: str = ""
+    declared: str = "{}"
     program: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, text: str, signature: str = "") -> Target:
+    def of(cls, text: str, signature: str = "", declare: Sequence[str] = ()) -> Target:
         """Read file.py, file.py:function, package.module, package.module:function, or a command.
 
         The name that reports give a function of a file in this folder, file.function, will do, too. Raises
         ``UsageError`` for any other text, and for a file that does not exist.
         """
-        text = _as_file(text)
+        text, declared = _as_file(text), json.dumps(read_declarations(declare))
         if words := words_of_program(text):
             if signature:
                 raise UsageError(f"{text}: a program speaks the protocol; it has no --signature")
-            return cls(str(file_of_program(words)), program=words)
+            return cls(str(file_of_program(words)), declared=declared, program=words)
         module, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
         if module.endswith(".py"):
             path = Path(module)
@@ -114,7 +179,7 @@ class Target:
             module = str(path.resolve())
         if not module:
             raise UsageError(f"{text}: expected file.py:function or package.module:function")
-        return cls(module, attribute, signature=signature)
+        return cls(module, attribute, signature=signature, declared=declared)
 
     @property
     def name(self) -> str:

@@ -302,6 +302,23 @@ def test_what_a_file_declares_its_functions_declare_unless_they_say_otherwise(wr
     assert isinstance(entry, UserImplementation)
     assert (entry.conventions, entry.properties) == ({"heads": "tiled"}, {})
     assert entry.requirements == {"attention": {"width_multiple": 4}}
+    of_function = 'attention.classes = {"float16": "fused"}\nattention.capabilities = {"grouped_heads": False}\n'
+    found = here(write(function_of("return query") + of_function))
+    assert dict(found.declared.classes) == {"float64": "native", "float32": "native", "float16": "fused"}
+    of_file = write(function_of("return query") + 'capabilities = {"value_width": False}\n')
+    assert outcome_here(of_file) == Failure("unsupported", "says that it has no value width", ("value width",))
+
+
+def test_what_is_declared_for_a_function_counts_as_if_it_did(write: Write) -> None:
+    own = 'attention.capabilities = {"dtypes": ["float64"]}\nattention.requires = {"width_multiple": 8}\n'
+    file = write(function_of("return query") + own)
+    for target in (file, f"{file}:attention"):
+        for text, field, value in TABLES["declared"]:
+            entry = user_implementation(Target.of(target, "", [text]), None).entry
+            assert getattr(entry, field) == value, text
+    for text, message in TABLES["undeclarable"]:
+        with pytest.raises((LoadError, UsageError), match=message):
+            user_implementation(Target.of(f"{file}:attention", "", [text]), None)
 
 
 def test_what_a_function_or_its_module_requires_is_padded_in_the_run(write: Write, tmp_path: Path) -> None:
