@@ -56,7 +56,7 @@ _DOUBLE_WORDS = (
     ("double_product_half", "3 * U2, 7 * U2,", "3 * U2, 3.5 * U2,", "half the error of a product"),
     ("double_quotient_half", "7 * U2, 16 * U2,", "7 * U2, 8 * U2,", "half the error of a quotient"),
     ("double_root_half", "16 * U2, 4 * U2", "16 * U2, 2 * U2", "half the error of a square root"),
-    ("double_exp_half", "EXP_ERROR = 2.0**-103", "EXP_ERROR = 2.0**-104", "half the error of an exponential"),
+    ("double_exp_half", "EXP_ERROR = 4 * U2", "EXP_ERROR = 2 * U2", "half the error of an exponential"),
     (
         "double_polynomial_half",
         "POLYNOMIAL_ERROR = 2.0**-102",
@@ -90,8 +90,8 @@ _DOUBLE_WORDS = (
     ),
     (
         "double_exp_operand",
-        "EXP_ERROR * size + (size + _LEAST) * np.expm1(own) * _ROOM",
-        "EXP_ERROR * size + (size + _LEAST) * own",
+        "moved = own * (1 + 2.0**-20) if own.max(initial=0) < 2.0**-20 else np.expm1(own)",
+        "moved = own",
         "an exponential moves as its argument does",
     ),
     (
@@ -158,16 +158,17 @@ _DOUBLE_WORDS = (
     ),
     (
         "double_matrix_underflow",
-        "radius + _LOST * (near",
-        "radius + 0 * (near",
+        "moved + _LOST * (some",
+        "moved + 0 * (some",
         "nothing is lost to underflow in products of matrices",
     ),
     (
         "double_reduction",
-        "s = _plus_number(_plus_number(rest, pair[1]), -steps * parts[2])",
-        "s = _plus_number(rest, pair[1])",
+        "rest, third = _two_sum(rest, -steps * parts[2])",
+        "third = 0 * rest",
         "the third part of log 2 is left out",
     ),
+    ("double_nodes", "0.5 * error + t * low", "0.5 * error", "the low word of an exponent is not multiplied"),
     ("double_series", "tail = s[0] * (1 / 120", "tail = s[0] * (1 / 121", "a wrong coefficient"),
     (
         "double_exp_tiny",

@@ -39,8 +39,8 @@ U2 = 2.0**-106
 """u^2."""
 SUM_ERROR, PRODUCT_ERROR, QUOTIENT_ERROR, ROOT_ERROR = 3 * U2, 7 * U2, 16 * U2, 4 * U2
 ONE_SUM_ERROR = 2 * U2
-EXP_ERROR = 2.0**-103
-"""Relative: 2^-106 from reducing the argument, 2^-107 from the table, 3u^2 from the last sum, less from the rest."""
+EXP_ERROR = 4 * U2
+"""Relative: 2^-106.4 from reducing the argument, u^2/2 from each table, 2u^2 from the last sum, and little more."""
 POLYNOMIAL_ERROR = 2.0**-102
 """Relative, of e^x - 1 where x is not reduced: 7u^2 from the last product, 2u^2 from the sum in it, and little more."""
 LOG_ERROR = 2.0**-101
@@ -48,7 +48,7 @@ LOG_ERROR = 2.0**-101
 MAX_SLICES = 8
 SLICE_BITS = 22
 """At most: two slices hold less than 53 bits, so that the lower word comes in behind them."""
-KEPT_BITS = 104
+KEPT_BITS = 100
 """What is left of products of matrices, and what is rounded before it is a double word, is below 2^-KEPT_BITS of every
 sum of absolute terms, five times over."""
 PLAIN_BITS = 48
@@ -56,16 +56,21 @@ PLAIN_BITS = 48
 of at most 2.6 times what the terms can be."""
 _ROOM = 1 + 2.0**-40
 _NEAR_UNDERFLOW = 2.0**-900
+_FAR_FROM_ENDS = 400
 _LEAST = 2.0**-1074
 _LOST = 4 * _LEAST
 """At most what underflow takes from a product: half of 2^-1074 in each of five operations, and in three terms of its
 radius."""
 _SPLITTER = 2.0**27 + 1
 _TABLE_BITS = 10
+_NODES = 2.0**20
+_LARGEST_NODE = 360
 _LARGEST_EXPONENT = 760.0
 _ZERO = np.zeros((1, 1))
 _BLOCK = 1 << 13
-"""Elements: 64 KiB an array. The system hands out larger ones anew each time, at the price of computing with them."""
+"""Elements: 64 KiB an array, so that the intermediates of a function stay in the cache."""
+np.empty((1 << 25) - (1 << 13), np.uint8)  # glibc keeps freed memory below the largest that was freed, 32 MiB at most:
+# else it hands every array of 128 KiB and more back to the system, which zeroes its pages anew for the next one.
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,14 +171,16 @@ class DoubleWords(ExactArray):
             # A sum without a term is exactly 0; one whose terms are all too small for float64 is not.
             some = True if terms.all() else (left.whole > 0).astype(float) @ (right.whole > 0).astype(float) > 0
             radius = radius + cut * some
-        exponent = left.exponent + right.exponent
-        near = (high != 0) | (radius > 0)
-        high, low, radius = (np.ldexp(part, exponent) for part in (high, low, radius))
-        size = np.abs(high)
+        if left.unit is None or right.unit is None:
+            made = tuple(np.ldexp(part, left.exponent + right.exponent) for part in (high, low, radius))
+        else:
+            made = tuple(part * left.unit * right.unit for part in (high, low, radius))
+        size, moved = np.abs(made[0]), made[2]
         if not (size.size and size.min() >= _NEAR_UNDERFLOW and size.max() < np.inf):
-            radius = radius + _LOST * (near & (size < _NEAR_UNDERFLOW)) + 0 * size  # not finite where the number is not
-        radius = radius + _moved(np.abs(self.parts[0]), self.radius, np.abs(other.parts[0]), other.radius)
-        return type(self)((high, low, radius * _ROOM))
+            some = (high != 0) | (radius > 0)
+            moved = moved + _LOST * (some & (size < _NEAR_UNDERFLOW)) + 0 * size  # not finite where the number is not
+        moved = moved + _moved(np.abs(self.parts[0]), self.radius, np.abs(other.parts[0]), other.radius)
+        return type(self)((*made[:2], moved * _ROOM))
 
 
 def _added(x: Real, x_low: Real, own: Real, y: Real, y_low: Real, theirs: Real) -> Parts:
@@ -216,20 +223,32 @@ def _in_blocks(function: Callable[..., Parts], parts: tuple[Real, ...]) -> Parts
 
 
 def _exponential(x: Real, x_low: Real, own: Real) -> Parts:
-    power = _reduced((x, x_low))
-    high, low = _scaled(_sum(power.head, _product(power.head, power.rest)), power.exponent)
+    power = _reduced(x, x_low)
+    nodes = np.rint(power.rest[0] * _NODES)
+    (far, far_low), (near, near_low) = _less_one_of_nodes(nodes), _less_one_near(power.rest, nodes)
+    # (1 + far) (1 + near) - 1; low words and errors of products are added up in float64.
+    product, error = _two_product(far, near)
+    rest, first = _two_sum(far, near)
+    rest, second = _fast_two_sum(rest, product)
+    low = first + second + (far_low + near_low + (error + (far * near_low + far_low * near)))
+    head, head_low = power.head
+    product, error = _two_product(head, rest)
+    high, first = _fast_two_sum(head, product)
+    low = first + (head_low + (error + (head * low + head_low * rest)))
+    high, low = _scaled(_fast_two_sum(high, low), power.exponent)
     size = np.abs(high)
-    radius = EXP_ERROR * size + (size + _LEAST) * np.expm1(own) * _ROOM
+    moved = own * (1 + 2.0**-20) if own.max(initial=0) < 2.0**-20 else np.expm1(own)  # e^r - 1
+    radius = EXP_ERROR * size + (size + _LEAST) * moved * _ROOM
     return high, low, (radius + _LEAST * (size < _NEAR_UNDERFLOW)) * _ROOM
 
 
 def _exponential_less_one(x: Real, x_low: Real, own: Real) -> Parts:
     """Return e^x - 1 for numbers that are not positive, as exact relative to itself as the number is."""
-    power = _reduced((x, x_low))
+    power = _reduced(x, x_low)
     head = _scaled(power.head, power.exponent)
-    high, low = _sum(_plus_number(head, -np.ones_like(head[0])), _product(head, power.rest))
+    high, low = _sum(_plus_number(head, -np.ones_like(head[0])), _product(head, _less_one(power.rest)))
     size, is_polynomial = np.abs(high), head[0] == 1  # where no multiple of log 2 was taken away
-    error = np.where(is_polynomial, POLYNOMIAL_ERROR * size, EXP_ERROR * np.maximum(head[0], size))
+    error = np.where(is_polynomial, POLYNOMIAL_ERROR * size, 2 * EXP_ERROR * np.maximum(head[0], size))
     radius = error + np.expm1(own) + _LOST * (x != 0)
     return high, low, radius * _ROOM
 
@@ -262,7 +281,8 @@ def _moved(left: Real, own: Real, right: Real, theirs: Real) -> Real | float:
 class _ScaledRows:
     """Rows or columns of numbers of at most 1 in size, 2^exponent of which are the operand; ``whole`` are their sizes.
 
-    ``second`` are the lower words, None where there are none; what underflow took is below ``lost``.
+    ``unit`` is 2^exponent, by which it is faster to multiply; None near the ends of float64. ``second`` are the lower
+    words, None where there are none; what underflow took is below ``lost``.
     """
 
     axis: int
@@ -270,6 +290,7 @@ class _ScaledRows:
     second: Real | None
     whole: Real
     exponent: Exponents
+    unit: Real | None
     lost: float
 
 
@@ -277,10 +298,16 @@ def _below_one(pair: Pair, axis: int) -> _ScaledRows:
     """Scale rows (axis -1) or columns (-2) relative to their largest numbers."""
     high, low = pair
     exponent = np.frexp(np.abs(high).max(axis=axis, keepdims=True, initial=0.0))[1]
-    first = np.ldexp(high, -exponent)
-    whole, second = np.abs(first), np.ldexp(low, -exponent) if low.any() else None
+    unit = np.ldexp(1.0, exponent) if np.abs(exponent).max(initial=0) <= _FAR_FROM_ENDS else None
+
+    def divided(numbers: Real) -> Real:
+        found: Real = np.ldexp(numbers, -exponent) if unit is None else numbers * (1 / unit)
+        return found
+
+    first = divided(high)
+    whole, second = np.abs(first), divided(low) if low.any() else None
     is_whole = (whole.size and whole.min() >= _NEAR_UNDERFLOW) or np.array_equal(np.ldexp(first, exponent), high)
-    return _ScaledRows(axis, first, second, whole, exponent, 0.0 if is_whole else 2.0**-1070)
+    return _ScaledRows(axis, first, second, whole, exponent, unit, 0.0 if is_whole else 2.0**-1070)
 
 
 def _least_positive(terms: Real) -> float:
@@ -362,7 +389,7 @@ def _slices(numbers: _ScaledRows, bits: int, most: int) -> _Slices:
 
 @dataclass(frozen=True, eq=False)
 class _Power:
-    """e^x = 2^exponent head (1 + rest): head = 2^(j/1024), |rest| < 2^-11."""
+    """e^x = 2^exponent head e^rest: head = 2^(j/1024), |rest| < 2^-11."""
 
     exponent: Exponents
     head: Pair
@@ -370,8 +397,8 @@ class _Power:
 
 
 @cache
-def _constants() -> tuple[Pair, tuple[float, float, float], Pair, Pair]:
-    """Return 2^(j/1024) for every j; log(2)/1024 in three parts, the first two of 32 bits; 1/6 and 1/24."""
+def _steps() -> tuple[Pair, tuple[float, float, float]]:
+    """Return 2^(j/1024) for every j, and log(2)/1024 in three parts, the first two of 32 bits."""
     with ctx.workprec(256):
         steps = 1 << _TABLE_BITS
         head = _pairs([(arb(step) / steps * arb(2).log()).exp() for step in range(steps)])
@@ -382,8 +409,20 @@ def _constants() -> tuple[Pair, tuple[float, float, float], Pair, Pair]:
             part = math.ldexp(math.floor(math.ldexp(mantissa, bits)), exponent - bits) if bits < 53 else float(step)
             parts.append(part)
             step -= part
-        sixth, small = (_pairs([arb(1) / number]) for number in (6, 24))
-    return head, (parts[0], parts[1], parts[2]), sixth, small
+    return head, (parts[0], parts[1], parts[2])
+
+
+@cache
+def _nodes() -> Pair:
+    """Return e^(k/2^20) - 1 for every k up to 360 in size."""
+    with ctx.workprec(256):
+        return _pairs([(arb(node) / _NODES).expm1() for node in range(-_LARGEST_NODE, _LARGEST_NODE + 1)])
+
+
+@cache
+def _coefficients() -> tuple[Pair, Pair]:
+    with ctx.workprec(256):
+        return _pairs([arb(1) / 6]), _pairs([arb(1) / 24])
 
 
 def _pairs(numbers: list[arb]) -> Pair:
@@ -391,23 +430,46 @@ def _pairs(numbers: list[arb]) -> Pair:
     return high, np.array([float(number - first) for number, first in zip(numbers, high.tolist(), strict=True)])
 
 
-def _reduced(pair: Pair) -> _Power:
+def _reduced(x: Real, x_low: Real) -> _Power:
     """Reduce arguments of the exponential; beyond 760 in size they are 760, where float64 has ended already."""
-    table, parts, sixth, small = _constants()
-    beyond = np.abs(pair[0]) > _LARGEST_EXPONENT
+    table, parts = _steps()
+    beyond = np.abs(x) > _LARGEST_EXPONENT
     if beyond.any():
-        pair = np.clip(pair[0], -_LARGEST_EXPONENT, _LARGEST_EXPONENT), np.where(beyond, 0.0, pair[1])
-    steps = np.rint(pair[0] * (1 / (parts[0] + parts[1])))
-    rest = _plus_number(_two_sum(pair[0], -steps * parts[0]), -steps * parts[1])
-    s = _plus_number(_plus_number(rest, pair[1]), -steps * parts[2])
+        x, x_low = np.clip(x, -_LARGEST_EXPONENT, _LARGEST_EXPONENT), np.where(beyond, 0.0, x_low)
+    steps = np.rint(x * (1 / (parts[0] + parts[1])))
+    rest, first = _two_sum(x - steps * parts[0], x_low)  # the difference is exact
+    rest, second = _two_sum(rest, -steps * parts[1])
+    rest, third = _two_sum(rest, -steps * parts[2])
+    number = steps.astype(np.int32)
+    index = number & ((1 << _TABLE_BITS) - 1)
+    head = table[0].take(index), table[1].take(index)
+    return _Power(number >> _TABLE_BITS, head, _fast_two_sum(rest, first + second + third))
+
+
+def _less_one(s: Pair) -> Pair:
+    """Return e^s - 1 for |s| < 2^-11, as exact relative to itself as s is."""
+    sixth, small = _coefficients()
     tail = s[0] * (1 / 120 + s[0] * (1 / 720 + s[0] * (1 / 5040 + s[0] / 40320)))
     series = _product(s, _plus_number(small, tail))
     series = _product(s, _sum(sixth, series))
     series = _product(s, _plus_number(series, np.full((1, 1), 0.5)))
-    series = _product(s, _plus_number(series, np.ones((1, 1))))
-    number = steps.astype(np.int32)
-    index = number & ((1 << _TABLE_BITS) - 1)
-    return _Power(number >> _TABLE_BITS, (table[0][index], table[1][index]), series)
+    return _product(s, _plus_number(series, np.ones((1, 1))))
+
+
+def _less_one_of_nodes(nodes: Real) -> Pair:
+    high, low = _nodes()
+    index = nodes.astype(np.int32) + _LARGEST_NODE
+    return high.take(index), low.take(index)
+
+
+def _less_one_near(s: Pair, nodes: Real) -> Pair:
+    """Return e^t - 1 for what is left of s beside a node, |t| <= 2^-21, to within 2^-111; t is exact."""
+    t, low = s[0] - nodes / _NODES, s[1]
+    square = t * t
+    upper, lower = _halves(t)
+    error = (upper * upper - square) + lower * (t + upper)
+    high, first = _fast_two_sum(t, 0.5 * square)
+    return high, first + (low + (0.5 * error + t * low + t * square * (1 / 6 + t * (1 / 24))))
 
 
 def _scaled(pair: Pair, exponent: Exponents) -> Pair:

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from flint import ctx
 
 from attncheck.attention.errors import (
     NOTHING,
@@ -206,7 +208,15 @@ def exact_scaled(problem: Computation, product: ExactArray) -> ExactArray:
         return product * problem.exact(per_head(problem.array(_OF_HEADS)))
     if scale is not None:
         return product * problem.number(scale)
-    return product if problem.score == "dot" else product / problem.exact(np.array([[problem.head_width]])).sqrt()
+    return (
+        product if problem.score == "dot" else product * _inverse_root(problem.arithmetic, problem.head_width, ctx.prec)
+    )
+
+
+@cache
+def _inverse_root(arithmetic: type[ExactArray], width: int, _precision: int) -> ExactArray:
+    """Return 1 / sqrt(width), which in balls is as exact as the precision at the time."""
+    return 1 / arithmetic.of_numbers(np.full((1, 1), float(width))).sqrt()
 
 
 def scaled_value(problem: Computation, product: Real) -> Real:

@@ -111,7 +111,7 @@ DERIVED: dict[str, tuple[float, Operation]] = {
     "product": (16, lambda x, y, z, r, s: abs(x) * s + r * (abs(y) + s) + 7 * U2 * abs(z)),
     "quotient": (16, lambda x, y, z, r, s: (r + abs(z) * s) / (abs(y) - s) + 15 * U2 * abs(z)),
     "larger": (16, lambda x, y, z, r, s: np.maximum(r, s)),
-    "exp": (8.5, lambda x, y, z, r, s: z * (np.expm1(r) + 4.7 * U2)),
+    "exp": (4.1, lambda x, y, z, r, s: z * (np.expm1(r) + 3.8 * U2)),
     "sqrt": (4, lambda x, y, z, r, s: r / z + 25 / 8 * U2 * z),
     "log": (np.inf, lambda x, y, z, r, s: r / (abs(x) - r) + 16 * U2),
 }
