@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import PurePath
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_args, get_origin, get_type_hints
 
 from attncheck.errors import AttncheckError, CaseError, ExitCode
 
@@ -26,11 +26,15 @@ Row = Mapping[str, Scalar]
 """A row of a frame, by column."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True)
 class Record:
-    """Anything inside of a document: fields that are all there, and no others."""
+    """Anything inside of a document: fields that are all there, and no others. Every subclass is a frozen dataclass."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     @classmethod
     def derive(cls, source: object, /, **given: Any) -> Self:
@@ -79,7 +83,6 @@ def _has_records(kind: Any) -> bool:
     return any(map(_has_records, arguments)) if arguments else isinstance(kind, type) and issubclass(kind, Record)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Header(Record):
     """What printed a document."""
 
@@ -90,7 +93,6 @@ class Header(Record):
     command: Annotated[str, "The command, such as check or vectors verify."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Failure(Record):
     """One case that fails on one implementation in one dtype. It has the same fields in every document."""
 
@@ -128,7 +130,6 @@ class Failure(Record):
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Document(Record):
     """What every document has."""
 
@@ -142,7 +143,6 @@ class Document(Record):
     notes: Annotated[Sequence[str], "What could not be used or run, a line each."] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fault(Record):
     """One thing that is wrong with one case file."""
 
@@ -153,7 +153,6 @@ class Fault(Record):
     message: Annotated[str, "What is wrong, and what was expected."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ErrorRecord(Record):
     """Why a command could not do what it was asked for."""
 
@@ -162,14 +161,12 @@ class ErrorRecord(Record):
     faults: Annotated[Sequence[Fault], "What is wrong with case files, where that is why."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ErrorDocument(Document):
     """What any command prints that ends before it has an outcome."""
 
     error: Annotated[ErrorRecord, "Why there is no outcome. No other document has this field."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CoverageRecord(Record):
     """How many of the cases that were asked one implementation was judged in, and what became of the others."""
 
@@ -187,7 +184,6 @@ class CoverageRecord(Record):
     padded: Annotated[int, "How many were padded, as the implementation requires."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class InCommon(Record):
     """What the failing cases of an implementation have in common."""
 
@@ -201,7 +197,6 @@ class InCommon(Record):
     counted: Annotated[str, "What is counted: cases, or evaluations."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DefectRecord(Record):
     """One thing that is wrong, in however many cases and dtypes it shows."""
 
@@ -220,7 +215,6 @@ class DefectRecord(Record):
     evaluations: Annotated[int, "How many evaluations show it: failures of one case in one dtype."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stopped(Record):
     """What a run that was ended early has left."""
 
@@ -229,7 +223,6 @@ class Stopped(Record):
     in_part: Annotated[int, "How many cases ran in only some of their dtypes."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PropertyRecord(Record):
     """One way in which a property was asked of an implementation."""
 
@@ -255,7 +248,6 @@ class PropertyRecord(Record):
     next: Annotated[Sequence[str], "The command that asks again and explains."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Outcome(Document):
     """What cases came to: check, report and vectors verify."""
 
@@ -281,7 +273,6 @@ class Outcome(Document):
     results: Annotated[str | None, "The folder of the results; null of a report of several."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PropertiesDocument(Document):
     """properties: what holds between two calls."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
@@ -22,7 +21,6 @@ from attncheck.reports.json_documents import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CaseRecord(Record):
     """A case."""
 
@@ -37,7 +35,6 @@ class CaseRecord(Record):
     dtypes: Annotated[Sequence[str], "The dtypes that it declares."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Errors(Record):
     """The errors of a stage."""
 
@@ -49,7 +46,6 @@ class Errors(Record):
     elements: Annotated[int, "How many elements were measured."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConditionRecord(Record):
     """How large the error bounds of a stage are beside its numbers."""
 
@@ -59,7 +55,6 @@ class ConditionRecord(Record):
     elements: Annotated[int, "Of how many."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class StageRecord(Record):
     """A stage that an implementation returned."""
 
@@ -84,7 +79,6 @@ class StageRecord(Record):
     expected_failure: Annotated[str, "Why a failure here is expected; empty where it is not."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CallRecord(Record):
     """A call that was made before."""
 
@@ -92,7 +86,6 @@ class CallRecord(Record):
     dtype: Annotated[str, "The dtype."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RepeatedRecord(Record):
     """A failure of a check that a fresh process does not show."""
 
@@ -103,7 +96,6 @@ class RepeatedRecord(Record):
     remark: Annotated[str, "What may have changed since."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExplanationDocument(Document):
     """explain: one case on one implementation, stage by stage."""
 
@@ -122,7 +114,6 @@ class ExplanationDocument(Document):
     repeated: Annotated[RepeatedRecord | None, "What became of a failure that a fresh process does not show."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ArrayRecord(Record):
     """An input or an exact stage."""
 
@@ -131,7 +122,6 @@ class ArrayRecord(Record):
     values: Annotated[Any, "Its numbers as nested lists, row by row; null where there are more than 4,096."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NumberRecord(Record):
     """A number that a document prints, beside the exact one."""
 
@@ -145,7 +135,6 @@ class NumberRecord(Record):
     outcome: Annotated[str, "holds, does not hold, erratum or not compared."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CaseDocument(Document):
     """show: a case with its inputs, its exact stages, and its printed numbers."""
 
@@ -163,7 +152,6 @@ class CaseDocument(Document):
     saved: Annotated[Sequence[str], "The images that were written."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScriptDocument(Document):
     """repro: a script that reproduces one case."""
 
@@ -177,7 +165,6 @@ class ScriptDocument(Document):
     tries: Annotated[int, "In how many tries the case was reduced; 0 where it was not."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DesignDocument(Document):
     """design: cases in which every few of what a function has meet."""
 
@@ -187,7 +174,6 @@ class DesignDocument(Document):
     strength: Annotated[int, "How many levels of them meet."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReductionDocument(Document):
     """reduce: the smallest case that fails alike."""
 
@@ -201,7 +187,6 @@ class ReductionDocument(Document):
     is_smallest: Annotated[bool, "Whether nothing smaller fails alike."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DifferenceRecord(Record):
     """What changed between two results. The columns of its rows are those of the files of `attncheck diff --output`."""
 
@@ -217,12 +202,10 @@ class DifferenceRecord(Record):
     environments: Annotated[Sequence[Row], "Versions, processors and settings that differ."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DifferenceDocument(DifferenceRecord, Document):
     """diff: what changed between two results. Its failures are the verdicts that got worse."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReleaseRecord(Record):
     """What a release came to."""
 
@@ -235,7 +218,6 @@ class ReleaseRecord(Record):
     other: Annotated[int | None, "Verdicts that changed otherwise."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class BisectionDocument(Document):
     """bisect: what several releases gave."""
 
@@ -245,7 +227,6 @@ class BisectionDocument(Document):
     missed: Annotated[Mapping[str, str], "Releases that could not be run, and why."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Meaning(Record):
     """What an implementation means by one question."""
 
@@ -262,14 +243,12 @@ class Meaning(Record):
     is_exact: Annotated[bool, "Whether what came back is within the error bounds of what it means."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConventionsDocument(Document):
     """conventions: what implementations mean."""
 
     implementations: Annotated[Mapping[str, Sequence[Meaning]], "By implementation: an answer to each question."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassRecord(Record):
     """A rounding model, held against what an implementation computed."""
 
@@ -278,7 +257,6 @@ class ClassRecord(Record):
     wrong: Annotated[Sequence[str], "The cases that are wrong by it."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class AccuracyDocument(Document):
     """accuracy: which rounding models hold for an implementation."""
 
@@ -289,7 +267,6 @@ class AccuracyDocument(Document):
     classes: Annotated[Mapping[str, Sequence[ClassRecord]], "By dtype: each class, the tightest that holds first."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FindingRecord(Record):
     """What a search keeps of a failure, besides its record among the failures, which are in the same order."""
 
@@ -311,7 +288,6 @@ class FindingRecord(Record):
     times: Annotated[int, "How many problems failed alike."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SearchDocument(Document):
     """search: what breaks an implementation."""
 
@@ -327,7 +303,6 @@ class SearchDocument(Document):
     no_longer_failing: Annotated[Sequence[str], "Files of earlier findings that pass now."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class MutantsDocument(Document):
     """mutants: what catches which fault of the catalogue."""
 
@@ -341,7 +316,6 @@ class MutantsDocument(Document):
     rules: Annotated[Sequence[Row], "The same under other rules."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RuleRecord(Record):
     """A rule of the protocol."""
 
@@ -350,7 +324,6 @@ class RuleRecord(Record):
     message: Annotated[str, "What is malformed, or why it was not tried."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProtocolDocument(Document):
     """protocol: whether a program speaks the protocol."""
 
@@ -358,7 +331,6 @@ class ProtocolDocument(Document):
     rules: Annotated[Sequence[RuleRecord], "Every rule that was tried."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ListDocument(Document):
     """list: what can be chosen."""
 
@@ -366,7 +338,6 @@ class ListDocument(Document):
     items: Annotated[Sequence[Mapping[str, str | Sequence[str]]], "A record of each."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportDocument(Document):
     """vectors export: cases as files for other languages."""
 
@@ -375,7 +346,6 @@ class ExportDocument(Document):
     left_out: Annotated[Mapping[str, int], "By reason: how many were not."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TestDataDocument(Document):
     """export and import: cases as test data of others, and back."""
 
@@ -384,7 +354,6 @@ class TestDataDocument(Document):
     left_out: Annotated[Mapping[str, Sequence[str]], "By reason: the cases, or tests, that were not."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PublishedDocument(Document):
     """publish and survey: what a repository keeps of its results."""
 
