@@ -13,34 +13,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from attncheck.reports import sections
 from attncheck.reports.documents import DocumentCase, DocumentPage, document_pages, expectation_part
 from attncheck.reports.frames import FAILS_A_RUN, Column, Frames, element_in, records, rows_judged
 from attncheck.reports.html.contents import unique_slugs
-from attncheck.reports.sections import (
-    Block,
-    Code,
-    Coloured,
-    Details,
-    Entries,
-    Figure,
-    Inline,
-    Items,
-    Mark,
-    Nested,
-    OnPage,
-    Page,
-    Section,
-    Subsection,
-    Table,
-    Text,
-    by_implementation,
-    documents_at_a_glance,
-    environments,
-    expected_to_fail,
-    properties,
-    queries_without_key,
-    wrong,
-)
 from attncheck.reports.summary import make_summary, verdict_table
 
 _MAX_LISTED = 50
@@ -50,21 +26,24 @@ _LARGEST = 15
 def render_markdown(frames: Frames) -> str:
     """Return the whole report. The same frames give the same text."""
     answer = make_summary(frames)
-    said = Items([*answer.sentences, *(f"{note}." for note in frames.notes)])
-    sections = (
-        by_implementation(frames),
-        wrong(frames, _MAX_LISTED),
-        expected_to_fail(frames),
-        queries_without_key(frames),
-        documents_at_a_glance(frames),
+    said = sections.Items([*answer.sentences, *(f"{note}." for note in frames.notes)])
+    shown = (
+        sections.by_implementation(frames),
+        sections.wrong(frames, _MAX_LISTED),
+        sections.expected_to_fail(frames),
+        sections.queries_without_key(frames),
+        sections.documents_at_a_glance(frames),
         verdict_section(frames),
-        properties(frames),
+        sections.properties(frames),
         _documents(frames),
         _largest(frames),
-        environments(frames),
+        sections.environments(frames),
     )
-    opening: list[Block] = [Text(Mark(answer.first_line, "strong")), *([said] if said.items else [])]
-    return page_text(Page("Attention conformance report", opening, list(filter(None, sections))))
+    opening: list[sections.Block] = [
+        sections.Text(sections.Mark(answer.first_line, "strong")),
+        *([said] if said.items else []),
+    ]
+    return page_text(sections.Page("Attention conformance report", opening, list(filter(None, shown))))
 
 
 _DIFFERENCES_EXPLAINED = (
@@ -73,21 +52,21 @@ _DIFFERENCES_EXPLAINED = (
 )
 
 
-def _largest(frames: Frames) -> Section | None:
+def _largest(frames: Frames) -> sections.Section | None:
     """Return the pairs that differ most, whether or not they still agree; None without any."""
     pairs = frames.pairs[frames.pairs["ratio"].notna()]
     pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_LARGEST)
     rows = [_pair_cells(frames, row) for row in records(pairs)]
     headings = ("case", "stage", "dtype", "one", "other", "at", "value", "other value", "difference")
     title = "Largest differences between two implementations"
-    table = Table(title, (*headings, "of the allowed", "verdict"), rows, "llllllrrrrl")
-    return Section(title, "largest", [Text(_DIFFERENCES_EXPLAINED), table]) if rows else None
+    table = sections.Table(title, (*headings, "of the allowed", "verdict"), rows, "llllllrrrrl")
+    return sections.Section(title, "largest", [sections.Text(_DIFFERENCES_EXPLAINED), table]) if rows else None
 
 
-def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> tuple[Inline, ...]:
+def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> tuple[sections.Inline, ...]:
     digits = 9 if row["dtype"] == "float32" else 17
     return (
-        *(Mark(row["case"]), Mark(row["stage"]), row["dtype"]),
+        *(sections.Mark(row["case"]), sections.Mark(row["stage"]), row["dtype"]),
         frames.named(row["implementation"], row["environment"]),
         frames.named(row["other"], row["other_environment"]),
         element_in(frames.cases[row["case"]], row),
@@ -102,27 +81,27 @@ NUMBERS_EXPLAINED = (
 )
 
 
-def _documents(frames: Frames) -> Section | None:
+def _documents(frames: Frames) -> sections.Section | None:
     """Return each document's cases: what it prints, and what it computes without printing; None without any."""
     pages = document_pages(frames)
     names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
     parts = [_document(frames, page, name) for page, name in zip(pages, names, strict=True)]
-    return Section("Documents", "documents", [Text(NUMBERS_EXPLAINED), *parts]) if parts else None
+    return sections.Section("Documents", "documents", [sections.Text(NUMBERS_EXPLAINED), *parts]) if parts else None
 
 
-def _document(frames: Frames, page: DocumentPage, name: str) -> Subsection:
+def _document(frames: Frames, page: DocumentPage, name: str) -> sections.Subsection:
     """Return one document; it leads to its pictures in the HTML report."""
     by = f", by {page.author}" if page.author else ""
     source = f"{page.source}{by}{f'; {page.section}' if page.section else ''}."
-    drawn: Inline = ("Drawn in ", Mark("report.html", "link", f"report.html#document-{name}"), ".")
-    notes = [Items(page.notes)] if page.notes else []
+    drawn: sections.Inline = ("Drawn in ", sections.Mark("report.html", "link", f"report.html#document-{name}"), ".")
+    notes = [sections.Items(page.notes)] if page.notes else []
     cases = (_computation(case, with_environment=frames.has_several_environments) for case in page.cases)
-    return Subsection(page.title, [Text(source), *notes, Text(drawn), *cases], 3)
+    return sections.Subsection(page.title, [sections.Text(source), *notes, sections.Text(drawn), *cases], 3)
 
 
-def _computation(case: DocumentCase, *, with_environment: bool) -> Subsection:
+def _computation(case: DocumentCase, *, with_environment: bool) -> sections.Subsection:
     parts = (expectation_part(each, with_environment=with_environment) for each in case.expectations)
-    return Subsection(case.name, [*map(Text, case.notes), *parts], 4)
+    return sections.Subsection(case.name, [*map(sections.Text, case.notes), *parts], 4)
 
 
 _MAX_LISTED_CASES, _MAX_CELLS = 2_000, 40_000
@@ -136,16 +115,18 @@ _VERDICTS_EXPLAINED = (
 Verdicts = Mapping[str, Mapping[Column, str]]
 
 
-def verdict_section(frames: Frames) -> Section:
+def verdict_section(frames: Frames) -> sections.Section:
     """Return the verdict of every case on every implementation, a table per topic."""
     verdicts: Verdicts = verdict_table(frames)
     most = min(_MAX_LISTED_CASES, max(1, _MAX_CELLS // max(1, len(frames.columns))))
-    instead: list[Block] = []
+    instead: list[sections.Block] = []
     if len(verdicts) > most:
         shown = _not_agreeing(verdicts, most)
         instead = [_instead_of_all(frames, verdicts, len(shown))]
         verdicts = shown
-    return Section("Verdicts", "verdicts", [*instead, *_tables(frames, verdicts), Text(_VERDICTS_EXPLAINED)])
+    return sections.Section(
+        "Verdicts", "verdicts", [*instead, *_tables(frames, verdicts), sections.Text(_VERDICTS_EXPLAINED)]
+    )
 
 
 def _not_agreeing(verdicts: Verdicts, most: int) -> Verdicts:
@@ -156,7 +137,7 @@ def _not_agreeing(verdicts: Verdicts, most: int) -> Verdicts:
     return {case: cells for case, cells in verdicts.items() if case in chosen}
 
 
-def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> Text:
+def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> sections.Text:
     """Say that not all is shown, and count what is not."""
     others = sum(set(cells.values()) != {"agree"} for cells in verdicts.values())
     which = f"the {shown:,}" if shown == others else f"{shown:,} of the {others:,}"
@@ -165,10 +146,10 @@ def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> Text:
         f"tables below show {which} in which some implementation does not agree or did not run, those that fail first; "
         "every verdict is in "
     )
-    return Text((text, Mark("results.csv"), "."))
+    return sections.Text((text, sections.Mark("results.csv"), "."))
 
 
-def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[Subsection]:
+def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[sections.Subsection]:
     headings = ["case", *map(frames.title, frames.columns)]
     sampled = _sampled(frames)
     by_file: dict[str, list[str]] = {}
@@ -183,12 +164,14 @@ def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[Subsection]:
             )
             for case in cases
         ]
-        yield Subsection((f"{title} (", Mark(file), ")"), [Table(title, headings, rows)], 3)
+        yield sections.Subsection((f"{title} (", sections.Mark(file), ")"), [sections.Table(title, headings, rows)], 3)
 
 
-def _verdict_cell(words: str) -> Inline:
+def _verdict_cell(words: str) -> sections.Inline:
     """Return a cell; the stars around a verdict make it bold."""
-    return tuple(Mark(part, "strong") if number % 2 else part for number, part in enumerate(words.split("**")) if part)
+    return tuple(
+        sections.Mark(part, "strong") if number % 2 else part for number, part in enumerate(words.split("**")) if part
+    )
 
 
 def _sampled(frames: Frames) -> dict[str, str]:
@@ -197,54 +180,54 @@ def _sampled(frames: Frames) -> dict[str, str]:
     return {row["case"]: f" ({rows_judged(row['judged_rows'], row['query_rows'])})" for row in records(rows)}
 
 
-def page_text(page: Page) -> str:
+def page_text(page: sections.Page) -> str:
     """Return a whole page."""
-    sections = [[f"# {page.title}", "", *blocks_lines(page.opening)], *map(section_lines, page.sections)]
-    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+    parts = [[f"# {page.title}", "", *blocks_lines(page.opening)], *map(section_lines, page.sections)]
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def section_lines(section: Section | None) -> list[str]:
+def section_lines(section: sections.Section | None) -> list[str]:
     """Render a section; nothing for none."""
     return [] if section is None else [f"## {section.title}", "", *blocks_lines(section.blocks)]
 
 
-def blocks_lines(blocks: Iterable[Block]) -> list[str]:
+def blocks_lines(blocks: Iterable[sections.Block]) -> list[str]:
     """Render blocks, an empty line between them."""
     lines = [line for block in blocks for line in [*_block(block), ""]]
     return lines[:-1]
 
 
-def _block(block: Block) -> list[str]:
+def _block(block: sections.Block) -> list[str]:
     match block:
-        case Items():
+        case sections.Items():
             lines = [line for item in block.items for line in _item(item)]
-        case Table():
+        case sections.Table():
             lines = _table(block)
-        case Code():
+        case sections.Code():
             lines = ["```", *block.lines, "```"]
-        case Details():
+        case sections.Details():
             lines = details(block.summary, blocks_lines(block.blocks), is_open=block.is_open)
-        case Subsection():
+        case sections.Subsection():
             lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]
-        case OnPage():
+        case sections.OnPage():
             lines = blocks_lines(block.in_words)
-        case Entries():
+        case sections.Entries():
             entries = ((f"{number}. ", blocks) for number, (_, blocks) in enumerate(block.entries, 1))
             lines = [line for entry in entries for line in _entry(*entry)]
-        case Figure():
+        case sections.Figure():
             lines = [escape(block.words)]
-        case Text():
+        case sections.Text():
             lines = [inline(block.content)]
     return lines
 
 
-def _item(item: Inline | Nested) -> list[str]:
-    if isinstance(item, Nested):
+def _item(item: sections.Inline | sections.Nested) -> list[str]:
+    if isinstance(item, sections.Nested):
         return [f"- {inline(item.content)}", *(f"  - {inline(each)}" for each in item.items)]
     return [f"- {inline(item)}"]
 
 
-def _table(block: Table) -> list[str]:
+def _table(block: sections.Table) -> list[str]:
     """Render a table without columns of pictures, which have no heading."""
     kept = [number for number, heading in enumerate(block.headings) if heading or not number]
     letters = block.align.ljust(len(block.headings), "l")
@@ -252,23 +235,23 @@ def _table(block: Table) -> list[str]:
     return table([escape(block.headings[number]) for number in kept], rows, "".join(letters[number] for number in kept))
 
 
-def _entry(number: str, blocks: Sequence[Block]) -> list[str]:
+def _entry(number: str, blocks: Sequence[sections.Block]) -> list[str]:
     """Render an entry of a numbered list: its texts line by line, then what else it has, as far in as the number."""
-    texts = [block for block in blocks if isinstance(block, Text)]
+    texts = [block for block in blocks if isinstance(block, sections.Text)]
     first = "<br>".join(inline(text.content) for text in texts)
-    rest = blocks_lines(block for block in blocks if not isinstance(block, Text))
+    rest = blocks_lines(block for block in blocks if not isinstance(block, sections.Text))
     return [f"{number}{first}", *(f"{' ' * len(number)}{line}".rstrip() for line in (["", *rest, ""] if rest else []))]
 
 
-def inline(part: Inline) -> str:
+def inline(part: sections.Inline) -> str:
     """Render a text with its marks."""
     if isinstance(part, tuple):
         return "".join(map(inline, part))
     if isinstance(part, str):
         edges = (" " if part != part.lstrip() else "", " " if part.strip() != part.lstrip() else "")
         return escape(part).join(edges) if part.strip() else part
-    if isinstance(part, Figure | Coloured):
-        return escape(part.words) if isinstance(part, Figure) else inline(part.content)
+    if isinstance(part, sections.Figure | sections.Coloured):
+        return escape(part.words) if isinstance(part, sections.Figure) else inline(part.content)
     if part.kind == "break":
         return "<br>"
     if part.address:

@@ -12,34 +12,11 @@ import pandas as pd
 from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS, Explanation
 from attncheck.reading.case import case_record
+from attncheck.reports import json_documents, properties
 from attncheck.reports.coverage import Coverage, coverage, number_counts, padded_cases, unjudged
 from attncheck.reports.defects import Defect, commands_again, defects, first_commands
 from attncheck.reports.failure_patterns import FailurePattern, in_common, shape_text
 from attncheck.reports.frames import Frames, failing, once_for_frames, records
-from attncheck.reports.json_documents import (
-    CoverageRecord,
-    DefectRecord,
-    Failure,
-    InCommon,
-    Outcome,
-    PropertiesDocument,
-    PropertyRecord,
-    Stopped,
-    opening,
-    plain,
-)
-from attncheck.reports.json_documents import (
-    Row as JsonRow,
-)
-from attncheck.reports.properties import (
-    asked_rows,
-    broken_properties,
-    command_for,
-    failing_first,
-    property_table,
-    sentence_of,
-    words_by_title,
-)
 from attncheck.reports.summary import findings, make_summary, verdict_table
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
@@ -51,7 +28,7 @@ _ELEMENT = re.compile(r"\d+(?:,\d+)*")
 _NONE_NAMED: Mapping[str, Any] = dict.fromkeys(NUMBERS)
 
 
-def failures_of(frames: Frames, wrong: pd.DataFrame | None = None) -> list[Failure]:
+def failures_of(frames: Frames, wrong: pd.DataFrame | None = None) -> list[json_documents.Failure]:
     """Return what is wrong, the simplest case first, with the numbers of the element that is worst.
 
     ``wrong`` are some rows of ``findings``; None is all of them.
@@ -71,13 +48,13 @@ def _failing_rows(frames: Frames) -> dict[tuple[str, ...], list[dict[str, Any]]]
     return found
 
 
-def _failure(frames: Frames, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Failure:
+def _failure(frames: Frames, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> json_documents.Failure:
     case = frames.cases[row["case"]]
     shown = next((each for each in rows if each["stage"] == row["stage"]), rows[0] if rows else None)
     diagnosed = next((each["diagnosis"] for each in rows if isinstance(each.get("diagnosis"), str)), None)
     numbers = _NONE_NAMED if shown is None else {**_numbers_of_row(shown), "diagnosis": diagnosed or None}
     of_implementation = bool(row["implementation"] and row["dtype"])
-    return Failure(
+    return json_documents.Failure(
         **{key: row[key] for key in (*_KEYS, "verdict", "stage", "message", "rows")},
         **numbers,
         **_of_case(case),
@@ -123,7 +100,7 @@ def _number(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def rows_of(frame: pd.DataFrame) -> list[JsonRow]:
+def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
     """Return a frame's rows; a cell without a value is None."""
     return [{str(key): _scalar(value) for key, value in row.items()} for row in records(frame)]
 
@@ -134,13 +111,13 @@ def _scalar(value: Any) -> Any:
     return None if pd.isna(value) else value
 
 
-def failure_of(explanation: Explanation, commands: Sequence[str]) -> Failure | None:
+def failure_of(explanation: Explanation, commands: Sequence[str]) -> json_documents.Failure | None:
     """Return the failure of an explanation; None where nothing is wrong, or where that was expected."""
     unexpected = [stage for stage in explanation.failing_stages if stage not in explanation.expected_failures]
     if not unexpected:
         return None
     judgement = explanation.first_failing
-    return Failure(
+    return json_documents.Failure(
         implementation=explanation.implementation,
         environment="",
         case=explanation.case.id,
@@ -166,7 +143,7 @@ def verdict_of(explanation: Explanation) -> str:
     return (Verdict.UNVERIFIED if verdicts == {Verdict.UNVERIFIED} else Verdict.AGREE).value
 
 
-def first_of_each(failures: Iterable[Failure], most: int = 3) -> list[str]:
+def first_of_each(failures: Iterable[json_documents.Failure], most: int = 3) -> list[str]:
     """Return the first command of the first failure of each of some implementations."""
     firsts: dict[tuple[str, str], str] = {}
     for each in failures:
@@ -177,7 +154,7 @@ def first_of_each(failures: Iterable[Failure], most: int = 3) -> list[str]:
 
 def outcome_document(
     frames: Frames, code: ExitCode, *, command: str = "check", report: Path | None = None, results: Path | None = None
-) -> Outcome:
+) -> json_documents.Outcome:
     """Return what a comparison came to.
 
     ``report`` is None where none is written, ``results`` where there are several.
@@ -185,9 +162,9 @@ def outcome_document(
     answer = make_summary(frames)
     failures = failures_of(frames)
     titles = {column: column.title(with_environment=True) for column in frames.columns}
-    broken, again = broken_properties(frames), words_by_title(frames)
-    return Outcome(
-        **opening(command, code, answer.word),
+    broken, again = properties.broken_properties(frames), properties.words_by_title(frames)
+    return json_documents.Outcome(
+        **json_documents.opening(command, code, answer.word),
         defects=[_defect(each) for each in defects(frames)],
         failures=failures,
         next=[*first_commands(frames), *(each.command for each in broken[:1] if each.command)],
@@ -195,9 +172,13 @@ def outcome_document(
         judged=answer.judged,
         coverage={titles[each.column]: _coverage(frames, each) for each in coverage(frames)},
         too_few_judged=list(unjudged(frames)),
-        numbers=plain(number_counts(frames)),
+        numbers=json_documents.plain(number_counts(frames)),
         sentences=list(answer.sentences),
-        stopped={label: Stopped.derive(asked.stopped) for label, asked in frames.asked.items() if asked.stopped},
+        stopped={
+            label: json_documents.Stopped.derive(asked.stopped)
+            for label, asked in frames.asked.items()
+            if asked.stopped
+        },
         in_common=[_in_common(each) for each in in_common(frames)],
         verdicts={
             case: {titles[column]: words.replace("**", "") for column, words in cells.items()}
@@ -211,41 +192,45 @@ def outcome_document(
     )
 
 
-def _defect(found: Defect) -> DefectRecord:
-    return DefectRecord.derive(found, diagnosis=found.diagnosis or None, dtypes=list(filter(None, found.dtypes)))
+def _defect(found: Defect) -> json_documents.DefectRecord:
+    return json_documents.DefectRecord.derive(
+        found, diagnosis=found.diagnosis or None, dtypes=list(filter(None, found.dtypes))
+    )
 
 
-def _coverage(frames: Frames, found: Coverage) -> CoverageRecord:
+def _coverage(frames: Frames, found: Coverage) -> json_documents.CoverageRecord:
     padded = padded_cases(frames).get(found.column)
-    return CoverageRecord.derive(found, lacks=dict(found.lacks.singly), padded=padded.cases if padded else 0)
+    return json_documents.CoverageRecord.derive(
+        found, lacks=dict(found.lacks.singly), padded=padded.cases if padded else 0
+    )
 
 
 def _properties(frames: Frames) -> dict[str, dict[str, str]]:
     """Return what each property comes to on each implementation; nothing where none was asked."""
-    table = property_table(asked_rows(frames))
+    table = properties.property_table(properties.asked_rows(frames))
     return {
         line.name: dict(zip(table.columns, (cell.word for cell in line.cells), strict=True)) for line in table.lines
     }
 
 
-def _in_common(found: FailurePattern) -> InCommon:
-    return InCommon.derive(found, text=found.text(with_environment=False), counted=f"{found.noun}s")
+def _in_common(found: FailurePattern) -> json_documents.InCommon:
+    return json_documents.InCommon.derive(found, text=found.text(with_environment=False), counted=f"{found.noun}s")
 
 
 def properties_document(
     rows: Sequence[Row], again: Mapping[str, Sequence[str]], code: ExitCode, notes: Sequence[str]
-) -> PropertiesDocument:
+) -> json_documents.PropertiesDocument:
     """Return every way in which properties were asked; ``again`` names implementations on a command line."""
-    commands = (command_for(row, again) for row in failing_first(rows)[:1])
-    return PropertiesDocument(
-        **opening("properties", code, sentence_of(rows)),
+    commands = (properties.command_for(row, again) for row in properties.failing_first(rows)[:1])
+    return json_documents.PropertiesDocument(
+        **json_documents.opening("properties", code, properties.sentence_of(rows)),
         next=[each for each in commands if each],
         notes=list(notes),
         properties=[property_record(row, again if row.fails_run else {}) for row in rows],
     )
 
 
-def property_record(row: Row, again: Mapping[str, Sequence[str]]) -> PropertyRecord:
+def property_record(row: Row, again: Mapping[str, Sequence[str]]) -> json_documents.PropertyRecord:
     """Return one way in which a property was asked."""
-    command = command_for(row, again) if again else ""
-    return PropertyRecord.derive(row, next=[command] if command else [])
+    command = properties.command_for(row, again) if again else ""
+    return json_documents.PropertyRecord.derive(row, next=[command] if command else [])

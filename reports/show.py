@@ -21,23 +21,12 @@ from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case, Expected, case_record
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.model import TagEntry
+from attncheck.reports import panels
 from attncheck.reports.documents import beside, element
 from attncheck.reports.explanation import inputs_line, of_case
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import ArrayRecord, CaseDocument, NumberRecord
-from attncheck.reports.panels import (
-    Drawing,
-    KeptCase,
-    Panel,
-    Pixels,
-    drawings_of,
-    ink_on,
-    safe_text,
-    shades,
-    short_number,
-    title_of,
-)
 from attncheck.reports.terminal import plain_console
 from attncheck.results.format import EXACT, Row
 from attncheck.verdicts import Verdict
@@ -65,7 +54,7 @@ class Shown:
 
     case: Case
     dtype: str
-    drawings: tuple[Drawing, ...]
+    drawings: tuple[panels.Drawing, ...]
     numbers: Mapping[int, tuple[Row, ...]]
     """Position of an expectation -> its numbers, the exact answer's beside them."""
     outside: str
@@ -94,8 +83,8 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
         for number, rows in numbers.items()
         if case.expected[number].basis == "printed"
     }
-    kept = KeptCase(inputs.arrays, exact)
-    drawings = drawings_of(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
+    kept = panels.KeptCase(inputs.arrays, exact)
+    drawings = panels.drawings_of(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
     rows = len(truth.query_rows) if truth.query_rows is not None else 0
     return Shown(
         case=case,
@@ -110,7 +99,7 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
     )
 
 
-def _chosen(drawings: tuple[Drawing, ...], stages: Collection[str]) -> tuple[Drawing, ...]:
+def _chosen(drawings: tuple[panels.Drawing, ...], stages: Collection[str]) -> tuple[panels.Drawing, ...]:
     names = list(dict.fromkeys(name for drawing in drawings for name in drawing.names))
     for stage in stages:
         if stage not in names:
@@ -195,20 +184,20 @@ def _outside(shown: Shown) -> str:
     return f"There is no exact answer where nan stands: {shown.undefined}." if shown.undefined else ""
 
 
-def matrix_text(panel: Panel, width: int) -> Text:
+def matrix_text(panel: panels.Panel, width: int) -> Text:
     """Return a matrix as coloured cells with their numbers, as far as they go into the width; the rest is elided."""
     matrix = panel.matrix
-    text = Text(f"{safe_text(panel.title, width)}, {' x '.join(map(str, matrix.shape))}")
+    text = Text(f"{panels.safe_text(panel.title, width)}, {' x '.join(map(str, matrix.shape))}")
     if not matrix.size:
         return text
     rows = _elided(matrix.shape[0], _MAX_ROWS)
     labels = ["..." if row is None else str(row) for row in rows]
     margin = max(map(len, labels)) + 1
     kept = [row for row in rows if row is not None]
-    cells = {row: [short_number(value, _DIGITS) for value in matrix[row].tolist()[:_MAX_READ]] for row in kept}
+    cells = {row: [panels.short_number(value, _DIGITS) for value in matrix[row].tolist()[:_MAX_READ]] for row in kept}
     longest = max(len(cell) for line in cells.values() for cell in line) + 2
     columns = _elided(matrix.shape[1], max(3, min((width - margin) // longest, _MAX_READ)))
-    pixels = shades(panel)
+    pixels = panels.shades(panel)
     text.append("\n" + " " * margin)
     for column in columns:
         text.append(("..." if column is None else str(column)).rjust(longest - 1) + " ", style="dim")
@@ -218,14 +207,14 @@ def matrix_text(panel: Panel, width: int) -> Text:
             if column is None:
                 text.append("...".rjust(longest - 1) + " ")
                 continue
-            number = short_number(matrix[row, column].item(), _DIGITS)
+            number = panels.short_number(matrix[row, column].item(), _DIGITS)
             text.append(number.rjust(longest - 1) + " ", style=_style(pixels[row, column]))
     return text
 
 
-def _style(pixel: Pixels) -> Style:
+def _style(pixel: panels.Pixels) -> Style:
     red, green, blue = (int(part) for part in pixel)
-    return Style(color=ink_on(pixel), bgcolor=f"#{red:02x}{green:02x}{blue:02x}")
+    return Style(color=panels.ink_on(pixel), bgcolor=f"#{red:02x}{green:02x}{blue:02x}")
 
 
 def _elided(length: int, most: int) -> list[int | None]:
@@ -237,7 +226,7 @@ def _elided(length: int, most: int) -> list[int | None]:
 
 def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) -> None:
     missed = [row for row in rows if not holds(row)]
-    name = title_of([expected.name], [expected.called] if expected.called else [])
+    name = panels.title_of([expected.name], [expected.called] if expected.called else [])
     console.print(f"{name}, {expected.basis}: {len(rows) - len(missed)} of {len(rows)} hold", style="bold")
     for note in filter(
         None, (expected.because, expected.note, expected.digits, expected.erratum and f"Erratum: {expected.erratum}")

@@ -26,18 +26,7 @@ from attncheck.reports.frames import (
     stage_order,
     worst_cell,
 )
-from attncheck.reports.html.contents import (
-    LETTERS_PER_CELL,
-    LETTERS_PER_ROW,
-    SHORT_DTYPES,
-    URGENCY,
-    Budget,
-    options_text,
-    shape_text,
-    short,
-    urgent_first,
-    within,
-)
+from attncheck.reports.html import contents
 from attncheck.reports.sections import Details, Figure, Text
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
@@ -102,13 +91,13 @@ class CaseDetails(NamedTuple):
     def state(self) -> str:
         """Return the state that matters most."""
         states = {cell.state for cells in self.row.values() for cell in cells.values()}
-        return next((state for state in URGENCY if state in states), State.AGREE).value
+        return next((state for state in contents.URGENCY if state in states), State.AGREE).value
 
     @property
     def options(self) -> list[str]:
         """Return the options as they stand in the case, and how inputs lie in memory where it says so."""
         record = self.record
-        notes = options_text(record["options"])
+        notes = contents.options_text(record["options"])
         notes += [f"inputs stored in {record['storage']}"] if record.get("storage") else []
         notes += [f"{name} in memory: {form}" for name, form in record.get("memory_layout", {}).items()]
         return [*notes, *(f"{name} has its heads merged" for name in record.get("merged", []))]
@@ -116,7 +105,7 @@ class CaseDetails(NamedTuple):
     @property
     def inputs(self) -> list[str]:
         """Return the inputs with their shapes."""
-        return [f"{name} {shape_text(shape)}" for name, shape in self.record["inputs"].items()]
+        return [f"{name} {contents.shape_text(shape)}" for name, shape in self.record["inputs"].items()]
 
     def cells(self, column: Column, dtype: str) -> list[StageCell | None]:
         """Return a cell per stage of one implementation in one dtype; none where it has no stage."""
@@ -167,7 +156,7 @@ def _stage_cell(row: Mapping[str, Any]) -> StageCell:
     open_ = "?" if not pd.isna(row["unjudged"]) and row["unjudged"] else ""  # elements without an exact answer
     # in the order of the alphabet, the worst first
     mark = row["verdict"] if row["state"] else min(tiers, default=open_)
-    return StageCell(short(row["ratio"], 2), short(row["introduced_ratio"], 2), row["state"], mark)
+    return StageCell(contents.short(row["ratio"], 2), contents.short(row["introduced_ratio"], 2), row["state"], mark)
 
 
 def cells_alike(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
@@ -176,7 +165,7 @@ def cells_alike(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
     for dtype, cell in cells.items():
         alike.setdefault(cell, []).append(dtype)
     return [
-        (cell, " ".join(dtypes), " ".join(SHORT_DTYPES.get(dtype, dtype) for dtype in dtypes))
+        (cell, " ".join(dtypes), " ".join(contents.SHORT_DTYPES.get(dtype, dtype) for dtype in dtypes))
         for cell, dtypes in alike.items()
     ]
 
@@ -199,14 +188,14 @@ class FileRows:
     counts: str
 
 
-def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> tuple[FileRows, ...]:
+def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: contents.Budget) -> tuple[FileRows, ...]:
     """Return the files in order; above the budget, cases in which everything agrees are only counted."""
 
     def letters(case: str) -> int:
         cells = 1 if are_alike(table[case], frames.columns) else len(frames.columns)
-        return LETTERS_PER_ROW + LETTERS_PER_CELL * cells
+        return contents.LETTERS_PER_ROW + contents.LETTERS_PER_CELL * cells
 
-    kept = within(urgent_first(table), letters, budget.matrix_letters)
+    kept = contents.within(contents.urgent_first(table), letters, budget.matrix_letters)
     files: dict[str, list[str]] = {}
     for case in table:
         files.setdefault(frames.cases[case]["file"], []).append(case)

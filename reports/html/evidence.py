@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from attncheck.reading.shapes import show
+from attncheck.reports import panels
 from attncheck.reports.coverage import OF_DOCUMENTS, Misprint, NumberCounts, misprints, number_counts_of
 from attncheck.reports.defects import address_of, commands_again
 from attncheck.reports.documents import DocumentCase, DocumentPage, document_pages, expectation_part
@@ -34,33 +35,7 @@ from attncheck.reports.frames import (
     layout_in,
     records,
 )
-from attncheck.reports.html.contents import (
-    BEYOND,
-    LETTERS_PER_INPUT,
-    LETTERS_PER_NUMBER,
-    LEVELS,
-    NOT_JUDGED,
-    Anchors,
-    Budget,
-    Scripts,
-    short,
-    unique_slugs,
-    within,
-)
-from attncheck.reports.panels import (
-    MAX_ANNOTATED,
-    ErrorMatrix,
-    Panel,
-    Pixels,
-    cell_text,
-    describe,
-    describe_errors,
-    error_matrices,
-    ink_on,
-    named_matrices,
-    png_of,
-    shades,
-)
+from attncheck.reports.html import contents
 from attncheck.reports.sections import Block, Code, Figure, Inline, Key, Mark, Table, Text
 from attncheck.results.format import EXACT, bound_name
 from attncheck.wording import told_apart
@@ -89,7 +64,7 @@ class Evidence:
 
 
 def make_evidence(
-    frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: Budget
+    frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: contents.Budget
 ) -> tuple[dict[str, list[Evidence]], int]:
     """Return the evidence by case, and how many cells had to go without.
 
@@ -106,7 +81,10 @@ def make_evidence(
     wanted.sort(key=lambda item: item[0])
     chosen = [item for item in wanted if item[1] in order][: budget.evidence]
     rows = _rows(frames, {item[1] for item in chosen})
-    maps, scripts = _Maps(frames, budget.map_letters), Scripts(frames.arrays.directories, budget.script_letters)
+    maps, scripts = (
+        _Maps(frames, budget.map_letters),
+        contents.Scripts(frames.arrays.directories, budget.script_letters),
+    )
     found: dict[str, list[Evidence]] = {}
     for misprint in misprints(frames):
         found.setdefault(misprint.case, []).append(misprint_evidence(misprint))
@@ -201,7 +179,7 @@ def _worst_cells(row: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[Inlin
     return (
         *(str(row["stage"]), str(row["verdict"]), element_in(case, row)),
         *told_apart(float(row["value"]), _should_be(row)),
-        *(short(row["difference"]), short(row["allowed"]), against),
+        *(contents.short(row["difference"]), contents.short(row["allowed"]), against),
     )
 
 
@@ -243,7 +221,7 @@ def _error_figure(stage: str, case: Mapping[str, Any], computed: Array, exact: A
     """Show errors over bounds as maps, or, of a small array, the numbers themselves."""
     errors = error_ratio(computed, exact, bound)
     layout = layout_in(case, {"stage": stage, "shape": show(errors.shape)})
-    words = describe_errors(errors, "error over bound", layout)
+    words = panels.describe_errors(errors, "error over bound", layout)
     inside = compared_matrices(computed, exact, errors, is_document=layout is not None)
     inside = inside or error_pictures(errors, f"Map of {stage}", is_document=layout is not None)
     form = "<figure><figcaption><strong>{}</strong> {}</figcaption>{}</figure>"
@@ -285,11 +263,11 @@ _BLACK = "#000000"
 _MAX_PIXELS_WIDE = 480
 
 
-def heat_of(panel: Panel) -> Markup:
+def heat_of(panel: panels.Panel) -> Markup:
     """Return a matrix as a table with coloured cells, or, where it is too large for numbers, as a picture."""
-    if panel.matrix.size and max(panel.matrix.shape) <= MAX_ANNOTATED:
+    if panel.matrix.size and max(panel.matrix.shape) <= panels.MAX_ANNOTATED:
         return _table(panel)
-    words = describe(panel) if panel.matrix.size else f"{panel.title}: empty, shape {show(panel.matrix.shape)}"
+    words = panels.describe(panel) if panel.matrix.size else f"{panel.title}: empty, shape {show(panel.matrix.shape)}"
     if not panel.matrix.size:
         return Markup('<figure class="drawing"><figcaption>{}</figcaption></figure>').format(words)
     width = panel.matrix.shape[1] * max(1, min(_MAX_PIXELS, _MAX_PIXELS_WIDE // max(panel.matrix.shape)))
@@ -297,17 +275,17 @@ def heat_of(panel: Panel) -> Markup:
         '<figure class="drawing"><figcaption>{words}</figcaption>'
         '<img alt="{words}" width="{width}" src="data:image/png;base64,{data}"></figure>'
     )
-    return Markup(form).format(words=words, width=width, data=b64encode(png_of(shades(panel))).decode())
+    return Markup(form).format(words=words, width=width, data=b64encode(panels.png_of(panels.shades(panel))).decode())
 
 
-def _table(panel: Panel) -> Markup:
+def _table(panel: panels.Panel) -> Markup:
     rows, columns = (range(length) for length in panel.matrix.shape)
-    colours = shades(panel)
+    colours = panels.shades(panel)
     axes = [f"{panel.row_axis} ↓" if panel.row_axis else "", f"{panel.column_axis} →" if panel.column_axis else ""]
     head = (Markup('<th scope="col">{}</th>').format(_name(panel.column_labels, column)) for column in columns)
     body = []
     for row in rows:
-        cells = (_heat_cell(colours[row, column], *cell_text(panel, row, column)) for column in columns)
+        cells = (_heat_cell(colours[row, column], *panels.cell_text(panel, row, column)) for column in columns)
         form = Markup('<tr><th scope="row">{}</th>{}</tr>')
         body.append(form.format(_name(panel.row_labels, row), Markup().join(cells)))
     form = Markup(
@@ -316,9 +294,9 @@ def _table(panel: Panel) -> Markup:
     return form.format(panel.title, " ".join(filter(None, axes)), Markup().join(head), Markup().join(body))
 
 
-def _heat_cell(colour: Pixels, text: str, printed: str) -> Markup:
+def _heat_cell(colour: panels.Pixels, text: str, printed: str) -> Markup:
     """Return a cell: light ink is of class l, what is printed otherwise of class p."""
-    kinds = [name for name, holds in (("l", ink_on(colour) != _BLACK), ("p", bool(printed))) if holds]
+    kinds = [name for name, holds in (("l", panels.ink_on(colour) != _BLACK), ("p", bool(printed))) if holds]
     kind = Markup(' class="{}"').format(" ".join(kinds)) if kinds else ""
     also = Markup("<small>printed {}</small>").format(printed) if printed else ""
     return Markup('<td{} style="background:#{}">{}{}</td>').format(kind, bytes(colour).hex(), text, also)
@@ -343,7 +321,7 @@ def error_pictures(errors: Real, title: str, *, is_document: bool = False) -> li
         return []
     return [
         Markup('<div class="panel"><span>{}</span>{}</div>').format(matrix.title, _picture(matrix, title))
-        for matrix in error_matrices(errors, _MAX_CELLS, is_document=is_document)
+        for matrix in panels.error_matrices(errors, _MAX_CELLS, is_document=is_document)
     ]
 
 
@@ -362,7 +340,7 @@ def compared_matrices(computed: Array, exact: Array, errors: Real, *, is_documen
     leading = arrays[0].shape[:-2]
     return [
         _side_by_side(name, *(array[index] for array in arrays))
-        for index, name in named_matrices(leading, is_document=is_document)
+        for index, name in panels.named_matrices(leading, is_document=is_document)
     ]
 
 
@@ -397,12 +375,14 @@ def _beside(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, st
     return (*texts, f"{computed - exact:.2g}")
 
 
-def _picture(matrix: ErrorMatrix, title: str) -> Markup:
+def _picture(matrix: panels.ErrorMatrix, title: str) -> Markup:
     rows, columns = matrix.errors.shape
     levels = _levels(matrix.errors)
     paths = [
         f'<path class="{name}" d="{path}"/>'
-        for number, name in enumerate([*(name for _, name, _ in LEVELS), BEYOND[0], NOT_JUDGED[0]])
+        for number, name in enumerate(
+            [*(name for _, name, _ in contents.LEVELS), contents.BEYOND[0], contents.NOT_JUDGED[0]]
+        )
         if (path := "".join(_runs(levels == number)))
     ]
     if crosses := "".join(
@@ -426,7 +406,7 @@ def levels_beyond(levels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _levels(errors: Real) -> NDArray[np.int64]:
     """Return the level of every error; a limit belongs to the level below it."""
-    limits = [limit for limit, _, _ in LEVELS]
+    limits = [limit for limit, _, _ in contents.LEVELS]
     levels = np.searchsorted(limits, np.nan_to_num(errors, nan=0.0, posinf=np.inf), side="left")
     return np.where(np.isnan(errors), len(limits) + 1, levels)
 
@@ -493,7 +473,7 @@ class DrawnDocument:
         return sum(part.failing for part in self.parts)
 
 
-def drawn_documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnDocument, ...]:
+def drawn_documents(frames: Frames, anchors: contents.Anchors, budget: contents.Budget) -> tuple[DrawnDocument, ...]:
     """Return every document with the computations that anybody supports.
 
     Numbers and pictures of what fails come first, of the rest as many as the budget has room for.
@@ -508,8 +488,8 @@ def drawn_documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[D
         if case.id in failing or not is_unsupported(table.get(case.id, {}))
     ]
     sizes = {case.id: _letters(case) for case in sorted(shown, key=lambda case: case.id not in failing)}
-    with_numbers = within(sizes, sizes.__getitem__, budget.number_letters)
-    names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
+    with_numbers = contents.within(sizes, sizes.__getitem__, budget.number_letters)
+    names = contents.unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
     found = []
     for page, name in zip(pages, names, strict=True):
         drawn = [
@@ -543,7 +523,7 @@ def _letters(case: DocumentCase) -> int:
     inputs = sum(len(row) for given in case.given for row in given.rows)
     tables = [table for expected in case.expectations for table in expected.tables]
     numbers = sum(len(table.lines) * (3 + len(table.columns)) for table in tables)
-    return LETTERS_PER_INPUT * inputs + LETTERS_PER_NUMBER * numbers
+    return contents.LETTERS_PER_INPUT * inputs + contents.LETTERS_PER_NUMBER * numbers
 
 
 def _parts(cases: list[DrawnCase]) -> Iterator[DrawnPart]:
@@ -557,18 +537,18 @@ def _parts(cases: list[DrawnCase]) -> Iterator[DrawnPart]:
 class _Artist:
     """Draws what fails, and of the rest, as much as the page has room for."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: contents.Budget) -> None:
         self._left = {True: budget.failing_pictures, False: budget.pictures}
 
     def draw(self, case: DocumentCase, *, fails: bool) -> list[tuple[bool, Markup]]:
-        panels = [(drawing.is_input, panel) for drawing in case.drawings for panel in drawing.panels]
-        chosen = panels[: self._left[fails]]
+        drawn = [(drawing.is_input, panel) for drawing in case.drawings for panel in drawing.panels]
+        chosen = drawn[: self._left[fails]]
         self._left[fails] -= len(chosen)
         return [(is_input, heat_of(panel)) for is_input, panel in chosen]
 
 
 def _drawn(
-    frames: Frames, case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool, has_numbers: bool
+    frames: Frames, case: DocumentCase, anchors: contents.Anchors, artist: _Artist, *, fails: bool, has_numbers: bool
 ) -> DrawnCase:
     heats = artist.draw(case, fails=fails)
     return DrawnCase(

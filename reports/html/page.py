@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from attncheck.errors import ExitCode
+from attncheck.reports import sections
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import defects
 from attncheck.reports.frames import (
@@ -31,21 +32,7 @@ from attncheck.reports.frames import (
     is_unsupported,
     records,
 )
-from attncheck.reports.html.contents import (
-    BEYOND,
-    LETTERS_PER_CASE,
-    LETTERS_PER_STAGE,
-    LEVELS,
-    NOT_JUDGED,
-    SYMBOLS,
-    URGENCY,
-    Anchors,
-    Budget,
-    failing_words,
-    make_anchors,
-    urgent_first,
-    within,
-)
+from attncheck.reports.html import contents
 from attncheck.reports.html.details import (
     are_alike,
     case_details,
@@ -53,31 +40,6 @@ from attncheck.reports.html.details import (
     drawn_lengths,
     sampled_cases,
     verdict_matrix,
-)
-from attncheck.reports.sections import (
-    BREAK,
-    Block,
-    Code,
-    Coloured,
-    Details,
-    Entries,
-    Figure,
-    Inline,
-    Items,
-    Mark,
-    Nested,
-    OnPage,
-    Page,
-    Section,
-    Subsection,
-    Table,
-    Text,
-    by_implementation,
-    environments,
-    expected_to_fail,
-    properties,
-    queries_without_key,
-    wrong,
 )
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
@@ -103,11 +65,11 @@ _MANY_ITEMS = 6
 _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a part of an address
 
 
-def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
+def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     """Return everything that the templates show, by the name that they call it by."""
     whole_table = cell_table(frames)
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
-    anchors = make_anchors(sorted(table), frames.columns)
+    anchors = contents.make_anchors(sorted(table), frames.columns)
     every = defects(frames)
     detailed = _detailed(frames, table, {each.row["case"] for each in every[: budget.wrong]}, budget)
     evidence, evidence_left_out = _evidence(frames, table, detailed, budget)
@@ -125,8 +87,8 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         "tone": tone,
         "symbol": symbol,
         "notes": frames.notes,
-        "wrong": wrong(frames, budget.wrong, most_cases=budget.listed, pictures=pictures, maps=maps),
-        "counts": by_implementation(frames),
+        "wrong": sections.wrong(frames, budget.wrong, most_cases=budget.listed, pictures=pictures, maps=maps),
+        "counts": sections.by_implementation(frames),
         "title": frames.title,
         "all_columns": frames.columns,
         # that of most failing cases first
@@ -145,7 +107,7 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         "sampled": sampled_cases(frames),
         "cells_alike": cells_alike,
         "are_alike": are_alike,
-        "symbols": SYMBOLS,
+        "symbols": contents.SYMBOLS,
         "dtypes_of": lambda row: " ".join(d for d in DTYPES if any(d in cells for cells in row.values())),
         "anchors": anchors,
         "detailed": detailed,
@@ -157,13 +119,13 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
         # whether they are so many that a computation is laid out only when it comes into view
         "documents_late": sum(document.shown for document in documents) > budget.computations,
         "pairs": pair_section(frames),
-        "expected_failures": expected_to_fail(frames),
-        "empty_rows": queries_without_key(frames),
-        "environments": environments(frames),
+        "expected_failures": sections.expected_to_fail(frames),
+        "empty_rows": sections.queries_without_key(frames),
+        "environments": sections.environments(frames),
         "incomplete": tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
         # those of the incomplete that were asked to stop
         "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
-        "properties": properties(frames, budget.wrong),
+        "properties": sections.properties(frames, budget.wrong),
         # renders blocks of sections, with links to the cases that the page shows
         "blocks": partial(blocks_html, _links(frames, anchors, linked)),
         # cases that have an anchor on the page
@@ -172,18 +134,18 @@ def page_sections(frames: Frames, budget: Budget) -> dict[str, Any]:
 
 
 def _evidence(
-    frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: Budget
+    frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: contents.Budget
 ) -> tuple[Mapping[str, list[Evidence]], int]:
     """Return the evidence by case, and how many cells had to go without; what makes it is imported where any is."""
     cells = (cell for row in table.values() for cells in row.values() for cell in cells.values())
-    if not any(cell.state in URGENCY for cell in cells):
+    if not any(cell.state in contents.URGENCY for cell in cells):
         return {}, 0
     from attncheck.reports.html.evidence import make_evidence
 
     return make_evidence(frames, table, detailed, budget)
 
 
-def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnDocument, ...]:
+def _documents(frames: Frames, anchors: contents.Anchors, budget: contents.Budget) -> tuple[DrawnDocument, ...]:
     if not documents_of(frames):
         return ()
     from attncheck.reports.html.evidence import drawn_documents
@@ -197,14 +159,16 @@ def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]
     return {tag: found[tag] for tag in tags if tag in found and _TAG.fullmatch(tag)}
 
 
-def _detailed(frames: Frames, table: Mapping[str, CellRow], first: set[str], budget: Budget) -> Collection[str]:
+def _detailed(
+    frames: Frames, table: Mapping[str, CellRow], first: set[str], budget: contents.Budget
+) -> Collection[str]:
     """Return the cases whose stages are shown, as many as the page has room for, in the order in which they matter.
 
     Those come first that stand for a defect.
     """
-    letters = LETTERS_PER_CASE + LETTERS_PER_STAGE * frames.results.groupby("case").size()
-    order = sorted(urgent_first(table), key=lambda case: case not in first)
-    return within(order, lambda case: int(letters.get(case, 0)), budget.detail_letters)
+    letters = contents.LETTERS_PER_CASE + contents.LETTERS_PER_STAGE * frames.results.groupby("case").size()
+    order = sorted(contents.urgent_first(table), key=lambda case: case not in first)
+    return contents.within(order, lambda case: int(letters.get(case, 0)), budget.detail_letters)
 
 
 def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
@@ -233,14 +197,14 @@ def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]
     return sorted(frames.columns, key=lambda column: -failing_in[column])
 
 
-Link = Callable[[Mark], str]
+Link = Callable[[sections.Mark], str]
 """The anchor of a case as an implementation computes it; empty where the page has it not."""
 
 
-def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Link:
+def _links(frames: Frames, anchors: contents.Anchors, linked: frozenset[str]) -> Link:
     columns = {(column.environment, column.implementation): column for column in frames.columns}
 
-    def link(mark: Mark) -> str:
+    def link(mark: sections.Mark) -> str:
         case = mark.case or mark.text
         if case not in linked:
             return ""
@@ -250,42 +214,42 @@ def _links(frames: Frames, anchors: Anchors, linked: frozenset[str]) -> Link:
     return link
 
 
-def blocks_html(link: Link, blocks: Iterable[Block]) -> Markup:
+def blocks_html(link: Link, blocks: Iterable[sections.Block]) -> Markup:
     """Render blocks of a section."""
     return Markup("\n").join(_block_html(link, block) for block in blocks)
 
 
-def _block_html(link: Link, block: Block) -> Markup:
+def _block_html(link: Link, block: sections.Block) -> Markup:
     inline = partial(inline_html, link)
     match block:
-        case Text():
+        case sections.Text():
             found = _element("p", block.kind, inline(block.content))
-        case Items():
+        case sections.Items():
             items = Markup().join(_item(item, inline) for item in block.items)
             found = _element("ul", block.kind or ("cases" if len(block.items) > _MANY_ITEMS else ""), items)
-        case Subsection():
+        case sections.Subsection():
             title = _element(f"h{block.level}", "", inline(block.title))
             found = _element("section", "", title + blocks_html(link, block.blocks))
-        case OnPage():
+        case sections.OnPage():
             found = blocks_html(link, block.blocks)
-        case Table():
+        case sections.Table():
             found = _table_html(block, inline)
-        case Code():
+        case sections.Code():
             found = _each('<pre class="command"><code>{}</code></pre>', block.lines)
-        case Details():
+        case sections.Details():
             is_open = Markup(" open") if block.is_open else ""
             form = Markup('<details class="plain"{}><summary>{}</summary>{}</details>')
             found = form.format(is_open, block.summary, blocks_html(link, block.blocks))
-        case Entries():
+        case sections.Entries():
             entries = (_element("li", state, blocks_html(link, inner)) for state, inner in block.entries)
             found = _element("ol", "wrong", Markup().join(entries))
-        case Figure():
+        case sections.Figure():
             found = Markup(block.markup)
     return found
 
 
-def _item(item: Inline | Nested, inline: Callable[[Inline], Markup]) -> Markup:
-    if isinstance(item, Nested):
+def _item(item: sections.Inline | sections.Nested, inline: Callable[[sections.Inline], Markup]) -> Markup:
+    if isinstance(item, sections.Nested):
         inner = _element("ul", "", _each("<li>{}</li>", map(inline, item.items)))
         return Markup("<li>{}{}</li>").format(inline(item.content), inner)
     return Markup("<li>{}</li>").format(inline(item))
@@ -299,7 +263,7 @@ def _each(form: str, parts: Iterable[object]) -> Markup:
     return Markup().join(Markup(form).format(part) for part in parts)
 
 
-def _table_html(table: Table, inline: Callable[[Inline], Markup]) -> Markup:
+def _table_html(table: sections.Table, inline: Callable[[sections.Inline], Markup]) -> Markup:
     """Render a table that scrolls by itself; its first column names the rows."""
     letters = table.align.ljust(len(table.headings), "l")[: len(table.headings)]
     classes = [Markup(' class="n"') if letter == "r" else "" for letter in letters]
@@ -323,26 +287,26 @@ def _table_html(table: Table, inline: Callable[[Inline], Markup]) -> Markup:
     )
 
 
-def _class_of(letter: str, cell: Inline) -> str:
-    state = cell.state if isinstance(cell, Coloured) else ""
+def _class_of(letter: str, cell: sections.Inline) -> str:
+    state = cell.state if isinstance(cell, sections.Coloured) else ""
     return f"{'n ' if letter == 'r' else ''}{state}".strip()
 
 
-def inline_html(link: Link, part: Inline) -> Markup:
+def inline_html(link: Link, part: sections.Inline) -> Markup:
     """Render a text with its marks."""
     if isinstance(part, tuple):
         return Markup().join(inline_html(link, each) for each in part)
     if isinstance(part, str):
         return escape(part)
-    if isinstance(part, Figure | Coloured):
-        return Markup(part.markup) if isinstance(part, Figure) else inline_html(link, part.content)
+    if isinstance(part, sections.Figure | sections.Coloured):
+        return Markup(part.markup) if isinstance(part, sections.Figure) else inline_html(link, part.content)
     address = f"#{anchor}" if part.kind == "case" and (anchor := link(part)) else part.address
     if address:
         outside = "" if address.startswith("#") else Markup(' rel="noreferrer noopener"')
         return Markup('<a href="{}"{}>{}</a>').format(address, outside, part.text)
-    if part.kind in SYMBOLS:
+    if part.kind in contents.SYMBOLS:
         form = '<span class="tag {}"><span aria-hidden="true">{}</span> {}</span>'
-        return Markup(form).format(part.kind, SYMBOLS[State(part.kind)], part.text)
+        return Markup(form).format(part.kind, contents.SYMBOLS[State(part.kind)], part.text)
     form = _FORMS.get(part.kind, "{}")
     return Markup(form).format(part.text, percent=min(100.0, 100 * float(part.text)) if part.kind == "level" else 0)
 
@@ -357,7 +321,7 @@ _NEAR = 0.1
 _PAIR = ["environment", "implementation", "other_environment", "other"]
 
 
-def pair_section(frames: Frames) -> Section | None:
+def pair_section(frames: Frames) -> sections.Section | None:
     """Return implementations against implementations, of those that were compared with any; None where no two were."""
     pairs = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if pairs.empty:
@@ -368,17 +332,17 @@ def pair_section(frames: Frames) -> Section | None:
     keys = [(column.environment, column.implementation) for column in columns]
     titles = [frames.title(column) for column in columns]
     rows = [(title, *(_between(cells, one, other) for other in keys)) for title, one in zip(titles, keys, strict=True)]
-    table = Table("Disagreements of every two implementations", ["", *titles], rows)
-    return Section("Pair by pair", "pairs", [Text(_PAIRS_EXPLAINED), table])
+    table = sections.Table("Disagreements of every two implementations", ["", *titles], rows)
+    return sections.Section("Pair by pair", "pairs", [sections.Text(_PAIRS_EXPLAINED), table])
 
 
-def _between(cells: Mapping[Any, Inline], one: tuple[str, str], other: tuple[str, str]) -> Inline:
+def _between(cells: Mapping[Any, sections.Inline], one: tuple[str, str], other: tuple[str, str]) -> sections.Inline:
     if one == other:
         return "\N{EM DASH}"
     return cells.get((*one, *other)) or cells.get((*other, *one), "")
 
 
-def _cells(pairs: pd.DataFrame) -> dict[Any, Inline]:
+def _cells(pairs: pd.DataFrame) -> dict[Any, sections.Inline]:
     bad, expected = failing(pairs), expected_failures(pairs)
     compared = pairs.groupby(_PAIR).size()
     disagree, xfailed = bad.groupby(_PAIR).size(), expected.groupby(_PAIR).size()
@@ -397,13 +361,17 @@ def _worst(pairs: pd.DataFrame) -> dict[Any, Mapping[str, Any]]:
     return {tuple(row[name] for name in _PAIR): row for row in records(first)}
 
 
-def _cell(compared: int, disagree: int, expected: int, worst: Mapping[str, Any]) -> Inline:
+def _cell(compared: int, disagree: int, expected: int, worst: Mapping[str, Any]) -> sections.Inline:
     ratio, case = worst.get("ratio", math.nan), str(worst.get("case", ""))
     near = "near" if ratio > _NEAR else State.AGREE.value
     kind = State.FAILING.value if disagree else State.XFAIL.value if expected else near
     also = f", {expected:,} expected" if expected else ""
     size = "told by no number" if math.isnan(ratio) else f"{ratio:.2g} of the allowed"
-    return (Mark(f"{disagree:,} of {compared:,}{also}", kind), BREAK, Mark(size, "case", case=case))
+    return (
+        sections.Mark(f"{disagree:,} of {compared:,}{also}", kind),
+        sections.BREAK,
+        sections.Mark(size, "case", case=case),
+    )
 
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -413,18 +381,18 @@ _PIECES_TOGETHER = 1000
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff]")
 
 
-def render_html(frames: Frames, budget: Budget | None = None) -> str:
+def render_html(frames: Frames, budget: contents.Budget | None = None) -> str:
     """Return the whole report. The same frames give the same text."""
     return "".join(html_pieces(frames, budget))
 
 
-def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
+def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterator[str]:
     """Give the whole report piece by piece.
 
     Every text that comes from a case or a framework is escaped, and the page's content security policy allows no
     script but its own and no request to anywhere.
     """
-    page, script = page_sections(frames, budget or Budget()), _template("report.js")
+    page, script = page_sections(frames, budget or contents.Budget()), _template("report.js")
     stream = (
         _environment()
         .get_template("page.html")
@@ -435,15 +403,15 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
             script=script,
             style=_template("report.css"),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),
-            failing_words=failing_words,
-            levels=[*((name, text) for _, name, text in LEVELS), BEYOND, NOT_JUDGED],
+            failing_words=contents.failing_words,
+            levels=[*((name, text) for _, name, text in contents.LEVELS), contents.BEYOND, contents.NOT_JUDGED],
         )
     )
     stream.enable_buffering(_PIECES_TOGETHER)
     return (_without_forbidden(piece) for piece in stream)
 
 
-def render_page(page: Page, style: str) -> str:
+def render_page(page: sections.Page, style: str) -> str:
     """Return a page of sections alone, with rules of style beside those of the report. It asks for nothing."""
     text = (
         _environment()
