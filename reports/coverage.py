@@ -29,6 +29,7 @@ from attncheck.reports.frames import (
     element_in,
     failing,
     groups,
+    of_column,
     once_for_frames,
     records,
     stage_order,
@@ -159,9 +160,7 @@ def coverage(frames: Frames) -> tuple[Coverage, ...]:
     counts = judged.to_frame(index=False).groupby(_KEYS[:2]).size().to_dict() if len(judged) else {}
     rest = dict(iter(left.groupby(_KEYS[:2]))) if len(left) else {}
     return tuple(
-        _of(frames, column, int(counts.get(key, 0)), rest.get(key))
-        for column in frames.columns
-        for key in [(column.environment, column.implementation)]
+        _of(frames, column, int(counts.get(key, 0)), rest.get(key)) for column in frames.columns for key in [column.key]
     )
 
 
@@ -200,9 +199,8 @@ def _reasons(unsupported: pd.DataFrame) -> dict[str, tuple[str, str]]:
 
 def _operations(frames: Frames, column: Column, absent: Collection[str]) -> tuple[str, ...]:
     """Return the operations of the cases that are not absent; what is folded into another is that one."""
-    results = frames.results
-    own = results["environment"].eq(column.environment) & results["implementation"].eq(column.implementation)
-    offered = {frames.cases[case]["operation"] for case in set(results.loc[own, "case"]) - set(absent)}
+    cases = set(of_column(frames.results, column)["case"])
+    offered = {frames.cases[case]["operation"] for case in cases - set(absent)}
     return tuple(sorted(each for each in offered if each not in OPERATIONS or not OPERATIONS[each].is_folded))
 
 
@@ -252,7 +250,7 @@ def stood_for(frames: Frames) -> Iterable[str]:
         rows.drop_duplicates([*_KEYS[:2], "case", "dtype"]).groupby(_KEYS[:2]).size().to_dict() if len(rows) else {}
     )
     for column in frames.columns:
-        if count := counts.get((column.environment, column.implementation)):
+        if count := counts.get(column.key):
             name = frames.title(column, with_version=False)
             few = counted(count, "evaluation")
             yield f"{name} was not asked for {few}, which others cover; {ALL_CASES} asks for all."
@@ -265,9 +263,8 @@ def _untested(frames: Frames) -> Iterable[str]:
     found = rows.groupby(_KEYS[:2])["lacks"].agg(set).to_dict() if len(rows) else {}
     together: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     for column in frames.columns:
-        key = (column.environment, column.implementation)
-        if dtypes := tuple(dtype for dtype in DTYPES if dtype in found.get(key, ())):
-            names = together.setdefault((dtypes, key in frames.sources), [])
+        if dtypes := tuple(dtype for dtype in DTYPES if dtype in found.get(column.key, ())):
+            names = together.setdefault((dtypes, column.key in frames.sources), [])
             names.append(frames.title(column, with_version=False))
     for (dtypes, is_own), names in together.items():
         whose = f", which {'does' if len(names) == 1 else 'do'} not declare {'it' if len(dtypes) == 1 else 'them'}."
@@ -321,8 +318,7 @@ def padded_cases(frames: Frames) -> dict[Column, Padded]:
     rows = results[results["padded"].notna() & results["verdict"].ne(Verdict.UNSUPPORTED)]
     found = {}
     for column in frames.columns:
-        is_own = rows["environment"].eq(column.environment) & rows["implementation"].eq(column.implementation)
-        own = rows[is_own].drop_duplicates(["case", "padded"])
+        own = of_column(rows, column).drop_duplicates(["case", "padded"])
         if len(own):
             kinds = {(row["case"], kind) for row in records(own) for kind in _KIND.findall(row["padded"]) or [""]}
             counts = Counter(kind for _, kind in kinds if kind)
@@ -430,9 +426,8 @@ def printed_numbers(frames: Frames) -> pd.DataFrame:
 
 def unverified_on(frames: Frames, column: Column) -> int:
     """Count the numbers, printed or not, that were not compared on an implementation."""
-    numbers = frames.numbers
-    own = numbers["environment"].eq(column.environment) & numbers["implementation"].eq(column.implementation)
-    return len(numbers[own & numbers["verdict"].eq(Verdict.UNVERIFIED)][_PLACE].drop_duplicates())
+    own = of_column(frames.numbers, column)
+    return len(own[own["verdict"].eq(Verdict.UNVERIFIED)][_PLACE].drop_duplicates())
 
 
 _HOLDS, _UNVERIFIED, _MISSED, _MISPRINT = _STATES = range(4)

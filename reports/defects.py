@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pandas as pd
@@ -36,10 +36,6 @@ from attncheck.reports.summary import findings
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.verdicts import Verdict
 from attncheck.wording import AND, BESIDE, BY_ITSELF, counted
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 Row = Mapping[str, Any]
 Diagnosed = Mapping[tuple[str, str, str], Row]
@@ -211,7 +207,7 @@ def _meant_parts(defect: Defect) -> list[str]:
 
 def defects_of(frames: Frames, column: Column) -> list[Defect]:
     """Return the defects of one implementation."""
-    return [each for each in defects(frames) if each.column == (column.environment, column.implementation)]
+    return [each for each in defects(frames) if each.column == column.key]
 
 
 def _is_shown_by_calls(row: Row) -> bool:
@@ -342,6 +338,7 @@ EMPTY_ROWS_NOTE = (
 )
 _KEYS = ["environment", "implementation", "verdict", "reason", "thread"]
 _OTHERWISE = "something else"
+EMPTY_ROWS_WORDS = (*reversed([*EMPTY_ROWS.values()]), _OTHERWISE)
 _ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
 
 
@@ -359,13 +356,8 @@ class ExpectedFailureGroup:
     begins_at: str
 
 
-@dataclass(frozen=True)
-class EmptyRows:
-    """In how many cases each implementation gives what for a query without a key."""
-
-    words: tuple[str, ...]
-    given: dict[Column, Counter[str]]
-    note: str = EMPTY_ROWS_NOTE
+EmptyRows = Mapping[Column, Counter[str]]
+"""In how many cases each implementation gives what for a query without a key."""
 
 
 def expected_failure_groups(frames: Frames) -> list[ExpectedFailureGroup]:
@@ -420,12 +412,11 @@ def empty_rows(frames: Frames) -> EmptyRows | None:
     stages = groups(results, ["case", "environment", "implementation"])
     given: dict[Column, Counter[str]] = {}
     for column in frames.columns:
-        parts = {case: stages.get((case, column.environment, column.implementation)) for case in expected}
+        parts = {case: stages.get((case, *column.key)) for case in expected}
         counts = Counter(_given(part, expected[case]) for case, part in parts.items() if part is not None)
         if counts.total():
             given[column] = counts
-    words = (*reversed([*EMPTY_ROWS.values()]), _OTHERWISE)
-    return EmptyRows(tuple(word for word in words if any(word in counts for counts in given.values())), given)
+    return given
 
 
 def _meant_by(cases: Mapping[str, Mapping[str, Any]], case: str) -> str:

@@ -101,13 +101,7 @@ class Difference:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name."""
-        return {
-            "verdicts": self.verdicts,
-            "errors": self.errors,
-            "expected_failures": self.expected_failures,
-            "cases": self.cases,
-            "environments": self.environments,
-        }
+        return {name: getattr(self, name) for name in _TITLES}
 
     @property
     def exit_code(self) -> ExitCode:

@@ -1,6 +1,7 @@
-"""Documents page by page: what each prints beside every implementation's value and the exact one, as blocks too.
+"""Documents: what each prints beside every implementation's value and the exact one, as blocks.
 
-A page has a document's source, its inputs, its expectations with a table of numbers for each dtype, and its pictures.
+A document has a source and computations, each a case. A computation has inputs, and expectations with a table of
+numbers for each dtype.
 """
 
 from __future__ import annotations
@@ -8,116 +9,111 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.reports.frames import (
-    Column,
-    Frames,
-    State,
-    documents_of,
-    index_of,
-    once_for_frames,
-    records,
-)
+from attncheck.reports.frames import Frames, State, documents_of, index_of, once_for_frames, records
+from attncheck.reports.html.contents import unique_slugs
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
-from attncheck.reports.sections import Block, Coloured, Details, Inline, Mark, OnPage, Subsection, Table, Text
+from attncheck.reports.sections import Block, Coloured, Details, Inline, Items, Mark, OnPage, Subsection, Table, Text
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 from attncheck.wording import DocumentLayout, counted, index_from, written_element
 
+Array = NDArray[Any]
+Record = Mapping[str, Any]
+Rows = Sequence[Record]
+"""Comparisons, as plain records."""
 _HARMLESS = (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
 @dataclass(frozen=True)
-class DocumentInput:
-    """An input: what the document calls it, which inputs of the operation it is, its numbers as they are printed.
+class Computation:
+    """One computation of a document: its case, its numbers and pairs, and by dtype the arrays that were kept."""
 
-    ``rows`` is empty where the document does not write the numbers down (they follow from a seed, or are many).
-    """
+    case: Record
+    numbers: Rows | None
+    """None where it was not run."""
+    pairs: Rows
+    kept: Mapping[str, KeptCase]
+    in_columns: bool
+    """Whether the document writes vectors as columns."""
 
-    called: str
-    inputs: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    @property
+    def id(self) -> str:
+        """The id of its case."""
+        return str(self.case["id"])
 
+    @cached_property
+    def rows(self) -> Mapping[int, Rows]:
+        """Return the comparisons with each of its expectations, by position; none where it was not returned."""
+        return {place: self._rows_of(expected) for place, expected in enumerate(self.case["expected"])}
 
-@dataclass(frozen=True)
-class Expectation:
-    """One thing that a document computes: ``basis`` is ``printed``, ``known`` by derivation, or ``unprinted``.
+    def _rows_of(self, expected: Record) -> Rows:
+        basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
+        chosen = [row for row in self.numbers or () if row["stage"] == expected["name"] and row["basis"] == basis]
+        if "called" in expected and any(isinstance(row["called"], str) for row in chosen):
+            return [row for row in chosen if row["called"] == expected["called"]]
+        return chosen
 
-    ``notes`` are why a number is known, and what is to be said of it; ``erratum`` why printed numbers do not hold.
-    ``holds`` says how many comparisons hold, ``spread`` how far implementations are apart (only where nothing is
-    printed); ``fails`` tells whether a comparison fails that no erratum explains, ``unverified`` how many numbers were
-    not compared somewhere. Without tables it was not run, or not returned, and ``holds`` says so.
-    """
+    @property
+    def fails(self) -> bool:
+        """Whether a comparison fails that no erratum explains."""
+        return any(map(_fails, self.rows.values()))
 
-    name: str
-    of: str
-    called: str
-    basis: str
-    notes: tuple[str, ...]
-    erratum: str
-    holds: str
-    spread: str
-    fails: bool
-    unverified: int
-    tables: tuple[NumberTable, ...]
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of it, and in which precision its numbers were computed, where that is known."""
+        precision = self.case.get("computed_in")
+        text = f"The printed numbers were computed in {precision}, and are allowed what rounding in it can do."
+        return [*self.case["notes"], *([text] if precision else [])]
 
+    @cached_property
+    def drawings(self) -> tuple[Drawing, ...]:
+        """Return its inputs and exact stages, with what is printed wrongly in them; empty where none were kept."""
+        printed: dict[str, dict[str, str]] = {}
+        for row in self.numbers or ():
+            if row["verdict"] == Verdict.MISPRINT and index_of(row):
+                printed.setdefault(row["stage"], {})[row["index"]] = str(row["printed"])
+        kept = next(iter(self.kept.values()), None)
+        return drawings_of(self.case, kept, in_columns=self.in_columns, printed=printed) if kept else ()
 
-@dataclass(frozen=True)
-class DocumentCase:
-    """One computation of a document. ``drawings`` are its inputs and exact stages, empty where no arrays were kept."""
-
-    id: str
-    name: str
-    operation: str
-    notes: tuple[str, ...]
-    given: tuple[DocumentInput, ...]
-    expectations: tuple[Expectation, ...]
-    drawings: tuple[Drawing, ...]
-
-
-@dataclass(frozen=True)
-class DocumentPage:
-    """One document; texts that its file does not give are empty."""
-
-    file: str
-    title: str
-    source: str
-    author: str
-    section: str
-    notes: tuple[str, ...]
-    cases: tuple[DocumentCase, ...]
+    @cached_property
+    def given(self) -> list[tuple[str, list[str], Sequence[Sequence[str]]]]:
+        """Return the inputs by what the document calls them, with their numbers as it prints them, if it does."""
+        inputs = next((kept.inputs for kept in self.kept.values()), {})
+        together: dict[str, list[str]] = {}
+        for name in inputs:
+            together.setdefault(self.case.get("given", {}).get(name, {}).get("called", name), []).append(name)
+        return [
+            (called, names, input_text(self.case, names[0], inputs[names[0]])) for called, names in together.items()
+        ]
 
 
 @once_for_frames
-def document_pages(frames: Frames) -> tuple[DocumentPage, ...]:
-    """Return a page per document that was run, in the order of their files."""
-    documents = documents_of(frames)
-    wanted = {case["id"] for cases in documents.values() for case in cases}
+def documents(frames: Frames) -> dict[str, list[Computation]]:
+    """Return the computations of each document that was run, by its name in addresses and in the order of the files."""
+    found = documents_of(frames)
+    wanted = {case["id"] for cases in found.values() for case in cases}
     numbers, pairs = _by_case(frames.numbers, wanted), _by_case(frames.pairs, wanted)
-    pages = []
-    for file, cases in documents.items():
-        source = cases[0]["source"]
-        in_columns = any(expected["transpose"] for case in cases for expected in case["expected"])
-        pages.append(
-            DocumentPage(
-                file=file,
-                title=cases[0]["title"],
-                source=source["title"],
-                author=source.get("author", ""),
-                section=source.get("section", ""),
-                notes=tuple(source.get("notes", ())),
-                cases=tuple(
-                    _case(case, numbers.get(case["id"]), pairs.get(case["id"], ()), frames, in_columns)
-                    for case in cases
-                ),
+    names = unique_slugs(file.rpartition("/")[2].removesuffix(".yaml") for file in found)
+    return {
+        name: [
+            Computation(
+                case,
+                numbers.get(case["id"]),
+                pairs.get(case["id"], ()),
+                {dtype: kept for dtype in case["dtypes"] if (kept := kept_of(frames.arrays, case["id"], dtype))},
+                any(expected["transpose"] for each in cases for expected in each["expected"]),
             )
-        )
-    return tuple(pages)
+            for case in cases
+        ]
+        for name, cases in zip(names, found.values(), strict=True)
+    }
 
 
 def _by_case(frame: pd.DataFrame, wanted: Collection[str]) -> dict[str, list[dict[str, Any]]]:
@@ -128,185 +124,124 @@ def _by_case(frame: pd.DataFrame, wanted: Collection[str]) -> dict[str, list[dic
     return found
 
 
-def _case(case: Mapping[str, Any], numbers: Rows | None, pairs: Rows, frames: Frames, in_columns: bool) -> DocumentCase:
-    kept = {dtype: found for dtype in case["dtypes"] if (found := kept_of(frames.arrays, case["id"], dtype))}
-    first = next(iter(kept.values()), None)
-    return DocumentCase(
-        id=case["id"],
-        name=case["name"],
-        operation=case["operation"],
-        notes=(*case["notes"], *_precision(case)),
-        given=() if first is None else _given(case, first),
-        expectations=tuple(
-            _expectation(expected, numbers, pairs, frames.columns, kept) for expected in case["expected"]
-        ),
-        drawings=()
-        if first is None
-        else drawings_of(case, first, in_columns=in_columns, printed=_misprints(numbers or ())),
-    )
+NUMBERS_EXPLAINED = (
+    "Each number that a document prints, beside the exact answer and what each implementation computes; elements count "
+    "from 0."
+)
 
 
-def _misprints(numbers: Rows) -> dict[str, dict[str, str]]:
-    """Return what is printed wrongly, under a recorded erratum or not, by stage and index."""
-    found: dict[str, dict[str, str]] = {}
-    for row in numbers:
-        if row["verdict"] == Verdict.MISPRINT and isinstance(row["index"], str) and row["index"]:
-            found.setdefault(row["stage"], {})[row["index"]] = str(row["printed"])
-    return found
+def source_blocks(case: Record) -> list[Block]:
+    """Return the source of the document that a case is from, and what there is to say of it."""
+    source = case["source"]
+    by = f", by {source['author']}" if source.get("author") else ""
+    section = f"; {source['section']}" if source.get("section") else ""
+    notes = source.get("notes", ())
+    text = Text((Mark(source["title"], "cite"), f"{by}{section}."), "source")
+    return [text, *([Items(notes, "notes")] if notes else [])]
 
 
-def _precision(case: Mapping[str, Any]) -> list[str]:
-    """Say in which precision a case's numbers were computed, where it does."""
-    computed_in = case.get("computed_in")
-    return (
-        [f"The printed numbers were computed in {computed_in}, and are allowed what rounding in it can do."]
-        if computed_in
-        else []
-    )
+def expectation_parts(frames: Frames, found: Computation, *, with_numbers: bool = True) -> list[Subsection]:
+    """Return what a document prints or computes: whether it holds, and the numbers where they are wanted."""
+    return [
+        _expectation(frames, found, expected, found.rows[place], with_numbers)
+        for place, expected in enumerate(found.case["expected"])
+    ]
 
 
-def _given(case: Mapping[str, Any], kept: KeptCase) -> tuple[DocumentInput, ...]:
-    """Return the inputs, those under one name together."""
-    together: dict[str, list[str]] = {}
-    for name in kept.inputs:
-        together.setdefault(case.get("given", {}).get(name, {}).get("called", name), []).append(name)
-    return tuple(
-        DocumentInput(called, tuple(names), input_text(case, names[0], kept.inputs[names[0]]))
-        for called, names in together.items()
-    )
+def _expectation(frames: Frames, found: Computation, expected: Record, rows: Rows, with_numbers: bool) -> Subsection:
+    name, called, is_printed = expected["name"], expected.get("called", ""), expected["basis"] != "unprinted"
+    named: Inline = (f"{called} (stage ", Mark(name), ")") if called else Mark(name)
+    computed = "" if is_printed else "Computed, not printed. "
+    holds = "Not run." if found.numbers is None else hold_sentence(rows, expected["basis"])
+    spread = "" if is_printed or not rows else spread_sentence(found.pairs, expected["of"])
+    blocks: list[Block] = [Text(f"{computed}{holds} {spread}".rstrip())]
+    if erratum := expected.get("erratum", ""):
+        blocks.append(Text((Mark("Erratum.", "strong"), f" {erratum}"), "erratum-note"))
+    blocks += [Text(expected[key], "note") for key in ("because", "note", "digits") if key in expected]
+    if with_numbers and rows:
+        parts = {dtype: own for dtype in DTYPES if (own := _in_dtype(rows, dtype))}
+        tables: list[Block] = []
+        for dtype, own in parts.items():
+            table = _numbers(frames, own, dtype, expected, found.kept.get(dtype))
+            is_open = not tables and (_fails(rows) or len(table.rows) <= _MANY_LINES)
+            tables.append(Details(f"{dtype}: {counted(len(table.rows), 'number')}", [table], is_open=is_open))
+        blocks += tables if is_printed else [OnPage(tables, [_matrix(*next(iter(parts.items())), expected)])]
+    return Subsection((named, *(part for tag in _tags(expected, rows) for part in (" ", tag))), blocks, 5)
 
 
-def _expectation(
-    expected: Mapping[str, Any],
-    numbers: Rows | None,
-    pairs: Rows,
-    columns: Sequence[Column],
-    kept: Mapping[str, KeptCase],
-) -> Expectation:
-    basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
-    rows = () if numbers is None else _rows_of(expected, numbers, basis)
-    exact = {dtype: exact_value(expected, found) for dtype, found in kept.items()}
-    unverified = {row["index"] for row in rows if row["verdict"] == Verdict.UNVERIFIED}
-    return Expectation(
-        name=expected["name"],
-        of=expected["of"],
-        called=expected.get("called", ""),
-        basis=expected["basis"],
-        notes=tuple(expected[key] for key in ("because", "note", "digits") if key in expected),
-        erratum=expected.get("erratum", ""),
-        holds="Not run." if numbers is None else hold_sentence(rows, expected["basis"]),
-        spread=spread_sentence(pairs, expected["of"]) if expected["basis"] == "unprinted" and rows else "",
-        fails=any(row["verdict"] not in _HARMLESS and not row["xfail"] for row in rows),
-        unverified=len(unverified),
-        tables=()
-        if not rows
-        else number_tables(
-            rows, columns, expected, {dtype: array for dtype, array in exact.items() if array is not None}
-        ),
-    )
+def _fails(rows: Rows) -> bool:
+    return any(row["verdict"] not in _HARMLESS and not row["xfail"] for row in rows)
 
 
-def _rows_of(expected: Mapping[str, Any], numbers: Rows, basis: str) -> Rows:
-    chosen = [row for row in numbers if row["stage"] == expected["name"] and row["basis"] == basis]
-    if "called" in expected and any(isinstance(row["called"], str) for row in chosen):
-        return [row for row in chosen if row["called"] == expected["called"]]
-    return chosen
+def _tags(expected: Record, rows: Rows) -> Iterator[Mark]:
+    """Yield in a word or two what became of what a document prints or computes."""
+    unverified = len({row["index"] for row in rows if row["verdict"] == Verdict.UNVERIFIED})
+    if _fails(rows):
+        yield Mark("fails", State.FAILING)
+    elif expected.get("erratum", ""):
+        yield Mark("erratum", State.MISPRINT)
+    elif not rows:
+        yield Mark("not compared", State.UNVERIFIED)
+    elif not unverified:
+        yield Mark("holds", State.AGREE)
+    if unverified:
+        yield Mark(f"{unverified} unverified", State.UNVERIFIED)
 
-
-Array = NDArray[Any]
-Rows = Sequence[Mapping[str, Any]]
-"""Comparisons, as plain records."""
-ExactOf = Mapping[str, Array]
-"""dtype -> exact value of what is expected, in the stage's own shape"""
 
 _EXTRA_DIGITS = 3
 """Digits shown beyond the printed ones."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """What one implementation computed for one number, and whether it holds."""
-
-    text: str
-    verdict: str
-    is_erratum: bool
-    """Whether it misses a number under a recorded erratum, which the exact answer misses too."""
-
-    @property
-    def state(self) -> str:
-        """Return ``unverified`` where it was not compared, ``failing`` where it is wrong; empty where nobody blames it.
-
-        What is printed wrongly is the document's fault, and told beside the printed number.
-        """
-        if self.verdict in (Verdict.AGREE, Verdict.MISPRINT):
-            return ""
-        return "unverified" if self.verdict == Verdict.UNVERIFIED else "failing"
-
-
-@dataclass(frozen=True)
-class NumberLine:
-    """One number: its place as the document counts it (from 0), its digits as printed, the exact value, every value.
-
-    ``printed`` is empty where the document computes and prints nothing, ``exact`` where it was not kept.
-    """
-
-    index: str
-    printed: str
-    exact: str
-    values: tuple[Value | None, ...]
-
-    @property
-    def mark_text(self) -> str:
-        """Return ``misprint`` or ``erratum`` where the exact answer misses what is printed; empty elsewhere."""
-        misses = {value.is_erratum for value in self.values if value is not None and value.verdict == Verdict.MISPRINT}
-        return "" if not misses else "erratum" if misses == {True} else "misprint"
-
-
-@dataclass(frozen=True)
-class NumberTable:
-    """The numbers of one expectation in one dtype; ``values`` of its lines are in the order of its columns."""
-
-    dtype: str
-    columns: tuple[Column, ...]
-    lines: tuple[NumberLine, ...]
-
-
-def number_tables(
-    rows: Rows, columns: Sequence[Column], expected: Mapping[str, Any], exact: ExactOf
-) -> tuple[NumberTable, ...]:
-    """Return a table per dtype; ``rows`` are those of one expectation."""
-    return tuple(
-        _table(own, dtype, columns, expected, exact.get(dtype)) for dtype in DTYPES if (own := _in_dtype(rows, dtype))
-    )
+_MANY_LINES = 20
+"""Longer tables are folded away."""
 
 
 def _in_dtype(rows: Rows, dtype: str) -> Rows:
     return [row for row in rows if row["dtype"] == dtype]
 
 
-def _table(
-    rows: Rows, dtype: str, columns: Sequence[Column], expected: Mapping[str, Any], exact: Array | None
-) -> NumberTable:
-    present = {(row["environment"], row["implementation"]) for row in rows}
-    shown = tuple(column for column in columns if (column.environment, column.implementation) in present)
-    values: dict[str, dict[tuple[str, str], Value]] = {}
-    first: dict[str, Mapping[str, Any]] = {}
+def _numbers(frames: Frames, rows: Rows, dtype: str, expected: Record, kept: KeptCase | None) -> Table:
+    """Return a row for each number, by its place in the document: printed, exact, and as each implementation has it."""
+    exact = exact_value(expected, kept) if kept else None
+    firsts: dict[str, Record] = {}
+    by_index: dict[str, dict[tuple[str, str], Record]] = {}
     for row in rows:
-        index = index_of(row)
-        first.setdefault(index, row)
-        is_erratum = row["verdict"] == Verdict.MISPRINT and bool(row["xfail"])
-        value = Value(beside(row["value"], dtype, _half_unit(row)), str(row["verdict"]), is_erratum)
-        values.setdefault(index, {})[row["environment"], row["implementation"]] = value
-    lines = tuple(
-        NumberLine(
-            element(index, expected),
-            row["printed"] if isinstance(row["printed"], str) else "",
-            _exact_text(row, exact),
-            tuple(values[index].get((column.environment, column.implementation)) for column in shown),
-        )
-        for index, row in first.items()
-    )
-    return NumberTable(dtype, shown, tuple(sorted(lines, key=_index_order)))
+        firsts.setdefault(index_of(row), row)
+        by_index.setdefault(index_of(row), {})[row["environment"], row["implementation"]] = row
+    present = set().union(*by_index.values())
+    columns = [column for column in frames.columns if column.key in present]
+    is_printed = expected["basis"] != "unprinted"
+    lines = []
+    for index, of in by_index.items():
+        first = firsts[index]
+        values = [_value(of.get(column.key), dtype) for column in columns]
+        printed = [_printed(first, of.values())] if is_printed else []
+        lines.append((element(index, expected), *printed, _exact_text(first, exact) or "\N{EN DASH}", *values))
+    lines.sort(key=lambda line: index_from(str(line[0])[1:-1]))
+    titles = [frames.title(column) for column in columns]
+    headings = ["element", *([expected["basis"]] if is_printed else []), "exact", *titles]
+    caption = f"{expected.get('called') or expected['name']} in {dtype}"
+    return Table(caption, headings, lines, "l" + "r" * len(headings), "numbers")
+
+
+def _printed(first: Record, rows: Collection[Record]) -> Inline:
+    """Write a number as it is printed, and that it is wrong where the exact answer misses it."""
+    printed = Mark(first["printed"] if isinstance(first["printed"], str) else "")
+    misses = {bool(row["xfail"]) for row in rows if row["verdict"] == Verdict.MISPRINT}
+    mark = "erratum" if misses == {True} else "misprint"
+    return Coloured((printed, " ", Mark(mark, "strong")), mark) if misses else printed
+
+
+def _value(row: Record | None, dtype: str) -> Inline:
+    """Write an implementation's number, with its verdict where it was not compared or is wrong.
+
+    What is printed wrongly is the document's fault, and told beside the printed number.
+    """
+    if row is None:
+        return ""
+    text, verdict = beside(row["value"], dtype, _half_unit(row)), str(row["verdict"])
+    if verdict in (Verdict.AGREE, Verdict.MISPRINT):
+        return text
+    state = State.UNVERIFIED if verdict == Verdict.UNVERIFIED else State.FAILING
+    return Coloured((f"{text} ", Mark(verdict, "strong")), state)
 
 
 def _half_unit(row: Mapping[str, Any]) -> float:
@@ -321,10 +256,6 @@ def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
     if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
         return ""
     return beside(float(exact[index]), "float64", _half_unit(row))
-
-
-def _index_order(line: NumberLine) -> list[int]:
-    return list(index_from(line.index[1:-1]))
 
 
 def element(text: str, expected: Mapping[str, Any]) -> str:
@@ -389,70 +320,14 @@ def spread_sentence(pairs: Rows, stage: str) -> str:
     return f"Among the implementations: {'; '.join(parts)}." if parts else "There is nothing to compare it with."
 
 
-_MANY_LINES = 20
-"""Longer tables are folded away."""
-
-
-def expectation_part(expected: Expectation, *, with_environment: bool, with_numbers: bool = True) -> Subsection:
-    """Return what a document prints or computes as blocks: whether it holds, and the numbers where they are wanted."""
-    named: Inline = (f"{expected.called} (stage ", Mark(expected.name), ")") if expected.called else Mark(expected.name)
-    computed = "Computed, not printed. " if expected.basis == "unprinted" else ""
-    blocks: list[Block] = [Text(f"{computed}{expected.holds} {expected.spread}".rstrip())]
-    blocks += [Text((Mark("Erratum.", "strong"), f" {expected.erratum}"), "erratum-note")] if expected.erratum else []
-    blocks += [Text(note, "note") for note in expected.notes]
-    tables = [_folded(table, number, expected, with_environment) for number, table in enumerate(expected.tables)]
-    if with_numbers and tables:
-        blocks += tables if expected.basis != "unprinted" else [OnPage(tables, [_matrix(expected.tables[0])])]
-    return Subsection((named, *(part for tag in _tags(expected) for part in (" ", tag))), blocks, 5)
-
-
-def _tags(expected: Expectation) -> Iterator[Mark]:
-    """Yield in a word or two what became of it."""
-    if expected.fails:
-        yield Mark("fails", State.FAILING)
-    elif expected.erratum:
-        yield Mark("erratum", State.MISPRINT)
-    elif not expected.tables:
-        yield Mark("not compared", State.UNVERIFIED)
-    elif not expected.unverified:
-        yield Mark("holds", State.AGREE)
-    if expected.unverified:
-        yield Mark(f"{expected.unverified} unverified", State.UNVERIFIED)
-
-
-def _folded(numbers: NumberTable, number: int, expected: Expectation, with_environment: bool) -> Details:
-    """Return one line per number: the document's, the exact one, then each implementation's."""
-    titles = [column.title(with_environment=with_environment) for column in numbers.columns]
-    is_printed = expected.basis != "unprinted"
-    rows = [
-        (line.index, *([_printed(line)] if is_printed else []), line.exact or "\N{EN DASH}", *map(_shown, line.values))
-        for line in numbers.lines
-    ]
-    headings = ["element", *([expected.basis] if is_printed else []), "exact", *titles]
-    caption = f"{expected.called or expected.name} in {numbers.dtype}"
-    table = Table(caption, headings, rows, "l" + "r" * len(headings), "numbers")
-    is_open = not number and (expected.fails or len(numbers.lines) <= _MANY_LINES)
-    return Details(f"{numbers.dtype}: {counted(len(numbers.lines), 'number')}", [table], is_open=is_open)
-
-
-def _printed(line: NumberLine) -> Inline:
-    printed = Mark(line.printed)
-    return Coloured((printed, " ", Mark(line.mark_text, "strong")), line.mark_text) if line.mark_text else printed
-
-
-def _shown(value: Value | None) -> Inline:
-    if value is None:
-        return ""
-    return Coloured((f"{value.text} ", Mark(value.verdict, "strong")), value.state) if value.state else value.text
-
-
-def _matrix(numbers: NumberTable) -> Block:
+def _matrix(dtype: str, rows: Rows, expected: Record) -> Block:
     """Lay the exact numbers out in the document's rows, in fewer digits."""
+    places = {index: index_from(element(index, expected)[1:-1]) or (0,) for index in map(index_of, rows)}
+    exact = {places[index_of(row)]: row["reference"] for row in reversed(rows)}
     matrix: dict[str, list[str]] = {}
-    for line in numbers.lines:
-        *row, _ = index_from(line.index[1:-1]) or (0,)
-        matrix.setdefault(written_element(row) if row else "", []).append(f"{np.float64(line.exact):.8g}")
-    headings = [f"exact answer for {numbers.dtype}", *map(str, range(max(map(len, matrix.values()))))]
+    for (*row, _), value in sorted(exact.items()):
+        matrix.setdefault(written_element(row) if row else "", []).append(f"{np.float64(value):.8g}")
+    headings = [f"exact answer for {dtype}", *map(str, range(max(map(len, matrix.values()))))]
     table = Table(headings[0], headings, [[row, *cells] for row, cells in matrix.items()], "l" + "r" * len(headings))
-    many = len(numbers.lines) > _MANY_LINES
-    return Details(f"{headings[0]}: {counted(len(numbers.lines), 'number')}", [table]) if many else table
+    many = len(exact) > _MANY_LINES
+    return Details(f"{headings[0]}: {counted(len(exact), 'number')}", [table]) if many else table

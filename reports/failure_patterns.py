@@ -78,30 +78,6 @@ class FailurePattern:
         )
 
 
-@dataclass(frozen=True)
-class JudgedColumn:
-    """What was judged of a column: case, dtype, verdict and first failing stage of every evaluation.
-
-    The verdict is empty where it passes.
-    """
-
-    cases: Sequence[str]
-    dtypes: Sequence[str]
-    verdicts: Sequence[str]
-    stages: Sequence[str]
-
-    @property
-    def failing(self) -> Holds:
-        """Which of the evaluations fail."""
-        return np.array([bool(verdict) for verdict in self.verdicts], dtype=bool)
-
-    def part(self, chosen: Holds) -> JudgedColumn:
-        """Return some of the evaluations."""
-        columns = (self.cases, self.dtypes, self.verdicts, self.stages)
-        kept = np.flatnonzero(chosen).tolist()
-        return JudgedColumn(*([column[number] for number in kept] for column in columns))
-
-
 @once_for_frames
 def in_common(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return what can be said, at most a line for each implementation, or one for each way in which it fails."""
@@ -115,7 +91,7 @@ def in_common_lines(frames: Frames) -> list[str]:
 
 def _of_column(frames: Frames, column: Column) -> Iterator[FailurePattern]:
     judged = judged_of(frames, column)
-    yield from _told(frames, column, judged, judged.failing, _FAILS, (_way, _kind))
+    yield from _told(frames, column, judged, judged["fails"].to_numpy(), _FAILS, (_way, _kind))
 
 
 _Label = Callable[[str, str], str]
@@ -131,45 +107,37 @@ def _kind(verdict: str, stage: str) -> str:
 
 
 def _told(
-    frames: Frames, column: Column, judged: JudgedColumn, failing: Holds, verb: str, finer: Sequence[_Label]
+    frames: Frames, column: Column, judged: pd.DataFrame, failing: Holds, verb: str, finer: Sequence[_Label]
 ) -> Iterator[FailurePattern]:
     """Yield what some failing evaluations have in common against all that pass, or else what smaller groups have."""
-    chosen = failing | ~judged.failing
-    if not _are_enough(judged.part(chosen)):
+    chosen = judged[failing | ~judged["fails"].to_numpy()]
+    if min(chosen["case"][chosen["fails"] == fails].nunique() for fails in (True, False)) < MIN_CASES:
         return
-    if found := _separated(frames, column, judged.part(chosen), verb):
+    if found := _separated(frames, column, chosen, verb):
         yield found
     elif finer:
-        labels = np.array([finer[0](*of) if of[0] else "" for of in zip(judged.verdicts, judged.stages, strict=True)])
+        of = zip(judged["verdict"], judged["stage"], judged["fails"], strict=True)
+        labels = np.array([finer[0](verdict, stage) if fails else "" for verdict, stage, fails in of])
         for label in dict.fromkeys(labels[failing]):
             yield from _told(frames, column, judged, failing & (labels == label), label, finer[1:])
 
 
-def judged_of(frames: Frames, column: Column) -> JudgedColumn:
-    """Return what passes or fails; what fails as expected, or was not tried or judged, says nothing."""
-    cases, dtypes, verdicts, stages = [], [], [], []
-    for case, cells in cell_table(frames).items():
-        for dtype, cell in cells.get(column, {}).items():
-            fails = cell.state is State.FAILING and cell.verdict != Verdict.UNTRIED
-            if fails or cell.state in _PASSING:
-                cases.append(case)
-                dtypes.append(dtype)
-                verdicts.append(cell.verdict if fails else "")
-                stages.append(cell.stage if fails else "")
-    return JudgedColumn(cases, dtypes, verdicts, stages)
+def judged_of(frames: Frames, column: Column) -> pd.DataFrame:
+    """Return what passes or fails, a row for each evaluation; what was not judged, or is expected, says nothing."""
+    rows = [
+        (case, dtype, cell.verdict, cell.stage, cell.state is State.FAILING)
+        for case, cells in cell_table(frames).items()
+        for dtype, cell in cells.get(column, {}).items()
+        if cell.state in _PASSING or (cell.state is State.FAILING and cell.verdict != Verdict.UNTRIED)
+    ]
+    return pd.DataFrame(rows, columns=["case", "dtype", "verdict", "stage", "fails"]).astype({"fails": bool})
 
 
-def _are_enough(judged: JudgedColumn) -> bool:
-    of, failing = np.array(judged.cases, dtype=object), judged.failing
-    return len(set(of[failing])) >= MIN_CASES and len(set(of[~failing])) >= MIN_CASES
-
-
-def _separated(frames: Frames, column: Column, judged: JudgedColumn, verb: str) -> FailurePattern | None:
+def _separated(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) -> FailurePattern | None:
     """Return the simplest that every failing evaluation has, or nearly every one, and no passing one, or few."""
-    failing = judged.failing
-    index = {case: number for number, case in enumerate(dict.fromkeys(judged.cases))}
-    of_case = np.array([index[case] for case in judged.cases])
-    cases = [frames.cases[case] for case in index]
+    failing = judged["fails"].to_numpy()
+    of_case, names = pd.factorize(judged["case"])
+    cases = [frames.cases[case] for case in names]
     fails, passes = np.zeros(len(cases), dtype=bool), np.zeros(len(cases), dtype=bool)
     fails[of_case[failing]] = passes[of_case[~failing]] = True
     if not (fails & passes).any():  # all dtypes of a case are alike: cases are counted
@@ -177,7 +145,7 @@ def _separated(frames: Frames, column: Column, judged: JudgedColumn, verb: str) 
         noun = "case"
     else:
         of_evaluations = (Feature(each.text, each.holds[of_case], each.tile) for each in case_features(cases))
-        features = (each for part in (dtype_features(judged.dtypes), of_evaluations) for each in part)
+        features = (each for part in (dtype_features(judged["dtype"].tolist()), of_evaluations) for each in part)
         found = _fitting(features, failing, len(cases) / len(failing))  # dtypes of a case are no cases of their own
         noun = "evaluation"
     if found is None:
@@ -603,10 +571,8 @@ def _views(
 
 def _judged_cases(frames: Frames, column: Column) -> tuple[list[Mapping[str, Any]], Holds]:
     """Return the cases with lengths that were judged, and whether each fails in any dtype."""
-    judged = judged_of(frames, column)
-    fails: dict[str, bool] = {}
-    for case, verdict in zip(judged.cases, judged.verdicts, strict=True):
-        fails[case] = fails.get(case, False) or bool(verdict)
+    by_case = judged_of(frames, column).groupby("case", sort=False)["fails"].any()
+    fails = {str(case): bool(fails) for case, fails in by_case.items()}
     known = [case for case in fails if {"Lq", "Lk"} <= lengths_of(frames.cases[case]).keys()]
     return [frames.cases[case] for case in known], np.array([fails[case] for case in known], dtype=bool)
 

@@ -94,6 +94,11 @@ class Column:
     version: str
 
     @property
+    def key(self) -> tuple[str, str]:
+        """The environment and the implementation, which tell columns apart."""
+        return self.environment, self.implementation
+
+    @property
     def framework(self) -> str:
         """The name before the first point: the backend, or the module of a user's implementation."""
         return self.implementation.partition(".")[0]
@@ -246,6 +251,11 @@ def _plain_values(column: pd.Series[Any]) -> list[Any]:
     return [None if value is pd.NA else value for value in values] if column.hasnans else values
 
 
+def of_column(frame: pd.DataFrame, column: Column) -> pd.DataFrame:
+    """Return the rows of an implementation in an environment."""
+    return frame[frame["environment"].eq(column.environment) & frame["implementation"].eq(column.implementation)]
+
+
 def groups(frame: pd.DataFrame, keys: str | list[str]) -> dict[Any, pd.DataFrame]:
     """Return the parts of a frame by the value of a column, or the values of several."""
     return dict(iter(frame.groupby(keys)))
@@ -385,7 +395,7 @@ Cases whose cells are all alike share theirs.
 @once_for_frames
 def cell_table(frames: Frames) -> dict[str, CellRow]:
     """Return every case's cells, documents first, then file by file."""
-    columns = {(column.environment, column.implementation): column for column in frames.columns}
+    columns = {column.key: column for column in frames.columns}
     order = _in_order(frames)
     found = _cells(frames)
     found = found.assign(
@@ -412,10 +422,14 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
     return table
 
 
+def states_of(row: CellRow) -> set[State]:
+    """Return the states of a case's cells."""
+    return {cell.state for cells in row.values() for cell in cells.values()}
+
+
 def is_unsupported(row: CellRow) -> bool:
     """Whether a case ran, and no implementation supports it: it is counted, and shown nowhere."""
-    states = {cell.state for cells in row.values() for cell in cells.values()}
-    return states == {State.UNSUPPORTED}
+    return states_of(row) == {State.UNSUPPORTED}
 
 
 def _in_order(frames: Frames) -> list[str]:

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attncheck.reports import sections
-from attncheck.reports.documents import DocumentCase, DocumentPage, document_pages, expectation_part
+from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
 from attncheck.reports.frames import FAILS_A_RUN, Column, Frames, element_in, records, rows_judged
-from attncheck.reports.html.contents import unique_slugs
 from attncheck.reports.summary import make_summary, verdict_table
 
 _MAX_LISTED = 50
@@ -75,33 +74,22 @@ def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> tuple[sections.Inline
     )
 
 
-NUMBERS_EXPLAINED = (
-    "Each number that a document prints, beside the exact answer and what each implementation computes; elements count "
-    "from 0."
-)
-
-
 def _documents(frames: Frames) -> sections.Section | None:
     """Return each document's cases: what it prints, and what it computes without printing; None without any."""
-    pages = document_pages(frames)
-    names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
-    parts = [_document(frames, page, name) for page, name in zip(pages, names, strict=True)]
-    return sections.Section("Documents", "documents", [sections.Text(NUMBERS_EXPLAINED), *parts]) if parts else None
+    parts = [_document(frames, *each) for each in documents(frames).items()]
+    text = sections.Text(NUMBERS_EXPLAINED)
+    return sections.Section("Documents", "documents", [text, *parts]) if parts else None
 
 
-def _document(frames: Frames, page: DocumentPage, name: str) -> sections.Subsection:
+def _document(frames: Frames, name: str, found: Sequence[Computation]) -> sections.Subsection:
     """Return one document; it leads to its pictures in the HTML report."""
-    by = f", by {page.author}" if page.author else ""
-    source = f"{page.source}{by}{f'; {page.section}' if page.section else ''}."
-    drawn: sections.Inline = ("Drawn in ", sections.Mark("report.html", "link", f"report.html#document-{name}"), ".")
-    notes = [sections.Items(page.notes)] if page.notes else []
-    cases = (_computation(case, with_environment=frames.has_several_environments) for case in page.cases)
-    return sections.Subsection(page.title, [sections.Text(source), *notes, sections.Text(drawn), *cases], 3)
-
-
-def _computation(case: DocumentCase, *, with_environment: bool) -> sections.Subsection:
-    parts = (expectation_part(each, with_environment=with_environment) for each in case.expectations)
-    return sections.Subsection(case.name, [*map(sections.Text, case.notes), *parts], 4)
+    first = found[0].case
+    drawn = ("Drawn in ", sections.Mark("report.html", "link", f"report.html#document-{name}"), ".")
+    cases = (
+        sections.Subsection(each.case["name"], [*map(sections.Text, each.notes), *expectation_parts(frames, each)], 4)
+        for each in found
+    )
+    return sections.Subsection(first["title"], [*source_blocks(first), sections.Text(drawn), *cases], 3)
 
 
 _MAX_LISTED_CASES, _MAX_CELLS = 2_000, 40_000
@@ -211,6 +199,8 @@ def _block(block: sections.Block) -> list[str]:
             lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]
         case sections.OnPage():
             lines = blocks_lines(block.in_words)
+        case sections.Folded():
+            lines = blocks_lines(block.blocks)
         case sections.Entries():
             entries = ((f"{number}. ", blocks) for number, (_, blocks) in enumerate(block.entries, 1))
             lines = [line for entry in entries for line in _entry(*entry)]

@@ -167,7 +167,7 @@ def outcome_document(
         **json_documents.opening(command, code, answer.word),
         defects=[_defect(each) for each in defects(frames)],
         failures=failures,
-        next=[*first_commands(frames), *(each.command for each in broken[:1] if each.command)],
+        next=[*first_commands(frames), *(command for _, command in broken[:1] if command)],
         notes=list(frames.notes),
         judged=answer.judged,
         coverage={titles[each.column]: _coverage(frames, each) for each in coverage(frames)},
@@ -185,7 +185,7 @@ def outcome_document(
             for case, cells in verdict_table(frames).items()
         },
         properties=_properties(frames),
-        broken_properties=[property_record(each.row, again) for each in broken],
+        broken_properties=[property_record(row, again) for row, _ in broken],
         report=None if report is None else str(report),
         html=None if report is None else str(report.with_suffix(".html")),
         results=None if results is None else str(results),
@@ -208,9 +208,7 @@ def _coverage(frames: Frames, found: Coverage) -> json_documents.CoverageRecord:
 def _properties(frames: Frames) -> dict[str, dict[str, str]]:
     """Return what each property comes to on each implementation; nothing where none was asked."""
     table = properties.property_table(properties.asked_rows(frames))
-    return {
-        line.name: dict(zip(table.columns, (cell.word for cell in line.cells), strict=True)) for line in table.lines
-    }
+    return {name: {column: cell.word for column, cell in cells.items()} for name, cells in table.items()}
 
 
 def _in_common(found: FailurePattern) -> json_documents.InCommon:

@@ -69,37 +69,18 @@ class PropertyCell:
         return f"{self.word} (claims {self.claim})" if self.claim else self.word
 
 
-@dataclass(frozen=True)
-class PropertyLine:
-    """One property: what it says, and what it comes to on each implementation."""
-
-    name: str
-    says: str
-    cells: tuple[PropertyCell, ...]
-
-
-@dataclass(frozen=True)
-class PropertyTable:
-    """Implementation by property."""
-
-    columns: tuple[str, ...]
-    lines: tuple[PropertyLine, ...]
+PropertyTable = Mapping[str, Mapping[str, PropertyCell]]
+"""What each property comes to on each implementation."""
 
 
 def property_table(rows: Sequence[Row]) -> PropertyTable:
-    """Lay rows out: a line for each property that was asked, a column for each implementation."""
-    columns = tuple(dict.fromkeys(row.implementation for row in rows))
+    """Lay rows out: by property that was asked, then by implementation."""
     by_cell: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_cell.setdefault((row.property_name, row.implementation), []).append(row)
-    asked = [name for name in PROPERTIES if any(row.property_name == name for row in rows)]
-    return PropertyTable(
-        columns,
-        tuple(
-            PropertyLine(name, PROPERTIES[name].says, tuple(_cell(by_cell.get((name, each), [])) for each in columns))
-            for name in asked
-        ),
-    )
+    columns = dict.fromkeys(row.implementation for row in rows)
+    asked = [name for name in PROPERTIES if any(name == key[0] for key in by_cell)]
+    return {name: {column: _cell(by_cell.get((name, column), [])) for column in columns} for name in asked}
 
 
 def _cell(rows: Sequence[Row]) -> PropertyCell:
@@ -138,37 +119,24 @@ def words_by_title(frames: Frames) -> dict[str, Sequence[str]]:
     return found
 
 
-@dataclass(frozen=True)
-class BrokenProperty:
-    """A property that does not hold: the row that shows it, what the property says, its numbers, and a command."""
-
-    row: Row
-    says: str
-    numbers: tuple[tuple[str, str], ...]
-    command: str
-
-
 @once_for_frames
-def broken_properties(frames: Frames) -> tuple[BrokenProperty, ...]:
-    """Return what fails of properties, a line for each property, case and implementation."""
+def broken_properties(frames: Frames) -> tuple[tuple[Row, str], ...]:
+    """Return what fails of properties, a row for each property, case and implementation, and the command for each."""
     again = words_by_title(frames)
-    return tuple(
-        BrokenProperty(row, PROPERTIES[row.property_name].says, _numbers(row), command_for(row, again))
-        for row in failing_first(asked_rows(frames))
-    )
+    return tuple((row, command_for(row, again)) for row in failing_first(asked_rows(frames)))
 
 
-def _numbers(row: Row) -> tuple[tuple[str, str], ...]:
-    """Return the numbers of the element that is named, as people read them."""
-    named = (
-        ("the first call", row.value),
-        ("the further calls", row.reference),
-        ("the exact answer", row.exact),
-        ("bound of the first", row.first_bound),
-        ("bound of the further", row.second_bound),
-    )
+def named_numbers(row: Row) -> list[tuple[str, str]]:
+    """Return the numbers of the element that a row names, as people read them, by what they are."""
+    named = {
+        "the first call": row.value,
+        "the further calls": row.reference,
+        "the exact answer": row.exact,
+        "bound of the first": row.first_bound,
+        "bound of the further": row.second_bound,
+    }
     element = [("the element", written_element(row.index, row.stage))] if row.index else []
-    return (*element, *((name, f"{value:.9g}") for name, value in named if value is not None))
+    return [*element, *((name, f"{value:.9g}") for name, value in named.items() if value is not None)]
 
 
 def failing_first(rows: Iterable[Row]) -> list[Row]:

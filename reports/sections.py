@@ -17,6 +17,7 @@ import pandas as pd
 from attncheck.reports.coverage import coverage, number_counts_of, unverified_on
 from attncheck.reports.defects import (
     EMPTY_ROWS_NOTE,
+    EMPTY_ROWS_WORDS,
     EXPECTED_FAILURES_NOTE,
     Defect,
     address_of,
@@ -35,19 +36,21 @@ from attncheck.reports.frames import (
     count_numbers,
     documents_of,
     environment_facts,
+    of_column,
     once_for_frames,
     under_erratum,
 )
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
-    BrokenProperty,
     PropertyCell,
     asked_rows,
     broken_properties,
+    named_numbers,
     property_table,
 )
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES
+from attncheck.spec.properties import PROPERTIES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted, told_apart, written_element, written_ratio
 
@@ -122,7 +125,7 @@ class Table:
     """
 
     caption: str
-    headings: Sequence[str]
+    headings: Sequence[Inline]
     rows: Sequence[Sequence[Inline]]
     align: str = ""
     kind: str = ""
@@ -142,6 +145,23 @@ class Details:
     summary: str
     blocks: Sequence[Block]
     is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Blocks of the page behind a heading of a level, or none, and a note; ``kind`` is their class there.
+
+    Of many the ``late`` ones are laid out only when they come into view. An ``anchor`` is where links lead.
+    """
+
+    title: Inline
+    note: Inline
+    blocks: Sequence[Block]
+    kind: str
+    level: int = 0
+    is_open: bool = False
+    anchor: str = ""
+    late: Sequence[Block] = ()
 
 
 @dataclass(frozen=True)
@@ -170,7 +190,7 @@ class Entries:
 
 Key = tuple[str, str, str, str]
 """An environment, an implementation, a case and a dtype."""
-Block = Text | Items | Table | Code | Details | Figure | Subsection | OnPage | Entries
+Block = Text | Items | Table | Code | Details | Folded | Figure | Subsection | OnPage | Entries
 
 
 @dataclass(frozen=True)
@@ -226,7 +246,7 @@ def implementations(frames: Frames) -> Table:
             frames.title(column),
             *(_count(state, counts[column].get(state, Counter())) for state in states),
             *([str(numbers[column] or "-")] if with_numbers else []),
-            *(_accuracy(errors.get((column.environment, column.implementation, dtype))) for dtype in dtypes),
+            *(_accuracy(errors.get((*column.key, dtype))) for dtype in dtypes),
         )
         for column in frames.columns
     ]
@@ -395,12 +415,10 @@ def queries_without_key(frames: Frames) -> Section | None:
     found = empty_rows(frames)
     if found is None:
         return None
-    rows = [
-        (frames.title(column), *(str(counts[word] or "-") for word in found.words))
-        for column, counts in found.given.items()
-    ]
-    headings = ["implementation", *found.words]
-    table = Table("Cases by what a query without a key gives", headings, rows, "l" + "r" * len(found.words))
+    words = [word for word in EMPTY_ROWS_WORDS if any(word in counts for counts in found.values())]
+    rows = [(frames.title(column), *(str(counts[word] or "-") for word in words)) for column, counts in found.items()]
+    caption, headings = "Cases by what a query without a key gives", ["implementation", *words]
+    table = Table(caption, headings, rows, "l" + "r" * len(words))
     return Section("Queries without a key", "empty-rows", [Text(EMPTY_ROWS_NOTE), table])
 
 
@@ -431,7 +449,7 @@ def documents_at_a_glance(frames: Frames) -> Section | None:
 
 
 def _held(printed: pd.DataFrame, column: Column) -> str:
-    own = printed[printed["environment"].eq(column.environment) & printed["implementation"].eq(column.implementation)]
+    own = of_column(printed, column)
     return f"{int(own['verdict'].eq(Verdict.AGREE).sum())} of {len(own)}" if len(own) else "-"
 
 
@@ -452,19 +470,23 @@ def properties(frames: Frames, most: int = 50) -> Section | None:
     more = len(broken) - most
     rest = [Text((f"And {more} more, in ", Mark("properties.csv"), "."))] if more > 0 else []
     heading = [Text(Mark("Properties that do not hold", "strong"))] if broken else []
-    folded = [_broken(each) for each in broken[:most]]
+    folded = [_broken(*each) for each in broken[:most]]
     return Section("Properties", "properties", [Text(OUTCOMES_NOTE), properties_of(rows), *heading, *folded, *rest])
 
 
 def properties_of(rows: Sequence[Row], *, shortly: bool = False) -> Table:
     """Return implementation by property; unless ``shortly``, with what each says and how often it came to what."""
-    table = property_table(rows)
     lines = [
-        (Mark(line.name), *(() if shortly else (line.says,)), *(_property_cell(cell, shortly) for cell in line.cells))
-        for line in table.lines
+        (
+            Mark(name),
+            *(() if shortly else (PROPERTIES[name].says,)),
+            *(_property_cell(cell, shortly) for cell in cells.values()),
+        )
+        for name, cells in property_table(rows).items()
     ]
     caption = "What holds between two calls, by property and implementation"
-    return Table(caption, ["property", *([] if shortly else ["what must hold"]), *table.columns], lines)
+    columns = dict.fromkeys(row.implementation for row in rows)
+    return Table(caption, ["property", *([] if shortly else ["what must hold"]), *columns], lines)
 
 
 def _property_cell(cell: PropertyCell, shortly: bool) -> Inline:
@@ -474,13 +496,16 @@ def _property_cell(cell: PropertyCell, shortly: bool) -> Inline:
     return (Mark(f"{cell.text}{expected}", cell.state), *counts)
 
 
-def _broken(broken: BrokenProperty) -> Details:
-    row = broken.row
-    named: list[Inline] = [(f"{name}: ", Mark(value)) for name, value in broken.numbers]
-    again = [Code([broken.command])] if broken.command else []
+def _broken(row: Row, command: str) -> Details:
+    named: list[Inline] = [(f"{name}: ", Mark(value)) for name, value in named_numbers(row)]
+    again = [Code([command])] if command else []
     return Details(
         f"{row.implementation}: {row.property_name} in {row.case}, {row.dtype}",
-        [Text(f"{broken.says} {row.message}."), Items([f"further calls: {row.variant}", *named]), *again],
+        [
+            Text(f"{PROPERTIES[row.property_name].says} {row.message}."),
+            Items([f"further calls: {row.variant}", *named]),
+            *again,
+        ],
     )
 
 

@@ -430,12 +430,12 @@ def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
     stopped = _cases_of(bad[bad["verdict"].isin(_STOPPED)])
     judged = [each for each in found if each.judged]
     few = [each for each in judged if _is_hardly_judged(frames, each)]
-    right = [each for each in judged if _key(each) not in wrong and each not in few]
+    right = [each for each in judged if each.column.key not in wrong and each not in few]
     clauses = _wrong(frames, judged, wrong)
     clauses += [
         f"{_name(frames, each.column)} was judged in too few cases to say that it agrees"
         for each in few
-        if _key(each) not in wrong
+        if each.column.key not in wrong
     ]
     if right:
         clauses.append(_right(frames, right, alone=not wrong))
@@ -462,9 +462,9 @@ def _is_hardly_judged(frames: Frames, each: Coverage) -> bool:
 
 
 def _wrong(frames: Frames, judged: Sequence[Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
-    blamed = sorted(_with(judged, wrong), key=lambda each: -len(wrong[_key(each)]))
+    blamed = sorted(_with(judged, wrong), key=lambda each: -len(wrong[each.column.key]))
     clauses = [
-        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[_key(each)]), each)}{_read_as(frames, [each])}"
+        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[each.column.key]), each)}{_read_as(frames, [each])}"
         for each in blamed[:MAX_NAMED]
     ]
     if len(blamed) > MAX_NAMED:
@@ -486,7 +486,7 @@ def _read_as(frames: Frames, found: Sequence[Coverage]) -> str:
         declared = frames.asked[column.environment].conventions.get(column.implementation, {})
         if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
             parts.append(f", {whose}{READ_AS}{listed(words)}")
-        classes = frames.classes.get((column.environment, column.implementation), {})
+        classes = frames.classes.get(column.key, {})
         if traded := {dtype: name for dtype, name in classes.items() if is_composed(name)}:
             ran = frames.results["dtype"][frames.results["implementation"].eq(column.implementation)].unique()
             held = [f"{name} in {dtype}" for dtype, name in traded.items() if dtype in ran]
@@ -496,7 +496,7 @@ def _read_as(frames: Frames, found: Sequence[Coverage]) -> str:
 
 def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     """Say who agrees: with each other where several do, and with the exact answer in any case."""
-    aside = _except_for_cases(frames, {_key(each) for each in right})
+    aside = _except_for_cases(frames, {each.column.key for each in right})
     verb = "agrees" if len(right) == 1 else "agree"
     names = _names(frames, right)
     if len(right) > MAX_NAMED and not alone:
@@ -564,11 +564,7 @@ def _cases_of(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
 
 
 def _with(found: Sequence[Coverage], keys: object) -> list[Coverage]:
-    return [each for each in found if _key(each) in keys]  # type: ignore[operator]
-
-
-def _key(each: Coverage) -> tuple[str, str]:
-    return each.column.environment, each.column.implementation
+    return [each for each in found if each.column.key in keys]  # type: ignore[operator]
 
 
 def _names(frames: Frames, found: Sequence[Coverage]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from markupsafe import Markup
 
@@ -43,36 +43,29 @@ from attncheck.spec import DTYPES, OPTIONS
 from attncheck.spec.properties import PROPERTIES
 
 README, PAGE = "README.md", "index.html"
-FEATURES, ACCURACY, CONVENTIONS = "features.csv", "accuracy.csv", "conventions.csv"
-PROPERTY_COUNTS = "properties.csv"
-FINDINGS = "findings.md"
-Row = TypeVar("Row", JudgedFeature, Accuracy, MeasuredConvention, PropertyCounts)
+FEATURES, FINDINGS = "features.csv", "findings.md"
+_TABLES: Mapping[str, tuple[str, Any]] = {
+    FEATURES: ("judged", JudgedFeature),
+    "accuracy.csv": ("accuracy", Accuracy),
+    "conventions.csv": ("meanings", MeasuredConvention),
+    "properties.csv": ("properties", PropertyCounts),
+}
+"""By file: the rows of a survey that stand in it, and their class."""
 
 
 def read_survey(folder: Path) -> Survey:
     """Read the tables of a survey; an empty one where there is none. Raises ``ResultsError`` for damaged ones."""
-    return Survey(
-        list(_read(folder / FEATURES, JudgedFeature)),
-        list(_read(folder / ACCURACY, Accuracy)),
-        list(_read(folder / CONVENTIONS, MeasuredConvention)),
-        read_findings(folder / FINDINGS) if (folder / FINDINGS).exists() else [],
-        list(_read(folder / PROPERTY_COUNTS, PropertyCounts)),
-    )
+    tables: dict[str, list[Any]] = {name: list(_read(folder / file, kind)) for file, (name, kind) in _TABLES.items()}
+    return Survey(**tables, findings=read_findings(folder / FINDINGS) if (folder / FINDINGS).exists() else [])
 
 
 def write_survey(survey: Survey, folder: Path) -> Path:
     """Write all files of a survey; return the path of its HTML page. Raises ``OutputError``."""
-    survey.judged.sort(key=lambda row: (row.implementation, row.version))
-    survey.accuracy.sort(key=lambda row: (row.implementation, row.version))
-    survey.meanings.sort(key=lambda row: row.implementation)
-    survey.properties.sort(key=lambda row: row.implementation)
-    texts = {
-        FEATURES: csv_text(JudgedFeature._fields, survey.judged),
-        ACCURACY: csv_text(Accuracy._fields, survey.accuracy),
-        CONVENTIONS: csv_text(MeasuredConvention._fields, survey.meanings),
-        PROPERTY_COUNTS: csv_text(PropertyCounts._fields, survey.properties),
-        **({FINDINGS: document_of(survey.findings)} if survey.findings else {}),
-    }
+    texts = {FINDINGS: document_of(survey.findings)} if survey.findings else {}
+    for file, (name, kind) in _TABLES.items():
+        rows = getattr(survey, name)
+        rows.sort(key=lambda row: (row.implementation, getattr(row, "version", "")))
+        texts[file] = csv_text(kind._fields, rows)
     with OutputError.where(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in {**texts, README: page_text(survey_page(survey)), PAGE: render_survey(survey)}.items():
@@ -80,7 +73,7 @@ def write_survey(survey: Survey, folder: Path) -> Path:
     return folder / PAGE
 
 
-def _read(path: Path, kind: type[Row]) -> Iterator[Row]:
+def _read(path: Path, kind: Any) -> Iterator[Any]:
     if not path.exists():
         return
     types = get_type_hints(kind)

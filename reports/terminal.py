@@ -38,7 +38,7 @@ _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 def print_failing_properties(frames: Frames, console: Console) -> None:
     """Print the properties that do not hold, a line each."""
     if frames.properties:
-        _print_broken(console, [(broken.row, broken.command) for broken in broken_properties(frames)])
+        _print_broken(console, broken_properties(frames))
 
 
 def _print_broken(console: Console, broken: Sequence[tuple[Row, str]]) -> None:
@@ -189,7 +189,7 @@ def terminal_table(table: TableBlock) -> Table:
     """Render a table of a section."""
     shown = Table(box=None, pad_edge=False, show_edge=False)
     for heading, letter in zip(table.headings, table.align.ljust(len(table.headings), "l"), strict=False):
-        shown.add_column(heading, justify="right" if letter == "r" else "left", overflow="fold")
+        shown.add_column(plain_text(heading), justify="right" if letter == "r" else "left", overflow="fold")
     for row in table.rows:
         shown.add_row(*map(plain_text, row))
     return shown

@@ -42,6 +42,7 @@ from attncheck.reports.frames import (
     expected_failures,
     failing,
     groups,
+    of_column,
     property_columns,
     records,
 )
@@ -309,7 +310,7 @@ def _times(frames: Frames, column: Column) -> dict[tuple[str, str], float]:
     times = frames.times
     if times.empty:
         return {}
-    own = times[times["environment"].eq(column.environment) & times["implementation"].eq(column.implementation)]
+    own = of_column(times, column)
     return dict(zip(zip(own["case"], own["dtype"], strict=True), own["seconds"], strict=True))
 
 
@@ -329,7 +330,7 @@ def _properties(column: Column, environment: Mapping[str, Any], found: Coverage)
 
 def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell, notes: _Notes) -> Element:
     case = frames.cases[identity]
-    key = (case["id"], dtype, column.environment, column.implementation)
+    key = (case["id"], dtype, *column.key)
     # Jenkins takes what stands before the last dot for a package, and a class and a name for one test in all suites.
     classname = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
     name = f"{case['id'].rpartition('/')[2]} [{dtype}]"

@@ -12,11 +12,10 @@ from typing import Any
 from markupsafe import Markup
 
 from attncheck.errors import ResultsError
-from attncheck.reports.frames import CellRow, Column, State
+from attncheck.reports.frames import CellRow, Column, State, states_of
 from attncheck.reports.sections import Details, Figure
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
-from attncheck.wording import counted
 
 URGENCY = (State.FAILING, State.MISPRINT, State.XPASS, State.XFAIL)
 
@@ -76,7 +75,7 @@ def within(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> di
 
 
 def _urgency(row: CellRow) -> int:
-    states = {cell.state for cells in row.values() for cell in cells.values()}
+    states = states_of(row)
     return next((urgency for urgency, state in enumerate(URGENCY) if state in states), len(URGENCY))
 
 
@@ -224,10 +223,3 @@ def _numbered(starts: Iterable[str]) -> list[str]:
 def _by_text(texts: Iterable[str]) -> dict[str, str]:
     texts = list(texts)
     return dict(zip(texts, unique_slugs(texts), strict=True))
-
-
-def failing_words(failing: int, of: int) -> str:
-    """Say how many computations fail, in the words of a heading."""
-    return (
-        f"{failing:,} of {counted(of, 'computation')} fail" if failing else f"{counted(of, 'computation')}, none fails"
-    )

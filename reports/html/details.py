@@ -24,6 +24,7 @@ from attncheck.reports.frames import (
     records,
     rows_judged,
     stage_order,
+    states_of,
     worst_cell,
 )
 from attncheck.reports.html import contents
@@ -90,7 +91,7 @@ class CaseDetails(NamedTuple):
     @property
     def state(self) -> str:
         """Return the state that matters most."""
-        states = {cell.state for cells in self.row.values() for cell in cells.values()}
+        states = states_of(self.row)
         return next((state for state in contents.URGENCY if state in states), State.AGREE).value
 
     @property
@@ -123,7 +124,7 @@ class CaseDetails(NamedTuple):
         return next((row["padded"] for row in self._rows(column, dtype).values() if isinstance(row["padded"], str)), "")
 
     def _rows(self, column: Column, dtype: str) -> Mapping[str, Mapping[str, Any]]:
-        return self.rows.get((column.environment, column.implementation, dtype), {})
+        return self.rows.get((*column.key, dtype), {})
 
 
 def case_details(

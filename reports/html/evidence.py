@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from attncheck.reading.shapes import show
 from attncheck.reports import panels
-from attncheck.reports.coverage import OF_DOCUMENTS, Misprint, NumberCounts, misprints, number_counts_of
+from attncheck.reports.coverage import OF_DOCUMENTS, Misprint, misprints, number_counts_of
 from attncheck.reports.defects import address_of, commands_again
-from attncheck.reports.documents import DocumentCase, DocumentPage, document_pages, expectation_part
+from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
 from attncheck.reports.frames import (
     FAILS_A_RUN,
     CellRow,
@@ -31,14 +31,29 @@ from attncheck.reports.frames import (
     element_in,
     expected_failures,
     failing,
+    index_of,
     is_unsupported,
     layout_in,
     records,
+    states_of,
 )
 from attncheck.reports.html import contents
-from attncheck.reports.sections import Block, Code, Figure, Inline, Key, Mark, Table, Text
+from attncheck.reports.sections import (
+    Block,
+    Code,
+    Coloured,
+    Details,
+    Figure,
+    Folded,
+    Inline,
+    Key,
+    Mark,
+    Section,
+    Table,
+    Text,
+)
 from attncheck.results.format import EXACT, bound_name
-from attncheck.wording import told_apart
+from attncheck.wording import counted, told_apart
 
 Array = NDArray[Any]
 _MAX_ROWS = 12
@@ -89,7 +104,7 @@ def make_evidence(
     for misprint in misprints(frames):
         found.setdefault(misprint.case, []).append(misprint_evidence(misprint))
     for _, case, column, dtype in chosen:
-        rows_of_cell = rows.get((case, dtype, column.environment, column.implementation), [])
+        rows_of_cell = rows.get((case, dtype, *column.key), [])
         cell = table[case][column][dtype]
         blocks = (
             *(Text(message, "message") for message in _messages(rows_of_cell)),
@@ -99,7 +114,7 @@ def make_evidence(
             *_again(commands_again(frames, _evaluation(case, column, dtype), ("explain", "repro"))),
             *scripts.of(case, dtype, column),
         )
-        key = (column.environment, column.implementation, case, dtype)
+        key = (*column.key, case, dtype)
         item = Evidence(cell.state.value, cell.text, frames.title(column), dtype, blocks, key)
         found.setdefault(case, []).append(item)
     return found, len(wanted) - len(chosen)
@@ -207,7 +222,7 @@ class _Maps:
         if self._left <= 0:
             return
         kept = self._frames.arrays.of(case, dtype)
-        name = self._frames.classes.get((column.environment, column.implementation), {}).get(dtype, "")
+        name = self._frames.classes.get(column.key, {}).get(dtype, "")
         for stage in dict.fromkeys(stages):
             keys = ((column.environment, of, stage) for of in (column.implementation, EXACT, bound_name(name)))
             arrays = [kept[key] for key in keys if key in kept]
@@ -423,144 +438,133 @@ _MAX_IN_PART = 10
 """Computations of a document that stand together; a longer one is split."""
 
 
-@dataclass(frozen=True)
-class DrawnCase:
-    """One computation of a document, whether anything of it fails, where its stages are, and its pictures."""
+class DrawnDocuments:
+    """Documents on the page: beside the numbers their inputs, pictures and links, as far as there is room for them.
 
-    case: DocumentCase
-    fails: bool
-    anchor: str
-    inputs: tuple[Markup, ...]
-    stages: tuple[Markup, ...]
-    left_out: int
-    """Pictures that the page has no room for."""
-    has_numbers: bool
-    """Whether it has room for the numbers."""
-    expectations: tuple[Block, ...]
-
-
-@dataclass(frozen=True)
-class DrawnPart:
-    """Computations that follow each other, in a long document with a title; ``failing`` of them fail."""
-
-    title: str
-    failing: int
-    cases: tuple[DrawnCase, ...]
-
-
-@dataclass(frozen=True)
-class DrawnDocument:
-    """One document, its anchor, and how many of its printed numbers hold, fail, or were not compared."""
-
-    page: DocumentPage
-    anchor: str
-    counts: NumberCounts
-    parts: tuple[DrawnPart, ...]
-
-    @property
-    def shown(self) -> int:
-        """How many of its computations are laid out."""
-        return sum(len(part.cases) for part in self.parts)
-
-    @property
-    def unsupported(self) -> int:
-        """How many of its computations no implementation supports."""
-        return len(self.page.cases) - self.shown
-
-    @property
-    def failing(self) -> int:
-        """How many of its computations fail."""
-        return sum(part.failing for part in self.parts)
-
-
-def drawn_documents(frames: Frames, anchors: contents.Anchors, budget: contents.Budget) -> tuple[DrawnDocument, ...]:
-    """Return every document with the computations that anybody supports.
-
-    Numbers and pictures of what fails come first, of the rest as many as the budget has room for.
+    Numbers and pictures of what fails come first. What no implementation supports is counted alone.
     """
-    pages = document_pages(frames)
-    failing, table = _failing(frames), cell_table(frames)
-    artist = _Artist(budget)
-    shown = [
-        case
-        for page in pages
-        for case in page.cases
-        if case.id in failing or not is_unsupported(table.get(case.id, {}))
-    ]
-    sizes = {case.id: _letters(case) for case in sorted(shown, key=lambda case: case.id not in failing)}
-    with_numbers = contents.within(sizes, sizes.__getitem__, budget.number_letters)
-    names = contents.unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
-    found = []
-    for page, name in zip(pages, names, strict=True):
-        drawn = [
-            _drawn(frames, case, anchors, artist, fails=case.id in failing, has_numbers=case.id in with_numbers)
-            for case in page.cases
-            if case.id in sizes
-        ]
-        counts = number_counts_of(frames, [case.id for case in page.cases])
-        found.append(DrawnDocument(page, f"document-{name}", counts, tuple(_parts(drawn))))
-    return tuple(found)
 
-
-def _failing(frames: Frames) -> frozenset[str]:
-    """Return the cases of documents of which a stage or a number fails."""
-    of_stages = {
-        case
-        for case, row in cell_table(frames).items()
-        if any(cell.state in FAILS_A_RUN for cells in row.values() for cell in cells.values())
-    }
-    of_numbers = {
-        case.id
-        for page in document_pages(frames)
-        for case in page.cases
-        if any(each.fails for each in case.expectations)
-    }
-    return frozenset(of_stages | of_numbers)
-
-
-def _letters(case: DocumentCase) -> int:
-    """Return how much markup a computation's numbers take."""
-    inputs = sum(len(row) for given in case.given for row in given.rows)
-    tables = [table for expected in case.expectations for table in expected.tables]
-    numbers = sum(len(table.lines) * (3 + len(table.columns)) for table in tables)
-    return contents.LETTERS_PER_INPUT * inputs + contents.LETTERS_PER_NUMBER * numbers
-
-
-def _parts(cases: list[DrawnCase]) -> Iterator[DrawnPart]:
-    starts = range(0, len(cases), _MAX_IN_PART)
-    for start in starts:
-        chosen = tuple(cases[start : start + _MAX_IN_PART])
-        title = f"Computations {start + 1} to {start + len(chosen)} of {len(cases)}" if len(starts) > 1 else ""
-        yield DrawnPart(title, sum(case.fails for case in chosen), chosen)
-
-
-class _Artist:
-    """Draws what fails, and of the rest, as much as the page has room for."""
-
-    def __init__(self, budget: contents.Budget) -> None:
+    def __init__(
+        self, frames: Frames, anchors: contents.Anchors, linked: Collection[str], budget: contents.Budget
+    ) -> None:
+        self._frames, self._anchors, self._linked, self._every = frames, anchors, linked, documents(frames)
+        table = cell_table(frames)
+        kept = {case for case in table if not is_unsupported(table[case])}
+        self._failing = {case for case, row in table.items() if states_of(row) & FAILS_A_RUN}
+        self._failing |= {each.id for cases in self._every.values() for each in cases if each.fails}
+        kept |= self._failing
+        self._shown = {name: [each for each in cases if each.id in kept] for name, cases in self._every.items()}
+        shown = [each for cases in self._shown.values() for each in cases]
+        sizes = {each.id: _letters(each) for each in sorted(shown, key=lambda each: each.id not in self._failing)}
+        self._with_numbers = contents.within(sizes, sizes.__getitem__, budget.number_letters)
         self._left = {True: budget.failing_pictures, False: budget.pictures}
+        self._are_late = len(shown) > budget.computations
 
-    def draw(self, case: DocumentCase, *, fails: bool) -> list[tuple[bool, Markup]]:
-        drawn = [(drawing.is_input, panel) for drawing in case.drawings for panel in drawing.panels]
-        chosen = drawn[: self._left[fails]]
+    def section(self) -> Section | None:
+        """Return every document with the computations that anybody supports; None without any document."""
+        blocks: list[Block] = [Text(NUMBERS_EXPLAINED)]
+        if left := sum(map(len, self._every.values())) - sum(map(len, self._shown.values())):
+            text = f"{left:,} computation{'s' if left > 1 else ''} that no implementation supports "
+            blocks.append(Text(f"{text}{'are' if left > 1 else 'is'} left out."))
+        blocks += [self._index(), *(self._document(name, cases) for name, cases in self._shown.items() if cases)]
+        return Section("Documents", "documents", blocks) if self._every else None
+
+    def _index(self) -> Table:
+        """Count the printed numbers of each document, each once."""
+        rows: list[list[Inline]] = []
+        for name, cases in self._every.items():
+            of = number_counts_of(self._frames, [each.id for each in cases])
+            counts = (of.printed, of.hold, of.misprints, of.missed, of.unverified, of.errata)
+            title = Mark(cases[0].case["title"], "link", f"#document-{name}")
+            numbers = (f"{count:,}" if count else Coloured(contents.NOTHING, "none") for count in counts)
+            rows += [[title, *numbers]] if self._shown[name] else []
+        states = (State.AGREE, State.MISPRINT, State.FAILING, State.UNVERIFIED, "errata")
+        kinds = map(Mark, ("hold", "misprint", "missed", "unverified", "erratum"), states)
+        caption = "Printed numbers, each counted once"
+        return Table(caption, ["document", "printed", *kinds], rows, "lrrrrrr", "counts index")
+
+    def _document(self, name: str, cases: Sequence[Computation]) -> Folded:
+        """Return one document; a long one is split into parts."""
+        drawn = [self._computation(each) for each in cases]
+        parts: list[Block] = []
+        for start in range(0, len(drawn), _MAX_IN_PART):
+            chosen = drawn[start : start + _MAX_IN_PART]
+            title = f"Computations {start + 1} to {start + len(chosen)} of {len(drawn)}:"
+            parts.append(Folded(title, _failing_words(chosen), chosen, "part", is_open=_fails(chosen)))
+        blocks = [*source_blocks(cases[0].case), *(parts if len(parts) > 1 else drawn)]
+        title, anchor = cases[0].case["title"], f"document-{name}"
+        return Folded(title, _failing_words(drawn), blocks, "pages", 3, is_open=_fails(drawn), anchor=anchor)
+
+    def _computation(self, found: Computation) -> Folded:
+        case, fails = found.case, found.id in self._failing
+        has_numbers, code = found.id in self._with_numbers, Mark(f"attncheck show {case['id']}")
+        panels = [(drawing.is_input, panel) for drawing in found.drawings for panel in drawing.panels]
+        chosen = panels[: self._left[fails]]
         self._left[fails] -= len(chosen)
-        return [(is_input, heat_of(panel)) for is_input, panel in chosen]
+        blocks: list[Block] = [Text(note) for note in found.notes]
+        blocks += [Details("Its inputs, in numbers", inputs)] if has_numbers and (inputs := _inputs(found)) else []
+        for is_input, words in ((True, "Inputs"), (False, "What is computed")):
+            if pictures := [heat_of(panel) for of, panel in chosen if of is is_input]:
+                blocks.append(_drawings(words, case["name"], pictures))
+        if left := len(panels) - len(chosen):
+            why = "" if fails else ", since nothing fails here"
+            text = f"{left} picture{'s' if left > 1 else ''} left out{why}: "
+            blocks.append(Text((text, code, " draws them."), "muted"))
+        if not has_numbers:
+            text = "Its numbers are left out, to keep this page small; they are in "
+            blocks.append(Text((text, Mark("numbers.csv"), "."), "muted"))
+        blocks += expectation_parts(self._frames, found, with_numbers=has_numbers)
+        link = [self._link(case)] if found.id in self._linked else []
+        note = Mark("fails", State.FAILING) if fails else ""
+        late = blocks if self._are_late else ()
+        shown = [*link, *(() if late else blocks)]
+        return Folded(case["name"], note, shown, "computation", 4, is_open=fails, late=late)
+
+    def _link(self, case: Mapping[str, Any]) -> Figure:
+        """Lead to the verdicts of a case; a screen reader, which may list all links, says of which."""
+        words = "Its verdicts on every implementation"
+        form = Markup('<p><a href="#{}" aria-label="{}: {}">{}</a></p>')
+        return Figure(words, form.format(self._anchors.case(case["id"]), words, case["name"], words))
 
 
-def _drawn(
-    frames: Frames, case: DocumentCase, anchors: contents.Anchors, artist: _Artist, *, fails: bool, has_numbers: bool
-) -> DrawnCase:
-    heats = artist.draw(case, fails=fails)
-    return DrawnCase(
-        case,
-        fails,
-        anchors.case(case.id) if case.id in anchors.cases else "",
-        tuple(heat for is_input, heat in heats if is_input),
-        tuple(heat for is_input, heat in heats if not is_input),
-        sum(len(drawing.panels) for drawing in case.drawings) - len(heats),
-        has_numbers,
-        tuple(
-            expectation_part(each, with_environment=frames.has_several_environments, with_numbers=has_numbers)
-            for each in case.expectations
-        ),
-    )
+def _fails(drawn: Sequence[Folded]) -> bool:
+    return any(each.is_open for each in drawn)
+
+
+def _failing_words(drawn: Sequence[Folded]) -> Mark:
+    """Say how many computations fail, which are the open ones."""
+    failing, every = sum(each.is_open for each in drawn), counted(len(drawn), "computation")
+    return Mark(f"{failing:,} of {every} fail", State.FAILING) if failing else Mark(f"{every}, none fails", "muted")
+
+
+def _letters(found: Computation) -> int:
+    """Return how much markup a computation's numbers take."""
+    letters = contents.LETTERS_PER_INPUT * sum(len(row) for _, _, rows in found.given for row in rows)
+    for rows in found.rows.values():
+        for dtype in {row["dtype"] for row in rows}:
+            own = [row for row in rows if row["dtype"] == dtype]
+            columns = {(row["environment"], row["implementation"]) for row in own}
+            letters += contents.LETTERS_PER_NUMBER * len(set(map(index_of, own))) * (3 + len(columns))
+    return letters
+
+
+def _inputs(found: Computation) -> list[Block]:
+    """Return a table for each input that has a name, with its numbers where the document writes them down."""
+    row_form, cell_form = Markup("<tr>{}</tr>\n"), Markup('<td class="n">{}</td>')
+    blocks: list[Block] = []
+    for called, names, numbers in found.given:
+        also = "" if names == [called] else f" ({', '.join(names)})"
+        missing = "" if numbers else ": not written down in the document, or too many to list"
+        rows = Markup().join(row_form.format(Markup().join(map(cell_form.format, row))) for row in numbers)
+        form = (
+            '<div class="scroll" role="group" aria-label="{} of {}" tabindex="0">\n<table class="numbers">'
+            "<caption>{}{}{}</caption>\n{}</table>\n</div>"
+        )
+        body = Markup("<tbody>\n{}</tbody>\n").format(rows) if numbers else ""
+        blocks.append(Figure(called, Markup(form).format(called, found.case["name"], called, also, missing, body)))
+    return blocks
+
+
+def _drawings(words: str, name: str, pictures: Iterable[Markup]) -> Figure:
+    form = Markup('<h5>{}</h5>\n<div class="drawings" role="group" aria-label="{} of {}" tabindex="0">\n{}\n</div>')
+    return Figure(words, form.format(words, words, name, Markup("\n").join(pictures)))

@@ -31,6 +31,7 @@ from attncheck.reports.frames import (
     failing,
     is_unsupported,
     records,
+    states_of,
 )
 from attncheck.reports.html import contents
 from attncheck.reports.html.details import (
@@ -46,7 +47,7 @@ from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from attncheck.reports.html.evidence import DrawnDocument, Evidence
+    from attncheck.reports.html.evidence import Evidence
 
 
 _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
@@ -56,8 +57,10 @@ _UNVERIFIED, _IN_PART = ("unverified", "?"), ("unverified", "◐")
 _FORMS = {
     "break": "<br>",
     "near": '<span class="tag near"><span aria-hidden="true">✓</span> {}</span>',
+    "errata": '<span class="tag erratum"><span aria-hidden="true">!</span> {}</span>',
     "level": '<span class="level" style="--part:{percent:.0f}%">{}</span>',
-    **{name: f"<{name}>{{}}</{name}>" for name in ("code", "strong", "small")},
+    "muted": '<span class="muted">{}</span>',
+    **{name: f"<{name}>{{}}</{name}>" for name in ("code", "strong", "small", "cite")},
 }
 """By kind of mark: how it is written."""
 _MANY_ITEMS = 6
@@ -79,7 +82,6 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     tone, symbol = _tone(frames, table)
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
-    documents = _documents(frames, anchors, budget)
     maps = drawn_lengths(frames) if every else ()
     pictures = {why.key: why.figures for each in evidence.values() for why in each}
     return {
@@ -115,9 +117,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "details_left_out": len(table) - len(detailed),
         "evidence_left_out": evidence_left_out,
         "has_maps": any(pictures.values()),
-        "documents": documents,
-        # whether they are so many that a computation is laid out only when it comes into view
-        "documents_late": sum(document.shown for document in documents) > budget.computations,
+        "documents": _documents(frames, anchors, linked, budget),
         "pairs": pair_section(frames),
         "expected_failures": sections.expected_to_fail(frames),
         "empty_rows": sections.queries_without_key(frames),
@@ -137,20 +137,21 @@ def _evidence(
     frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: contents.Budget
 ) -> tuple[Mapping[str, list[Evidence]], int]:
     """Return the evidence by case, and how many cells had to go without; what makes it is imported where any is."""
-    cells = (cell for row in table.values() for cells in row.values() for cell in cells.values())
-    if not any(cell.state in contents.URGENCY for cell in cells):
+    if not any(states_of(row).intersection(contents.URGENCY) for row in table.values()):
         return {}, 0
     from attncheck.reports.html.evidence import make_evidence
 
     return make_evidence(frames, table, detailed, budget)
 
 
-def _documents(frames: Frames, anchors: contents.Anchors, budget: contents.Budget) -> tuple[DrawnDocument, ...]:
+def _documents(
+    frames: Frames, anchors: contents.Anchors, linked: Collection[str], budget: contents.Budget
+) -> sections.Section | None:
     if not documents_of(frames):
-        return ()
-    from attncheck.reports.html.evidence import drawn_documents
+        return None
+    from attncheck.reports.html.evidence import DrawnDocuments
 
-    return drawn_documents(frames, anchors, budget)
+    return DrawnDocuments(frames, anchors, linked, budget).section()
 
 
 def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]:
@@ -177,9 +178,7 @@ def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
     if not len(frames.results) or code not in (ExitCode.AGREE, ExitCode.DISAGREE):
         return _UNSURE
     if code is ExitCode.DISAGREE:
-        blamed = any(
-            cell.state is State.FAILING for row in table.values() for of in row.values() for cell in of.values()
-        )
+        blamed = any(State.FAILING in states_of(row) for row in table.values())
         return _FAILING if blamed or len(failing(frames.pairs)) else _OF_RECORDS
     if frames.numbers["verdict"].eq(Verdict.UNVERIFIED).any():
         return _UNVERIFIED
@@ -202,7 +201,7 @@ Link = Callable[[sections.Mark], str]
 
 
 def _links(frames: Frames, anchors: contents.Anchors, linked: frozenset[str]) -> Link:
-    columns = {(column.environment, column.implementation): column for column in frames.columns}
+    columns = {column.key: column for column in frames.columns}
 
     def link(mark: sections.Mark) -> str:
         case = mark.case or mark.text
@@ -240,12 +239,28 @@ def _block_html(link: Link, block: sections.Block) -> Markup:
             is_open = Markup(" open") if block.is_open else ""
             form = Markup('<details class="plain"{}><summary>{}</summary>{}</details>')
             found = form.format(is_open, block.summary, blocks_html(link, block.blocks))
+        case sections.Folded():
+            found = _folded(link, block)
         case sections.Entries():
             entries = (_element("li", state, blocks_html(link, inner)) for state, inner in block.entries)
             found = _element("ol", "wrong", Markup().join(entries))
         case sections.Figure():
             found = Markup(block.markup)
     return found
+
+
+def _folded(link: Link, block: sections.Folded) -> Markup:
+    """Fold blocks away behind a heading; late ones are laid out by the page's script, or where there is none."""
+    note, heading = inline_html(link, block.note), inline_html(link, block.title)
+    if block.level:
+        heading = _element(f"h{block.level}", "", heading)
+    late = [Markup("<noscript>\n{}</noscript>\n").format(blocks_html(link, block.late))] if block.late else []
+    inner = Markup("\n").join([*([blocks_html(link, block.blocks)] if block.blocks else []), *late])
+    is_open = Markup(" open") if block.is_open else ""
+    form = Markup('<details class="{}"{}>\n<summary>{} {}</summary>\n{}</details>')
+    found = form.format(block.kind, is_open, heading, note, inner)
+    article = Markup('<article class="document" id="{}" aria-label="{}">\n{}\n</article>')
+    return article.format(block.anchor, block.title, found) if block.anchor else found
 
 
 def _item(item: sections.Inline | sections.Nested, inline: Callable[[sections.Inline], Markup]) -> Markup:
@@ -269,7 +284,8 @@ def _table_html(table: sections.Table, inline: Callable[[sections.Inline], Marku
     classes = [Markup(' class="n"') if letter == "r" else "" for letter in letters]
     heads = zip(classes, table.headings, strict=True)
     head = Markup().join(
-        Markup('<th scope="col"{}>{}</th>' if each[1] else "<td></td>").format(*each) for each in heads
+        Markup('<th scope="col"{}>{}</th>').format(kind, inline(title)) if title else Markup("<td></td>")
+        for kind, title in heads
     )
     rows = []
     for first, *cells in table.rows:
@@ -281,7 +297,7 @@ def _table_html(table: sections.Table, inline: Callable[[sections.Inline], Marku
     ).format(
         caption=table.caption,
         kind=Markup(' class="{}"').format(table.kind) if table.kind else "",
-        shown="" if table.kind else _element("caption", "", escape(table.caption)),
+        shown="" if table.kind == "numbers" else _element("caption", "", escape(table.caption)),
         head=head,
         rows=Markup().join(rows),
     )
@@ -328,8 +344,8 @@ def pair_section(frames: Frames) -> sections.Section | None:
         return None
     cells = _cells(pairs)
     compared = {key[:2] for key in cells} | {key[2:] for key in cells}
-    columns = [column for column in frames.columns if (column.environment, column.implementation) in compared]
-    keys = [(column.environment, column.implementation) for column in columns]
+    columns = [column for column in frames.columns if column.key in compared]
+    keys = [column.key for column in columns]
     titles = [frames.title(column) for column in columns]
     rows = [(title, *(_between(cells, one, other) for other in keys)) for title, one in zip(titles, keys, strict=True)]
     table = sections.Table("Disagreements of every two implementations", ["", *titles], rows)
@@ -403,7 +419,6 @@ def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterat
             script=script,
             style=_template("report.css"),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),
-            failing_words=contents.failing_words,
             levels=[*((name, text) for _, name, text in contents.LEVELS), contents.BEYOND, contents.NOT_JUDGED],
         )
     )

@@ -23,7 +23,7 @@ from attncheck.reading import selection
 from attncheck.reading.case import case_record
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import select_cases
-from attncheck.reports.documents import DocumentCase, DocumentPage, Expectation, beside, document_pages, element
+from attncheck.reports.documents import Computation, beside, documents, element, expectation_parts
 from attncheck.reports.failure_patterns import in_common_lines, length_maps, lengths_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.heatmaps import Picture, heatmaps
@@ -43,52 +43,65 @@ from attncheck.reports.panels import (
     shades,
     short_number,
 )
-from attncheck.reports.sections import Figure, Text
+from attncheck.reports.sections import Coloured, Details, Figure, Mark, OnPage, Table, Text
 from attncheck.reports.show import image_format, matrix_text, print_case, save_case, work_out
+from attncheck.reports.terminal import plain_text
 
 
 @pytest.fixture(scope="module")
-def pages(document_frames: Frames) -> dict[str, DocumentPage]:
-    return {Path(page.file).stem: page for page in document_pages(document_frames)}
+def found(document_frames: Frames) -> dict[str, list[Computation]]:
+    return documents(document_frames)
 
 
-def expectation(case: DocumentCase, called: str, basis: str = "printed") -> Expectation:
-    (found,) = (each for each in case.expectations if (each.called, each.basis) == (called, basis))
-    return found
+def numbers(frames: Frames, computation: Computation, place: int) -> dict[str, Table]:
+    """Return the tables of an expectation by what they are folded behind."""
+    blocks = expectation_parts(frames, computation)[place].blocks
+    shown = [inner for each in blocks for inner in (each.blocks if isinstance(each, OnPage) else [each])]
+    folded = [each for each in shown if isinstance(each, Details)]
+    return {each.summary: table for each in folded for table in each.blocks if isinstance(table, Table)}
 
 
-def test_every_printed_number_is_there_as_it_is_printed(pages: dict[str, DocumentPage]) -> None:
+def test_every_printed_number_is_there_as_it_is_printed(
+    document_frames: Frames, found: dict[str, list[Computation]]
+) -> None:
     """The corpus is compared with the documents' own texts elsewhere; here, what a page says against the corpus."""
-    assert len(pages) == len(list((Path(__file__).parents[2] / "cases" / "documents").glob("*.yaml")))
-    by_case = {case.id: case for page in pages.values() for case in page.cases}
+    assert len(found) == len(list((Path(__file__).parents[2] / "cases" / "documents").glob("*.yaml")))
+    by_case = {each.id: each for cases in found.values() for each in cases}
     for case in select_cases(["documents"]).cases:
-        for expected, shown in zip(case.expected, by_case[case.id].expectations, strict=True):
-            assert {table.dtype for table in shown.tables} == {"float64", "float32"}
-            for table in shown.tables:
-                assert [column.implementation for column in table.columns] == ["first.eager", "second.eager"]
-                assert all(line.exact and None not in line.values for line in table.lines)
+        for place, expected in enumerate(case.expected):
+            tables = numbers(document_frames, by_case[case.id], place)
+            assert [title.partition(":")[0] for title in tables] == ["float64", "float32"]
+            for table in tables.values():
+                assert [str(each).split()[0] for each in table.headings[-3:]] == [
+                    "exact",
+                    "first.eager",
+                    "second.eager",
+                ]
+                assert all(plain_text(cell) for row in table.rows for cell in row[-3:])
                 if expected.numbers is None:
-                    assert {line.printed for line in table.lines} == {""}
-                    assert len(table.lines) == np.prod(expected.shape)
+                    assert len(table.headings) == 4
+                    assert len(table.rows) == np.prod(expected.shape)
                     continue
-                numbers = expected.numbers.transposed() if expected.transpose else expected.numbers
-                assert [line.printed for line in table.lines] == list(numbers.text[numbers.given])
-    given = {each.called: each for each in pages["masked_self_attention_notebook"].cases[0].given}
-    assert (given["q"].inputs, given["q"].rows[3][:2]) == (("query",), ("-0.4541441", "0.49158284"))
+                given = expected.numbers.transposed() if expected.transpose else expected.numbers
+                assert [plain_text(row[1]).split(" ")[0] for row in table.rows] == list(given.text[given.given])
+    (inputs, rows) = {called: of for called, *of in found["masked_self_attention_notebook"][0].given}["q"]
+    assert (inputs, rows[3][:2]) == (["query"], ("-0.4541441", "0.49158284"))
 
 
 def test_errata_are_explained_fail_nothing_and_are_framed_beside_the_exact_numbers(
-    pages: dict[str, DocumentPage],
+    document_frames: Frames, found: dict[str, list[Computation]]
 ) -> None:
-    case = pages["masked_self_attention_notebook"].cases[1]
-    weights = expectation(case, "attention")
-    assert weights.erratum.startswith("Printed under mask=None")
-    assert not weights.fails
-    first, last = weights.tables[0].lines[0], weights.tables[0].lines[-1]
-    assert (first.printed, first.exact[:6]) == ("1.", "0.2103")
-    assert [(value.is_erratum, value.state) for value in first.values if value] == [(True, "")] * 2
-    assert [(value.is_erratum, value.state) for value in last.values if value] == [(False, "")] * 2
-    assert (first.mark_text, last.mark_text) == ("erratum", "")
+    case = found["masked_self_attention_notebook"][1]
+    place = next(number for number, each in enumerate(case.case["expected"]) if each.get("called") == "attention")
+    _, note, *_ = expectation_parts(document_frames, case)[place].blocks
+    assert isinstance(note, Text)
+    assert plain_text(note.content).startswith("Erratum. Printed under mask=None")
+    assert not case.fails
+    first, *_, last = next(iter(numbers(document_frames, case, place).values())).rows
+    assert isinstance(first[1], Coloured)
+    assert (plain_text(first[1]), first[1].state, str(first[2])[:6]) == ("1. erratum", "erratum", "0.2103")
+    assert last[1] == Mark("0.30956813")
+    assert all(isinstance(value, str) for value in (*first[3:], *last[3:]))
     panels = {name: drawing.panels for drawing in case.drawings for name in drawing.names}
     assert [panel.printed for panel in panels["scores"]] == [{}]
     (drawn,) = panels["weights"]
@@ -100,8 +113,8 @@ def test_errata_are_explained_fail_nothing_and_are_framed_beside_the_exact_numbe
     assert heat_of(drawn).count("<small>printed") == 12
 
 
-def test_documents_are_drawn_as_they_draw_themselves(pages: dict[str, DocumentPage]) -> None:
-    single, context = pages["attention_scoring_post"].cases
+def test_documents_are_drawn_as_they_draw_themselves(found: dict[str, list[Computation]]) -> None:
+    single, context = found["attention_scoring_post"]
     drawn = {drawing.names: drawing.panels[0] for drawing in (*single.drawings, *context.drawings)}
     assert drawn["query",].matrix.tolist() == [[5], [1], [20]]
     assert drawn["key", "value"].matrix.tolist() == [[3, 59, 1, 4], [12, 2, 43, 3], [45, 5, 5, 45.3]]
@@ -110,9 +123,9 @@ def test_documents_are_drawn_as_they_draw_themselves(pages: dict[str, DocumentPa
     applied = np.outer([3, 12, 45], [low, 0, 0, 0]) + np.outer([4, 3, 45.3], [0, 0, 0, high])
     np.testing.assert_allclose(drawn["applied_values",].matrix, applied, rtol=1e-12, atol=1e-200)
     # Scores, mask, weights and output have a panel for each head.
-    names = [drawing.names[0] for drawing in pages["masked_self_attention_notebook"].cases[0].drawings]
+    names = [drawing.names[0] for drawing in found["masked_self_attention_notebook"][0].drawings]
     assert names == ["query", "key", "value", "bias", "raw_scores", "scores", "biased", "weights", "output"]
-    four = {drawing.names[0]: drawing for drawing in pages["multi_head_post"].cases[1].drawings}
+    four = {drawing.names[0]: drawing for drawing in found["multi_head_post"][1].drawings}
     titles = [f"attention_weights (weights)[{head}]" for head in range(4)]
     assert [panel.title for panel in four["weights"].panels] == titles
 
