@@ -14,7 +14,7 @@ from collections import ChainMap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from attncheck.backends.entry import ABSORBED
+from attncheck.backends.entry import ABSORBED, FUSED_BWD
 from attncheck.backends.entry import EAGER as EAGER
 from attncheck.backends.entry import EAGER_MODE as EAGER_MODE
 from attncheck.backends.entry import NATIVE as NATIVE
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
-_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_backend", ABSORBED, attribute="ABSORBED", classes=NATIVE),)
+_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_backend:ABSORBED", ABSORBED, classes=NATIVE),)
 
 # By the implementation that runs everywhere. A key that may not be attended gets a large negative score there, so that
 # a row without any other attends to all of them alike: https://docs.jax.dev/en/latest/_autosummary/jax.nn.html
@@ -64,10 +64,9 @@ _JAX_ON_CUDA = (
     ),
     Mode(
         "jit@cuda",
-        "attncheck.backends.jax_jit",
+        "attncheck.backends.jax_jit:JIT",
         "the eager code in jax.jit; on a GPU",
         _TENSOR_CORES,
-        attribute="JIT",
         standard_only=True,
         device="cuda",
     ),
@@ -125,32 +124,28 @@ BACKENDS: Mapping[str, BackendEntry] = {
             modes=(
                 Mode(
                     "function",
-                    "attncheck.backends.tensorflow_function",
+                    "attncheck.backends.tensorflow_function:GRAPH",
                     "the eager code in tf.function",
-                    attribute="GRAPH",
                     standard_only=True,
                 ),
                 Mode(
                     "function_output",
-                    "attncheck.backends.tensorflow_function",
+                    "attncheck.backends.tensorflow_function:GRAPH_OUTPUT",
                     "the eager code in tf.function, of which only the output is returned",
-                    attribute="GRAPH_OUTPUT",
                     standard_only=True,
                     folds_sequences=True,
                 ),
                 Mode(
                     "xla",
-                    "attncheck.backends.tensorflow_function",
+                    "attncheck.backends.tensorflow_function:XLA",
                     "the eager code in tf.function(jit_compile=True)",
-                    attribute="XLA",
                     standard_only=True,
                     falls_back=False,
                 ),
                 Mode(
                     "xla_output",
-                    "attncheck.backends.tensorflow_function",
+                    "attncheck.backends.tensorflow_function:XLA_OUTPUT",
                     "the eager code in tf.function(jit_compile=True), of which only the output is returned",
-                    attribute="XLA_OUTPUT",
                     standard_only=True,
                     folds_sequences=True,
                     falls_back=False,
@@ -158,31 +153,27 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 # The Keras calls store their scores in 16 bits.
                 Mode(
                     "keras_mha",
-                    "attncheck.backends.tensorflow_keras",
+                    "attncheck.backends.tensorflow_keras:MHA",
                     "keras.layers.MultiHeadAttention",
-                    attribute="MHA",
                     package="keras",
                 ),
                 Mode(
                     "keras_mha_weights",
-                    "attncheck.backends.tensorflow_keras",
+                    "attncheck.backends.tensorflow_keras:MHA_WITH_WEIGHTS",
                     "keras.layers.MultiHeadAttention with return_attention_scores, one operation after the other",
-                    attribute="MHA_WITH_WEIGHTS",
                     package="keras",
                 ),
                 Mode(
                     "keras_attention",
-                    "attncheck.backends.tensorflow_keras",
+                    "attncheck.backends.tensorflow_keras:ATTENTION",
                     "keras.layers.Attention, heads folded into the batch",
-                    attribute="ATTENTION",
                     package="keras",
                     folds_sequences=True,
                 ),
                 Mode(
                     "keras_additive",
-                    "attncheck.backends.tensorflow_keras",
+                    "attncheck.backends.tensorflow_keras:ADDITIVE",
                     "the scores of keras.layers.AdditiveAttention after dense layers",
-                    attribute="ADDITIVE",
                     package="keras",
                 ),
                 Library(
@@ -190,11 +181,10 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     call="keras.ops:dot_product_attention",
                     family="keras",
                     differs={"softcap": ()},  # for JAX on TPUs alone
-                    module="attncheck.backends.tensorflow_keras",
-                    attribute="LIBRARY",
+                    module="attncheck.backends.tensorflow_keras:LIBRARY",
                     package="keras",
                 ),
-                Mode("absorbed", "attncheck.backends.tensorflow_function", ABSORBED, attribute="ABSORBED"),
+                Mode("absorbed", "attncheck.backends.tensorflow_function:ABSORBED", ABSORBED),
             ),
             # TensorFlow otherwise prints a page of start-up notices into everybody's terminal. Keras computes with
             # TensorFlow unless a file in the user's home says otherwise.
@@ -211,16 +201,14 @@ BACKENDS: Mapping[str, BackendEntry] = {
             modes=(
                 Mode(
                     "jit",
-                    "attncheck.backends.jax_jit",
+                    "attncheck.backends.jax_jit:JIT",
                     "the eager code in jax.jit: JAX's default mode",
-                    attribute="JIT",
                     standard_only=True,
                 ),
                 Mode(
                     "jit_output",
-                    "attncheck.backends.jax_jit",
+                    "attncheck.backends.jax_jit:OUTPUT",
                     "the eager code in jax.jit, of which only the output is returned",
-                    attribute="OUTPUT",
                     standard_only=True,
                     folds_sequences=True,
                 ),
@@ -230,7 +218,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     description="jax.nn.dot_product_attention, implementation xla",
                     **_DPA,
                     attribute="LIBRARY",
-                    classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                    classes=FUSED_BWD,
                     requires=_ONE_WIDTH,
                     standard_only=True,
                 ),
@@ -246,9 +234,8 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 ),
                 Mode(
                     "absorbed",
-                    "attncheck.backends.jax_jit",
+                    "attncheck.backends.jax_jit:ABSORBED",
                     f"{ABSORBED}; in jax.jit",
-                    attribute="ABSORBED",
                     standard_only=True,
                 ),
             ),

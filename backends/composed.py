@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
 from typing import Any, Unpack
 
 from attncheck.backends.contract import (
+    Attended,
     Backend,
     Latent,
     MaskedRows,
@@ -20,6 +22,7 @@ from attncheck.backends.contract import (
     Normalized,
     NormOver,
     Projected,
+    Scored,
     Stages,
     Tensor,
     takes,
@@ -29,6 +32,9 @@ SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
 OF_MODELS = ("attention", "multi_head_attention")
 FUNCTIONS = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in SERVICES)
 """The functions of the contract that compute something."""
+_WITHOUT_GRADIENTS = frozenset({"past_key", "past_value", "query_offsets"})
+_PLACES = frozenset({"cu_seqlens_q", "cu_seqlens_k"})
+"""Inputs that say where others begin."""
 
 
 def with_functions(backend: Any, functions: Mapping[str, Callable[..., Stages]], **services: Any) -> SimpleNamespace:
@@ -75,72 +81,85 @@ def make_attend(mask_scores: Callable[..., Stages], softmax: Callable[..., Stage
     return attend
 
 
-def make_general_attention(
-    general_scores: Callable[..., Stages],
-    attend: Callable[..., Stages],
-) -> Callable[..., Stages]:
-    """Return attention with a bilinear score."""
+def make_attention_by(scores: Callable[..., Stages], attend: Callable[..., Stages]) -> Callable[..., Stages]:
+    """Return attention with a score of query, key and further inputs; the value comes behind the key."""
+    query, key, *rest = signature(scores).parameters.values()
 
-    @takes(MaskedRows)
-    def general_attention(
+    names = [each.name for each in rest]
+
+    @wraps(scores)
+    def attention(query: Tensor, key: Tensor, value: Tensor, *weights: Tensor, **options: Any) -> Stages:
+        own = {name: options.pop(name) for name in names if name in options}
+        return attend(scores(query, key, *weights, **own), value, **options)
+
+    value, masks = Parameter("value", Parameter.POSITIONAL_OR_KEYWORD), Parameter("masks", Parameter.VAR_KEYWORD)
+    attention.__name__ = scores.__name__.replace("scores", "attention")
+    attention.__signature__ = Signature([query, key, value, *rest, masks])  # type: ignore[attr-defined]
+    return takes(MaskedRows)(attention)
+
+
+def make_gated_attention(attention: Callable[..., Stages], sigmoid: Callable[..., Tensor]) -> Callable[..., Stages]:
+    """Return attention whose output is multiplied with the sigmoid of its gate."""
+
+    @takes(Attended)
+    def gated_attention(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, **options: Unpack[Attended]) -> Stages:
+        """Attend, and multiply the output with the sigmoid of its gate."""
+        stages = attention(query, key, value, **options)
+        stages["context"] = stages.pop("output")
+        stages["output"] = stages["context"] * sigmoid(gate)
+        return stages
+
+    return gated_attention
+
+
+def make_quantized_attention(attention: Callable[..., Stages], cast: Callable[..., Tensor]) -> Callable[..., Stages]:
+    """Return attention to keys and values of 8 bits, which ``cast`` takes to another dtype."""
+
+    @takes(Scored)
+    def quantized_attention(
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        weight: Tensor,
+        key_scale: Tensor,
+        value_scale: Tensor,
         *,
-        score_bias: Tensor | None = None,
-        **masks: Unpack[MaskedRows],
+        mask: Tensor | None = None,
+        key_lengths: Tensor | None = None,
+        **options: Unpack[Scored],
     ) -> Stages:
-        """Attend with a bilinear score."""
-        return attend(general_scores(query, key, weight, score_bias=score_bias), value, **masks)
+        """Widen keys and values, multiply them with their scales, and attend."""
+        key, value = (
+            cast(each, query.dtype) * factor[..., None] for each, factor in ((key, key_scale), (value, value_scale))
+        )
+        return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
-    return general_attention
+    return quantized_attention
 
 
-def make_additive_attention(
-    additive_scores: Callable[..., Stages],
-    attend: Callable[..., Stages],
+def make_gradients(
+    operation: Callable[..., Stages],
+    differentiate: Callable[[Callable[..., Stages], Stages, Tensor, Mapping[str, Any]], Stages],
 ) -> Callable[..., Stages]:
-    """Return attention with an additive score."""
+    """Return the gradients of an operation: ``differentiate`` takes them by inputs, and by a bias and sinks if given.
 
-    @takes(MaskedRows)
-    def additive_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_weight: Tensor,
-        key_weight: Tensor,
-        score_vector: Tensor,
-        *,
-        score_bias: Tensor | None = None,
-        **masks: Unpack[MaskedRows],
-    ) -> Stages:
-        """Attend with an additive score."""
-        scores = additive_scores(query, key, query_weight, key_weight, score_vector, score_bias=score_bias)
-        return attend(scores, value, **masks)
+    A past, and where queries begin, are no part of an operation that is differentiated.
+    """
+    parameters = signature(operation).parameters.values()
+    inputs = [each for each in parameters if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    grad_output = Parameter("grad_output", Parameter.POSITIONAL_OR_KEYWORD)
+    options = [each for each in parameters if each not in inputs and each.name not in _WITHOUT_GRADIENTS]
+    names = [each.name for each in (*inputs, grad_output)]
+    differentiated = [name for name in names[:-1] if name not in _PLACES]
 
-    return additive_attention
+    @wraps(operation)
+    def gradients(*tensors: Tensor, **named: Any) -> Stages:
+        given = {**dict(zip(names, tensors, strict=False)), **named}
+        own = {name: given.pop(name) for name in differentiated}
+        return differentiate(operation, own, given.pop("grad_output"), given)
 
-
-def make_cosine_attention(
-    cosine_scores: Callable[..., Stages],
-    attend: Callable[..., Stages],
-) -> Callable[..., Stages]:
-    """Return attention with the cosine as score."""
-
-    @takes(MaskedRows)
-    def cosine_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float | None = None,
-        **masks: Unpack[MaskedRows],
-    ) -> Stages:
-        """Attend with the cosine as score."""
-        return attend(cosine_scores(query, key, scale=scale), value, **masks)
-
-    return cosine_attention
+    gradients.__name__ = f"{operation.__name__}_gradients"
+    gradients.__signature__ = Signature([*inputs, grad_output, *options])  # type: ignore[attr-defined]
+    return gradients
 
 
 def make_normalized_attention(
@@ -229,11 +248,11 @@ def absorbed(
     attention: Callable[..., Stages],
     concatenate: Callable[..., Tensor],
     times_transposed: Callable[[Tensor, Tensor], Tensor],
-    services: Mapping[str, Any],
+    services: Any,
     compile_function: Callable[..., Any] = lambda function: function,
 ) -> SimpleNamespace:
     """Return a backend of latent attention with its projections absorbed, made of attention, of what joins
-    arrays, and of a @ b^T.
+    arrays, and of a @ b^T; its services are those of another backend.
 
     As servers decode, no key and no value is made: behind the query's own projection this is attention to one head of
     keys, the latent vectors, which are its values, too. DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section
@@ -261,4 +280,4 @@ def absorbed(
         stages = attention(query, key[:, None], latent[:, None], **options)
         return stages | {"output": stages["output"] @ value_projection}
 
-    return SimpleNamespace(**services, latent_attention=compile_function(latent_attention))
+    return with_functions(services, {"latent_attention": compile_function(latent_attention)})

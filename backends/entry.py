@@ -17,6 +17,11 @@ from attncheck.backends.families import FAMILIES, Family
 NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
 EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
 """Every intermediate is stored; in 16 bit, products and sums accumulate in float32."""
+EAGER_PRE: Mapping[str, str] = {**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"}
+"""The same, and the query is scaled and stored before its product with the keys."""
+FUSED: Mapping[str, str] = {**NATIVE, "bfloat16": "fused", "float16": "fused"}
+FUSED_BWD: Mapping[str, str] = {**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"}
+"""Scores and softmax are float32 in 16 bit, too; the weights are stored, and in the latter also their gradient."""
 
 EAGER_MODE = "eager"
 """The mode that every framework has: modular code, one operation after the other."""
@@ -72,7 +77,8 @@ class Fallback:
 class Mode:
     """One way to compute attention in a framework: what is judged, under the name framework.mode.
 
-    ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name.
+    ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name, which
+    may be given as ``module:attribute``.
     ``classes`` declares the rounding model per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
     unsupported. ``conventions`` declares what a mode without the keyword means on purpose: what a row without a key
     gives (``empty_rows``: zero, uniform or nan). ``description`` is one line for people. ``package`` is the
@@ -103,6 +109,11 @@ class Mode:
     environment: Mapping[str, str] = field(default_factory=dict)
     falls_back: bool = True
 
+    def __post_init__(self) -> None:
+        module, _, attribute = self.module.partition(":")
+        object.__setattr__(self, "module", module)
+        object.__setattr__(self, "attribute", attribute or self.attribute)
+
 
 @dataclass(frozen=True)
 class Library(Mode):
@@ -123,6 +134,7 @@ class Library(Mode):
     folds_sequences: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.description:
             object.__setattr__(self, "description", self.call.replace(":", "."))
 
@@ -238,3 +250,10 @@ class BackendEntry:
         if not isinstance(found, Library):
             return on_its_device
         return found.on_arrays(on_its_device, found.package or self.packages[0])
+
+
+def library(
+    name: str, packages: tuple[str, ...], requirement: str, *modes: Mode, default_mode: str = "", **more: Any
+) -> BackendEntry:
+    """Return the line of a library, without eager code: its first mode is the default, or another that is named."""
+    return BackendEntry(name, "", packages, modes, default_mode or modes[0].name, requirement=requirement, **more)

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from attncheck.backends import composed
 from attncheck.backends.contract import (
-    Attended,
-    Differentiated,
     EmptyRows,
     Latent,
     LseBase,
@@ -224,19 +222,7 @@ def attention(
     return stages
 
 
-@takes(Differentiated)
-def attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_output: Tensor,
-    **options: Unpack[Differentiated],
-) -> Stages:
-    """Differentiate by reverse mode: the vector-Jacobian product of the output."""
-    return _differentiated(attention, {"query": query, "key": key, "value": value}, grad_output, options)
-
-
-def _differentiated(
+def differentiate(
     attend: Callable[..., Stages], inputs: Stages, grad_output: Tensor, options: Mapping[str, Any]
 ) -> Stages:
     """Pull grad_output back to the inputs, and to a bias and sinks if given."""
@@ -248,29 +234,6 @@ def _differentiated(
 
     _, pull_back = jax.vjp(output_of, *given.values())
     return {f"grad_{name}": gradient for name, gradient in zip(given, pull_back(grad_output), strict=True)}
-
-
-@takes(Attended)
-def gated_attention(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, **options: Unpack[Attended]) -> Stages:
-    """Attend, and multiply the output with the sigmoid of its gate."""
-    stages = attention(query, key, value, **options)
-    stages["context"] = stages.pop("output")
-    stages["output"] = stages["context"] * jax.nn.sigmoid(gate)
-    return stages
-
-
-@takes(Differentiated)
-def gated_attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gate: Tensor,
-    grad_output: Tensor,
-    **options: Unpack[Differentiated],
-) -> Stages:
-    """Differentiate by reverse mode."""
-    inputs = {"query": query, "key": key, "value": value, "gate": gate}
-    return _differentiated(gated_attention, inputs, grad_output, options)
 
 
 @takes(Scored)
@@ -288,24 +251,6 @@ def packed_attention(
     edges = options.pop("is_causal", False), options.pop("window", None)
     key, value, mask = _packed(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths, edges)
     return attention(query, key, value, mask=mask, **options)
-
-
-@takes(Scored)
-def packed_attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    grad_output: Tensor,
-    *,
-    key_lengths: Tensor | None = None,
-    **options: Unpack[Scored],
-) -> Stages:
-    """Differentiate by reverse mode, under one mask for all sequences."""
-    edges = options.pop("is_causal", False), options.pop("window", None)
-    key, value, mask = _packed(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths, edges)
-    return attention_gradients(query, key, value, grad_output, mask=mask, **options)
 
 
 @takes(Scored)
@@ -332,25 +277,6 @@ def paged_attention(
     mask = is_used[:, None] & _near(query_positions[..., None], positions, *edges)
     mask = mask[:, None]
     return attention(query, key, value, mask=mask, **options)
-
-
-@takes(Scored)
-def quantized_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_scale: Tensor,
-    value_scale: Tensor,
-    *,
-    mask: Tensor | None = None,
-    key_lengths: Tensor | None = None,
-    **options: Unpack[Scored],
-) -> Stages:
-    """Widen keys and values, multiply them with their scales, and attend."""
-    key, value = (
-        each.astype(query.dtype) * factor[..., None] for each, factor in ((key, key_scale), (value, value_scale))
-    )
-    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
 @takes(Latent)
@@ -472,8 +398,13 @@ def _merge_heads(context: Tensor) -> Tensor:
 
 
 _attend = composed.make_attend(mask_scores, softmax)
-general_attention = composed.make_general_attention(general_scores, _attend)
-additive_attention = composed.make_additive_attention(additive_scores, _attend)
-cosine_attention = composed.make_cosine_attention(cosine_scores, _attend)
+general_attention = composed.make_attention_by(general_scores, _attend)
+additive_attention = composed.make_attention_by(additive_scores, _attend)
+cosine_attention = composed.make_attention_by(cosine_scores, _attend)
+attention_gradients = composed.make_gradients(attention, differentiate)
+gated_attention = composed.make_gated_attention(attention, jax.nn.sigmoid)
+gated_attention_gradients = composed.make_gradients(gated_attention, differentiate)
+packed_attention_gradients = composed.make_gradients(packed_attention, differentiate)
+quantized_attention = composed.make_quantized_attention(attention, jax.lax.convert_element_type)
 normalized_attention = composed.make_normalized_attention(attention, _normalize, _rotate)
 multi_head_attention = composed.make_multi_head_attention(attention, _project, _split_heads, _merge_heads)

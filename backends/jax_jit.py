@@ -34,13 +34,7 @@ def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
 
 JIT = composed.compiled(jax_backend, compiled)
 OUTPUT = composed.compiled_output(jax_backend, compiled)
-_services = {
-    "prepare": jax_backend.prepare,
-    "describe": jax_backend.describe,
-    "from_numpy": jax_backend.from_numpy,
-    "to_numpy": jax_backend.to_numpy,
-}
-ABSORBED = composed.absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT, _services, compiled)
+ABSORBED = composed.absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT, jax_backend, compiled)
 LIBRARY = JaxArrays(jax_backend)
 LIBRARY_JIT = JittedArrays(jax_backend, kept)
 TOKAMAX = TokamaxArrays(jax_backend, kept)

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from attncheck.backends.entry import NATIVE, BackendEntry, DeclaredConvention, Library, Mode
+from attncheck.backends.entry import (
+    EAGER_PRE,
+    FUSED,
+    FUSED_BWD,
+    NATIVE,
+    BackendEntry,
+    DeclaredConvention,
+    Library,
+    Mode,
+    library,
+)
 
 # "A fully-masked query row (no key attended) produces a zero output row, not NaN": the standard's text of Attention.
 _ZERO_ROWS_OF_ONNX = {
@@ -26,11 +36,10 @@ def _kernel(name: str, attribute: str, stage: str) -> Mode:
     # ComputeAttentionSoftmaxInplace in onnxruntime/core/providers/cpu/llm.
     return Mode(
         name,
-        "attncheck.backends.onnxruntime_attention",
+        f"attncheck.backends.onnxruntime_attention:{attribute}",
         f"the kernel of Attention-24{stage}",
         classes={"float32": "native", "float16": "eager"},
         conventions=_ZERO_ROWS_OF_ONNX,
-        attribute=attribute,
         folds_sequences=True,
     )
 
@@ -61,7 +70,7 @@ _BLOCKS_OF_TPU = {"query_length_multiple": 128, "key_length_multiple": 128}
 _PALLAS = (
     Mode(
         "gpu_mha",
-        "attncheck.backends.pallas_gpu_mha",
+        "attncheck.backends.pallas_gpu:MHA",
         "jax.experimental.pallas.ops.gpu.attention.mha; interpreted",
         classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires=_ONE_WIDTH,
@@ -70,7 +79,7 @@ _PALLAS = (
     ),
     Mode(
         "gpu_decode",
-        "attncheck.backends.pallas_gpu_decode",
+        "attncheck.backends.pallas_gpu:DECODE",
         "jax.experimental.pallas.ops.gpu.decode_attention.gqa; interpreted",
         classes={"float32": "native"},
         requires={**_ONE_WIDTH, "key_length_multiple": 16},
@@ -80,7 +89,7 @@ _PALLAS = (
     ),
     Mode(
         "gpu_paged",
-        "attncheck.backends.pallas_gpu_paged",
+        "attncheck.backends.pallas_gpu:PAGED",
         "jax.experimental.pallas.ops.gpu.paged_attention; interpreted",
         classes={"float32": "native"},
         requires=_ONE_WIDTH,
@@ -89,7 +98,7 @@ _PALLAS = (
     ),
     Mode(
         "tpu_flash",
-        "attncheck.backends.pallas_tpu_flash",
+        "attncheck.backends.pallas_tpu:FLASH",
         "jax.experimental.pallas.ops.tpu.flash_attention; interpreted",
         classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires={**_ONE_WIDTH, **_BLOCKS_OF_TPU},
@@ -99,7 +108,7 @@ _PALLAS = (
     ),
     Mode(
         "tpu_splash",
-        "attncheck.backends.pallas_tpu_splash",
+        "attncheck.backends.pallas_tpu:SPLASH",
         "jax.experimental.pallas.ops.tpu.splash_attention; interpreted",
         classes={"float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"},
         requires=_BLOCKS_OF_TPU,
@@ -121,88 +130,74 @@ _ZERO_ROWS_OF_TORCH = {
 LIBRARIES: Mapping[str, BackendEntry] = {
     entry.name: entry
     for entry in (
-        BackendEntry(
+        library(
             "onnxruntime",
-            "",
             ("onnxruntime", "onnx"),
-            default_mode="attention",
-            modes=(
-                _kernel("attention", "KERNEL", ""),
-                _kernel("scores", "SCORES", ", with qk_matmul_output_mode 0: the scaled product"),
-                _kernel("capped", "CAPPED", ", with qk_matmul_output_mode 1: after the softcap"),
-                _kernel("masked", "MASKED", ", with qk_matmul_output_mode 2: after softcap and mask"),
-                _kernel("weights", "WEIGHTS", ", with qk_matmul_output_mode 3: the weights"),
-                # Query and key are each multiplied by the root of the scale, and stored, before their product.
-                Mode(
-                    "function",
-                    "attncheck.backends.onnxruntime_attention",
-                    "Attention-25, for which there is no kernel: the function that the standard defines it by",
-                    classes={**NATIVE, "float16": "eager_pre"},
-                    conventions=_ZERO_ROWS_OF_ONNX,
-                    attribute="FUNCTION",
-                    folds_sequences=True,
-                ),
-                # There is a kernel for float32 alone, and casts are put around it: InsertCastTransformer.
-                Mode(
-                    "multi_head_attention",
-                    "attncheck.backends.onnxruntime_contrib",
-                    "com.microsoft.MultiHeadAttention",
-                    attribute="MHA",
-                    classes={"float32": "native", "float16": "fused"},
-                    folds_sequences=True,
-                ),
-                # ApplyAttention in contrib_ops/cpu/bert/gqa_attention_base.h: float16 is taken to float32 where MLAS
-                # has no product of float16, and stored in the output alone.
-                Mode(
-                    "group_query_attention",
-                    "attncheck.backends.onnxruntime_contrib",
-                    "com.microsoft.GroupQueryAttention",
-                    attribute="GQA",
-                    classes={"float32": "native", "float16": "fused"},
-                    holds_scores=False,
-                    requires={"width_multiple": 8, "value_width": "equal"},
-                    folds_sequences=True,
-                ),
+            "onnxruntime>=1.26",
+            _kernel("attention", "KERNEL", ""),
+            _kernel("scores", "SCORES", ", with qk_matmul_output_mode 0: the scaled product"),
+            _kernel("capped", "CAPPED", ", with qk_matmul_output_mode 1: after the softcap"),
+            _kernel("masked", "MASKED", ", with qk_matmul_output_mode 2: after softcap and mask"),
+            _kernel("weights", "WEIGHTS", ", with qk_matmul_output_mode 3: the weights"),
+            # Query and key are each multiplied by the root of the scale, and stored, before their product.
+            Mode(
+                "function",
+                "attncheck.backends.onnxruntime_attention:FUNCTION",
+                "Attention-25, for which there is no kernel: the function that the standard defines it by",
+                classes={**NATIVE, "float16": "eager_pre"},
+                conventions=_ZERO_ROWS_OF_ONNX,
+                folds_sequences=True,
             ),
-            requirement="onnxruntime>=1.26",
+            # There is a kernel for float32 alone, and casts are put around it: InsertCastTransformer.
+            Mode(
+                "multi_head_attention",
+                "attncheck.backends.onnxruntime_contrib:MHA",
+                "com.microsoft.MultiHeadAttention",
+                classes={"float32": "native", "float16": "fused"},
+                folds_sequences=True,
+            ),
+            # ApplyAttention in contrib_ops/cpu/bert/gqa_attention_base.h: float16 is taken to float32 where MLAS
+            # has no product of float16, and stored in the output alone.
+            Mode(
+                "group_query_attention",
+                "attncheck.backends.onnxruntime_contrib:GQA",
+                "com.microsoft.GroupQueryAttention",
+                classes={"float32": "native", "float16": "fused"},
+                holds_scores=False,
+                requires={"width_multiple": 8, "value_width": "equal"},
+                folds_sequences=True,
+            ),
         ),
-        BackendEntry(
+        library(
             "onnx",
-            "",
             ("onnx",),
-            default_mode="reference",
-            modes=(
-                # Written in NumPy, whose products of float16 add up in float16: no rounding model has that.
+            "onnx>=1.19",
+            # Written in NumPy, whose products of float16 add up in float16: no rounding model has that.
+            Mode(
+                "reference",
+                "attncheck.backends.onnx_attention:OUTPUT",
+                "onnx.reference.ReferenceEvaluator on Attention-25",
+                classes=NATIVE,
+                conventions=_ZERO_ROWS_OF_ONNX,
+                folds_sequences=True,
+            ),
+            *(
                 Mode(
-                    "reference",
-                    "attncheck.backends.onnx_attention",
-                    "onnx.reference.ReferenceEvaluator on Attention-25",
+                    f"reference_{stage}",
+                    f"attncheck.backends.onnx_attention:{stage.upper()}",
+                    f"the same with qk_matmul_output_mode {number}",
                     classes=NATIVE,
                     conventions=_ZERO_ROWS_OF_ONNX,
-                    attribute="OUTPUT",
                     folds_sequences=True,
-                ),
-                *(
-                    Mode(
-                        f"reference_{stage}",
-                        "attncheck.backends.onnx_attention",
-                        f"the same with qk_matmul_output_mode {number}",
-                        classes=NATIVE,
-                        conventions=_ZERO_ROWS_OF_ONNX,
-                        attribute=stage.upper(),
-                        folds_sequences=True,
-                    )
-                    for number, stage in enumerate(("scores", "capped", "masked", "weights"))
-                ),
+                )
+                for number, stage in enumerate(("scores", "capped", "masked", "weights"))
             ),
-            requirement="onnx>=1.19",
         ),
-        BackendEntry(
+        library(
             "triton",
-            "",
             ("triton", "torch"),
-            default_mode="fused",
-            modes=(_TRITON,),
+            "triton>=3.7",  # NumPy 2.4 breaks the interpreter of those before: triton-lang/triton#9171
+            _TRITON,
             device_modes=(
                 replace(
                     _TRITON,
@@ -213,79 +208,66 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     device="cuda",
                 ),
             ),
-            requirement="triton>=3.7",  # NumPy 2.4 breaks the interpreter of those before: triton-lang/triton#9171
         ),
-        BackendEntry(
+        library(
             "mlx",
-            "",
             ("mlx",),
-            default_mode="sdpa",
-            modes=(
-                # scaled_dot_product_attention in mlx/fast.cpp, "fallback": multiply(array(scale, dtype), q) is stored,
-                # and so are the scores; the softmax is "precise", in float32, and its weights are stored.
-                Library(
-                    "sdpa",
-                    description="mlx.core.fast.scaled_dot_product_attention on a CPU",
-                    call="mlx.core.fast:scaled_dot_product_attention",
-                    family="mlx",
-                    differs={"numbers_in_float32": True},
-                    attribute="MLX",
-                    classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-                ),
+            "mlx>=0.30",
+            # scaled_dot_product_attention in mlx/fast.cpp, "fallback": multiply(array(scale, dtype), q) is stored,
+            # and so are the scores; the softmax is "precise", in float32, and its weights are stored.
+            Library(
+                "sdpa",
+                description="mlx.core.fast.scaled_dot_product_attention on a CPU",
+                call="mlx.core.fast:scaled_dot_product_attention",
+                family="mlx",
+                differs={"numbers_in_float32": True},
+                attribute="MLX",
+                classes=EAGER_PRE,
             ),
             imported="mlx.core",
-            requirement="mlx>=0.30",
         ),
-        BackendEntry(
+        library(
             "openvino",
-            "",
             ("openvino",),
-            default_mode="sdpa",
-            modes=(
-                # Taken apart by ScaledDotProductAttentionDecomposition in src/common/transformations: the scale, of the
-                # dtype, times the query, and each step an operation of its own.
-                *(
-                    Library(
-                        name,
-                        description=f"ScaledDotProductAttention on a CPU, {hinted}",
-                        call="attncheck.backends.openvino_sdpa:scaled_dot_product_attention",
-                        family="sdpa",
-                        given={"hint": name == "sdpa"},
-                        module="attncheck.backends.openvino_sdpa",
-                        attribute="ARRAYS",
-                        has_gradients=False,
-                        classes={**floats, "bfloat16": "eager_pre"},
-                    )
-                    for name, hinted, floats in (
-                        ("sdpa", "with the precision hint of the dtype", {"float32": "native", "float16": "eager_pre"}),
-                        ("default", "as it comes: the processor decides what float32 is computed in", _ONLY_FLOAT32),
-                    )
-                ),
+            "openvino>=2025.0",
+            # Taken apart by ScaledDotProductAttentionDecomposition in src/common/transformations: the scale, of the
+            # dtype, times the query, and each step an operation of its own.
+            *(
+                Library(
+                    name,
+                    description=f"ScaledDotProductAttention on a CPU, {hinted}",
+                    call="attncheck.backends.openvino_sdpa:scaled_dot_product_attention",
+                    family="sdpa",
+                    given={"hint": name == "sdpa"},
+                    module="attncheck.backends.openvino_sdpa:ARRAYS",
+                    has_gradients=False,
+                    classes={**floats, "bfloat16": "eager_pre"},
+                )
+                for name, hinted, floats in (
+                    ("sdpa", "with the precision hint of the dtype", {"float32": "native", "float16": "eager_pre"}),
+                    ("default", "as it comes: the processor decides what float32 is computed in", _ONLY_FLOAT32),
+                )
             ),
-            requirement="openvino>=2025.0",
         ),
-        BackendEntry(
+        library(
             "pallas",
-            "",
             ("jax", "jaxlib"),
+            "jax>=0.10",
+            *_PALLAS,
             default_mode="tpu_splash",
-            modes=_PALLAS,
-            requirement="jax>=0.10",
         ),
-        BackendEntry(
+        library(
             "tokamax",
-            "",
             ("tokamax", "jax", "jaxlib"),
-            default_mode="xla",
-            modes=tuple(
+            "tokamax>=0.0.12",
+            *(
                 Library(
                     implementation,
                     description=f"tokamax.dot_product_attention, implementation {implementation}",
                     call="tokamax:dot_product_attention",
                     family="keras",
                     given={"implementation": implementation},  # in chunks of its own, 512 queries and 1024 keys
-                    module="attncheck.backends.jax_jit",
-                    attribute="TOKAMAX",
+                    module="attncheck.backends.jax_jit:TOKAMAX",
                     # base.py and xla_chunked.py in tokamax/_src/ops/attention: scores and softmax in float32; the
                     # preset of the second product, BF16_BF16_F32, rounds the weights.
                     # On a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
@@ -294,242 +276,198 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 )
                 for implementation in ("xla", "xla_chunked")
             ),
-            requirement="tokamax>=0.0.12",
         ),
-        BackendEntry(
+        library(
             "flax",
-            "",
             ("flax", "jax", "jaxlib"),
-            default_mode="dpa",
-            modes=(
-                # flax/nnx/nn/attention.py hands everything to jax.nn.dot_product_attention.
-                Library(
-                    "dpa",
-                    description="flax.nnx.dot_product_attention, which calls jax.nn.dot_product_attention",
-                    call="flax.nnx:dot_product_attention",
-                    family="keras",
-                    module="attncheck.backends.jax_jit",
-                    attribute="LIBRARY_JIT",
-                    classes={**NATIVE, "bfloat16": "fused_bwd"},
-                    requires=_ONE_WIDTH,
-                    standard_only=True,
-                ),
-                # The same file, dot_product_attention_weights: query / jnp.sqrt(depth) is stored, and so are scores
-                # and weights.
-                Library(
-                    "sown",
-                    description="flax.nnx.dot_product_attention with a module, into which it sows its weights",
-                    call="attncheck.backends.library_arrays:flax_weights",
-                    family="keras",
-                    differs={"weights": True},
-                    module="attncheck.backends.jax_jit",
-                    attribute="LIBRARY_JIT",
-                    classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-                    standard_only=True,
-                ),
+            "flax>=0.12",
+            # flax/nnx/nn/attention.py hands everything to jax.nn.dot_product_attention.
+            Library(
+                "dpa",
+                description="flax.nnx.dot_product_attention, which calls jax.nn.dot_product_attention",
+                call="flax.nnx:dot_product_attention",
+                family="keras",
+                module="attncheck.backends.jax_jit:LIBRARY_JIT",
+                classes={**NATIVE, "bfloat16": "fused_bwd"},
+                requires=_ONE_WIDTH,
+                standard_only=True,
+            ),
+            # The same file, dot_product_attention_weights: query / jnp.sqrt(depth) is stored, and so are scores
+            # and weights.
+            Library(
+                "sown",
+                description="flax.nnx.dot_product_attention with a module, into which it sows its weights",
+                call="attncheck.backends.library_arrays:flax_weights",
+                family="keras",
+                differs={"weights": True},
+                module="attncheck.backends.jax_jit:LIBRARY_JIT",
+                classes=EAGER_PRE,
+                standard_only=True,
             ),
             own_process_for=frozenset({"float64"}),
-            requirement="flax>=0.12",
         ),
-        BackendEntry(
+        library(
             "keras",
-            "",
             ("keras", "torch", "jax"),
-            default_mode="torch_dpa",
-            modes=(
-                # Keras casts float64 to float32: its result_type has no 64 bits.
-                # keras/src/backend/torch/nn.py calls scaled_dot_product_attention, with a mask that is added.
-                Library(
-                    "torch_dpa",
-                    description="keras.ops.dot_product_attention on PyTorch",
-                    call="keras.ops:dot_product_attention",
-                    family="keras",
-                    differs={**_NO_SOFTCAP, "bias_beside_mask": False},
-                    module="attncheck.backends.torch_sdpa",
-                    attribute="KERAS",
-                    has_gradients=False,
-                    classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-                    own_process=True,
-                    environment={"KERAS_BACKEND": "torch"},
-                ),
-                # keras/src/backend/jax/nn.py calls jax.nn.dot_product_attention.
-                Library(
-                    "jax_dpa",
-                    description="keras.ops.dot_product_attention on JAX, in jax.jit",
-                    call="keras.ops:dot_product_attention",
-                    family="keras",
-                    differs=_NO_SOFTCAP,
-                    module="attncheck.backends.jax_jit",
-                    attribute="KERAS",
-                    classes={"float32": "native", "bfloat16": "fused_bwd"},
-                    requires=_ONE_WIDTH,
-                    own_process=True,
-                    standard_only=True,
-                    environment={"KERAS_BACKEND": "jax"},
-                ),
+            "keras>=3.9",
+            # Keras casts float64 to float32: its result_type has no 64 bits.
+            # keras/src/backend/torch/nn.py calls scaled_dot_product_attention, with a mask that is added.
+            Library(
+                "torch_dpa",
+                description="keras.ops.dot_product_attention on PyTorch",
+                call="keras.ops:dot_product_attention",
+                family="keras",
+                differs={**_NO_SOFTCAP, "bias_beside_mask": False},
+                module="attncheck.backends.torch_sdpa:KERAS",
+                has_gradients=False,
+                classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                own_process=True,
+                environment={"KERAS_BACKEND": "torch"},
             ),
-            requirement="keras>=3.9",
+            # keras/src/backend/jax/nn.py calls jax.nn.dot_product_attention.
+            Library(
+                "jax_dpa",
+                description="keras.ops.dot_product_attention on JAX, in jax.jit",
+                call="keras.ops:dot_product_attention",
+                family="keras",
+                differs=_NO_SOFTCAP,
+                module="attncheck.backends.jax_jit:KERAS",
+                classes={"float32": "native", "bfloat16": "fused_bwd"},
+                requires=_ONE_WIDTH,
+                own_process=True,
+                standard_only=True,
+                environment={"KERAS_BACKEND": "jax"},
+            ),
         ),
-        BackendEntry(
+        library(
             "paddle",
-            "",
             ("paddlepaddle",),
-            default_mode="sdpa",
-            modes=(
-                # _math_attention in paddle/nn/functional/flash_attention.py. Its products have no kernel for 16 bits on
-                # a CPU.
-                Library(
-                    "sdpa",
-                    description="paddle.nn.functional.scaled_dot_product_attention on a CPU",
-                    call="paddle.nn.functional:scaled_dot_product_attention",
-                    family="sdpa",
-                    differs={"layout": "BLHD"},  # and a mask beside is_causal is ignored, as its documentation warns
-                    attribute="PADDLE",
-                    classes=NATIVE,
-                    requires=_ONE_WIDTH,
-                ),
+            "paddlepaddle>=3.3",
+            # _math_attention in paddle/nn/functional/flash_attention.py. Its products have no kernel for 16 bits on
+            # a CPU.
+            Library(
+                "sdpa",
+                description="paddle.nn.functional.scaled_dot_product_attention on a CPU",
+                call="paddle.nn.functional:scaled_dot_product_attention",
+                family="sdpa",
+                differs={"layout": "BLHD"},  # and a mask beside is_causal is ignored, as its documentation warns
+                attribute="PADDLE",
+                classes=NATIVE,
+                requires=_ONE_WIDTH,
             ),
             imported="paddle",
-            requirement="paddlepaddle>=3.3",
         ),
-        BackendEntry(
+        library(
             "diffusers",
-            "",
             ("diffusers", "torch"),
-            default_mode="native",
-            modes=(
-                Library(
-                    "native",
-                    call="diffusers.models.attention_dispatch:dispatch_attention_fn",
-                    family="sdpa",
-                    differs={"layout": "BLHD"},
-                    module="attncheck.backends.torch_sdpa",
-                    attribute="LIBRARY",
-                    classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-                    conventions=_ZERO_ROWS_OF_TORCH,
-                    holds_scores=False,
-                ),
-                Library(
-                    "flex",
-                    description="dispatch_attention_fn of diffusers with its backend flex; not compiled",
-                    call="diffusers.models.attention_dispatch:dispatch_attention_fn",
-                    family="sdpa",
-                    differs={"layout": "BLHD"},
-                    given={"backend": "flex"},
-                    module="attncheck.backends.torch_sdpa",
-                    attribute="LIBRARY",
-                    classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
-                    conventions=_ZERO_ROWS_OF_TORCH,
-                    own_process=True,
-                    environment={"TORCHDYNAMO_DISABLE": "1"},
-                ),
+            "diffusers>=0.36",
+            Library(
+                "native",
+                call="diffusers.models.attention_dispatch:dispatch_attention_fn",
+                family="sdpa",
+                differs={"layout": "BLHD"},
+                module="attncheck.backends.torch_sdpa:LIBRARY",
+                classes=FUSED_BWD,
+                conventions=_ZERO_ROWS_OF_TORCH,
+                holds_scores=False,
             ),
-            requirement="diffusers>=0.36",
+            Library(
+                "flex",
+                description="dispatch_attention_fn of diffusers with its backend flex; not compiled",
+                call="diffusers.models.attention_dispatch:dispatch_attention_fn",
+                family="sdpa",
+                differs={"layout": "BLHD"},
+                given={"backend": "flex"},
+                module="attncheck.backends.torch_sdpa:LIBRARY",
+                classes=FUSED,
+                conventions=_ZERO_ROWS_OF_TORCH,
+                own_process=True,
+                environment={"TORCHDYNAMO_DISABLE": "1"},
+            ),
         ),
-        BackendEntry(
+        library(
             "x_transformers",
-            "",
             ("x-transformers", "torch"),
-            default_mode="attend",
-            modes=(
-                # x_transformers/attend.py, Attend.forward: scores and weights are stored, the softmax is float32.
-                Library(
-                    "attend",
-                    call="x_transformers.attend:Attend().forward",
-                    family="keras",
-                    differs={
-                        **{"layout": "BHLD", "heads": "tiled", "causal": "causal", "corner": "bottom right"},
-                        **{"causal_beside_mask": False, "bias": "attn_bias"},
-                    },
-                    module="attncheck.backends.torch_sdpa",
-                    attribute="LIBRARY",
-                    classes={"float32": "native", "bfloat16": "eager", "float16": "eager"},
-                ),
+            "x-transformers>=2.31",
+            # x_transformers/attend.py, Attend.forward: scores and weights are stored, the softmax is float32.
+            Library(
+                "attend",
+                call="x_transformers.attend:Attend().forward",
+                family="keras",
+                differs={
+                    **{"layout": "BHLD", "heads": "tiled", "causal": "causal", "corner": "bottom right"},
+                    **{"causal_beside_mask": False, "bias": "attn_bias"},
+                },
+                module="attncheck.backends.torch_sdpa:LIBRARY",
+                classes={"float32": "native", "bfloat16": "eager", "float16": "eager"},
             ),
             imported="x_transformers",
-            requirement="x-transformers>=2.31",
         ),
-        BackendEntry(
+        library(
             "equinox",
-            "",
             ("equinox", "jax", "jaxlib"),
-            default_mode="mha",
-            modes=(
-                # equinox/nn/_attention.py: query / sqrt(d) is stored, and so are scores and weights.
-                Library(
-                    "mha",
-                    description="equinox.nn.MultiheadAttention, without its projections",
-                    call="attncheck.backends.library_arrays:equinox_attention",
-                    family="keras",
-                    differs={"full_mask": True},
-                    module="attncheck.backends.jax_jit",
-                    attribute="LIBRARY_JIT",
-                    classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-                    standard_only=True,
-                ),
+            "equinox>=0.13",
+            # equinox/nn/_attention.py: query / sqrt(d) is stored, and so are scores and weights.
+            Library(
+                "mha",
+                description="equinox.nn.MultiheadAttention, without its projections",
+                call="attncheck.backends.library_arrays:equinox_attention",
+                family="keras",
+                differs={"full_mask": True},
+                module="attncheck.backends.jax_jit:LIBRARY_JIT",
+                classes=EAGER_PRE,
+                standard_only=True,
             ),
             own_process_for=frozenset({"float64"}),
-            requirement="equinox>=0.13",
         ),
-        BackendEntry(
+        library(
             "haiku",
-            "",
             ("dm-haiku", "jax", "jaxlib"),
-            default_mode="mha",
-            modes=(
-                # haiku/_src/attention.py: scores, scores / sqrt(d) and weights are stored.
-                Library(
-                    "mha",
-                    description="haiku.MultiHeadAttention, without its projections",
-                    call="attncheck.backends.library_arrays:haiku_attention",
-                    family="keras",
-                    module="attncheck.backends.jax_jit",
-                    attribute="LIBRARY_JIT",
-                    standard_only=True,
-                ),
+            "dm-haiku>=0.0.17",
+            # haiku/_src/attention.py: scores, scores / sqrt(d) and weights are stored.
+            Library(
+                "mha",
+                description="haiku.MultiHeadAttention, without its projections",
+                call="attncheck.backends.library_arrays:haiku_attention",
+                family="keras",
+                module="attncheck.backends.jax_jit:LIBRARY_JIT",
+                standard_only=True,
             ),
             own_process_for=frozenset({"float64"}),
             imported="haiku",
-            requirement="dm-haiku>=0.0.17",
         ),
-        BackendEntry(
+        library(
             "transformers",
-            "",
             ("transformers", "torch"),
-            default_mode="sdpa",
-            modes=(
-                # Products, their scaling and the mask are each stored in the dtype, and so are weights: "upcast
-                # attention to fp32" is the softmax alone (eager_attention_forward in transformers/models).
-                Mode(
-                    "eager",
-                    "attncheck.backends.transformers_attention",
-                    "eager_attention_forward of Llama, or of a model that has the option, with masks of masking_utils",
-                    attribute="EAGER",
-                ),
-                Mode(
-                    "sdpa",
-                    "attncheck.backends.transformers_attention",
-                    "the attention interface sdpa, with masks of masking_utils",
-                    classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-                    conventions=_ZERO_ROWS_OF_TORCH,
-                    attribute="SDPA",
-                    holds_scores=False,
-                ),
-                # Scores and softmax are float32, and weights are cast to the query's dtype before they meet the values
-                # (torch/_higher_order_ops/flex_attention.py, math_attention). Compiled, each shape and mask takes most
-                # of a minute: https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html has the switch.
-                Mode(
-                    "flex",
-                    "attncheck.backends.transformers_attention",
-                    "the attention interface flex_attention, with masks of masking_utils; not compiled",
-                    classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
-                    conventions=_ZERO_ROWS_OF_TORCH,
-                    attribute="FLEX",
-                    own_process=True,
-                    environment={"TORCHDYNAMO_DISABLE": "1"},
-                ),
+            "transformers>=5.18",
+            # Products, their scaling and the mask are each stored in the dtype, and so are weights: "upcast
+            # attention to fp32" is the softmax alone (eager_attention_forward in transformers/models).
+            Mode(
+                "eager",
+                "attncheck.backends.transformers_attention:EAGER",
+                "eager_attention_forward of Llama, or of a model that has the option, with masks of masking_utils",
             ),
-            requirement="transformers>=5.18",
+            Mode(
+                "sdpa",
+                "attncheck.backends.transformers_attention:SDPA",
+                "the attention interface sdpa, with masks of masking_utils",
+                classes=FUSED_BWD,
+                conventions=_ZERO_ROWS_OF_TORCH,
+                holds_scores=False,
+            ),
+            # Scores and softmax are float32, and weights are cast to the query's dtype before they meet the values
+            # (torch/_higher_order_ops/flex_attention.py, math_attention). Compiled, each shape and mask takes most
+            # of a minute: https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html has the switch.
+            Mode(
+                "flex",
+                "attncheck.backends.transformers_attention:FLEX",
+                "the attention interface flex_attention, with masks of masking_utils; not compiled",
+                classes=FUSED,
+                conventions=_ZERO_ROWS_OF_TORCH,
+                own_process=True,
+                environment={"TORCHDYNAMO_DISABLE": "1"},
+            ),
+            default_mode="sdpa",
         ),
     )
 }

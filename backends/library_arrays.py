@@ -20,8 +20,16 @@ Others = Mapping[str, Any]
 """Keywords of a call that nothing is differentiated by."""
 
 
+class EagerArrays:
+    """Arrays of a framework or library whose functions are called as they are."""
+
+    def program(self, function: Function, static: Collection[str]) -> Function:
+        """Return the function as it is called: as it is."""
+        return function
+
+
 @dataclass(frozen=True)
-class FrameworkArrays:
+class FrameworkArrays(EagerArrays):
     """A framework's arrays: conversions are those of its ``module`` here."""
 
     module: Any
@@ -43,10 +51,6 @@ class FrameworkArrays:
     def prepare(self, dtype: str, threads: int) -> None:
         """Configure the framework for this process."""
         self.module.prepare(dtype, threads)
-
-    def program(self, function: Function, static: Collection[str]) -> Function:
-        """Return the function as it is called: as it is."""
-        return function
 
 
 class TorchArrays(FrameworkArrays):
@@ -151,7 +155,7 @@ class KerasArrays:
         return {**self.arrays.describe(), "keras": keras.__version__, "keras_backend": keras.backend.backend()}
 
 
-class MlxArrays:
+class MlxArrays(EagerArrays):
     """Those of mlx, on a CPU."""
 
     def prepare(self, dtype: str, threads: int) -> None:
@@ -186,10 +190,6 @@ class MlxArrays:
             return np.array(tensor.view(mx.uint16)).view(ml_dtypes.bfloat16)
         return np.array(tensor)
 
-    def program(self, function: Function, static: Collection[str]) -> Function:
-        """Return the function as it is called: as it is."""
-        return function
-
     def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
         """Differentiate through the call."""
         import mlx.core as mx
@@ -197,7 +197,7 @@ class MlxArrays:
         return mx.vjp(lambda *tensors: [function(*tensors, **others)], list(inputs), [grad_output])[1]
 
 
-class PaddleArrays:
+class PaddleArrays(EagerArrays):
     """Those of PaddlePaddle, on a CPU."""
 
     def prepare(self, dtype: str, threads: int) -> None:
@@ -230,10 +230,6 @@ class PaddleArrays:
 
             return array.view(ml_dtypes.bfloat16)
         return array
-
-    def program(self, function: Function, static: Collection[str]) -> Function:
-        """Return the function as it is called: as it is."""
-        return function
 
     def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
         """Differentiate through the call."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from functools import reduce
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
@@ -768,5 +769,5 @@ def _merge_heads(context: Array) -> Array:
     return context.swapaxes(1, 2).reshape(batch, length, heads * width)  # (B, H, L, D) -> (B, L, H*D)
 
 
-_services = {"prepare": prepare, "describe": describe, "from_numpy": from_numpy, "to_numpy": to_numpy}
+_services = SimpleNamespace(prepare=prepare, describe=describe, from_numpy=from_numpy, to_numpy=to_numpy)
 ABSORBED = absorbed(attention, np.concatenate, lambda a, b: a @ np.swapaxes(b, -1, -2), _services)

@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Stages, Window
 
 Array: TypeAlias = NDArray[Any]
@@ -80,15 +81,7 @@ class OnnxAttention:
     opset: int
     output_mode: int | None = None
 
-    @staticmethod
-    def from_numpy(array: Array) -> Array:
-        """Take the array as it is."""
-        return array
-
-    @staticmethod
-    def to_numpy(tensor: Array) -> Array:
-        """Take the array as it is."""
-        return tensor
+    from_numpy, to_numpy = staticmethod(numpy_backend.from_numpy), staticmethod(numpy_backend.to_numpy)
 
     def attention(
         self,

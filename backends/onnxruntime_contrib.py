@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,8 +24,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from attncheck.backends.composed import with_functions
 from attncheck.backends.contract import Stages, Window
-from attncheck.backends.onnxruntime_attention import describe, new_session, prepare, threads_asked_for
+from attncheck.backends.onnxruntime_attention import KERNEL, new_session, threads_asked_for
 
 Array: TypeAlias = NDArray[Any]
 
@@ -98,16 +98,6 @@ def number_or_default(**attributes: float | None) -> dict[str, float]:
         if number == 0:
             raise NotImplementedError(f"a {name} of 0 stands for the operator's default")
     return {name: float(number) for name, number in attributes.items() if number is not None}
-
-
-def from_numpy(array: Array) -> Array:
-    """Take the array as it is."""
-    return array
-
-
-def to_numpy(tensor: Array) -> Array:
-    """Take the array as it is."""
-    return tensor
 
 
 def _multi_head(
@@ -331,6 +321,5 @@ def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _S
     return heads_of(run("GroupQueryAttention", inputs, step.attributes), query.shape[1])
 
 
-_SHARED = {"prepare": prepare, "describe": describe, "from_numpy": from_numpy, "to_numpy": to_numpy}
-MHA = SimpleNamespace(**_SHARED, attention=_multi_head)
-GQA = SimpleNamespace(**_SHARED, attention=_group_query, paged_attention=_group_query_paged)
+MHA = with_functions(KERNEL, {"attention": _multi_head})
+GQA = with_functions(KERNEL, {"attention": _group_query, "paged_attention": _group_query_paged})

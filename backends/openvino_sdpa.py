@@ -10,7 +10,6 @@ https://docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +17,9 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 from openvino import opset13
+
+from attncheck.backends import numpy_backend
+from attncheck.backends.library_arrays import EagerArrays
 
 Array = NDArray[Any]
 
@@ -31,7 +33,7 @@ _HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _threads = {"number": 1}
 
 
-class NumpyArrays:
+class NumpyArrays(EagerArrays):
     """The operator takes NumPy's arrays."""
 
     def prepare(self, dtype: str, threads: int) -> None:
@@ -47,17 +49,7 @@ class NumpyArrays:
             "capabilities": " ".join(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")),
         }
 
-    def from_numpy(self, array: Array) -> Array:
-        """Take the array as it is."""
-        return array
-
-    def to_numpy(self, tensor: Array) -> Array:
-        """Take the array as it is."""
-        return tensor
-
-    def program(self, function: Callable[..., Array], static: Collection[str]) -> Callable[..., Array]:
-        """Return the function as it is called: as it is."""
-        return function
+    from_numpy, to_numpy = staticmethod(numpy_backend.from_numpy), staticmethod(numpy_backend.to_numpy)
 
 
 def scaled_dot_product_attention(

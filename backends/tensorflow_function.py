@@ -25,10 +25,4 @@ def _describe() -> dict[str, str]:
 _graph, _xla = (partial(tf.function, jit_compile=jit_compile) for jit_compile in (False, True))
 GRAPH, XLA = (compiled(eager, each, describe=_describe) for each in (_graph, _xla))
 GRAPH_OUTPUT, XLA_OUTPUT = (compiled_output(eager, each, describe=_describe) for each in (_graph, _xla))
-_services = {
-    "prepare": eager.prepare,
-    "describe": eager.describe,
-    "from_numpy": eager.from_numpy,
-    "to_numpy": eager.to_numpy,
-}
-ABSORBED = absorbed(eager.attention, tf.concat, partial(tf.matmul, transpose_b=True), _services)
+ABSORBED = absorbed(eager.attention, tf.concat, partial(tf.matmul, transpose_b=True), eager)

@@ -21,38 +21,18 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from inspect import signature
-from types import SimpleNamespace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend
+from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import Stages, Tensor, Window
 from attncheck.backends.library_arrays import KerasArrays, TensorFlowArrays
-from attncheck.backends.tensorflow_backend import from_numpy, to_numpy
+from attncheck.backends.tensorflow_backend import differentiate
 
 LIBRARY = KerasArrays(TensorFlowArrays(tensorflow_backend), "tensorflow")
-prepare, describe = LIBRARY.prepare, LIBRARY.describe
-
-
-def _gradients_of(
-    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    grad_output: Tensor,
-) -> Stages:
-    """Differentiate sum(grad_output * attend(query, key, value, bias)) by GradientTape."""
-    sources = {"grad_query": query, "grad_key": key, "grad_value": value}
-    if bias is not None:
-        sources["grad_bias"] = bias
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        output = attend(query, key, value, bias)
-    gradients: Stages = tape.gradient(output, sources, output_gradients=grad_output)
-    return gradients
 
 
 def _with_lengths(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> Tensor | None:
@@ -87,26 +67,6 @@ def _layer_attention(
         layer.scale.assign(scale)
     output = layer(inputs, mask=None if value_mask is None else [None, value_mask], use_causal_mask=is_causal)
     return {"output": tf.reshape(output, (batch, heads, queries, value.shape[-1]))}
-
-
-def _layer_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_output: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    key_lengths: Tensor | None = None,
-) -> Stages:
-    """Differentiate through the layer."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None) -> Tensor:
-        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale, "key_lengths": key_lengths}
-        return _layer_attention(query, key, value, **options)["output"]
-
-    return _gradients_of(attend, query, key, value, None, grad_output)
 
 
 def _mask_of_keys(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -266,12 +226,9 @@ def _set_weights(layer: Any, weights: dict[str, Tensor], biases: dict[str, Tenso
             dense.bias.assign(tf.zeros_like(dense.bias) if bias is None else tf.reshape(bias, dense.bias.shape))
 
 
-def _backend(**functions: Callable[..., Stages]) -> SimpleNamespace:
-    """Return a backend with these functions on TensorFlow's arrays."""
-    return SimpleNamespace(prepare=prepare, describe=describe, from_numpy=from_numpy, to_numpy=to_numpy, **functions)
-
-
-ATTENTION = _backend(attention=_layer_attention, attention_gradients=_layer_gradients)
-ADDITIVE = _backend(additive_scores=additive_scores)
-MHA = _backend(multi_head_attention=_layer_call(return_attention_scores=False))
-MHA_WITH_WEIGHTS = _backend(multi_head_attention=_layer_call(return_attention_scores=True))
+ATTENTION = with_functions(
+    LIBRARY, {"attention": _layer_attention, "attention_gradients": make_gradients(_layer_attention, differentiate)}
+)
+ADDITIVE = with_functions(LIBRARY, {"additive_scores": additive_scores})
+MHA = with_functions(LIBRARY, {"multi_head_attention": _layer_call(return_attention_scores=False)})
+MHA_WITH_WEIGHTS = with_functions(LIBRARY, {"multi_head_attention": _layer_call(return_attention_scores=True)})

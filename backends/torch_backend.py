@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
@@ -17,8 +18,6 @@ from torch.nn import functional
 
 from attncheck.backends import composed
 from attncheck.backends.contract import (
-    Attended,
-    Differentiated,
     EmptyRows,
     Latent,
     LseBase,
@@ -28,7 +27,7 @@ from attncheck.backends.contract import (
     Window,
     takes,
 )
-from attncheck.backends.torch_common import differentiate, may_attend, seen_from_the_end
+from attncheck.backends.torch_common import differentiate, may_attend, seen_from_the_end, sequences_of
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -232,41 +231,6 @@ def attention(
     return stages
 
 
-@takes(Differentiated)
-def attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_output: Tensor,
-    **options: Unpack[Differentiated],
-) -> Stages:
-    """Differentiate the output by autograd."""
-    return differentiate(attention, {"query": query, "key": key, "value": value}, grad_output, options)
-
-
-@takes(Attended)
-def gated_attention(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, **options: Unpack[Attended]) -> Stages:
-    """Attend, and multiply the output with the sigmoid of its gate."""
-    stages = attention(query, key, value, **options)
-    stages["context"] = stages.pop("output")
-    stages["output"] = stages["context"] * torch.sigmoid(gate)
-    return stages
-
-
-@takes(Differentiated)
-def gated_attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    gate: Tensor,
-    grad_output: Tensor,
-    **options: Unpack[Differentiated],
-) -> Stages:
-    """Differentiate the gated output by autograd."""
-    inputs = {"query": query, "key": key, "value": value, "gate": gate}
-    return differentiate(gated_attention, inputs, grad_output, options)
-
-
 @takes(Scored)
 def packed_attention(
     query: Tensor,
@@ -280,36 +244,14 @@ def packed_attention(
 ) -> Stages:
     """Attend within one sequence after the other."""
     edges = options.pop("is_causal", False), options.pop("window", None)
-    queries = query.tensor_split(cu_seqlens_q[1:-1].tolist(), dim=2)
-    keys, values = (each.tensor_split(cu_seqlens_k[1:-1].tolist(), dim=2) for each in (key, value))
-    used = [each.size(2) for each in keys] if key_lengths is None else key_lengths.tolist()
     parts = []
-    for own_query, own_key, own_value, length in zip(queries, keys, values, used, strict=True):
-        mask = seen_from_the_end((own_query.size(2), length), *edges, device=query.device)
-        own_key, own_value = own_key[:, :, :length], own_value[:, :, :length]
-        parts.append(attention(own_query, own_key, own_value, mask=mask, **options))
+    for own in sequences_of(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths):
+        mask = seen_from_the_end((own[0].size(2), own[1].size(2)), *edges, device=query.device)
+        parts.append(attention(*own, mask=mask, **options))
     return {
         "log_sum_exp": torch.cat([part["log_sum_exp"] for part in parts], dim=2),
         "output": torch.cat([part["output"] for part in parts], dim=2),
     }
-
-
-@takes(Scored)
-def packed_attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    grad_output: Tensor,
-    *,
-    key_lengths: Tensor | None = None,
-    **options: Unpack[Scored],
-) -> Stages:
-    """Differentiate the output by autograd."""
-    sequences = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "key_lengths": key_lengths}
-    inputs = {"query": query, "key": key, "value": value}
-    return differentiate(packed_attention, inputs, grad_output, {**sequences, **options})
 
 
 @takes(Scored)
@@ -334,25 +276,6 @@ def paged_attention(
         (query.size(2), key_lengths.view(-1, 1, 1, 1)), *edges, key.size(2), query.device
     )
     return attention(query, key, value, mask=mask, **options)
-
-
-@takes(Scored)
-def quantized_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_scale: Tensor,
-    value_scale: Tensor,
-    *,
-    mask: Tensor | None = None,
-    key_lengths: Tensor | None = None,
-    **options: Unpack[Scored],
-) -> Stages:
-    """Widen keys and values, multiply them with their scales, and attend."""
-    key, value = (
-        each.to(query.dtype) * factor.unsqueeze(-1) for each, factor in ((key, key_scale), (value, value_scale))
-    )
-    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
 
 @takes(Latent)
@@ -426,10 +349,15 @@ def _merge_heads(context: Tensor) -> Tensor:
 
 
 _attend = composed.make_attend(mask_scores, softmax)
-general_attention = composed.make_general_attention(general_scores, _attend)
-additive_attention = composed.make_additive_attention(additive_scores, _attend)
-cosine_attention = composed.make_cosine_attention(cosine_scores, _attend)
+general_attention = composed.make_attention_by(general_scores, _attend)
+additive_attention = composed.make_attention_by(additive_scores, _attend)
+cosine_attention = composed.make_attention_by(cosine_scores, _attend)
+attention_gradients = composed.make_gradients(attention, differentiate)
+gated_attention = composed.make_gated_attention(attention, torch.sigmoid)
+gated_attention_gradients = composed.make_gradients(gated_attention, differentiate)
+packed_attention_gradients = composed.make_gradients(packed_attention, differentiate)
+quantized_attention = composed.make_quantized_attention(attention, Tensor.to)
 normalized_attention = composed.make_normalized_attention(attention, _normalize, _rotate)
 multi_head_attention = composed.make_multi_head_attention(attention, _project, _split_heads, _merge_heads)
-_services = {"prepare": prepare, "describe": describe, "from_numpy": from_numpy, "to_numpy": to_numpy}
+_services = SimpleNamespace(prepare=prepare, describe=describe, from_numpy=from_numpy, to_numpy=to_numpy)
 ABSORBED = composed.absorbed(attention, torch.cat, lambda a, b: a @ b.mT, _services)

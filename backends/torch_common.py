@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -87,3 +87,15 @@ def seen_from_the_end(
     if right is not None:
         allowed = allowed & (behind <= right)
     return allowed
+
+
+def sequences_of(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: tuple[Tensor, Tensor], key_lengths: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the queries of each sequence, and those of its keys and values that are used."""
+    limits_of_queries, limits_of_keys = (each[1:-1].tolist() for each in cu_seqlens)
+    queries = query.tensor_split(limits_of_queries, dim=2)
+    keys, values = (each.tensor_split(limits_of_keys, dim=2) for each in (key, value))
+    used = [each.size(2) for each in keys] if key_lengths is None else key_lengths.tolist()
+    for own_query, own_key, own_value, length in zip(queries, keys, values, used, strict=True):
+        yield own_query, own_key[:, :, :length], own_value[:, :, :length]

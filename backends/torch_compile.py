@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import wraps
-from inspect import Parameter, signature
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attncheck.backends import torch_backend
-from attncheck.backends.composed import compiled, output_alone
+from attncheck.backends.composed import compiled, make_gradients, output_alone
 from attncheck.backends.contract import Stages
 from attncheck.backends.library_arrays import TorchArrays
 from attncheck.backends.torch_common import differentiate
@@ -46,27 +43,17 @@ def describe() -> dict[str, str]:
 
 
 def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
-    compiled: Callable[..., Stages] = torch.compile(function, fullgraph=True, dynamic=True)
-    return compiled
+    made: Callable[..., Stages] = torch.compile(function, fullgraph=True, dynamic=True)
+    return made
 
 
-def _gradients(forward: Callable[..., Stages], eager: Callable[..., Stages]) -> Callable[..., Stages]:
-    """Return what ``eager`` returns, of an operation that is compiled, whose backward pass is compiled too.
+def _gradients(forward: Callable[..., Stages]) -> Callable[..., Stages]:
+    """Return the gradients of an operation that is compiled, whose backward pass is compiled too.
 
     A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through
     the logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
     """
-    function = _compiled(output_alone(forward))
-    parameters = signature(eager)
-    names = [each.name for each in parameters.parameters.values() if each.kind is not Parameter.KEYWORD_ONLY]
-
-    @wraps(eager)
-    def gradients(*tensors: Tensor, **options: Any) -> Stages:
-        given = parameters.bind(*tensors, **options).arguments
-        inputs = {each: given.pop(each) for each in names}
-        return differentiate(function, inputs, inputs.pop("grad_output"), given)
-
-    return gradients
+    return make_gradients(_compiled(output_alone(forward)), differentiate)
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -83,15 +70,11 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, inverse_scale: float, att
 
 def _specialised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     # Shapes that are symbolic hide what reads as attention.
-    compiled: Callable[..., Tensor] = torch.compile(function, fullgraph=True, dynamic=False)
-    return compiled
+    made: Callable[..., Tensor] = torch.compile(function, fullgraph=True, dynamic=False)
+    return made
 
 
-_compiled_plain, _compiled_permuted, _compiled_masked = (
-    _specialised(_plain),
-    _specialised(_permuted),
-    _specialised(_masked),
-)
+_compiled_plain, _compiled_permuted, _compiled_masked = (_specialised(form) for form in (_plain, _permuted, _masked))
 
 
 def fused(
@@ -113,11 +96,8 @@ def fused(
 
 _NOT_ONE_GRAPH = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
 _DIFFERENTIATED = {
-    eager.__name__: _gradients(forward, eager)
-    for forward, eager in (
-        (torch_backend.attention, torch_backend.attention_gradients),
-        (torch_backend.gated_attention, torch_backend.gated_attention_gradients),
-    )
+    "attention_gradients": _gradients(torch_backend.attention),
+    "gated_attention_gradients": _gradients(torch_backend.gated_attention),
 }
 COMPILED = compiled(
     torch_backend,

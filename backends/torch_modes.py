@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attncheck.backends.entry import ABSORBED, EAGER, EAGER_MODE, NATIVE, DeclaredConvention, Library, Mode
+from attncheck.backends.entry import (
+    ABSORBED,
+    EAGER,
+    EAGER_MODE,
+    EAGER_PRE,
+    FUSED,
+    FUSED_BWD,
+    DeclaredConvention,
+    Library,
+    Mode,
+)
 
 # The pull request changes "the stance of SDPA on what to do for fully masked out rows": NaN until then, zeros since.
 _ZERO_ROWS = {
@@ -32,9 +42,8 @@ def _sdpa(name: str, function: str, kernel: str) -> Library:
         call=f"attncheck.backends.torch_sdpa:{function}",
         family="sdpa",
         differs={"causal_beside_mask": True},
-        module="attncheck.backends.torch_sdpa",
-        attribute="LIBRARY",
-        classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        module="attncheck.backends.torch_sdpa:LIBRARY",
+        classes=FUSED_BWD,
         conventions=_ZERO_ROWS,
         holds_scores=False,
     )
@@ -43,9 +52,8 @@ def _sdpa(name: str, function: str, kernel: str) -> Library:
 TORCH_MODES: tuple[Mode, ...] = (
     Mode(
         "compile",
-        "attncheck.backends.torch_compile",
+        "attncheck.backends.torch_compile:COMPILED",
         "torch.compile of the eager code",
-        attribute="COMPILED",
         own_process=True,
         standard_only=True,
         folds_sequences=True,
@@ -57,8 +65,7 @@ TORCH_MODES: tuple[Mode, ...] = (
         call="attncheck.backends.torch_compile:fused",
         family="sdpa",
         differs={"mask_kinds": frozenset({"added"})},
-        module="attncheck.backends.torch_compile",
-        attribute="OUTPUT",
+        module="attncheck.backends.torch_compile:OUTPUT",
         classes=EAGER,
         own_process=True,
         standard_only=True,
@@ -66,26 +73,24 @@ TORCH_MODES: tuple[Mode, ...] = (
     _sdpa("sdpa", "picked", "the kernel that torch picks"),
     replace(
         _sdpa("sdpa_math", "math", "its math kernel, which keeps float32 between 16-bit ends"),
-        classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
+        classes=FUSED,
         holds_scores=True,
     ),
     _sdpa("sdpa_flash", "flash", "its flash kernel, which refuses what it cannot compute"),
     Mode(
         "causal_upper_left",
-        "attncheck.backends.torch_causal_bias",
+        "attncheck.backends.torch_causal_bias:UPPER_LEFT",
         "functional.scaled_dot_product_attention with nn.attention.bias.causal_upper_left",
-        classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        classes=FUSED_BWD,
         conventions=_ZERO_ROWS,
-        attribute="UPPER_LEFT",
         folds_sequences=True,
     ),
     Mode(
         "causal_lower_right",
-        "attncheck.backends.torch_causal_bias",
+        "attncheck.backends.torch_causal_bias:LOWER_RIGHT",
         "functional.scaled_dot_product_attention with nn.attention.bias.causal_lower_right",
-        classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        classes=FUSED_BWD,
         conventions=_ZERO_ROWS,
-        attribute="LOWER_RIGHT",
     ),
     # The math kernel takes 16 bits to float32 unless tensors are nested (aten/src/ATen/native/transformers/
     # attention.cpp): it then stores every step, and the query times the root of the scale before all of them.
@@ -93,53 +98,48 @@ TORCH_MODES: tuple[Mode, ...] = (
         "nested",
         "attncheck.backends.torch_nested",
         "functional.scaled_dot_product_attention of nested tensors",
-        classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
+        classes=EAGER_PRE,
     ),
     # Scores and softmax are float32, "working precision", and weights are cast to the query's dtype before they meet
     # the values (torch/_higher_order_ops/flex_attention.py, math_attention).
     Mode(
         "flex",
-        "attncheck.backends.torch_flex",
+        "attncheck.backends.torch_flex:EAGER",
         "nn.attention.flex_attention, not compiled: an implementation that writes the scores out",
-        classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
+        classes=FUSED,
         conventions=_ZERO_ROWS_OF_FLEX,
-        attribute="EAGER",
     ),
     Mode(
         "flex_compile",
-        "attncheck.backends.torch_flex",
+        "attncheck.backends.torch_flex:COMPILED",
         "nn.attention.flex_attention in torch.compile: one kernel, made for its masks and scores",
         classes={"float32": "native", "bfloat16": "fused", "float16": "fused"},
         conventions=_ZERO_ROWS_OF_FLEX,
-        attribute="COMPILED",
         holds_scores=False,
         own_process=True,
         standard_only=True,
     ),
     Mode(
         "mha",
-        "attncheck.backends.torch_mha",
+        "attncheck.backends.torch_mha:WITHOUT_WEIGHTS",
         "nn.MultiheadAttention without weights, which calls scaled_dot_product_attention",
-        classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
+        classes=FUSED,
         conventions=_ZERO_ROWS,
-        attribute="WITHOUT_WEIGHTS",
     ),
     # The query is scaled and stored before its product with the keys, in the two below.
     Mode(
         "mha_weights",
-        "attncheck.backends.torch_mha",
+        "attncheck.backends.torch_mha:WITH_WEIGHTS",
         "nn.MultiheadAttention with weights, one operation after the other",
-        classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-        attribute="WITH_WEIGHTS",
+        classes=EAGER_PRE,
     ),
     Mode(
         "mha_fast",
-        "attncheck.backends.torch_mha",
+        "attncheck.backends.torch_mha:FAST",
         "nn.MultiheadAttention on its fast path, for self-attention in C++",
-        classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-        attribute="FAST",
+        classes=EAGER_PRE,
     ),
-    Mode("absorbed", "attncheck.backends.torch_backend", ABSORBED, attribute="ABSORBED"),
+    Mode("absorbed", "attncheck.backends.torch_backend:ABSORBED", ABSORBED),
 )
 
 

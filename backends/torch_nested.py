@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attncheck.backends.composed import make_gradients
 from attncheck.backends.contract import Stages
 from attncheck.backends.torch_backend import describe, from_numpy, prepare, to_numpy
 from attncheck.backends.torch_common import differentiate
@@ -36,23 +37,10 @@ def packed_attention(
     return {"output": output.transpose(1, 2).values().transpose(0, 1).unsqueeze(0)}
 
 
-def packed_attention_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    grad_output: Tensor,
-    *,
-    scale: float | None = None,
-) -> Stages:
-    """Differentiate the call by autograd."""
-    inputs = {"query": query, "key": key, "value": value}
-    options: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "scale": scale}
-    return differentiate(packed_attention, inputs, grad_output, options)
-
-
 def _nest(packed: Tensor, cu_seqlens: Tensor) -> Any:
     """Return (1, H, L, D) as a nested tensor (S, H, length, D)."""
     values = packed.squeeze(0).transpose(0, 1).contiguous()  # (L, H, D)
     return torch.nested.nested_tensor_from_jagged(values, cu_seqlens.long()).transpose(1, 2)
+
+
+packed_attention_gradients = make_gradients(packed_attention, differentiate)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward as 
 from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eager
 
 from attncheck.backends import torch_backend
+from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import Stages, Window
 from attncheck.backends.torch_common import differentiate
 
@@ -329,53 +331,17 @@ class Interface:
         return torch.where(mask, allowed, torch.finfo(dtype).min)
 
 
-class Differentiable(Interface):
-    """One that has a backward pass on a CPU."""
-
-    def attention_gradients(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        grad_output: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-    ) -> Stages:
-        """Differentiate the call by autograd."""
-        inputs = {"query": query, "key": key, "value": value, "bias": bias, "sinks": sinks}
-        options = {"mask": mask, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-        options |= {"window": window, "key_lengths": key_lengths}
-        return differentiate(self.attention, inputs, grad_output, options)
-
-    def packed_attention_gradients(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        grad_output: Tensor,
-        *,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-    ) -> Stages:
-        """Differentiate the call by autograd."""
-        inputs = {"query": query, "key": key, "value": value, "sinks": sinks}
-        options = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "is_causal": is_causal}
-        options |= {"scale": scale, "softcap": softcap, "window": window}
-        return differentiate(self.packed_attention, inputs, grad_output, options)
+def _differentiable(implementation: str) -> SimpleNamespace:
+    """Return an implementation that has a backward pass on a CPU, with gradients by autograd."""
+    interface = Interface(implementation)
+    functions: dict[str, Callable[..., Stages]] = {
+        "attention": interface.attention,
+        "packed_attention": interface.packed_attention,
+    }
+    gradients = {f"{name}_gradients": make_gradients(each, differentiate) for name, each in functions.items()}
+    return with_functions(interface, {**functions, **gradients})
 
 
-EAGER = Differentiable("eager")
-SDPA = Differentiable("sdpa")
+EAGER = _differentiable("eager")
+SDPA = _differentiable("sdpa")
 FLEX = Interface("flex_attention")

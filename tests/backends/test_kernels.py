@@ -317,12 +317,12 @@ def test_a_query_without_a_key_is_nan_and_an_output_stays_as_it_was_when_the_nex
 
 @pytest.mark.pallas
 def test_a_window_of_one_query_is_where_its_keys_start_and_end() -> None:
-    from attncheck.backends import pallas_gpu_decode
+    from attncheck.backends import pallas_gpu
 
     handed_over = {}
     for keys, window in ((48, None), (512, None), (272, None), (48, (0, 2))):
         inputs = {"query": normal(2, 2, 1, 8), "key": normal(2, 2, keys, 8), "value": normal(2, 2, keys, 8)}
-        with mock.patch.object(pallas_gpu_decode, "gqa", side_effect=pallas_gpu_decode.gqa) as called:
+        with mock.patch.object(pallas_gpu, "gqa", side_effect=pallas_gpu.gqa) as called:
             asked("pallas.gpu_decode", "attention", inputs, **({"window": window} if window else {}))
         edges = [None if each is None else int(each) for each in called.call_args.args[3:5]]
         handed_over[keys, window] = (*edges, called.call_args.kwargs["k_splits"])

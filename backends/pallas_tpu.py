@@ -1,0 +1,156 @@
+"""JAX's attention for TPUs, ``jax.experimental.pallas.ops.tpu``: two kernels, in Pallas' interpreter of those.
+
+``flash_attention`` has causality from the top left, a bias ``ab``, and segments of queries and of keys: what lies
+beyond the length of the keys has a segment of its own. Its scale is 1 unless it is given.
+
+``splash_attention`` is made for one mask of each head, by which blocks are left out: causal, local, or written out.
+Besides it has segments, a softcap, sinks and grouped heads. It has no scale: its callers multiply the query by theirs.
+
+Blocks have the 128 rows of the default. https://github.com/jax-ml/jax/tree/jax-v0.10.2/jax/experimental/pallas/ops/tpu
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import reduce, wraps
+from operator import and_
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu
+from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_attention
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from attncheck.backends import jax_backend
+from attncheck.backends.composed import make_gradients, with_functions
+from attncheck.backends.contract import Stages, Tensor, Window
+from attncheck.backends.jax_backend import differentiate
+
+_LANES = 128
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    key_lengths: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+) -> Stages:
+    """Average the values; a past is a cache that the keys and values are appended to."""
+    if past_key is not None and past_value is not None:
+        key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
+    if query.shape[1] != key.shape[1]:
+        raise NotImplementedError("flash_attention takes as many heads of keys as of queries")
+    if not query.shape[2] or not key.shape[2]:
+        raise NotImplementedError("flash_attention takes one block of 128 queries and keys or more")
+    if query.shape[3] > _LANES and query.shape[3] % _LANES:
+        raise NotImplementedError("flash_attention takes widths of up to 128, and multiples of it")
+    segments = None if key_lengths is None else SegmentIds(*_segments(query, key, key_lengths))
+    # The bias is written out for every score: the call takes no other.
+    spread = None if bias is None else jnp.broadcast_to(bias, (*query.shape[:3], key.shape[2]))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    options = {"causal": is_causal, "sm_scale": scale, "segment_ids": segments}
+    return {"output": flash_attention(query, key, value, spread, **options)}
+
+
+def _segments(query: Tensor, key: Tensor, key_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return segments of queries and keys: what lies beyond the length of the keys has another."""
+    unused = jnp.arange(key.shape[2]) >= key_lengths[:, None]
+    return jnp.zeros((query.shape[0], query.shape[2]), jnp.int32), unused.astype(jnp.int32)
+
+
+def _interpreted(function: Callable[..., Stages]) -> Callable[..., Stages]:
+    """Return a function that is interpreted where there is no TPU, with the backward pass in it."""
+
+    @wraps(function)
+    def called(*tensors: Tensor, **options: Any) -> Stages:
+        with tpu.force_tpu_interpret_mode() if jax.default_backend() == "cpu" else nullcontext():
+            return function(*tensors, **options)
+
+    return called
+
+
+def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
+    """Return attention by the kernel; with residuals, which have no gradients, it has a log-sum-exp."""
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Stages:
+        """Average the values; behind a past the masks are moved by its length."""
+        past = 0
+        if past_key is not None and past_value is not None:
+            past = past_key.shape[2]
+            key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
+        kernel = splash.make_splash_mha_single_device(
+            mask=_mask_of_heads(mask, is_causal, window, past, query.shape[1], (query.shape[2], key.shape[2])),
+            save_residuals=has_residuals,
+            attn_logits_soft_cap=softcap,
+            interpret=jax.default_backend() == "cpu",
+        )
+        query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        if key_lengths is None:
+            returned = jax.vmap(lambda *each: kernel(*each, None, sinks))(query, key, value)
+        else:
+            segments = splash.SegmentIds(*_segments(query, key, key_lengths))
+            returned = jax.vmap(lambda *each: kernel(*each, sinks))(query, key, value, segments)
+        if not has_residuals:
+            return {"output": returned}
+        output, (log_sum_exp,) = returned
+        return {"log_sum_exp": log_sum_exp, "output": output}
+
+    return attention
+
+
+def _mask_of_heads(
+    mask: Tensor | None, is_causal: bool, window: Window | None, past: int, heads: int, shape: tuple[int, int]
+) -> masks.MultiHeadMask:
+    if not all(shape):
+        raise NotImplementedError("splash attention takes one block of 128 queries and keys or more")
+    rules: list[masks.Mask] = [masks.FullMask(shape)] if mask is None and not is_causal and window is None else []
+    if is_causal:
+        rules.append(masks.CausalMask(shape))
+    if window is not None:
+        rules.append(masks.LocalMask(shape, window, past))
+    return masks.MultiHeadMask([reduce(and_, [*rules, *own]) for own in _written_out(mask, heads, shape)])
+
+
+def _written_out(mask: Tensor | None, heads: int, shape: tuple[int, int]) -> list[list[masks.Mask]]:
+    """Return the mask of each head, in a list of its own that is empty where there is none."""
+    if mask is None:
+        return [[]] * heads
+    allowed = np.asarray(mask)
+    if (allowed != allowed[:1]).any():
+        raise NotImplementedError("splash attention has one mask for all entries of a batch")
+    return [[masks.NumpyMask(each)] for each in np.broadcast_to(allowed[0], (heads, *shape))]
+
+
+_flash_gradients = make_gradients(_flash, differentiate)
+FLASH = with_functions(
+    jax_backend, {"attention": _interpreted(_flash), "attention_gradients": _interpreted(_flash_gradients)}
+)
+_splash_gradients = make_gradients(_splash(has_residuals=False), differentiate)
+SPLASH = with_functions(
+    jax_backend, {"attention": _splash(has_residuals=True), "attention_gradients": _splash_gradients}
+)
