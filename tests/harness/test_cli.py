@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -262,3 +263,18 @@ def test_an_unwritable_summary_ends_no_run(invoke: Invoke, wrong: Path, monkeypa
     assert "Report: " in out
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
     assert invoke("report", wrong)[2] == ""
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_open_hands_the_page_of_the_report_to_the_browser(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda page: not opened.append(page))
+    case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
+    for words, page in (
+        (("check", case, "-b", "numpy", "--open"), "results/latest/report/report.html"),
+        (("explain", case, "numpy", "--open"), "results/explained/report/report.html"),
+    ):
+        assert invoke(*words)[0] == 0
+        assert opened.pop() == Path(page).absolute().as_uri()
+    code, _, err = invoke("check", case, "--open", "--no-report")
+    assert (code, err) == (2, "attncheck: --open opens the report, and --no-report writes none: give one\n")

@@ -364,3 +364,28 @@ def test_a_stopped_run_looks_for_no_outdated_records_and_tells_failures_as_they_
     assert (summary.exit_code, summary.stopped) == (ExitCode.DISAGREE, Stop(1, not_run=2))
     assert {row.verdict for row in summary.failures} == {"numeric"}  # and no xpass
     assert [str(each) for each in heard] == ["wrong.eager: small/small/b-weights [float32]: numeric at weights"]
+
+
+def test_failing_cases_run_until_none_fails(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "results" / "latest"
+    write(2, 3, 5)
+    _, _, err = invoke(*QUICK, "--failed")
+    assert err == "attncheck: there are no earlier results in results/latest: every selected case runs\n"
+    assert ran(out) == [*range(1, 10)]
+    write(3, 5, 7)
+    code, text, err = invoke(*QUICK, "--failed")
+    assert (code, ran(out)) == (1, [2, 3, 5])
+    assert err == "attncheck: 3 of 9 cases failed last time in results/latest and run alone\n"
+    assert "Partial run: only the cases row.yaml; what failed last time in results/latest." in text
+    write(5)
+    invoke(*QUICK, "--failed", "-x")
+    assert ran(out) == [3, 5]
+    invoke(*QUICK, "-k", "Lq=1")  # has nothing to do with it
+    assert (ran(out), read_run(out).environment["asked"]["match"]) == ([1], ["Lq=1"])
+    write()
+    assert invoke(*QUICK, "--failed")[0] == 0
+    nothing = "attncheck: nothing failed last time in results/latest: nothing runs\n"
+    assert invoke(*QUICK, "--failed") == (0, "", nothing)
+    assert ran(out) == [5], "the results are those of the last run"
+    refused = "attncheck: -k: expected a whole number or an axis, got '>'\n  Lk>>6\n     ^\n"
+    assert invoke(*QUICK, "-k", "Lk>>6")[2] == refused

@@ -189,3 +189,18 @@ def test_another_process_finds_the_same_digest() -> None:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         found = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
         assert found == f"{eval(value)}\n"
+
+
+def test_several_processes_share_a_store(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from attncheck.store import Key, Store\n"
+        "store = Store(Path(sys.argv[1]))\n"
+        "for _ in range(20):\n"
+        "    for number in range(20):\n"
+        "        found = store.get(Key('exact', f'{number:016x}'))\n"
+        "        assert found in (None, bytes([number]) * 5000), found\n"
+        "        store.put(Key('exact', f'{number:016x}'), bytes([number]) * 5000)\n"
+        "assert not store.counts['damaged'] and not store.counts['not kept'], store.counts\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -208,3 +209,31 @@ def test_what_is_not_of_numbers_is_refused_in_one_line() -> None:
     for name in ("V8", "M8[s]", "m8[s]", "S8", "U2", "O", "no such"):
         with pytest.raises(ResultsError, match=rf"^part: the array {' '.join(key)} cannot be read: "):
             decode_array({"data": bytes(16), "array_dtype": name, "shape": [2]}, key, Path("part"))
+
+
+def test_many_records_take_little_memory(make_case_record: MakeRecord) -> None:
+    record = json.dumps(make_case_record())
+    tracemalloc.start()
+    packed = CaseRecords(json.loads(record) | {"id": f"file/{number}"} for number in range(2000))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 2000 * len(record)
+    assert packed["file/1999"] == json.loads(record) | {"id": "file/1999"}
+
+
+def test_an_interrupted_run_is_readable_and_goes_on(make_row: MakeRow, write_run: WriteRun) -> None:
+    directory = write_run([make_row()], summary=False)
+    for name in ("rows/.part-00001.parquet.partial", ".summary.json.partial"):
+        (directory / name).write_bytes(b"half")
+    run = read_run(directory)
+    assert (len(run.rows), run.summary) == (1, None)
+    ResultsWriter(directory, resume=True)
+    assert files_of(directory) - {"rows/.part-00001.parquet.partial"} == {
+        "environment.json",
+        "cases.json",
+        "rows/part-00000.parquet",
+    }
+    directory = write_run(summary=False)
+    (directory / "cases.json").unlink()
+    run = read_run(directory)
+    assert (len(run.rows), run.cases, run.arrays()) == (0, {}, {})
