@@ -6,19 +6,198 @@ intermediate that nothing else reads. The stages come back sorted by name, as JA
 ``OUTPUT`` is attention that returns only its output, as models call it: the compiler may then fuse what it has to store
 for the stages, and leave out what nothing reads. ``ABSORBED`` is latent attention with its projections absorbed.
 Libraries that compute with JAX are called on ``LIBRARY``, or compiled on ``LIBRARY_JIT``.
+
+Programs are kept between processes as they are: the next one neither traces nor compiles them. JAX's own cache keeps
+what XLA makes of a program; to find it there the function is traced and lowered first, which takes most of the time.
+What is kept here is found by the function, its options, and the shapes and types of its arrays, together with all that
+the program follows from: the sources of JAX's modes here, every file of jax and jaxlib by size and time, JAX's
+settings, and XLA's flags. So a framework that somebody builds anew under the same version is compiled anew. The
+processor's kind and the versions are in the folder's name (``execution/environment.py``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Callable
+import os
+import pickle
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from functools import lru_cache, wraps
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
+from jax.experimental.compilation_cache import compilation_cache
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 from attncheck.backends import composed, jax_backend
 from attncheck.backends.contract import Stages
-from attncheck.backends.jax_programs import kept
 from attncheck.backends.library_arrays import JaxArrays, JittedArrays, KerasArrays, TokamaxArrays
+
+Result = TypeVar("Result")
+Compiled = Callable[..., Any]
+
+FOLDER = "ATTNCHECK_JAX_PROGRAMS"
+"""The variable that names the folder; without it nothing is kept."""
+MOST = 2**29
+"""Bytes that the folder may take. What was not used for the longest time goes first."""
+seconds_compiled = 0.0
+"""The seconds that this process has compiled so far."""
+_VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "PJRT_NPROC")
+
+
+def kept(function: Callable[..., Result], static: Collection[str]) -> Callable[..., Result]:
+    """Return a function as a compiled program that is kept, if there is a folder.
+
+    Args:
+        function: What is compiled, anew for each set of shapes, types and static options.
+        static: The names of the parameters that it is compiled for. They have to be given by name.
+    """
+    program: Any = jax.jit(function, static_argnames=sorted(static))
+    if not os.environ.get(FOLDER):
+        jitted: Callable[..., Result] = program
+        return jitted
+    name = _written(function)
+    positions = tuple(inspect.signature(function).parameters)
+    loaded: dict[str, Compiled] = {}
+
+    @wraps(function)
+    def call(*inputs: Any, **options: Any) -> Any:
+        chosen = {key: value for key, value in options.items() if key in static}
+        arrays = {key: value for key, value in options.items() if key not in static}
+        leaves, tree = jax.tree.flatten((inputs, arrays))
+        if not {*positions[: len(inputs)]}.isdisjoint(static) or not all(_on_processor(leaf) for leaf in leaves):
+            return program(*inputs, **options)
+        kinds = [(leaf.shape, str(leaf.dtype), leaf.weak_type) for leaf in leaves]
+        key = repr((name, sorted(chosen.items()), str(tree), kinds))
+        if key not in loaded:
+            path = _path(key)
+            with suppress(Exception):  # whatever a damaged file makes of loading and calling
+                read = _read(path)
+                found = jax.block_until_ready(read(*inputs, **arrays))
+                loaded[key] = read
+                return found
+            loaded[key] = _compiled(program, inputs, options)
+            _keep(loaded[key], path)
+        return loaded[key](*inputs, **arrays)
+
+    return call
+
+
+def _written(function: Callable[..., Any]) -> list[tuple[str, int]]:
+    """Return where a function is written, and where what it wraps: decorated functions have the bare one's name."""
+    found = []
+    while function is not None:
+        found.append((function.__globals__["__name__"], function.__code__.co_firstlineno))
+        function = getattr(function, "__wrapped__", None)  # type: ignore[assignment]
+    return found
+
+
+def _on_processor(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and all(device.platform == "cpu" for device in leaf.devices())
+
+
+def _path(key: str) -> Path:
+    return _folder() / hashlib.sha256(f"{_origin()}\n{key}".encode()).hexdigest()
+
+
+def _compiled(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
+    """Compile anew: what comes out of JAX's own cache cannot be kept again, it would lack its functions."""
+    global seconds_compiled
+    enabled, begun = jax.config.values["jax_enable_compilation_cache"], perf_counter()
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()
+        made: Compiled = program.lower(*inputs, **options).compile()
+        return made
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+        seconds_compiled += perf_counter() - begun
+
+
+def _read(path: Path) -> Compiled:
+    program: Compiled = deserialize_and_load(*pickle.loads(zlib.decompress(path.read_bytes())))
+    with suppress(OSError):  # another's file can be read and used, and not be touched
+        os.utime(path)
+    return program
+
+
+def _keep(program: Any, path: Path) -> None:
+    """Keep a program; on a full disk, or where it cannot be kept, do without."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(Exception):
+        beside.write_bytes(zlib.compress(pickle.dumps(serialize(program)), 1))
+        beside.replace(path)
+    with suppress(OSError):
+        beside.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path:
+    """Return the folder, in which there is room."""
+    folder = Path(os.environ[FOLDER])
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever may write there may run code here
+        _make_room(folder)
+    return folder
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what was used least lately until half of what the folder may take is free, where it takes too much."""
+    entries = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder))
+    taken = sum(size for _, size, _ in entries)
+    if taken <= MOST:
+        return
+    for _, size, path in entries:
+        with suppress(OSError):
+            Path(path).unlink()
+        taken -= size
+        if taken <= MOST // 2:
+            return
+
+
+@lru_cache(maxsize=1)
+def _origin() -> str:
+    """Return a digest of all that programs follow from beside their keys."""
+    digest = hashlib.sha256()
+    for path in sources():
+        digest.update(path.read_bytes())
+    for package in ("jax", "jaxlib"):
+        folder = Path(str(import_module(package).__file__)).parent
+        digest.update(repr(sorted(_files(folder))).encode())
+    # Where JAX keeps its own cache changes no program.
+    settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
+    digest.update(repr(sorted((name, repr(value)) for name, value in settings.items())).encode())
+    digest.update(repr([os.environ.get(name) for name in _VARIABLES]).encode())
+    return digest.hexdigest()
+
+
+def sources() -> list[Path]:
+    """Return the files of this package that a program of JAX may follow from: its own modules, the contract,
+    what is composed of others, and how libraries' functions are called.
+
+    No other backend is among them: whoever works on one need not wait until JAX has compiled everything anew.
+    """
+    here = Path(__file__).parent
+    others = ("composed.py", "contract.py", "families.py", "family_calls.py", "library_arrays.py")
+    return [*sorted(here.glob("jax_*.py")), *(here / name for name in others)]
+
+
+def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
+    """Give every file of a package with its size and the time when it was changed, except for compiled Python."""
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _files(entry.path)
+        else:
+            yield entry.path, entry.stat().st_size, entry.stat().st_mtime_ns
+
 
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
 _STATIC = frozenset(

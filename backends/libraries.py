@@ -151,7 +151,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             # There is a kernel for float32 alone, and casts are put around it: InsertCastTransformer.
             Mode(
                 "multi_head_attention",
-                "attncheck.backends.onnxruntime_contrib:MHA",
+                "attncheck.backends.onnxruntime_attention:MHA",
                 "com.microsoft.MultiHeadAttention",
                 classes={"float32": "native", "float16": "fused"},
                 folds_sequences=True,
@@ -160,7 +160,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             # has no product of float16, and stored in the output alone.
             Mode(
                 "group_query_attention",
-                "attncheck.backends.onnxruntime_contrib:GQA",
+                "attncheck.backends.onnxruntime_attention:GQA",
                 "com.microsoft.GroupQueryAttention",
                 classes={"float32": "native", "float16": "fused"},
                 holds_scores=False,

@@ -6,7 +6,7 @@ https://onnx.ai/onnx/operators/onnx__Attention.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -34,33 +34,38 @@ TYPES = {
     "bfloat16": TensorProto.BFLOAT16,
     "bool": TensorProto.BOOL,
     "int64": TensorProto.INT64,
+    "int32": TensorProto.INT32,
 }
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node Attention: its version, the inputs that it has with their dtypes, its outputs and its attributes."""
+    """An operator, its version, inputs with dtypes (none where one is left out), outputs (empty there), attributes."""
 
+    operator: str
     opset: int
-    inputs: tuple[tuple[str, str], ...]
+    inputs: tuple[tuple[str, str | None], ...]
     outputs: tuple[str, ...]
     attributes: tuple[tuple[str, float], ...]
+    domain: str = ""
+
+    @property
+    def returned(self) -> list[str]:
+        """Return the outputs that it has."""
+        return list(filter(None, self.outputs))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def model_of(node: Node) -> onnx.ModelProto:
-    """Make the model; shapes stay open."""
-    dtypes = dict(node.inputs)
-    own = helper.make_node(
-        "Attention",
-        [name if name in dtypes else "" for name in up_to_the_last(INPUTS, dtypes)],
-        [name if name in node.outputs else "" for name in up_to_the_last(OUTPUTS, node.outputs)],
-        **dict(node.attributes),
-    )
-    inputs = [helper.make_tensor_value_info(name, TYPES[dtype], None) for name, dtype in node.inputs]
-    outputs = [helper.make_tensor_value_info(name, TYPES[dtypes["Q"]], None) for name in node.outputs]
-    graph = helper.make_graph([own], "attention", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", node.opset)], ir_version=10)
+    """Make the model; shapes stay open, and outputs are of the first input's dtype."""
+    dtypes = {name: dtype for name, dtype in node.inputs if dtype is not None}
+    names = [name if dtype else "" for name, dtype in node.inputs]
+    own = helper.make_node(node.operator, names, node.outputs, domain=node.domain, **dict(node.attributes))
+    inputs = [helper.make_tensor_value_info(name, TYPES[dtype], None) for name, dtype in dtypes.items()]
+    outputs = [helper.make_tensor_value_info(name, TYPES[next(iter(dtypes.values()))], None) for name in node.returned]
+    graph = helper.make_graph([own], node.operator, inputs, outputs)
+    opsets = [helper.make_opsetid("", node.opset), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def up_to_the_last(names: tuple[str, ...], present: Any) -> tuple[str, ...]:
@@ -135,9 +140,7 @@ class OnnxAttention:
         """Gather the pages, and attend to an external cache: with its lengths, positions count from the end."""
         if self.output_mode is not None:
             raise NotImplementedError("has stages of attention alone")
-        pages = np.clip(block_table, 0, len(key_pages) - 1)  # what stands behind the last page that is used may be none
-        gathered = (each[pages] for each in (key_pages, value_pages))  # (B, W, Lp, Hkv, D)
-        key, value = (each.reshape(len(pages), -1, *each.shape[3:]).transpose(0, 2, 1, 3) for each in gathered)
+        key, value = gathered(key_pages, value_pages, block_table)
         unused = (np.arange(key.shape[2]) >= key_lengths.reshape(-1, 1))[:, np.newaxis, :, np.newaxis]
         key, value = (np.where(unused, each.dtype.type(0), each) for each in (key, value))  # 0 times NaN is NaN
         named = {"Q": query, "K": key, "V": value, "nonpad_kv_seqlen": key_lengths.astype(np.int64)}
@@ -148,8 +151,14 @@ class OnnxAttention:
         """Return Y, and the stage where one is asked for."""
         caches = ("present_key", "present_value") if "past_key" in named else ()
         outputs = ("Y", *caches, *(() if self.output_mode is None else ("qk_matmul_output",)))
-        inputs = tuple((name, named[name].dtype.name) for name in INPUTS if name in named)
-        node = Node(self.opset, inputs, outputs, tuple(sorted(attributes.items())))
+        dtypes = {name: array.dtype.name for name, array in named.items()}
+        node = Node(
+            "Attention",
+            self.opset,
+            tuple((name, dtypes.get(name)) for name in up_to_the_last(INPUTS, named)),
+            tuple(name if name in outputs else "" for name in up_to_the_last(OUTPUTS, outputs)),
+            tuple(sorted(attributes.items())),
+        )
         found = dict(zip(outputs, self.evaluate(node, named), strict=True))
         return [found[name] for name in outputs if name not in caches]
 
@@ -199,6 +208,13 @@ class OnnxAttention:
 WITH_WINDOWS = 25
 
 
+def gathered(key_pages: Array, value_pages: Array, block_table: Array) -> Iterator[Array]:
+    """Yield keys and values of each batch entry, (B, Hkv, T, D), of pages (Np, Lp, Hkv, D)."""
+    table = np.clip(block_table, 0, len(key_pages) - 1)  # what stands behind the last page that is used may be none
+    for pages in (key_pages[table], value_pages[table]):  # (B, W, Lp, Hkv, D)
+        yield pages.reshape(len(table), -1, *pages.shape[3:]).transpose(0, 2, 1, 3)
+
+
 def _merge(mask: Array | None, bias: Array | None) -> Array | None:
     """Make the one attn_mask that the operator takes: boolean, True = may attend, or added to the scores."""
     if mask is None or bias is None:
@@ -218,7 +234,7 @@ def _describe_numpy() -> dict[str, str]:
 def _evaluate_in_numpy(node: Node, inputs: Mapping[str, Array]) -> list[Array]:
     from onnx.reference import ReferenceEvaluator  # whoever writes files does not evaluate them
 
-    found: list[Array] = ReferenceEvaluator(model_of(node)).run(list(node.outputs), dict(inputs))
+    found: list[Array] = ReferenceEvaluator(model_of(node)).run(node.returned, dict(inputs))
     return found
 
 

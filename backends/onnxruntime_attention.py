@@ -1,18 +1,33 @@
-"""ONNX's Attention by onnxruntime on a CPU: its kernel, which is for opset 24, and the function of opset 25.
+"""Attention by onnxruntime on a CPU, as models of one node, each of which it loads once.
 
-For an operator without a kernel it runs the graph that the standard defines the operator by. bfloat16 has neither: it
-"could not find an implementation for Expand".
+ONNX's Attention: the kernel, which is for opset 24, and the function of opset 25. For an operator without a kernel it
+runs the graph that the standard defines the operator by. bfloat16 has neither: it "could not find an implementation for
+Expand".
+
+com.microsoft.MultiHeadAttention is what its optimizer makes of a model's attention. What a mask of integers forbids,
+the operator's mask_filter_value is added to: -10000, or what it found in the model, which in those of Hugging Face is
+the lowest number. float16 is cast to float32 and back, as the kernel is for float32.
+
+com.microsoft.GroupQueryAttention is what onnxruntime-genai and Olive build decoders of. New keys come with new queries,
+as many of them, and are appended to a cache: without one they are the first prompt. A sequence without causality behind
+a cache is alone in its batch, as the operator wants it.
+
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
-import onnx
+import numpy as np
 import onnxruntime
 
-from attncheck.backends.onnx_attention import Array, Node, OnnxAttention, model_of
+from attncheck.backends.composed import with_functions
+from attncheck.backends.contract import Stages, Window
+from attncheck.backends.onnx_attention import Array, Node, OnnxAttention, gathered, model_of
 
 _threads = {"number": 1}
 
@@ -32,26 +47,18 @@ def describe() -> dict[str, str]:
     }
 
 
-def threads_asked_for() -> int:
-    """Return how many threads a session has that is made now."""
-    return _threads["number"]
-
-
-def new_session(model: onnx.ModelProto, threads: int) -> onnxruntime.InferenceSession:
+@lru_cache(maxsize=512)
+def _session(node: Node, threads: int) -> onnxruntime.InferenceSession:
     """Load a model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 4  # what goes wrong is raised
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-@lru_cache(maxsize=256)
-def _session(node: Node, threads: int) -> onnxruntime.InferenceSession:
-    return new_session(model_of(node), threads)
+    model = model_of(node).SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _evaluate(node: Node, inputs: Mapping[str, Array]) -> list[Array]:
-    found: list[Array] = _session(node, threads_asked_for()).run(list(node.outputs), dict(inputs))
+    found: list[Array] = _session(node, _threads["number"]).run(node.returned, dict(inputs))
     return found
 
 
@@ -59,3 +66,268 @@ _on_cpu = partial(OnnxAttention, _evaluate, prepare, describe)
 KERNEL = _on_cpu(24)
 SCORES, CAPPED, MASKED, WEIGHTS = (_on_cpu(24, mode) for mode in range(4))
 FUNCTION = _on_cpu(25)
+
+
+def run(
+    operator: str,
+    inputs: Mapping[str, Array | None],
+    attributes: Mapping[str, float],
+    outputs: tuple[str, ...] = ("output", "present_key", "present_value"),
+) -> Array:
+    """Run the operator on all of its inputs in their order, None where one is left out, and return its output."""
+    dtypes = tuple((name, None if array is None else array.dtype.name) for name, array in inputs.items())
+    node = Node(operator, 21, dtypes, outputs, tuple(sorted(attributes.items())), "com.microsoft")
+    given = {name: np.ascontiguousarray(array) for name, array in inputs.items() if array is not None}
+    found: list[Array] = _session(node, _threads["number"]).run(outputs[:1], given)
+    return found[0]
+
+
+def packed(heads: Array) -> Array:
+    """Lay the heads side by side, as a projection returns them: (B, H, L, D) -> (B, L, H D)."""
+    batch, number, length, width = heads.shape
+    return heads.transpose(0, 2, 1, 3).reshape(batch, length, number * width)
+
+
+def heads_of(output: Array, number: int) -> Array:
+    """Take the heads apart again: (B, L, H D) -> (B, H, L, D)."""
+    batch, length, width = output.shape
+    return output.reshape(batch, length, number, width // number).transpose(0, 2, 1, 3)
+
+
+def bias_of(mask: Array | None, bias: Array | None, dtype: np.dtype[Any], lengths: tuple[int, int]) -> Array | None:
+    """Make the attention_bias: what is added to the scores, minus infinity where nobody may attend."""
+    if mask is not None:
+        bias = np.where(mask, dtype.type(0) if bias is None else bias, dtype.type(-np.inf))
+    # Batch and heads alone may have the length 1.
+    return None if bias is None else np.broadcast_to(bias, (*bias.shape[:2], *lengths))
+
+
+def number_or_default(**attributes: float | None) -> dict[str, float]:
+    """Return the attributes that are given. The number 0 stands for the operator's default, and has to be refused."""
+    for name, number in attributes.items():
+        if number == 0:
+            raise NotImplementedError(f"a {name} of 0 stands for the operator's default")
+    return {name: float(number) for name, number in attributes.items() if number is not None}
+
+
+def _multi_head(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+) -> Stages:
+    """Attend in one node. A mask that heads share is the key_padding_mask, any other is part of the bias."""
+    if window not in (None, (None, 0)):
+        raise NotImplementedError("MultiHeadAttention has no window")
+    heads = query.shape[1]
+    if key.shape[1] != heads:
+        raise NotImplementedError("MultiHeadAttention has as many heads of keys as of queries")
+    if past_value is not None and past_value.shape[-1] != query.shape[-1]:
+        raise NotImplementedError("MultiHeadAttention has a past of values that are as wide as queries")
+    lengths = query.shape[2], key.shape[2] + (0 if past_key is None else past_key.shape[2])
+    if mask is not None and key_lengths is not None:
+        mask, key_lengths = mask & (np.arange(lengths[1]) < key_lengths.reshape(-1, 1, 1, 1)), None
+    per_head = mask if mask is not None and mask.shape[1] != 1 else None
+    padding = _padding_mask(mask if per_head is None else None, key_lengths, len(query), lengths)
+    inputs = {
+        "query": packed(query),
+        "key": packed(key),
+        "value": packed(value),
+        "bias": None,  # that of the projections
+        "key_padding_mask": padding,
+        "attention_bias": bias_of(per_head, bias, query.dtype, lengths),
+        "past_key": past_key,
+        "past_value": past_value,
+    }
+    attributes = number_or_default(scale=scale) | {"num_heads": heads}
+    if padding is not None:
+        attributes["mask_filter_value"] = float(np.finfo(np.float32).min)
+    if is_causal or window is not None:
+        attributes["unidirectional"] = 1
+    outputs = ("output",) if past_key is None else ("output", "present_key", "present_value")
+    return {"output": heads_of(run("MultiHeadAttention", inputs, attributes, outputs), heads)}
+
+
+def _padding_mask(mask: Array | None, key_lengths: Array | None, batch: int, lengths: tuple[int, int]) -> Array | None:
+    """Return lengths (B,), keys (B, T), or keys of each query (B, Lq, T), in integers."""
+    if mask is None:
+        return None if key_lengths is None else key_lengths.astype(np.int32)
+    if mask.shape[2] == 1:
+        return np.broadcast_to(mask[:, 0, 0], (batch, lengths[1])).astype(np.int32)
+    return np.broadcast_to(mask[:, 0], (batch, *lengths)).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call's node: attributes, inputs besides query, key and value, and the cache of all keys.
+
+    ``starts`` (B,) says at which key of the cache the queries stand; without a cache the keys are all there are.
+    """
+
+    attributes: dict[str, float]
+    bias: Array | None = None
+    sinks: Array | None = None
+    rotary: tuple[Array, Array] | None = None
+    starts: Array | None = None
+
+    @property
+    def is_causal(self) -> bool:
+        """Return whether queries may attend to what is before them alone."""
+        return "causal" not in self.attributes
+
+
+def _group_query(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    sinks: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = False,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    query_offsets: Array | None = None,
+) -> Stages:
+    """Attend in one step. A mask, and lengths of keys, are part of the bias, as the operator has no other mask."""
+    past = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        key, value = np.concatenate([past_key, key], axis=2), np.concatenate([past_value, value], axis=2)
+    lengths = query.shape[2], key.shape[2]
+    if key_lengths is not None:
+        used = np.arange(lengths[1]) < key_lengths.reshape(-1, 1, 1, 1)
+        mask = used if mask is None else mask & used
+    attributes = _attributes(query, key, is_causal, scale, softcap, window)
+    starts = _starts(len(query), lengths, past, query_offsets, "causal" not in attributes)
+    rotary = None if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin)
+    if rotary is not None:
+        _check_rotary(rotary[0], query.shape[-1], query_offsets is None and lengths[1] == past + lengths[0])
+        attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotary_interleaved)}
+    step = _Step(attributes, bias_of(mask, bias, query.dtype, lengths), sinks, rotary, starts)
+    return {"output": _attend(query, key, value, step)}
+
+
+def _group_query_paged(
+    query: Array,
+    key_pages: Array,
+    value_pages: Array,
+    block_table: Array,
+    key_lengths: Array,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Gather the pages into a cache. Its lengths are seqlens_k: the last query stands at the last key that is used."""
+    queries = query.shape[2]
+    if queries > 1 and not is_causal and (window is None or window[1] != 0):
+        raise NotImplementedError("GroupQueryAttention has lengths of its cache for causal attention, or one query")
+    if (key_lengths < queries).any():
+        raise NotImplementedError("GroupQueryAttention has at least as many keys as queries")
+    key, value = gathered(key_pages, value_pages, block_table)
+    attributes = _attributes(query, key, is_causal or queries == 1, scale, softcap, window)
+    return {"output": _attend(query, key, value, _Step(attributes, starts=key_lengths - queries))}
+
+
+def _attributes(
+    query: Array, key: Array, is_causal: bool, scale: float | None, softcap: float | None, window: Window | None
+) -> dict[str, float]:
+    left, right = window or (None, None)
+    if left is not None or right is not None:
+        if not (is_causal or right == 0):
+            raise NotImplementedError("GroupQueryAttention has windows of what comes before a query alone")
+        is_causal = True
+    attributes = number_or_default(scale=scale, softcap=softcap)
+    attributes |= {"num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
+    if not is_causal:
+        attributes["causal"] = 0  # 1 by default; releases that have always been causal do not know the attribute
+    if left is not None:
+        attributes["local_window_size"] = left + 1  # with the query's own key
+    return attributes
+
+
+def _starts(
+    batch: int, lengths: tuple[int, int], past: int, query_offsets: Array | None, is_causal: bool
+) -> Array | None:
+    """Return at which key the queries stand; None for the first prompt, of as many queries as keys."""
+    queries, keys = lengths
+    if query_offsets is None and past == 0 and queries == keys:
+        return None
+    if not is_causal:
+        starts = np.full(batch, keys - queries)  # where they stand makes no difference
+    else:
+        starts = np.full(batch, past) if query_offsets is None else query_offsets
+    if (starts < 0).any() or (starts + queries > keys).any():
+        raise NotImplementedError("GroupQueryAttention has a key at the place of every query")
+    return starts
+
+
+def _check_rotary(cos: Array, width: int, are_new: bool) -> None:
+    if not are_new:
+        raise NotImplementedError("GroupQueryAttention rotates new keys, of which there are as many as queries")
+    if width % 16 or cos.shape[1] % 8:
+        raise NotImplementedError("GroupQueryAttention rotates multiples of 8 pairs, in widths that 16 divides")
+
+
+def _attend(query: Array, key: Array, value: Array, step: _Step) -> Array:
+    if step.starts is None:
+        return _call(query, key, value, None, step)
+    if step.is_causal or len(query) == 1 or query.shape[2] == 1:
+        return _call(query, key, value, step.starts, step)
+    outputs = []
+    for entry in range(len(query)):
+        own = slice(entry, entry + 1)
+        bias = step.bias[own] if step.bias is not None and len(step.bias) > 1 else step.bias
+        alone = _Step(step.attributes, bias, step.sinks, step.rotary)
+        outputs.append(_call(query[own], key[own], value[own], step.starts[own], alone))
+    return np.concatenate(outputs)
+
+
+def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _Step) -> Array:
+    """Run the node: on the first prompt, or on the chunk of each sequence that is appended to its cache."""
+    queries, keys = query.shape[2], key.shape[2]
+    new, lengths, chunk = (key, value), np.full(len(query), keys), None
+    if starts is not None:
+        places = (starts[:, np.newaxis] + np.arange(queries))[:, np.newaxis, :, np.newaxis]
+        new = np.take_along_axis(key, places, axis=2), np.take_along_axis(value, places, axis=2)
+        lengths = starts + queries
+        chunk = np.full(len(query), queries, dtype=np.int32) if step.is_causal else None
+    inputs = {
+        "query": packed(query),
+        "key": packed(new[0]),
+        "value": packed(new[1]),
+        "past_key": None if starts is None else key,
+        "past_value": None if starts is None else value,
+        "seqlens_k": (lengths - 1).astype(np.int32),
+        "total_sequence_length": np.array(keys, dtype=np.int32),
+        "cos_cache": None if step.rotary is None else step.rotary[0],
+        "sin_cache": None if step.rotary is None else step.rotary[1],
+        "position_ids": None,
+        "attention_bias": step.bias,
+        "head_sink": step.sinks,
+    }
+    if chunk is not None:
+        unused: dict[str, Array | None] = dict.fromkeys(("k_scale", "v_scale", "q_norm_weight", "k_norm_weight"))
+        inputs |= unused | {"query_seqlens": chunk}
+    return heads_of(run("GroupQueryAttention", inputs, step.attributes), query.shape[1])
+
+
+MHA = with_functions(KERNEL, {"attention": _multi_head})
+GQA = with_functions(KERNEL, {"attention": _group_query, "paged_attention": _group_query_paged})

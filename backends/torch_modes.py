@@ -79,7 +79,7 @@ TORCH_MODES: tuple[Mode, ...] = (
     _sdpa("sdpa_flash", "flash", "its flash kernel, which refuses what it cannot compute"),
     Mode(
         "causal_upper_left",
-        "attncheck.backends.torch_causal_bias:UPPER_LEFT",
+        "attncheck.backends.torch_sdpa:UPPER_LEFT",
         "functional.scaled_dot_product_attention with nn.attention.bias.causal_upper_left",
         classes=FUSED_BWD,
         conventions=_ZERO_ROWS,
@@ -87,7 +87,7 @@ TORCH_MODES: tuple[Mode, ...] = (
     ),
     Mode(
         "causal_lower_right",
-        "attncheck.backends.torch_causal_bias:LOWER_RIGHT",
+        "attncheck.backends.torch_sdpa:LOWER_RIGHT",
         "functional.scaled_dot_product_attention with nn.attention.bias.causal_lower_right",
         classes=FUSED_BWD,
         conventions=_ZERO_ROWS,
@@ -96,7 +96,7 @@ TORCH_MODES: tuple[Mode, ...] = (
     # attention.cpp): it then stores every step, and the query times the root of the scale before all of them.
     Mode(
         "nested",
-        "attncheck.backends.torch_nested",
+        "attncheck.backends.torch_sdpa:NESTED",
         "functional.scaled_dot_product_attention of nested tensors",
         classes=EAGER_PRE,
     ),
@@ -104,14 +104,14 @@ TORCH_MODES: tuple[Mode, ...] = (
     # the values (torch/_higher_order_ops/flex_attention.py, math_attention).
     Mode(
         "flex",
-        "attncheck.backends.torch_flex:EAGER",
+        "attncheck.backends.torch_compile:FLEX",
         "nn.attention.flex_attention, not compiled: an implementation that writes the scores out",
         classes=FUSED,
         conventions=_ZERO_ROWS_OF_FLEX,
     ),
     Mode(
         "flex_compile",
-        "attncheck.backends.torch_flex:COMPILED",
+        "attncheck.backends.torch_compile:FLEX_COMPILED",
         "nn.attention.flex_attention in torch.compile: one kernel, made for its masks and scores",
         classes={"float32": "native", "bfloat16": "fused", "float16": "fused"},
         conventions=_ZERO_ROWS_OF_FLEX,

@@ -147,7 +147,7 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
 
 def _seconds_compiled() -> float:
     """Return how long this process has compiled programs of JAX, if it has any."""
-    return float(getattr(sys.modules.get("attncheck.backends.jax_programs"), "seconds_compiled", 0.0))
+    return float(getattr(sys.modules.get("attncheck.backends.jax_jit"), "seconds_compiled", 0.0))
 
 
 def evaluate_on(backend: Backend, task: Task) -> Outcome:

@@ -23,7 +23,7 @@ Arrays = dict[str, Any]
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module, keeping programs in a folder of the test's."""
     pytest.importorskip("jax", reason="jax is not installed")
-    module = importlib.import_module("attncheck.backends.jax_programs")
+    module = importlib.import_module("attncheck.backends.jax_jit")
     monkeypatch.setenv(module.FOLDER, str(tmp_path / "programs"))
     yield module, tmp_path / "programs"
     module._folder.cache_clear()
