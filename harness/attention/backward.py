@@ -1,65 +1,13 @@
-"""The backward pass from the weights to the query: each step of it with its errors.
+"""The backward pass from the weights to the gradient of the scores: each step of it with its errors.
 
-The weights as a backward pass uses them: stored ones, or e^(s - L) from a stored log_sum_exp.
-
-P bounds the error of such a weight, in the notation of ``softmax``:
-
-    stored weights       G + c_p (p + G) + 2 eta_p,      c_p = (n + r) u_sum + 3u_c + u_p + n eta_p
-    e^(s - L), L stored  p (e^(E + F) - 1) + (u_p + u_c) p e^(E + F) + 2 eta_p,  F = B_L + (c_x + c_m) u_c lambda
+``docs/numerics.md`` has the bounds (section 4.6), their variances (5) and the symbols beside the fields below. With p
+the weights, dp = g v^T their gradient and y = dp - Delta, the steps are: the weights once more, as a backward pass uses
+them (stored, or made again as e^(s - L)), dp, the gradient p y of the logits, the slope kappa of the softcap, and the
+gradient p y kappa of the scores.
 
 float64 has errors of its own here. They are of second order in a bound, being relative errors of its terms, except
 where float64 itself can hardly tell the weights: so p is taken as large as it can be, p e^E / Z with the E and Z of
-float64 itself.
-
-t^2 and c^2 are the variances of a key's exponent, its own and what the keys of a row share, with what is beyond the
-first order: c^2 + f(t^2 + c^2). Of a row, V_nu = u_sum^2 (n + rho) + 2u_c^2, with a stored L and its own logarithm's;
-of a weight's own roundings V_eps = u_p^2 + 2u_c^2. Rounded keys are those of every query.
-
-Back through the weighted mean: dp = g v^T, with g = grad_output.
-
-    E_dp = Dv u_acc |g||v|^T + u_dp |dp| + eta
-    V_dp = f u_acc^2 [ Dv (dp^2/3 + Q/6) + Q ] + u_dp^2 dp^2,    Q = g^2 v^2
-
-Where products round their factors, a rounded g is met by every key of a row, and rounded values by every query. Every
-key of a row also meets the error E_g, of variance V_g, of a g that was computed: E_dp has E_g |v|^T more, what the keys
-share of it V_g v^2, and E_Delta of sum_c g o sum_c E_g |o|.
-
-Back through the softmax: Delta = sum_j p dp, y = dp - Delta, dlogits = p y.
-
-With G and P of the weights, E_dp and V_dp of the weighted mean:
-
-    E_Delta of sum_j p dp    sum_j [ G |y| + (P - G)|dp| + (p + P)( E_dp + (n u_sum + 2u_c)(|dp| + E_dp) ) ] + storage
-            of sum_c g o     sum_c [ |g| B_o + Dv u_acc |g|(|o| + B_o) ] + storage
-    E_y     = E_dp + E_Delta + 3u_c ( |dp| + E_dp + |Delta| + E_Delta )
-    E_dl    = P |y| + (p + P) E_y + w (|p y| + ..) + 4 eta,       w = max(u_s, u_p)
-
-Why G |y|: exponents that are perturbed leave the sum of the weights 1, so that sum_j (p^ - p) dp = sum_j (p^ - p) y.
-Why 3u_c: p dp - p Delta rounds both products, p (dp - Delta) the difference; differentiating the quotient of
-exponentials rounds Delta twice more, of which the sum's 2u_c has one. |y| is taken as large as float64 lets it be.
-
-To first order theta_l moves dlogits_j by theta_l [ (j = l) p_l y_l - p_j p_l (y_j + y_l) ]. Where weights are
-recomputed from L, the first y_l has a theta of its own. Of a row and of an element,
-
-    V_D  = f u_sum^2 [ n (Delta^2/3 + Q/6) + Q ] + 2u_c^2 Q + u_s^2 Delta^2,   Q = p^2 dp^2
-    or     f u_acc^2 [ Dv (Delta^2/3 + Q/6) + Q ] + g^2 [ S4 + k_o u_o^2 o^2 ] + u_s^2 Delta^2,  Q = g^2 o^2
-    y      2u_c^2 p^2 (dp^2 + Delta^2) + (w^2 + u_c^2) p^2 y^2 + eta^2, as everything that may underflow
-
-Back through the softcap: ds = dlogits kappa, kappa = sech(s / c)^2 or 1; and through no scale yet.
-
-    E_ds    = E_dl (kappa + E_kappa) + |p y| E_kappa + 4w (..)    with a softcap, h = tanh(s / c):
-    E_kappa = 2|h| E_h + E_h^2 + u_c (2|h| + 4 kappa),            E_h = dh + (eps_tanh + 3u_s)(|h| + dh)
-    V_kappa = 4h^2 V_h + u_c^2 (4h^2 + 4 kappa^2),                V_h = kappa^2 V_z + (eps_tanh^2 + 3u_s^2) h^2
-
-E_kappa covers 1 - h^2 and (1 + h)(1 - h).
-
-The variance of ds k, what grad_query adds up over the keys: their errors, which cancel where the keys are alike.
-
-To first order theta_l moves sum_j dlogits_j x_j, for any x, by
-
-    theta_l p_l [ y_l (x_l - X) - S ],     X = sum_j p x,  S = sum_j p y x
-
-In the notation above; constants in common to all keys and rows (the rounding of the scale) make
-theta_j = epsilon x_j, x_j = s_j - m.
+float64 itself, and so is |y|.
 """
 
 from __future__ import annotations

@@ -1,42 +1,11 @@
-"""Sums over keys or queries in a backward pass, of a factor with errors times inputs, and what storing them rounds.
+"""The last steps of a backward pass: what gradients add up over keys or queries, and the errors that they return.
 
-With E the largest error of the factor and x what it is, N the terms of a sum, T the tiles that are added up in the
-output's format, n_s = 1 if |a| is a power of two, else 3:
+``docs/numerics.md`` has the gradients (section 2), the bounds of these sums (4.6) and their variances (5). Rounded keys
+and values are met by every query, and what cuts have in common is in everything: no sum over queries takes such errors
+for independent, their deviations add up. What perturbed exponents do to ds k is looked at as a whole, for equal keys
+leave no gradient: the states behind each other keep what they were made of.
 
-    B' = [ E |y| + c (|x| + E)|y| ] (1 + 8u*) + eta,    c = N u_acc + n_s max(u_s, u_p) + n_pre u_pre + (T - 1) u_o
-    B  = B' + k_o u_o (|d| + B') + eta_o
-
-where a scale may meet the factor before or after the sum, or the input before it. Heads of a group of G add up: N
-counts the terms of all and T their tiles, each head may be stored, and G u_acc is added. Where nothing is attended to,
-gradients are exactly 0, and so is B. Variances likewise: squares, and f u_acc^2 [ N (d^2/3 + Q/6) + Q ] for a sum.
-
-The last steps of a backward pass: what gradients add up, and the errors that they return.
-
-    grad_query  a ds k        largest |a| E_ds |k|      grad_value  p^T g     largest P^T |g| + (p + P)^T E_g
-    grad_key    a ds^T q      largest |a| E_ds^T |q|    grad_bias   dlogits, summed over the axes of the bias
-
-    grad_bias   B' = [ sum E_dl + (N - 1) u_acc sum (|p y| + E_dl) ] (1 + 8u*)
-
-Rounded keys and values are met by every query, and what cuts have in common is in everything: no sum over queries takes
-such errors for independent, their deviations add up.
-
-The gradients of attention: the vector-Jacobian product of its output with ``grad_output``, by the steps' transposes.
-
-With p the weights, g = grad_output, c the softcap of the scores s and a their scale:
-
-    grad_weights    dp = g v^T                          grad_scores      ds = dlogits sech(s / c)^2, or dlogits
-    delta           sum_j p_j dp_j                      grad_products    a ds
-    grad_logits     p (dp - delta)                      grad_query       a ds k
-    grad_value      p^T g                               grad_key         a ds^T q
-    grad_bias       dlogits, summed over the axes along which the bias was spread
-
-The query heads that share a key and value head add their parts of its gradient up. Where the weight is the exact 0 the
-gradient of the logit is 0 as well: masked keys, and rows without a key. The row sum of g and the output would be the
-same delta (Dao et al. 2022, "FlashAttention", appendix B.4).
-
-``backward`` has the weights once more, as a backward pass uses them. Errors go the same way, but what perturbed
-exponents do to ds k is looked at as a whole, for equal keys leave no gradient: the states behind each other keep what
-they were made of.
+The row sum of g and the output would be the same delta as sum_j p dp (Dao et al. 2022, "FlashAttention", appendix B.4).
 """
 
 from __future__ import annotations

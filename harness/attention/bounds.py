@@ -1,7 +1,7 @@
 """The largest error, and its statistical scale, that a rounding model allows at every stage of an operation.
 
 ``accumulated_bounds`` walks from the inputs of a case; ``introduced_bounds`` walks the same graph from the stages that
-the implementation itself returned, each with its storage error. The formulas stand with the steps; ``docs/numerics.md``
+the implementation itself returned, each with its storage error. The rules stand with the steps; ``docs/numerics.md``
 derives them.
 
 Where a score matrix is never held whole, ``bounds_by_rows`` takes some query rows at a time, with the keys that they
@@ -10,17 +10,9 @@ company, but for what the rows of a head share (the extremes of the values, powe
 tighter.
 
 ``propagate`` returns how far an exact result moves when every input moves by its radius: the allowance for printed,
-rounded inputs. A document that prints its inputs rounded computed with other numbers than it shows; so does a float32
-run of a float64 document. Each input x then stands for any x' with |x' - x| <= r. For every stage the walk gives a
-radius R such that the exact stage of x' differs from the exact stage of x by at most R, by the radius rules of the
-steps:
-
-    product      |x'y' - xy| <= |x| ry + rx |y| + rx ry, summed over the inner axis
-    sum, scale   radii add; |a| r
-    tanh         |tanh z' - tanh z| <= min(r, 2), its slope being at most 1; c tanh(z / c) moves by at most min(r, 2 c)
-
-and those of ``softmax`` and ``other_scores``. They hold for radii of inputs of any size, not to first order; they are
-evaluated in float64, whose own rounding is far below any digit that a document prints.
+rounded inputs (``docs/numerics.md``, section 8). A document that prints its inputs rounded computed with other numbers
+than it shows; so does a float32 run of a float64 document. The rules hold for radii of inputs of any size, not to first
+order; they are evaluated in float64, whose own rounding is far below any digit that a document prints.
 """
 
 from __future__ import annotations

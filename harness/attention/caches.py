@@ -1,44 +1,14 @@
 """Keys and values in other forms: in a cache, in 8 bits with scales, or as latent vectors.
 
-Keys and values of a cache stand in front of those that are projected.
+Keys and values of a cache stand in front of those that are projected. It holds what the projections gave before,
+rotated where there is a rotary embedding: the rotation behind this step has the cosine 1 and the sine 0 there. Nothing
+is rounded, and the new ones bring their errors along. Without projections the past is joined before anything is
+computed (``reading/lowering.py``).
 
-    joined = [cached, new]      nothing is rounded: the cached ones are inputs, the new ones bring their errors along
-
-A cache holds what the projections gave before, rotated where there is a rotary embedding: the rotation behind this step
-has the cosine 1 and the sine 0 there. Without projections the past is joined before anything is computed
-(``reading/lowering.py``).
-
-Keys and values in 8 bits are multiplied by their scales.
-
-    k = s c      D = 2u |s c|, u the unit of stored intermediates
-
-A code c is exact in every format in which attention is computed. Its product with a scale may be stored (u |k|), or the
-scale may be multiplied into something else that the keys of its block have in common: into the constant that the scores
-are multiplied with, the scores, or the output. That is one more rounding or two of a number that is no larger than the
-sum of |q| |k|, or of p |v|; the second u is for these. Micikevicius et al. 2022, "FP8 Formats for Deep Learning",
-arXiv 2209.05433.
-
-Latent vectors are projected to keys and values, which are made, or absorbed: one bound for both forms.
-
-    k = (c Wk, kr)      made      q k^T = q (c Wk)^T + qr kr^T         o = p (c Wv)
-                        absorbed  q k^T = (q Wk^T) c^T + qr kr^T       o = (p c) Wv
-
-Made keys and values are linear layers: their errors E_k, E_v come along as those of other projections do. Absorbed, the
-query q' = q Wk^T is a linear layer, with an error E_q' that the keys of a row share; it meets c, of C elements in the
-place of D. The bound on a product takes the larger of each of its parts. Where the two products are added up one after
-the other, each is stored before:
-
-    E    = max{ |q| E_k, E_q' |c|^T } + u_s ( |q (c Wk)^T| + |qr kr^T| ) + 2 eta_s
-    |.|  = max{ |q||k|^T, (|q'| + E_q') |c|^T + |qr||kr|^T },     d = max{ D, C } + Dr
-
-What errors of weights do to the output is the same in both forms, because sum_j dp_j (c_j Wv) = (sum_j dp_j c_j) Wv. So
-the bound of an absorbed mean is that of a mean of exact values, and of what is rounded beside it: y = p c, stored, and
-its linear layer,
-
-    E_y  = [ (n + r) u_acc + 2u_c + u_o ] p^|c| + eta         p^ = (p + pW) / Z
-    B    = max{ B(E_v), B(0) + [ (C + 1) u_acc (|y| + E_y)|Wv| + E_y |Wv| ] (1 + k_o u_o + 8u*) }
-
-and sigma likewise, variances for sums. DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section 2.1.2.
+Keys and values in 8 bits are multiplied by their scales (``docs/numerics.md``, section 4.1b; Micikevicius et al. 2022,
+"FP8 Formats for Deep Learning", arXiv 2209.05433). Latent vectors are projected to keys and values, which are made, or
+absorbed into query and output: one bound for both forms (section 4.1d; DeepSeek-AI 2024, "DeepSeek-V2", arXiv
+2405.04434, section 2.1.2).
 """
 
 from __future__ import annotations

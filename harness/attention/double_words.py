@@ -1,17 +1,9 @@
 """The arithmetics of float64: double words, each with a proven radius, and plain numbers without one.
 
-A double word is an unevaluated sum of two float64 numbers, high = fl(high + low).
-
-Every operation has a relative error that is proven for all operands, without fused operations, which NumPy has not
-(Joldes, Muller, Popescu 2017, "Tight and rigorous error bounds for basic building blocks of double-word arithmetic",
-ACM TOMS 44; the square root: Lefevre, Louvet, Muller, Picot, Rideau 2023, ACM TOMS 49). Matrix products are exact on
-any BLAS (Ozaki, Ogita, Oishi, Rump 2012, "Error-free transformations of matrix multiplication", Numerical Algorithms
-59): rows of the left and columns of the right operand are cut into slices of so many bits that all partial sums of
-products of slices are integers below 2^53. All of it is derived in docs/numerics.md, section 2.
-
-Radii are sums of non-negative float64 numbers, each times 1 + 2^-40 (``_ROOM``) for what their own evaluation rounds.
-What underflow may take away is added where a result is near it. Where a number is not finite, or so small that nothing
-is proven, the radius is not finite either, and stays so: what is asked then goes to ``balls``.
+A double word is an unevaluated sum of two float64 numbers, high = fl(high + low). ``docs/numerics.md``, section 2, has
+the algorithms, which use no fused operations, which NumPy has not, and proves every error and radius below. Where a
+number is not finite, or so small that nothing is proven, the radius is not finite either, and stays so: what is asked
+then goes to ``balls``.
 
 Plain numbers are the scales beside which a radius is small or not: sums of absolute terms. No term is negative, so that
 no sum cancels: they are right to some 40 bits, and only their size matters.

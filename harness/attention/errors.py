@@ -1,9 +1,8 @@
 """The parts of error bounds: a bound, an operand with its error, logits with theirs, and a ball in float64.
 
 Every bound is two numbers per element. ``max_error`` (B) holds for any order of summation, blocking and fusing that the
-rounding model allows. ``sigma`` is the size of the error if roundings behave as bounded, mean-independent
-noise: a sum of c_k delta_k with |delta_k| <= u is then sub-Gaussian with the scale u sqrt(sum c_k^2) (Higham and Mary,
-SIAM J. Sci. Comput. 41, 2019, section 2; Ipsen and Zhou, arXiv 1906.10465). Variances are propagated instead of sums.
+rounding model allows. ``sigma`` is the size of the error if roundings behave as bounded, mean-independent noise
+(``docs/numerics.md``, section 5): variances are propagated instead of sums.
 """
 
 from __future__ import annotations

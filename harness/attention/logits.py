@@ -1,24 +1,8 @@
 """Scores before the softmax: a bias, a mask or a fill, and a softcap, each with its transpose.
 
-A bias on the scores, s + b, and its transpose: the sum over the axes along which it was spread.
-
-D <- D + u_s (|s + b| + D) + eta_s          base 2: + u_c (|s| + |b| + D)
-
-The mask: -inf, or a number that is given, where a mask or causality (j <= i) forbids the key.
-
-Nothing is rounded. A forbidden score has no error, for its weight must be exactly 0. With a fill f it is the number f
-itself, whatever the score was:
-
-    D = 0          base 2: u_c |f|, for it is multiplied by log2(e)
-
-and no gradient goes back through it: the slope of the logit by the score is 0 there, and 1 elsewhere.
-
-The softcap, c tanh(s / c) (Gemma Team 2024, section 2), and its transpose: times sech(s / c)^2.
-
-    z = s/c, h = tanh z:  dz = D/|c| + (2u_c + u_s)(|z| + D/|c|);  dh = min(1, sech(z)^2 + 0.77 dz) dz
-    D <- [ |c| dh + (eps_tanh + u_c + 2u_s)(|c h| + |c| dh) ] (1 + 8u*) + 2 eta_s (1 + |c|)
-
-0.77 > max |d sech^2 / dz| = 4 / (3 sqrt 3). The slope of tanh is at most 1, and c tanh moves by 2 c at most.
+The transpose of a bias is the sum over the axes along which it was spread, that of the softcap c tanh(s / c) (Gemma
+Team 2024, section 2) a product with sech(s / c)^2. A mask or causality (j <= i) puts -inf, or a number that is given,
+in the place of a score, and no gradient goes back through it. ``docs/numerics.md``, section 4.1, has the bounds.
 """
 
 from __future__ import annotations

@@ -7,16 +7,8 @@ In canonical form the log_sum_exps L_n are ``scores``, (B, H, Lq, N), and the pa
 into those in base e before the softmax, and its log_sum_exp is turned back.
 
 Statistics are float32 in 16 bits, so that the softmax is class native in float32 there, whatever the class; what meets
-the outputs may be rounded to theirs. In every class weights may be e^(L_n - L) from a stored L, and parts may be merged
-one after the other, or two by two: L is then stored after each of them, and each rescales what was there. With
-n parts that are not empty, x_n = s_n - m, rho = max_n |x_n|, S = max_n |s_n| + log n >= |L|,
-
-    eta   = u_c (S + 2 rho) + eps_log + eps_exp + 4 u_c          one L that is stored on the way
-    D_n   = max(n - 2, 0) eta  [+ 2 u_c |x_n| in another base]
-    B_L   = B(log_sum_exp) + eta,    in another base B_L / ln(b) + 2 u_c (|L| + B_L / ln(b))
-    B_o   = B(output) + 4 (n - 1) u_c max_n |o_n|               o + w (o_n - o) in place of a sum
-
-and blocks of one part. ``docs/numerics.md`` derives them.
+the outputs may be rounded to theirs. Parts may be merged all at once, one after the other, or two by two:
+``docs/numerics.md``, section 4.5, derives what that adds to the bounds.
 """
 
 from __future__ import annotations

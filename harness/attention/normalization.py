@@ -2,19 +2,10 @@
 
     rms   y = w x / N,   N = sqrt(x.x / n + e)          n: the width of a head, or of all heads of a position
     l2    y = w x / N,   N = max(|x|, e)
-    D = |y| [ f(rho) + 3 u_c + 2 u_s ] (1 + 8u*) + |w| M + eta
-    rho = (n + 1) u_acc + 4 u_c + eta_acc / N^2         of N^2;   f(rho) = 1 / sqrt(1 - rho) - 1
 
-u_c counts the squares, their mean, epsilon and the sum with it, the root, the reciprocal and one more for an
-approximate reciprocal root; u_s, the unit of stored intermediates, x / N and the product with the weight. A vector of
-zeros stays one, exactly. M is how far errors E of x move x / N: N' is at least N - t, with t = |E| / sqrt(n), and at
-least what epsilon makes it; so
-
-    |x'/N' - x/N| <= ( E + |x| |N' - N| / N ) / N',     |N' - N| <= min(t, sum(2|x|E + E^2) / (n (N + N')))
-
-and never more than 2 sqrt(n). What the elements of a vector have in common is the error of N, a relative one:
-``Operand.common`` is its variance. Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; ``contract.py`` has
-the models.
+A vector of zeros stays one, exactly. ``docs/numerics.md``, section 4.1c, derives the bound, and how far errors of x
+move x / N. What the elements of a vector have in common is the error of N, a relative one: ``Operand.common`` is its
+variance. Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; ``contract.py`` has the models.
 """
 
 from __future__ import annotations

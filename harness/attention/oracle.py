@@ -1,24 +1,14 @@
 """The exact answer: every stage of an operation as a proven enclosure, from the numbers as stored.
 
-Everything is evaluated in double words, of 106 bits. Where some radius exceeds 2^-90 of its element's scale, it is
-evaluated in ball arithmetic (python-flint; Johansson 2017, "Arb: efficient arbitrary-precision midpoint-radius interval
-arithmetic") at 128 bits, and again at twice as many while one exceeds 2^-80. The scale is the sum of the absolute terms
-of a score, context, output or projection; the weight itself; and 1 + |L| of a log_sum_exp. Below 2^-1072, where float64
-ends, no radius matters.
+Everything is evaluated in double words, of 106 bits. Where some radius is too large beside its element's scale
+(``TOLERANCES``), it is evaluated in ball arithmetic (python-flint; Johansson 2017, "Arb: efficient arbitrary-precision
+midpoint-radius interval arithmetic") at 128 bits, and again at twice as many as long as one is. ``docs/numerics.md``,
+section 2, says what the scales are.
 
 Query rows are independent of each other given key and value, so they are taken some at a time, and on a large shape
-some rows can stand for all. Gradients add the rows up: they are evaluated whole.
-
-Where the score matrix of attention is never held whole, its keys are taken in blocks:
-
-    numerator_ic = sum_j e^(s_ij) v_jc      denominator_i = sum_j e^(s_ij)      output = numerator / denominator
-
-add up over blocks, relative to the largest logit so far: where a later one is larger, the sums so far are multiplied by
-e^(old - new). Rows that attend to no key of a block have no part in it.
-
-What error bounds need besides, the logits and weights, is kept as float64 alone. Logits are rounded to nearest, and a
-weight is e^(s - L) from s and L as sums of two float64 numbers: its relative error is below 2^-42, far less than the
-factor 1 + 2^-30 on every bound has room for (``docs/numerics.md``, section 2).
+some rows can stand for all. Gradients add the rows up: they are evaluated whole. Where the score matrix of attention is
+never held whole, its keys are taken in blocks, whose numerators and denominators add up, relative to the largest logit
+so far. What error bounds need besides, the logits and weights, is then kept as float64 alone.
 """
 
 from __future__ import annotations

@@ -1,31 +1,9 @@
 """Scores that are no scaled dot product: bilinear, additive, and the cosine.
 
-The bilinear score, q W k^T (Luong et al. 2015, section 3.1), plus a number for each head where there is one.
-
-q W k^T  (n1, n2)        D = { c |q||W||k|^T + u_s [ max(|qW||k|^T, |q||Wk^T|) + 2 |s| ] } (1 + c + 8u*) + eta
-                         c = (n1 + n2) u_acc; either association
-q W k^T + b              c (|q||W||k|^T + |b|), for the sum may begin with b; 2u (|s - b| + |s|) for 2u_s |s|,
-                         u = max(u_s, u_c): the product is stored before b is added, or added to it as it is
-
-The additive score, w . tanh(q Wq + k Wk + b), a small network (Bahdanau et al. 2015, appendix A.1.2).
-
-    with A terms, X = q Wq (n1), Y = k Wk (n2):
-    dX = (n1 + n2) u_acc |q||Wq| + u_s |X|, dY likewise (one product of [q; k] is allowed)
-    dz = [ dX + dY + 3u (|X| + |Y| + |b|) ] (1 + 8u* + (n1 + n2) u_acc) + eta,   u = max(u_s, u_c)
-    dh = min(1, sech(z)^2 + 0.77 dz) dz + (eps_tanh + u_s)(|h| + ..)
-    D  = [ |w| dh + A u_acc |w|(|h| + dh) + 2u_s |s| ] (1 + 8u* + A u_acc) + eta
-
-Variances by the same rules: each rounding's square, and each underflow's, through squared coefficients. Errors of X (or
-Y) are shared by the keys (or queries) that meet them. Each score has its own A of them, so that a score's variance is
-not affected; to the softmax those of X are errors that the keys of a row have in common.
-
-The cosine of query and key, times a scale if one is given: a q.k / (|q| |k|) (Graves et al. 2014, section 3.3.1).
-
-    A_c = |a| |q||k|^T / (|q|_2 |k|_2)
-    D = [ A_c (d u_acc + 2(u_c + u_s)) + |s| ((d + 2) u_acc + 3u_c + n_s u_s) ] (1 + 8u* + 2d u_acc) + eta
-
-D covers: normalise first; divide last; multiply by reciprocals. Around x, x / |x| moves by at most 2 |r| / |x| in the
-norms of vectors; a product of two unit vectors moves by at most the sum of what they move by, and by at most 2.
+The bilinear score is q W k^T (Luong et al. 2015, section 3.1), plus a number for each head where there is one; the
+additive one w . tanh(q Wq + k Wk + b), a small network (Bahdanau et al. 2015, appendix A.1.2); the cosine
+a q.k / (|q| |k|). ``docs/numerics.md`` derives their bounds (sections 4.1 and 4.2), and says which of their errors the
+keys of a row have in common (5).
 """
 
 from __future__ import annotations

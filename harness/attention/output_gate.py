@@ -3,15 +3,8 @@
     y = o s,   s = 1 / (1 + e^-x)                 o the context, x the gate
     gradients, with g = grad_output and k = s (1 - s):      of the context g s,      of the gate g o k
 
-    rho = eps_tanh + max(2u_c, u_o) + 2u_sum |x| (1 - s)          E_s = s rho (1 + 8u*) + 2 eta
-    E_y = E_o s + (|o| + E_o) E_s
-    E_k = |1 - 2s| E_s + E_s^2 + 4u_c (k + ..) + 2 eta
-
-A library's sigmoid is within 8 u, which may be stored as results are (u_o); one that is put together has an exponential
-within 4 u, of which (1 - s) comes through, and rounds a sum and a quotient, 2u_c. An exponential in base 2 rounds its
-exponent first, hence |x|. k is taken as s (1 - s) of the s that was computed: it moves by 1 - 2s as much as s, so that
-where a gate is saturated, k is known to E_s, and not to a part of itself. g o k is three products in any order, one of
-which may be with y, stored already. Qiu et al. 2025, "Gated Attention for Large Language Models", arXiv 2505.06708.
+``docs/numerics.md``, section 4.7, derives the bounds: which sigmoids and which orders of the products they have room
+for. Qiu et al. 2025, "Gated Attention for Large Language Models", arXiv 2505.06708.
 """
 
 from __future__ import annotations

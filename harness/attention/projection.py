@@ -1,11 +1,8 @@
 """Linear layers: the projections of query, key and value, the merge of the heads, and the output projection.
 
-    y = x W + b  (n terms)   D = (n + 1) u_acc ( |x||W| + |b| ) + E_x |W| + storage + 2(n + 2) eta_acc + k eta_o
-                             |x| with its error E_x; storage, where u_o is coarser than u_acc: of x W and of the sum
-
-Vaswani et al. 2017, section 3.2.2. The errors of one context row have common causes, its weights: in the output
-projection their scales add up as if all of one sign, which no correlation exceeds; those of different heads are
-independent.
+``docs/numerics.md`` has the bound of a layer (section 4.2). The errors of one context row have common causes, its
+weights: in the output projection their scales add up as if all of one sign (5); those of different heads are
+independent. Vaswani et al. 2017, section 3.2.2.
 """
 
 from __future__ import annotations

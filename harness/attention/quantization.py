@@ -1,23 +1,9 @@
 """The error of an operand that a kernel stores in codes with scales before a product of matrices.
 
-Elements x that share a scale s have the codes c = fl(x / s), s = max |x| / M, with M the largest number of the format.
-With u the unit roundoff of the format (0 of whole numbers) and t the distance of its least numbers,
-
-    |s c - x| <= max{ u |x|, s t / 2 } + 4 u32 |x| + max{ |x| - s M, 0 }
-
-The first is the rounding to nearest. The second is for the scale, the quotient and the product with it, which float32
-rounds once each, so that a code may also be its neighbour where x / s is nearly between two. The third is what
-saturates: without a scale (s = 1) whatever is beyond the format, else nothing.
-
-A kernel may share scales among fewer elements than it declares, which makes s smaller, and the error with it. What is
-no number shares nothing: a kernel whose scale follows from a NaN that nobody attends to is held to the others.
-
-Less the mean, keys are k - m, m the mean of a head's keys. All scores of a row lose q m by that, which no weight
-notices and a log_sum_exp is given back. The error of codes is that of k - m; what the subtraction and q m round is
-
-    (D + L + 4) u32 ( |k| + |m| )        D features, L keys
-
-of each key. Variances are squares of largest errors: a rounding is noise of which nothing else is known.
+``docs/numerics.md``, section 3.1, derives it. A kernel may share scales among fewer elements than it declares, which
+makes them smaller, and the error with them. What is no number shares nothing: a kernel whose scale follows from a NaN
+that nobody attends to is held to the others. Less the mean, codes are those of k - m, m the mean of a head's keys.
+Variances are squares of largest errors: a rounding is noise of which nothing else is known.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The rotary embedding: pairs of elements of queries and keys rotated by their position, and its transpose.
 
-    x' = x c - y s,   y' = y c + x s      D' = |c| D_x + |s| D_y + u (|x c| + |y s| + |x'|), errors of x and y included
+    x' = x c - y s,   y' = y c + x s
 
-Each product, and their difference, may be stored: u is the unit of stored intermediates. Where c is 0, 1 or -1 and s
-is 0, or the other way round, nothing is rounded; so it is at position 0, in a past, which comes rotated, and in the key
-that an input adds. The transpose is the rotation by -s.
-
-Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.4.2; ``contract.py`` says
-which elements are pairs.
+The transpose is the rotation by -s. Where c is 0, 1 or -1 and s is 0, or the other way round, nothing is rounded; so it
+is at position 0, in a past, which comes rotated, and in the key that an input adds. ``docs/numerics.md``, section 4.1,
+has the bound; Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.4.2;
+``contract.py`` says which elements are pairs.
 """
 
 from __future__ import annotations

@@ -1,20 +1,13 @@
-"""The scores: the product of query and key, its transposes, and the product times the scale.
+"""The scores: the product q k^T of query and key, its transposes, and the product times the scale a.
 
-    raw_scores  q k^T               D = [ d u_acc |q||k|^T + u_s |t| ] (1 + 8u*) + eta
-    scores      a q k^T             D = [ A (d u_acc + n_pre u_pre) + n_s u_s |s| ] (1 + 8u*) + eta
-                a = 1/sqrt(D) as a real number, unless it is given (Vaswani et al. 2017, 3.2.1)
-                A = |a| |q||k|^T;  n_s = 1 if |a| is a power of two, else 3
-                a_h in the place of a where each head has its own, and n_s and n_pre of each
+a = 1/sqrt(D) as a real number, unless it is given (Vaswani et al. 2017, 3.2.1); each head may have its own. Every score
+that is a dot product follows from the product, whose transposes are
 
-|fl(x.y) - x.y| <= n u |x|.|y| in every order, fused or not: Jeannerod and Rump, SIAM J. Matrix Anal. Appl. 34 (2013);
-Higham 2002, Accuracy and Stability of Numerical Algorithms, chapter 3.
+    grad_query = ds k,    grad_key = ds^T q, summed over the query heads that share a key head
 
-Every score that is a dot product follows from the product:
-
-    q k^T,    grad_query = ds k,    grad_key = ds^T q, summed over the query heads that share a key head
-
-Small integers are exact in every order: where all q_ic k_jc are multiples of g and |q||k|^T <= g / u_acc, every partial
-sum is representable. ``Products.grid`` is g.
+``docs/numerics.md`` derives the bounds (section 4.1) and says where small integers have to come out exact, by
+``Products.grid``. |fl(x.y) - x.y| <= n u |x|.|y| in every order, fused or not: Jeannerod and Rump, SIAM J. Matrix Anal.
+Appl. 34 (2013); Higham 2002, Accuracy and Stability of Numerical Algorithms, chapter 3.
 """
 
 from __future__ import annotations
@@ -256,9 +249,9 @@ def _error_of_scaled(at: At, products: Products) -> Logits:
 def scaled_products(products: Products, scale: Factor, exact: Real, rounding: RoundingModel) -> Logits:
     """Bound the scaled scores ``exact`` = a q k^T, with one a, or one for each head.
 
-    Small integers are exact in every order: where all q_ic k_jc are multiples of g and |q||k|^T <= g / u_acc, every
-    partial sum is representable. A scale folded into q or k must keep that: it must be a power of 4 (its square root is
-    then a power of two as well), or the class must not fold. Likewise nothing is lost in storage up to g / u_s.
+    Small integers are exact in every order: where all q_ic k_jc are multiples of ``grid`` and |q||k|^T is at most that
+    over u_acc. A scale folded into q or k must keep that: it must be a power of 4 (its square root is then a power of
+    two as well), or the class must not fold.
     """
     size, constant, room = abs(scale), roundings_of_scale(scale), 1 + 8 * rounding.coarsest_unit
     folds_exactly = folds_exactly_into_operands(scale, rounding)

@@ -3,10 +3,7 @@
     p_j = e^(s_j) / ( e^(sink) + sum_l e^(s_l) ),    grad_sink = - sum over batch and queries of p_sink sum_j p_j dp_j
 
 The key that is added (``Computation.added_keys``) is of zeros and has a value of zeros, so that its weight adds nothing
-to the output. Its logit is the sink itself, behind scale, softcap, bias and mask:
-
-    D_sink = 0          base 2: u_c |sink|, for it is multiplied by log2(e)
-
+to the output. Its logit is the sink itself, behind scale, softcap, bias and mask; only a factor log2(e) rounds it.
 OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925.
 """
 

@@ -2,37 +2,11 @@
 
 In a row without a key weights are 0, or all alike where that is the convention, and log_sum_exp is -inf.
 
-``Rows`` say how the exponents may be perturbed, from which the bounds of weights, log_sum_exp and output start. Let an
-implementation's unnormalised weight be e^(x_j + theta_j), x_j = s_j - m. Then |theta_j| <= E_j,
-
-    E_j = { D_j + u_c [ c_x (|x_j| + D_j + D_m) + c_m (|m| + D_m) ] + (1 + k) eps_exp + 2 k u_c } (1 + 8u*)
-    D_m = max_l (x_l + D_l), how far the maximum can be off: a key far below it has no part in that
-    n keys attended to, r = ceil(n / block) blocks of an online softmax, k = min(r, n - 1) rescalings
-
-The rescalings telescope: the differences that are rounded on the way from a key's block to the end are of one sign and
-sum to x_j, hence c_x |x_j| whatever the blocks. With W = e^E - 1, R = sum p W, Z = sum p e^-E, and exactly, not to
-first order, for sum p_j e^theta_j is in [Z, 1 + R]:
-
-    weights       G_j = min{ p_j [ (1 - p_j) W_j + sum_(l /= j) p_l W_l ] / Z, max(p_j, 1 - p_j) }
-                  B = [ G + c (p + G) ] (1 + 2c) + 2 eta_p + eta_o,    c = (n + r) u_sum + 3u_c + n eta_p + storage
-    log_sum_exp   G = min{ max(log(1 + R), -log Z), max_j E_j },   L = m + lambda
-                  c_l = (n + r) u_sum + 2u_c + n eta_p
-                  B = G + c_l (1 + 2c_l) + (eps_log + u_c)(lambda + G + c_l + D_m) + 2u_c (|m| + D_m)
-                      + k_o u_o (|L| + G) + eta_o;     relative to |L| it cannot be: L crosses 0
-
-Where a class allows weights e^(s - L) from a stored L, c has tau (``total_error``) more, for they need not add up to 1.
-
-The form of E is that of the shifted softmax in Blanchard, D. Higham and N. Higham, IMA J. Numer. Anal. 41 (2021).
-
-Where every logit moves by its radius, however large that is, the softmax moves, too. With |s' - s| <= d per score, p'_j
-is largest where s_j rises by d_j and every other score falls by its own d_l, and smallest the other way round; with
-O_j(x) the sum of x_l over l != j, it moves
-
-    up by at most    p_j [ O_j(p) (e^(d_j) - 1) + O_j(p (1 - e^-d)) ] / (p_j e^(d_j) + O_j(p e^-d))
-    down by at most  p_j [ O_j(p) (1 - e^(-d_j)) + O_j(p (e^d - 1)) ] / (p_j e^(-d_j) + O_j(p e^d))
-
-and both are reached; the radius is the larger of the two. log_sum_exp moves by at most log sum_j p_j e^(d_j); downwards
-it is -log sum_j p_j e^(-d_j), which is never more, as (sum_j p_j e^(d_j)) (sum_j p_j e^(-d_j)) >= 1.
+``Rows`` say how the exponents may be perturbed, from which the bounds of weights, log_sum_exp and output start.
+``docs/numerics.md`` derives these bounds (section 4.3), their variances (5), and how far the softmax moves where every
+logit moves by its radius, however large that is (8); the fields of ``Rows`` have the symbols of 4.3. The form of the
+largest perturbation E is that of the shifted softmax in Blanchard, D. Higham and N. Higham, IMA J. Numer. Anal. 41
+(2021).
 """
 
 from __future__ import annotations

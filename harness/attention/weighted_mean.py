@@ -1,32 +1,8 @@
 """The weighted mean of the values, and its transposes: the output of attention, the context of one head.
 
-With E, W = e^E - 1, R, Z of ``softmax``. Because sum_j p_j (v_j - o) = 0,
-
-    o^ - o = sum_j p_j (e^theta_j - 1)(v_j - o) / sum_j p_j e^theta_j
-
-exactly, so that with Var = sum_j p_j v_j^2 - o^2
-
-    G = min{ (pW)|v| + |o| R,  sqrt( Var sum_j p_j W_j^2 ) } / Z,    and at most max(max v - o, o - min v)
-
-the last because o^ and o are means of the same values. The second keeps the cancellation "all values equal, no error".
-What comes after the exponentials, and errors E_v that the values may have (S = sum_j p^_j |v_j| + E_v at most):
-
-    S     = min{ p|v| + min{ (pW)|v| + (p|v|) R, sqrt( Var sum_j p_j W_j^2 ) } / Z,  max |v| } + V
-    V     = min{ (p E_v + (pW) E_v) / Z, max E_v }
-    c_pv  = (n + r) u_acc + u_p + 2u_c,    c_row = (n + r) u_sum + 2u_c + n eta_p
-    B'    = [ G + V + c_pv S + c_row (|o| + G + V) + 2 eta_p sum_j |v_j| + 2 (n + r) eta_acc ] (1 + c_pv + c_row + 2u_o)
-    B     = B' + k_o u_o (|o| + B') + eta_o
-
-The scale: sigma^2 = S1 + .. + S6 (t^2 each key's own variance of theta, c^2 what the keys of a row share)
-
-    S1 = sum_j p_j^2 t_j^2 (v_j - o)^2      S2 = (u_s^2 + u_c^2) ((px) v - o sum_j p_j x_j)^2 + Var sum_j p_j c_j^2
-    S3 = (u_p^2 + 2u_c^2)(p^2 v^2 + o^2)    S4 = f u_acc^2 [ n (o^2/3 + p^2 v^2/6) + p^2 v^2 ]
-    S5 = o^2 [ u_sum^2 (n + rho) + 2u_c^2 + k_o u_o^2 ]             S6 = Var sum_j p_j f(t_j^2 + c_j^2)
-
-S6 is what is beyond the first order, f(t^2) = E (e^theta - 1 - theta)^2 of a normal theta, about 3/4 t^4; c by Cauchy's
-inequality; the values' own variance adds p^2 Var_v.
-Where factors of products are rounded, c_pv has 2u_t + u_t^2 more, and S4 is that of such a product; where weights may
-be e^(s - L), c_row has tau more, and nothing cancels in S1 and S2.
+``docs/numerics.md`` derives its bound, of weights that were computed (section 4.4) or returned (6), and the scale
+S1 + .. + S6 (5), in whose symbols the functions below speak. The bound keeps the cancellation "all values equal, no
+error".
 """
 
 from __future__ import annotations
@@ -174,12 +150,7 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
 def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound weights times values, the weights given: those that the implementation itself returned.
 
-        c  = (n + r) u_acc + u_p + 2u_c
-        B' = [ c w|v| + w E_v ] (1 + c) + 2 (n + r) eta_acc + 2 eta_p sum_j |v_j|
-        B  = B' + k_o u_o (|o| + B') + eta_o
-        sigma^2 = S4 + (u_p^2 + 2u_c^2) w^2 v^2 + k_o u_o^2 o^2 + w^2 Var_v
-
-    The values may have met weights that were not normalised or rounded yet, hence 2u_c and u_p.
+    The values may have met weights that were not normalised or rounded yet (``docs/numerics.md``, section 6).
     """
     w, unit, size = np.abs(weights.value), rounding.compute_unit, finite(value.magnitude)
     count = (w > 0).sum(axis=-1, keepdims=True, dtype=np.float64)

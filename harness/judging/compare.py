@@ -1,20 +1,8 @@
 """One comparison of two arrays, and the verdict on one tensor of errors.
 
 Shapes are compared first, then dtypes, then the places of NaN and infinity, then values. Errors are proved wrong,
-statistically wrong, noisy, or within what their class allows:
-
-proven: some error exceeds its bound B, or a value is not finite where the exact one is. B holds for every order of
-    summation, blocking and fused operation that the rounding model allows, so this cannot happen to a member of it.
-statistical: on inputs that support statistics, the largest z = error / sigma exceeds lambda(N) = sqrt(2 ln(2 N / 1e-6))
-    over N elements, or the root mean square of z exceeds 1 over enough elements and enough independent causes (below).
-    Under the model of rounding errors that are bounded and mean-independent (Higham and Mary 2019), each z is
-    sub-Gaussian with scale at most 1, and a false alarm has a probability below 1e-6 for each tensor.
-warning: on such inputs and N >= 256, z above max(3, lambda(N) / 2), or a root mean square above 0.6 where one says
-    something.
-
-Elements share the causes of their errors: those of a row its query, maximum and denominator, those of a column its key
-or value. However many they are, a root mean square over one row may be that of a single error. It is therefore
-used only where rows (all axes but the last) and columns (all but the one before) are both at least 25.
+statistically wrong, noisy, or within what their class allows: ``docs/numerics.md``, section 7, has the rules of these
+tiers, and why a root mean square is used only over enough elements and enough independent causes.
 """
 
 from __future__ import annotations

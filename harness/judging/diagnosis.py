@@ -2,24 +2,8 @@
 
 One case is seldom enough. Weights of zero are those of every large scale, and one query that sees all keys ignores
 causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes
-(``judge_implementation.py``), and over a run, for each implementation:
-
-- a reading is out where failing cases of the same operation refute it: it would have shown there, and what was
-  returned is not that. A case may have two faults, though. So what explains ``MOST`` times as many cases as refute it
-  stays; and where each of two readings explains cases of its own, more than refute it, a case that refutes both
-  refutes none. A name that as many cases refute as it explains, in all operations together, is out everywhere;
-- so is one that explains fewer cases than nothing explains, of those of its operation that fail first at the same
-  stage, unless it explains ``CERTAIN`` and nothing refutes it: what else is wrong says nothing of a softcap in cases
-  without one. What explains a single case is compared with those of all operations;
-- of the others, those that fit a case are its candidates, except what explains only a part of what another one does,
-  in its operation or in all together, and for numbers that were fitted beside a cause of the same stage;
-- where candidates of several answers are left, the case is not named, unless they are a ``FEW`` mistakes of which each
-  explains all that fails; and so it is where none is left. A convention that fits is said even beside others;
-- an accuracy is no cause: it is asked for where nothing else fits, and a failure in a dtype of that accuracy, or by
-  more than its roundings, refutes it, whatever the operation. So does a reading that explains more cases;
-- a reading is described by what all cases that it explains share, such as a default scale that is another one.
-
-Cases that agree refute nothing: what was right is not computed again.
+(``judge_implementation.py``), and a run decides, for each implementation, by the rule of ``docs/diagnoses.md``. Cases
+that agree refute nothing: what was right is not computed again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One case in one dtype, judged: every implementation against the exact answer, against each other, against numbers.
 
 Two implementations disagree where they differ by more than the sum of their bounds. Where some query rows stand for
-all, shape, dtype and the places of NaN and infinity are still compared everywhere, values in those rows.
-
-What the rows of a failing case carry, so that all cases of a run can decide together (``diagnosis.py``).
+all, shape, dtype and the places of NaN and infinity are still compared everywhere, values in those rows. Rows of a
+failing case carry what lets all cases of a run decide together (``diagnosis.py``).
 """
 
 from __future__ import annotations

@@ -1,22 +1,9 @@
 """Implementations compared with numbers: printed by a document, known by derivation, or computed and not printed.
 
-A number holds when the implementation's is within half a unit of its last printed digit, plus what the rounding of the
-case's inputs can move it by (``attention.radii``), plus the error bound of the implementation's rounding model, plus
-that of the precision in which the document was computed, where it says so. A printed number that
-the exact answer itself misses is the document's fault. What a document computes and does not print is compared with
-the exact answer.
-
-Where there is no exact answer nothing is compared, and nothing holds, except what is the same digit for digit: such a
-number is unverified, and its neighbours are judged as ever.
-
-Whether a printed number is wrong or the exact answer rounded; what else would explain it, and how to say so.
-
-What numbers are compared with: the exact ones, and how far from them a document's own may lie.
-
-A document's number was computed from inputs that it may print rounded, in a precision that it may declare
-(``computed_in``), and then printed. The first is what ``attention.radii`` allows for, and inputs that were rounded to
-that precision belong to it. The second has a bound like that of any implementation: the bound of the widest rounding
-model in the dtype, from the document's inputs as that dtype stores them.
+``docs/numerics.md``, section 8, says when a printed number holds, what a document's own rounding may explain, and when
+it is the document's fault. What a document computes and does not print is compared with the exact answer. Where there
+is no exact answer nothing is compared, and nothing holds, except what is the same digit for digit: such a number is
+unverified, and its neighbours are judged as ever.
 """
 
 from __future__ import annotations

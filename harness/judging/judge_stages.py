@@ -1,13 +1,9 @@
 """Every stage of one implementation, judged twice: against the exact answer, and against its own previous stage.
 
 The first says whether a stage is wrong, the second where it goes wrong: an error that a stage inherits is not its own.
-The first stage whose introduced error fails is where the implementation goes wrong.
-
-Shape and dtype are those of whole arrays; values are judged on the query rows whose truth is known.
-
-The words for errors that are too large.
-
-Where in a stage its wrong elements lie, where few words say it exactly: one head, the last rows, a tile of keys.
+The first stage whose introduced error fails is where the implementation goes wrong. Where in a stage the wrong elements
+lie is said if few words say it exactly: one head, the last rows, a tile of keys. Shape and dtype are those of whole
+arrays; values are judged on the query rows whose truth is known.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """The truth of one case in one dtype: exact stages, and the error bounds of every rounding model that is judged.
 
 Both are worked out once and serve all implementations. On large shapes some query rows stand for all (``sampling``),
-and where nobody returned a stage with an axis of keys, keys are taken in blocks.
-
-How well the inputs determine a number follows from its bound beside the number itself. The condition number of an
-element x with the bound B is B / (u |x|): so many units of its own size may rounding move it by, u the unit roundoff of
-its format. Where B exceeds |x| not even the sign is sure, and an implementation that agrees there is not for that
-accurate.
+and where nobody returned a stage with an axis of keys, keys are taken in blocks. How well the inputs determine a number
+follows from its bound beside the number itself: ``docs/numerics.md``, section 7, on condition.
 """
 
 from __future__ import annotations

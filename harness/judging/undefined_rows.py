@@ -1,30 +1,18 @@
 """Rows and elements without an exact answer: fully masked rows, rows with NaN queries, and what these reach.
 
-A row without a key has no softmax. What it gives is a convention: ``zero`` weights and output, ``uniform`` (the mean of
-all values) or ``nan``. Where query heads or gradients bring rows together, NaN reaches whatever they reach.
-
-The weights of such a row follow from none of its scores, so no gradient reaches query, key and bias from it, where a
-mask selects. Where it is added, as a large negative number or -inf, the softmax's own gradient goes through: of uniform
-weights some number, of NaN NaN. Both are right.
-
-A row of a query that holds NaN is NaN in every stage from its scores on, and no other row is touched by it. Before them
-a rotation brings two elements together, and others keep their numbers. The oracle, which knows no NaN, gets ones for
-what is not finite in such a row; its answer is then replaced.
+``docs/numerics.md``, section 7, says what is right there, and of what nothing is said. A row without a key has no
+softmax. What it gives is a convention: ``zero`` weights and output, ``uniform`` (the mean of all values) or ``nan``.
+Where query heads or gradients bring rows together, NaN reaches whatever they reach. A row of a query that holds NaN is
+NaN in every stage from its scores on, and no other row is touched by it. Before them a rotation brings two elements
+together, and others keep their numbers.
 
 NaN and infinity among the inputs (other than -inf in scores and bias, which forbids a key) and a vector of length 0
-under a cosine leave undefined what is computed from them, and nothing else: a query its own row, a key its column of
-scores and every row of weights, a value its column of the output. This module follows them through the operation as
-flags, one per element and stage. The oracle gets ones in their place, and its answer is then withdrawn where a flag is.
+under a cosine leave undefined what is computed from them, and nothing else: they are followed through the operation as
+flags, one per element and stage. The oracle, which knows no NaN, gets ones in their place, and its answer is then
+withdrawn where a flag is. A key or value that may not be attended reaches a row only if the row holds NaN or infinity.
 
-What a key or value that may not be attended does to a row, no contract says: selection leaves it out, addition of -inf
-and multiplication by 0 make NaN of it. So a row that nothing else reaches holds NaN or infinity, of which nothing is
-said, or it has the numbers that it has without that key, and no others.
-
-Scores may also be too large for the format in which a rounding model stores them, though what they become is not. An
-implementation that stores the product of query and key in float16 before it scales it makes infinity of 70,000, and
-NaN of the row behind it. Its rounding model allows that, as one that keeps scores in float32 does not. What follows
-from such a score has no bound: the score itself, its row of weights, and in gradients every sum over the rows of its
-head.
+Scores may also be too large for the format in which a rounding model stores them, though what they become is not: what
+follows from such a score has no bound.
 """
 
 from __future__ import annotations

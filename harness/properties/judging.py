@@ -1,18 +1,8 @@
 """Two calls compared with each other: bitwise the same, within the bounds of both, or broken.
 
 Bits are compared first. Where they differ, each call is compared with its own exact answer: the oracle's, of its own
-inputs. Both exact answers are the same number x, as the property says, so that two calls within their bounds B and B'
-differ by at most B + B'. ``docs/numerics.md`` derives that, and what it means for parts that are merged.
-
-Parts of the keys, merged exactly by their log-sum-exps, compared with the whole.
-
-With outputs o_n and log-sum-exps L_n of the parts, p_n = e^(L_n) / sum_m e^(L_m), the whole is o = sum_n p_n o_n.
-Errors of at most B_n in the outputs and beta in every log-sum-exp change each weight by a factor of at most
-e^(2 beta), so that the merged output is off by at most
-
-    e^(2 beta) sum_n p_n B_n + (e^(2 beta) - 1) sum_n p_n |o_n - o|
-
-because the weights sum to 1 before and after. The merging itself is the oracle's, and rounds nothing.
+inputs. Parts of the keys are merged exactly by their log-sum-exps, by the oracle, and compared with the whole.
+``docs/numerics.md`` derives how far two calls (section 7.1), and merged parts (4.5), may be apart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A problem as a property sees it: options and inputs in a dtype, whose axes have names.
+"""A problem as a property sees it, whose axes have names, and what a property asks of it.
 
-A property makes further problems of one: it cuts, orders or fills along axes, whatever inputs have them.
-
-What a property asks: further calls, and how their results are mapped back to what the first call gave.
+A property makes further problems of one: it cuts, orders or fills along axes, whatever inputs have them. Their calls
+bring results that are mapped back to what the first call gave.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """The smallest case that fails as a given one does: fewer options, shorter axes, simpler numbers, until nothing helps.
 
 Every case that is tried is judged as any other, and counts where it fails with the same verdict at the same first stage
-(``Symptom``). It works on any case, whoever wrote it: what a case is made of is known from the specification alone.
-
-The tries of a reduction: what is simpler and fails in the same way takes the place of what failed before.
-
-A problem with fewer elements along some axes: every input is cut alike, by the letters of the specification.
-
-Simpler numbers, masks, counts and options in the place of those of a problem that fails.
-
-How simple a problem is: what it asks, how large it is, how its numbers look; the simplest that fails is shown.
+(``Symptom``). What is simpler (``measure``: by what it asks, how large it is, how its numbers look) and fails in the
+same way takes the place of what failed before. It works on any case, whoever wrote it: what a case is made of is known
+from the specification alone, by whose letters every input is cut alike.
 """
 
 from __future__ import annotations
