@@ -105,13 +105,13 @@ class Sums:
     squares: Real
     max_error: Real  # what the factor's errors make
     variance: Real
-    moves: Real  # what a relative change of all scores makes: one number's error, in every head the same
-    deviation: Real  # of what errors that all terms share make
     scaling: Scaling
-    floor: Real  # what underflow of the factor makes
-    lost: Real  # its variance
     count: Real  # N: what is not exactly 0
     constants: float  # u_s^2 + u_c^2, and of factors that are cut off
+    moves: Real  # what a relative change of all scores makes: one number's error, in every head the same
+    deviation: Real  # of what errors that all terms share make
+    floor: Real  # what underflow of the factor makes
+    lost: Real  # its variance
 
 
 def scaling_of(scale: Factor, rounding: RoundingModel) -> Scaling:
@@ -218,15 +218,16 @@ def _reached(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDA
 def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
     keys = every_head(key.value, scores.value.shape[1])
     factor = scale_of(at.problem)
-    sums = _with_errors(_over_keys(scores, keys, factor, at.rounding), scores, key, factor)
+    sums = _of_scores(scores, keys, factor, at.rounding)
+    sums = replace(sums, variance=factor**2 * _query_variance(scores, keys, at.rounding))
+    sums = _with_errors(sums, scores, key, factor)
     bound = bound_of_sums(sums, at.value, key.value.shape[-2], at.rounding)
     return finished("grad_query", scores.logits.weights, at.value, bound)
 
 
 def _error_of_key(at: At, scores: GradScores, query: Operand, _: Operand) -> Finished:
     factor = scale_of(at.problem)
-    sums = _over_queries(scores, query.value, factor, at.rounding)
-    sums = _with_errors(sums, scores, query, factor, by_key=True)
+    sums = _with_errors(_over_queries(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True)
     bound = bound_of_sums(sums, at.value, query.value.shape[-2], at.rounding)
     return finished("grad_key", scores.logits.weights, at.value, bound)
 
@@ -272,51 +273,46 @@ def _with_errors(sums: Sums, scores: GradScores, operand: Operand, factor: Facto
     )
 
 
-def _over_keys(scores: GradScores, key: Real, factor: Factor, rounding: RoundingModel) -> Sums:
-    """Return a ds k."""
-    weights, scale, size = scores.logits.weights, abs(factor), np.abs(key)
-    of_scores, attended = np.abs(scores.value), weights.attended
-    square_scores, square_keys = of_scores * of_scores, size * size
-    max_error = scale * (scores.max_error @ size)
+def _of_scores(
+    scores: GradScores, operand: Real, factor: Factor, rounding: RoundingModel, *, by_key: bool = False
+) -> Sums:
+    """Return a ds k, or a ds^T q, but for its variance."""
+    weights, scale, size = scores.logits.weights, abs(factor), np.abs(operand)
+    of_scores, errors, attended, count = np.abs(scores.value), scores.max_error, weights.attended, weights.rows.count
+    if by_key:
+        of_scores, errors, attended = (transposed(each) for each in (of_scores, errors, attended))
+        count = attended.sum(axis=-1, keepdims=True)
+    squares, square_operand = of_scores * of_scores, size * size
+    max_error = scale * (errors @ size)
+    value = transposed(scores.value) if by_key else scores.value
     return Sums(
-        value=factor * (scores.value @ key),
+        value=factor * (value @ operand),
         magnitude=scale * (of_scores @ size) + max_error,
-        squares=scale**2 * (square_scores @ square_keys),
+        squares=scale**2 * (squares @ square_operand),
         max_error=max_error,
-        variance=scale**2 * _query_variance(scores, key, rounding),
+        variance=NOTHING,
+        scaling=scaling_of(factor, rounding),
+        count=count,
+        constants=weights.rows.constants(rounding),
         moves=NOTHING,
         deviation=NOTHING,
-        scaling=scaling_of(factor, rounding),
         floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
-        lost=_underflow(factor, attended @ square_keys, square_scores.sum(axis=-1, keepdims=True), rounding, power=2),
-        count=weights.rows.count,
-        constants=weights.rows.constants(rounding),
+        lost=_underflow(factor, attended @ square_operand, squares.sum(axis=-1, keepdims=True), rounding, power=2),
     )
 
 
 def _over_queries(scores: GradScores, query: Real, factor: Factor, rounding: RoundingModel) -> Sums:
     """Return a ds^T q."""
-    weights, scale, size = scores.logits.weights, abs(factor), np.abs(query)
-    of_scores, attended, deviation = transposed(np.abs(scores.value)), transposed(weights.attended), NOTHING
-    squares, square_queries = of_scores * of_scores, size * size
-    max_error = scale * (transposed(scores.max_error) @ size)
-    if weights.shares_errors:
+    sums, scale, size = _of_scores(scores, query, factor, rounding, by_key=True), abs(factor), np.abs(query)
+    deviation = NOTHING
+    if scores.logits.weights.shares_errors:
         deviation = scale * (transposed(scores.deviation(rounding)) @ size)
-    scaling = scaling_of(factor, rounding)
     moves = factor * (transposed(constant_moves(scores.logits) * scores.slope.value) @ query)
-    return Sums(
-        value=factor * (transposed(scores.value) @ query),
-        magnitude=scale * (of_scores @ size) + max_error,
-        squares=scale**2 * (squares @ square_queries),
-        max_error=max_error,
-        variance=scale**2 * (transposed(scores.variance(rounding)) @ square_queries),
-        moves=moves if scaling.is_shared else np.abs(moves),
+    return replace(
+        sums,
+        variance=scale**2 * (transposed(scores.variance(rounding)) @ (size * size)),
+        moves=moves if sums.scaling.is_shared else np.abs(moves),
         deviation=deviation,
-        scaling=scaling,
-        floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
-        lost=_underflow(factor, attended @ square_queries, squares.sum(axis=-1, keepdims=True), rounding, power=2),
-        count=attended.sum(axis=-1, keepdims=True),
-        constants=weights.rows.constants(rounding),
     )
 
 
@@ -336,13 +332,13 @@ def _of_weights(weights: BackwardWeights, grad_output: Operand, rounding: Roundi
         squares=transposed(rows.weights * rows.weights) @ square,
         max_error=max_error,
         variance=variance,
-        moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
-        deviation=deviation,
         scaling=Scaling(1.0),
-        floor=NOTHING,
-        lost=NOTHING,
         count=transposed(weights.attended).sum(axis=-1, keepdims=True),
         constants=rows.constants(rounding),
+        moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
+        deviation=deviation,
+        floor=NOTHING,
+        lost=NOTHING,
     )
 
 

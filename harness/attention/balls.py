@@ -15,23 +15,19 @@ import numpy as np
 from flint import arb, arb_mat
 from numpy.typing import NDArray
 
-from attncheck.attention.exact_array import ExactArray, Flags, Real, both
+from attncheck.attention.double_words import OneArray
+from attncheck.attention.exact_array import ExactArray, Flags, Real
 
 Objects = NDArray[np.object_]
 
 
 @dataclass(frozen=True, eq=False)
-class Balls(ExactArray):
-    """``parts`` are one array of balls."""
+class Balls(OneArray):
+    """The numbers are balls."""
 
     @classmethod
     def of_numbers(cls, numbers: Real) -> Self:
         return cls((_each(arb)(numbers),))
-
-    @property
-    def balls(self) -> Objects:
-        """The balls."""
-        return self.parts[0]
 
     def split(self) -> tuple[Real, Real, Real]:
         """Return high = x to nearest, low = (x - high) to nearest, radius = |x - high - low| rounded up.
@@ -39,8 +35,8 @@ class Balls(ExactArray):
         All in ball arithmetic, so that the radius holds whatever ``high`` and ``low`` lost: the bits of a midpoint that
         do not fit in 106, and everything below 2^-1074. A number beyond float64 has an infinite radius.
         """
-        high = _numbers(self.balls)
-        rest = self.balls - high
+        high = _numbers(self.numbers)
+        rest = self.numbers - high
         low = _numbers(rest)
         uppers = _each(arb.abs_upper)(rest - low)
         # float() rounds to nearest and underflows to 0: the next number up bounds it again, unless it was 0 exactly.
@@ -49,64 +45,34 @@ class Balls(ExactArray):
         return high, np.where(lost, 0.0, low), np.where(lost, np.inf, radius)
 
     def is_zero(self) -> Flags:
-        return _flags(arb.is_zero, self.balls)
+        return _flags(arb.is_zero, self.numbers)
 
     def is_small_beside(self, sizes: ExactArray, tolerance: float) -> Flags:
         limits = np.broadcast_to(sizes.parts[0] * arb(tolerance), self.shape)
-        return _flags(lambda ball, limit: ball.rad() <= limit, self.balls, limits)
+        return _flags(lambda ball, limit: ball.rad() <= limit, self.numbers, limits)
 
     def largest_of_rows(self) -> Self:
         """Return the largest midpoint: balls themselves have no order, a < b is false when they overlap."""
-        rows = self.balls.reshape(math.prod(self.shape[:-1]), self.shape[-1])
+        rows = self.numbers.reshape(math.prod(self.shape[:-1]), self.shape[-1])
         flags = np.ones(rows.shape, np.bool_) if self.attended is None else self.attended.reshape(rows.shape)
         tops = np.empty(len(rows), dtype=object)
         tops[:] = [max(map(arb.mid, row[own]), default=arb(0)) for row, own in zip(rows, flags, strict=True)]
         return type(self)((tops.reshape(*self.shape[:-1], 1),))
 
-    def __neg__(self) -> Self:
-        return self._made(-self.balls)
-
-    def _plus(self, other: Self) -> Self:
-        return type(self)((self.balls + other.balls,), both(self.attended, other.attended))
-
-    def _times(self, other: Self) -> Self:
-        return self._made(self.balls * other.balls)
-
-    def _by(self, other: Self) -> Self:
-        return self._made(self.balls / other.balls)
-
     def __matmul__(self, other: Self) -> Self:
         leading = np.broadcast_shapes(self.shape[:-2], other.shape[:-2])
         result = np.empty((*leading, self.shape[-2], other.shape[-1]), dtype=object)
-        left, right = (np.broadcast_to(each.balls, (*leading, *each.shape[-2:])) for each in (self, other))
+        left, right = (np.broadcast_to(each.numbers, (*leading, *each.shape[-2:])) for each in (self, other))
         for index in np.ndindex(leading):
             product = _matrix(left[index]) * _matrix(right[index])
             result[index] = np.array([*product.entries(), None], dtype=object)[:-1].reshape(result.shape[-2:])
         return type(self)((result,))
 
     def _row_sums(self) -> Self:
-        return type(self)((np.add.reduce(self.balls, axis=-1, keepdims=True, initial=arb(0)),))
-
-    def __abs__(self) -> Self:
-        return self._made(abs(self.balls))
+        return type(self)((np.add.reduce(self.numbers, axis=-1, keepdims=True, initial=arb(0)),))
 
     def _maximum(self, other: Self) -> Self:
-        return self._made(_each(arb.max, 2)(self.balls, other.balls))
-
-    def exp(self) -> Self:
-        return self._made(_each(arb.exp)(self.balls))
-
-    def log(self) -> Self:
-        return self._made(_each(arb.log)(self.balls))
-
-    def sqrt(self) -> Self:
-        return self._made(_each(arb.sqrt)(self.balls))
-
-    def tanh(self) -> Self:
-        return self._made(_each(arb.tanh)(self.balls))
-
-    def _made(self, balls: Objects) -> Self:
-        return type(self)((balls,), self.attended)
+        return self._made(_each(arb.max, 2)(self.numbers, other.numbers))
 
 
 def _each(function: Callable[..., Any], operands: int = 1) -> Callable[..., Any]:

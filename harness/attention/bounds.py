@@ -20,12 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import Ball, Bound, Real, as_float64
+from attncheck.attention.errors import Ball, Bound, Elementwise, Real, as_float64
 from attncheck.attention.graph import graph_of, reached
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.sampling import rows_of_stage
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 Arrays = Mapping[str, NDArray[Any]]
+State = TypeVar("State", bound=Elementwise)
 
 
 def accumulated_bounds(
@@ -70,7 +72,7 @@ def bounds_of(
     with np.errstate(all="ignore"):
         walk = error_walk(problem, rounding, value_walk(problem, _known(problem, exact)))
         asked = [name for name in exact if name in stages and name in walk.graph]
-        return {name: _without_added(problem, name, walk.node(name).bound(rounding)) for name in asked}
+        return {name: _as_returned(walk.node(name).bound(rounding), problem, name) for name in asked}
 
 
 def introduced_bounds(
@@ -100,7 +102,7 @@ def introduced_bounds(
         values = value_walk(problem, {**starts, **_known(problem, {name: as_float64(exact[name]) for name in exact})})
         try:
             walk = error_walk(problem, rounding, values, starts)
-            return {name: _without_added(problem, name, walk.node(name).bound(rounding)) for name in exact}
+            return {name: _as_returned(walk.node(name).bound(rounding), problem, name) for name in exact}
         except NotFiniteError:
             return None
 
@@ -114,10 +116,9 @@ def _known(problem: Computation, exact: Mapping[str, Real]) -> dict[str, Any]:
     return known
 
 
-def _without_added(problem: Computation, stage: str, bound: Bound) -> Bound:
-    if not problem.added_keys:
-        return bound
-    return Bound(problem.without_added(stage, bound.max_error), problem.without_added(stage, bound.sigma))
+def _as_returned(state: State, problem: Computation, stage: str) -> State:
+    """Leave out the key that is added."""
+    return state.mapped(partial(problem.without_added, stage)) if problem.added_keys else state
 
 
 def for_bounds(problem: Computation) -> Computation:
@@ -197,11 +198,7 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     with np.errstate(all="ignore"):
         walk = radius_walk(problem, radii)
         computed = computed_stages(operation, problem.options, problem.inputs)
-        return {stage: _ball_without_added(problem, stage, walk.node(stage)) for stage in computed}
-
-
-def _ball_without_added(problem: Computation, stage: str, ball: Ball) -> Ball:
-    return Ball(problem.without_added(stage, ball.value), problem.without_added(stage, ball.radius))
+        return {stage: _as_returned(walk.node(stage), problem, stage) for stage in computed}
 
 
 def _radius(inputs: Inputs, name: str, *, is_projected: bool) -> Real:

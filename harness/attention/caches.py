@@ -102,10 +102,8 @@ def made_of_latents(name: str) -> Step:
         width, columns = weight.shape[-2:]
         inputs = Operand(latents.value[..., :width])
         made = linear_layer(inputs, weight, None, at.value[..., :columns], at.rounding)
-        assert made.max_error is not None
-        assert made.variance is not None
         rest = np.zeros((*made.value.shape[:-1], at.value.shape[-1] - columns))
-        return Operand(at.value, *(np.concatenate([each, rest], axis=-1) for each in (made.max_error, made.variance)))
+        return Operand(at.value, *(np.concatenate([each, rest], axis=-1) for each in made.errors))
 
     def radius(around: Around, _: Real, latents: Ball) -> Real:
         weight, own = around.ball(f"{name}_projection"), latents.value.shape[-1]
@@ -164,10 +162,8 @@ def _absorbed_products(at: At, query: Operand) -> Products:
     columns = weight.shape[-1]
     own, rotary = query.value[..., :columns], query.value[..., columns:]
     made = linear_layer(Operand(own), transposed(weight), None, own @ transposed(weight), at.rounding)
-    assert made.max_error is not None
-    assert made.variance is not None
     none = np.zeros_like(rotary)
-    parts = ((made.value, rotary), (made.max_error, none), (made.variance, none))
+    parts = zip((made.value, *made.errors), (rotary, none, none), strict=True)
     return products_of(Operand(*(np.concatenate(each, axis=-1) for each in parts)), Operand(latents), at.rounding)
 
 
@@ -198,12 +194,11 @@ def _absorbed_mean(at: At, weights: Weights | Operand, exact_values: Bound) -> B
     exact, size, count = _sizes(weights)
     unstored = replace(rounding, output_unit=0.0)  # how results are stored is part of the other bound
     behind = linear_layer(_mean_of_latents(at, exact, size, count), weight, None, at.value, unstored)
-    assert behind.max_error is not None
-    assert behind.variance is not None
+    behind_error, behind_variance = behind.errors
     is_some = (count > 0) & np.isfinite(at.value)
     stored = 1 + rounding.output_count * rounding.output_unit + 8 * rounding.coarsest_unit
-    max_error = exact_values.max_error + np.where(is_some, behind.max_error * stored, 0.0)
-    sigma = np.sqrt(exact_values.sigma**2 + np.where(is_some, behind.variance, 0.0))
+    max_error = exact_values.max_error + np.where(is_some, behind_error * stored, 0.0)
+    sigma = np.sqrt(exact_values.sigma**2 + np.where(is_some, behind_variance, 0.0))
     return Bound(max_error, np.minimum(sigma, max_error))
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from flint import arb, ctx
@@ -528,8 +528,48 @@ def _root(x: Pair) -> Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class Scales(ExactArray):
-    """Arrays of float64 numbers without a radius: ``parts`` are one array of numbers."""
+class OneArray(ExactArray):
+    """Numbers that one array holds; of objects, NumPy calls the functions that they have by the same names."""
+
+    @property
+    def numbers(self) -> Any:
+        """The numbers."""
+        return self.parts[0]
+
+    def _made(self, numbers: NDArray[Any]) -> Self:
+        return type(self)((numbers,), self.attended)
+
+    def __neg__(self) -> Self:
+        return self._made(-self.numbers)
+
+    def __abs__(self) -> Self:
+        return self._made(np.abs(self.numbers))
+
+    def _plus(self, other: Self) -> Self:
+        return type(self)((self.numbers + other.numbers,), both(self.attended, other.attended))
+
+    def _times(self, other: Self) -> Self:
+        return self._made(self.numbers * other.numbers)
+
+    def _by(self, other: Self) -> Self:
+        return self._made(self.numbers / other.numbers)
+
+    def exp(self) -> Self:
+        return self._made(np.exp(self.numbers))
+
+    def log(self) -> Self:
+        return self._made(np.log(self.numbers))
+
+    def sqrt(self) -> Self:
+        return self._made(np.sqrt(self.numbers))
+
+    def tanh(self) -> Self:
+        return self._made(np.tanh(self.numbers))
+
+
+@dataclass(frozen=True, eq=False)
+class Scales(OneArray):
+    """The numbers are those of float64, without a radius."""
 
     @classmethod
     def of_numbers(cls, numbers: Real) -> Self:
@@ -537,47 +577,17 @@ class Scales(ExactArray):
 
     def split(self) -> tuple[Real, Real, Real]:
         zero = np.zeros(self.shape)
-        return self.parts[0], zero, zero
+        return self.numbers, zero, zero
 
     def is_zero(self) -> Flags:
-        zero: Flags = self.parts[0] == 0
+        zero: Flags = self.numbers == 0
         return zero
 
-    def __neg__(self) -> Self:
-        return self._made(-self.parts[0])
-
-    def __abs__(self) -> Self:
-        return self._made(np.abs(self.parts[0]))
-
-    def _plus(self, other: Self) -> Self:
-        return type(self)((self.parts[0] + other.parts[0],), both(self.attended, other.attended))
-
-    def _times(self, other: Self) -> Self:
-        return self._made(self.parts[0] * other.parts[0])
-
-    def _by(self, other: Self) -> Self:
-        return self._made(self.parts[0] / other.parts[0])
-
     def __matmul__(self, other: Self) -> Self:
-        return type(self)((self.parts[0] @ other.parts[0],))
+        return type(self)((self.numbers @ other.numbers,))
 
     def _row_sums(self) -> Self:
-        return type(self)((self.parts[0].sum(axis=-1, keepdims=True),))
+        return type(self)((self.numbers.sum(axis=-1, keepdims=True),))
 
     def _maximum(self, other: Self) -> Self:
-        return self._made(np.maximum(self.parts[0], other.parts[0]))
-
-    def exp(self) -> Self:
-        return self._made(np.exp(self.parts[0]))
-
-    def log(self) -> Self:
-        return self._made(np.log(self.parts[0]))
-
-    def sqrt(self) -> Self:
-        return self._made(np.sqrt(self.parts[0]))
-
-    def tanh(self) -> Self:
-        return self._made(np.tanh(self.parts[0]))
-
-    def _made(self, numbers: Real) -> Self:
-        return type(self)((numbers,), self.attended)
+        return self._made(np.maximum(self.numbers, other.numbers))

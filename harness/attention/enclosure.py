@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.errors import Elementwise, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.spec import Shape
-
-Real = NDArray[np.float64]
 
 SETTLED: Counter[str] = Counter()
 """How many stages double words settled in this process, and how many went on to balls, since it was cleared."""
 
 
 @dataclass(frozen=True, eq=False)
-class Enclosure:
+class Enclosure(Elementwise):
     """Arrays of one shape with |truth - (high + low)| <= radius, element by element.
 
     Where the truth is -inf exactly (a masked score, the log_sum_exp of an empty row), high is -inf, low and radius 0.
@@ -44,10 +43,6 @@ class Enclosure:
     def reshaped(self, shape: Shape) -> Enclosure:
         """Return the same elements in another shape."""
         return self.mapped(lambda array: array.reshape(shape))
-
-    def mapped(self, function: Callable[[Real], Real]) -> Enclosure:
-        """Rearrange the elements, or leave some out."""
-        return Enclosure(function(self.high), function(self.low), function(self.radius))
 
     def rounded(self) -> Enclosure:
         """Return the same truths with less to write down: ``low`` in 2^-16 of ``high``'s last place, ``radius`` 2^n.

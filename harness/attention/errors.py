@@ -8,8 +8,9 @@ rounding model allows. ``sigma`` is the size of the error if roundings behave as
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,22 @@ so the roundings of a sum have the variance u^2 times that; twice as much is all
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class Elementwise:
+    """What several arrays say together of the same elements."""
+
+    def mapped(self, function: Callable[[Any], Any]) -> Self:
+        """Rearrange the elements, repeat or leave some out, in all of the arrays."""
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        arrays = {name: function(part) for name, part in parts.items() if isinstance(part, np.ndarray)}
+        return replace(self, **arrays)
+
+    def for_query_heads(self, heads: int) -> Self:
+        """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
+        return self.mapped(lambda part: for_query_heads(part, heads))
+
+
+@dataclass(frozen=True, eq=False)
+class Bound(Elementwise):
     """Per element, the largest error that the class allows (B) and its statistical scale (at most B)."""
 
     max_error: Real
@@ -44,7 +60,7 @@ class Bound:
 
 
 @dataclass(frozen=True, eq=False)
-class Operand:
+class Operand(Elementwise):
     """An array as an implementation holds it: exact values, and their error if they are computed ones.
 
     ``common`` is the variance of a relative error that all elements of a row have in common, (..., L, 1).
@@ -61,24 +77,21 @@ class Operand:
         magnitude: Real = np.abs(self.value)
         return magnitude if self.max_error is None else magnitude + self.max_error
 
-    def for_query_heads(self, heads: int) -> Operand:
-        """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
-        parts = (
-            None if part is None else for_query_heads(part, heads)
-            for part in (self.max_error, self.variance, self.common)
-        )
-        return Operand(for_query_heads(self.value, heads), *parts)
+    @property
+    def errors(self) -> tuple[Real, Real]:
+        """The largest error of each element and its variance: 0 where they are exact."""
+        zero = np.zeros_like(self.value)
+        return zero if self.max_error is None else self.max_error, zero if self.variance is None else self.variance
 
     def bound(self, _: RoundingModel) -> Bound:
         """Return the bound of a computed operand."""
-        assert self.max_error is not None
-        assert self.variance is not None
-        variance = self.variance if self.common is None else self.variance + self.common * self.value**2
-        return bound_of(self.value, self.max_error, variance, 0.0)
+        max_error, variance = self.errors
+        variance = variance if self.common is None else variance + self.common * self.value**2
+        return bound_of(self.value, max_error, variance, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Logits:
+class Logits(Elementwise):
     """One stage between the product of query and key and the softmax, and its error per element.
 
     ``max_error`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of
@@ -135,6 +148,11 @@ class Finished:
 
     value: Real
     finished: Bound
+
+    @property
+    def errors(self) -> tuple[Real, Real]:
+        """The largest error of each element and its variance."""
+        return self.finished.max_error, self.finished.sigma**2
 
     def bound(self, _: RoundingModel) -> Bound:
         """Return the bound."""
@@ -195,7 +213,7 @@ def product_variance(rounding: RoundingModel, length: int | Real, total_square: 
 
 
 @dataclass(frozen=True, eq=False)
-class Ball:
+class Ball(Elementwise):
     """Values in float64 and, per element, the radius around them; an infinite value has radius 0."""
 
     value: Real
@@ -205,10 +223,6 @@ class Ball:
         """Return how far a product of matrices with another ball moves: |x'y' - xy| <= |x| r_y + r_x (|y| + r_y)."""
         moved: Real = np.abs(self.value) @ radius + self.radius @ (np.abs(value) + radius)
         return moved
-
-    def for_query_heads(self, heads: int) -> Ball:
-        """Repeat each head of a key or value for the query heads that share it."""
-        return Ball(for_query_heads(self.value, heads), for_query_heads(self.radius, heads))
 
 
 def for_query_heads(array: Real, heads: int) -> Real:

@@ -85,12 +85,8 @@ def _given(problem: Computation) -> frozenset[str]:
     return frozenset(given | ({_LATE_NORM} if problem.options.get(_LATE_NORM) else set()))
 
 
-def logits_order(problem: Computation) -> tuple[str, ...]:
-    """Return the stages that the softmax may follow from, in the order in which they are computed."""
-    return _order(problem.softcap_follows)
-
-
 def _order(softcap_follows: str) -> tuple[str, ...]:
+    """Return the stages that the softmax may follow from, in the order in which they are computed."""
     others = [stage for stage in LOGITS if stage != "capped"]
     index = others.index(softcap_follows) + 1
     return (*others[:index], "capped", *others[index:])

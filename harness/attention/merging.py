@@ -14,8 +14,8 @@ the outputs may be rounded to theirs. Parts may be merged all at once, one after
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +28,6 @@ from attncheck.attention.step import Around, At, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 from attncheck.spec import statistics_dtype
 from attncheck.spec.rounding import RoundingModel, rounding_model_named
-
-State = TypeVar("State", Rows, Operand)
 
 
 def statistics_rounding(rounding: RoundingModel) -> RoundingModel:
@@ -181,18 +179,17 @@ def _exact_mean(problem: Computation, weights: ExactArray, values: ExactArray) -
 
 
 def _mean(problem: Computation, weights: Real, values: Real) -> Real:
-    mean: Real = WEIGHTED_MEAN.value(problem, weights[..., np.newaxis, :], values)[..., 0, :]
+    mean: Real = WEIGHTED_MEAN.value(problem, _apart(weights), values)[..., 0, :]
     return mean
 
 
 def _mean_radius(around: Around, value: Real, weights: Ball, values: Ball) -> Real:
-    alone = Ball(weights.value[..., np.newaxis, :], weights.radius[..., np.newaxis, :])
-    moved: Real = WEIGHTED_MEAN.radius(around, value, alone, values)[..., 0, :]
+    moved: Real = WEIGHTED_MEAN.radius(around, value, weights.mapped(_apart), values)[..., 0, :]
     return moved
 
 
 def _mean_error(at: At, weights: Weights | Operand, values: Operand) -> Finished:
-    alone = replace(at, rounding=_mean_rounding(at.rounding), own_value=lambda: at.value[..., np.newaxis, :])
+    alone = replace(at, rounding=_mean_rounding(at.rounding), own_value=lambda: _apart(at.value))
     found: Bound = WEIGHTED_MEAN.error(alone, _of_one_row_each(weights), values).finished
     moved = _of_differences(at.problem.array("scores") > -np.inf, values.value, alone.rounding)
     max_error = found.max_error[..., 0, :] + moved
@@ -211,16 +208,12 @@ def _of_differences(has_keys: Flags, values: Real, rounding: RoundingModel) -> R
 def _of_one_row_each(weights: Weights | Operand) -> Weights | Operand:
     """Give every query a matrix of its own, of one row."""
     if isinstance(weights, Weights):
-        return Weights(weights.value[..., np.newaxis, :], _apart(weights.rows))
-    return _apart(weights)
+        return Weights(_apart(weights.value), weights.rows.mapped(_apart))
+    return weights.mapped(_apart)
 
 
-def _apart(state: State) -> State:
-    arrays = {each.name: getattr(state, each.name) for each in fields(state)}
-    lifted: dict[str, Any] = {
-        name: each[..., np.newaxis, :] for name, each in arrays.items() if isinstance(each, np.ndarray)
-    }
-    return replace(state, **lifted)
+def _apart(array: Real) -> Real:
+    return array[..., np.newaxis, :]
 
 
 def _mean_reach(_: Reach, weights: Flags, values: Flags) -> Flags:

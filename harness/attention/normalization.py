@@ -109,7 +109,7 @@ def normalization_of(name: str) -> Step:
 
     def error(at: At, operand: Operand) -> Operand:
         if is_left_out(at.problem, name):
-            return _as_computed(operand)
+            return Operand(operand.value, *operand.errors, operand.common)
         return _error(at, operand, weight_of(at.problem, name))
 
     def radius(around: Around, value: Real, ball: Ball) -> Real:
@@ -136,13 +136,6 @@ def normalization_of(name: str) -> Step:
 def is_left_out(problem: Computation, name: str) -> bool:
     """Tell if a reading normalises the other of query and key alone, or neither."""
     return problem.options.get("unnormalized") in {name, "both"}
-
-
-def _as_computed(operand: Operand) -> Operand:
-    """Return what is handed on, with an error of 0 where it has none."""
-    zero = np.zeros_like(operand.value)
-    max_error, variance = (zero if each is None else each for each in (operand.max_error, operand.variance))
-    return Operand(operand.value, max_error, variance, operand.common)
 
 
 def weight_of(problem: Computation, name: str) -> Real:

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
-from attncheck.attention.enclosure import SETTLED, Enclosure, Real, enclose, join
+from attncheck.attention.enclosure import SETTLED, Enclosure, enclose, join
+from attncheck.attention.errors import Real
 from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
 from attncheck.attention.graph import graph_of, nearest
 from attncheck.attention.problem import LOGITS, Computation, OutsideDomain, check_domain

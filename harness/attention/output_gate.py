@@ -63,11 +63,10 @@ def _value_of_slope(_: Computation, gate: Real) -> Real:
 def _error_of_slope(at: At, gate: Operand) -> Operand:
     rounding, steep = at.rounding, np.abs(np.tanh(gate.value / 2))  # |1 - 2s|
     sigmoid = _error_of_sigmoid(At(at.problem, rounding, lambda: _sigmoid(gate.value), at.walk_in), gate)
-    assert sigmoid.max_error is not None
-    assert sigmoid.variance is not None
+    of_sigmoid, variance = sigmoid.errors
     unit, floor = 4 * rounding.compute_unit, 2 * _underflow(rounding)
-    moved = steep * sigmoid.max_error + sigmoid.max_error**2
-    variance = steep**2 * sigmoid.variance + sigmoid.variance**2 + (unit * at.value) ** 2 + floor**2
+    moved = steep * of_sigmoid + of_sigmoid**2
+    variance = steep**2 * variance + variance**2 + (unit * at.value) ** 2 + floor**2
     return Operand(at.value, moved + unit * (at.value + moved) + floor, variance)
 
 
@@ -87,7 +86,7 @@ def _error_of_grad_gate(at: At, grad_output: Operand, context: Finished | Operan
     (unit, underflow), size, gradient = storage_of(at.rounding), np.abs(at.value), np.abs(grad_output.value)
     max_error, variance = _errors_of_product(_as_it_was(at, context), slope)
     max_error, variance = gradient * max_error, gradient**2 * variance
-    floor = _STORED_PRODUCTS * underflow * (1 + gradient) * (1 + _magnitude(context))
+    floor = _STORED_PRODUCTS * underflow * (1 + gradient) * (1 + np.abs(context.value) + context.errors[0])
     max_error = max_error + _STORED_PRODUCTS * unit * (size + max_error) * (1 + 8 * at.rounding.coarsest_unit) + floor
     return _stored(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
 
@@ -102,23 +101,11 @@ def _as_it_was(at: At, context: Finished | Operand) -> Finished | Operand:
 
 def _errors_of_product(first: Finished | Operand, second: Operand) -> tuple[Real, Real]:
     """Return the largest error of a product, element by element, before it is rounded, and its variance."""
-    of_first, variance_of_first = _errors(first)
-    of_second, variance_of_second = _errors(second)
+    of_first, variance_of_first = first.errors
+    of_second, variance_of_second = second.errors
     size, other = np.abs(first.value), np.abs(second.value)
     variance = variance_of_first * (other**2 + variance_of_second) + size**2 * variance_of_second
     return of_first * other + (size + of_first) * of_second, variance
-
-
-def _errors(array: Finished | Operand) -> tuple[Real, Real]:
-    if isinstance(array, Finished):
-        return array.finished.max_error, array.finished.sigma**2
-    zero = np.zeros_like(array.value)
-    return zero if array.max_error is None else array.max_error, zero if array.variance is None else array.variance
-
-
-def _magnitude(array: Finished | Operand) -> Real:
-    magnitude: Real = np.abs(array.value) + _errors(array)[0]
-    return magnitude
 
 
 def _stored(at: At, max_error: Real, variance: Real, floor: Real | float) -> Finished:

@@ -7,12 +7,13 @@ independent. Vaswani et al. 2017, section 3.2.2.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import ORDER_FACTOR, Ball, Bound, Finished, Operand, Real, product_variance
+from attncheck.attention.errors import ORDER_FACTOR, Ball, Finished, Operand, Real, product_variance
 from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
@@ -51,12 +52,7 @@ def projection_of(name: str) -> Step:
         inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
         weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added(name, at.value))
         flat, heads = linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
-        assert flat.max_error is not None
-        assert flat.variance is not None
-        max_error, variance = (
-            at.problem.with_added(name, split_heads(each, heads)) for each in (flat.max_error, flat.variance)
-        )
-        return Operand(at.value, max_error, variance)
+        return Operand(at.value, *(at.problem.with_added(name, split_heads(each, heads)) for each in flat.errors))
 
     def radius(around: Around, _: Real) -> Real:
         own = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
@@ -85,22 +81,20 @@ def _value_of_output(problem: Computation, context: Real) -> Real:
 
 
 def _radius_of_output(around: Around, _: Real, context: Ball) -> Real:
-    merged = Ball(merge_heads(context.value), merge_heads(context.radius))
+    merged = context.mapped(merge_heads)
     return _linear_radius(around, merged, "output") if "output_weight" in around.problem.inputs else merged.radius
 
 
 def _error_of_output(at: At, context: Finished | Operand) -> Finished | Operand:
     exact, weight, bias = at.value, at.problem.inputs.get("output_weight"), at.problem.inputs.get("output_bias")
     if isinstance(context, Operand):
-        assert context.max_error is not None
-        assert context.variance is not None
-        merged = Operand(merge_heads(context.value), merge_heads(context.max_error), merge_heads(context.variance))
+        merged = context.mapped(merge_heads)
         if weight is None:
-            return Operand(exact, merged.max_error, merged.variance)
+            return replace(merged, value=exact)
         return linear_layer(merged, weight, bias, exact, at.rounding)
     bound = context.finished
     if weight is None:
-        return Finished(exact, Bound(merge_heads(bound.max_error), merge_heads(bound.sigma)))
+        return Finished(exact, bound.mapped(merge_heads))
     heads, width = context.value.shape[1], context.value.shape[-1]
     per_head = bound.sigma @ np.abs(weight).reshape(heads, width, -1)  # (B, H, Lq, Eo)
     inputs = Operand(merge_heads(context.value), merge_heads(bound.max_error))

@@ -43,8 +43,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
 
     def error(at: At, operand: Operand) -> Operand:
         problem = at.problem
-        max_error = np.zeros_like(operand.value) if operand.max_error is None else operand.max_error
-        variance = np.zeros_like(operand.value) if operand.variance is None else operand.variance
+        max_error, variance = operand.errors
         moved = _moved(at, name, operand.value, max_error)
         cos, sin = (np.abs(each) for each in tables_of(problem, name))
         pairs = pairs_of(problem, name)

@@ -22,6 +22,7 @@ from attncheck.attention.errors import (
     NOTHING,
     Ball,
     Bound,
+    Elementwise,
     Finished,
     Logits,
     Operand,
@@ -54,7 +55,7 @@ _MIN_WEIGHT = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(Elementwise):
     """A softmax and how its exponents may be perturbed; keys that are not attended to have zeros.
 
     (..., Lq, Lk) per key, (..., Lq, 1) per row.

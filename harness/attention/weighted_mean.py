@@ -253,8 +253,7 @@ def _attended_alone(rows: Rows, value: Operand) -> Operand:
     def of(part: Real) -> Real:
         return finite(part) if are_all else np.where(used, finite(part), 0.0)
 
-    max_error = None if value.max_error is None else of(value.max_error)
-    return Operand(of(value.value), max_error, None if value.variance is None else of(value.variance))
+    return value.mapped(of)
 
 
 def _attended_sum(rows: Rows, size: Real) -> Real:

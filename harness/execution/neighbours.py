@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from attncheck.execution.operations import SECOND_CALL, Task, call_of, run_operation
 from attncheck.execution.worker import Computed, Outcome
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import OPTIONS, inputs_of, result_stages
+from attncheck.spec import OPTIONS, result_stages
 
 Array = NDArray[Any]
 _MAX_SCORES = 1 << 12
@@ -110,7 +110,7 @@ def changed_tasks(task: Task) -> Iterator[tuple[str, Task]]:
             yield name, replace(task, options={**task.options, name: type(value)(wider)})
         elif name in OPTIONS and OPTIONS[name].type is float:
             yield name, replace(task, options={**task.options, name: 1.5 * value})
-    for name, spec in inputs_of(task.operation, task.options.get("score")).items():
+    for name, spec in task.specs.items():
         if name not in task.inputs or not (spec.broadcast or spec.of_head or name == "key_lengths"):
             continue
         array, called = task.inputs[name], spec.called or name
@@ -135,7 +135,7 @@ def _reference(task: Task) -> Array:
     """Return what NumPy's own code gives in float64; nothing where it has not what the call needs."""
     from attncheck.backends import numpy_backend
 
-    specs = inputs_of(task.operation, task.options.get("score"))
+    specs = task.specs
     inputs = {
         name: array.astype(np.float64) if specs[name].is_number and not specs[name].eight_bits else array
         for name, array in task.inputs.items()

@@ -45,7 +45,6 @@ from attncheck.spec import (
     PROJECTIONS,
     STAGE_SPECS,
     Shape,
-    inputs_of,
     is_said,
     score_kind,
 )
@@ -96,7 +95,7 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
     if not declared or "query" not in task.inputs:  # scores that are given have neither a width nor a scale
         return None
     requirements = Requirements.of(declared)
-    specs = inputs_of(task.operation, task.options.get("score"))
+    specs = task.specs
     shapes = {each: array.shape for each, array in task.inputs.items()}
     lengths = bind_axes(specs, shapes, task.options.get("heads"), task.options.get("kv_heads"))
     # The position of a sequence's first query, the largest of a batch.
@@ -182,7 +181,7 @@ def _require_affordable(lengths: Lengths, longer: Lengths) -> None:
 
 def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Padding:
     require_exact(task, longer)
-    specs = inputs_of(task.operation, task.options.get("score"))
+    specs = task.specs
     inputs = {
         name: _grown(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].broadcast)
         for name, array in task.inputs.items()

@@ -27,7 +27,22 @@ there is no such step."""
 
 
 @dataclass(frozen=True, eq=False)
-class Alternative:
+class Form:
+    """A problem as a reading takes it, with the ``words`` that its text asks for, and what else depends on the case."""
+
+    problem: Problem
+    words: Mapping[str, object] = field(default_factory=dict)
+    stage: str = ""
+    stage_aliases: Mapping[str, str] = field(default_factory=dict)
+    replacement: StepReplacement | None = None
+    answer: str = ""
+    unsure: str = ""
+    shared: str = ""
+    option: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Alternative(Form):
     """Another reading of a case.
 
     ``description`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it
@@ -43,19 +58,11 @@ class Alternative:
     explains say that: they leave an option to its default, which is another one.
     """
 
-    name: str
-    description: str
-    stage: str
-    problem: Problem
+    name: str = ""
+    description: str = ""
     verdict: Verdict = Verdict.SEMANTIC
-    option: tuple[str, str] | None = None
-    stage_aliases: Mapping[str, str] = field(default_factory=dict)
-    replacement: StepReplacement | None = None
-    answer: str = ""
-    unsure: str = ""
     is_fitted: bool = False
     factor: float | None = None
-    shared: str = ""
 
     @property
     def its_answer(self) -> str:
@@ -67,21 +74,6 @@ class Alternative:
         """What rows without a key give, where that is the whole difference."""
         name, value = self.option or ("", "")
         return value if name == "empty_rows" and self.name == f"empty-rows-{value}" else None
-
-
-@dataclass(frozen=True)
-class Form:
-    """A problem as a reading takes it, with the ``words`` that its text asks for, and what else depends on the case."""
-
-    problem: Problem
-    words: Mapping[str, object] = field(default_factory=dict)
-    stage: str = ""
-    stage_aliases: Mapping[str, str] = field(default_factory=dict)
-    replacement: StepReplacement | None = None
-    answer: str = ""
-    unsure: str = ""
-    shared: str = ""
-    option: tuple[str, str] | None = None
 
 
 Changed: TypeAlias = Callable[[Problem], Problem | None]
@@ -129,20 +121,10 @@ class Reading:
 
     def alternative(self, form: Form, **more: Any) -> Alternative:
         """Return the reading of a case in one form."""
-        return Alternative(
-            self.name,
-            self.says.format_map({"stage": "{stage}", **form.words}),
-            form.stage or self.stage,
-            form.problem,
-            self.verdict,
-            form.option or self.option,
-            form.stage_aliases,
-            form.replacement,
-            form.answer,
-            form.unsure,
-            shared=form.shared,
-            **more,
-        )
+        description = self.says.format_map({"stage": "{stage}", **form.words})
+        own = {"stage": form.stage or self.stage, "option": form.option or self.option}
+        told = {"name": self.name, "description": description, "verdict": self.verdict}
+        return Alternative(**{**vars(form), **own, **told, **more})
 
 
 def is_same(one: Problem, other: Problem) -> bool:

@@ -27,16 +27,17 @@ Array = NDArray[Any]
 class Comparison:
     """How two arrays compare, and where they differ most.
 
-    ``difference`` is absolute, ``allowed`` the largest that agrees and ``ratio`` their quotient; all are those of the
-    element at ``index``, and None where there is no value to subtract, or none that is known to be allowed.
-    ``unjudged`` counts elements that differ and were not compared, because nothing is known of what is allowed there.
+    ``value`` and ``reference`` are the first one's and the second one's number, ``difference`` is absolute, ``allowed``
+    the largest that agrees and ``ratio`` their quotient; all are those of the element at ``index``, and None where
+    there is no value to subtract, or none that is known to be allowed. ``unjudged`` counts elements that differ and
+    were not compared, because nothing is known of what is allowed there.
     """
 
     verdict: Verdict
     message: str = ""
     index: Index | None = None
-    first: float | None = None
-    second: float | None = None
+    value: float | None = None
+    reference: float | None = None
     difference: float | None = None
     allowed: float | None = None
     ratio: float | None = None

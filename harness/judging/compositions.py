@@ -55,8 +55,7 @@ class ComposedCase:
 
     def beside(self, names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
         """Return the readings of these names that it has, and what it says beside them; None where it has none."""
-        as_given = Alternative("", "", "", self.wrong.problem)
-        reading = next(together(self.wrong.problem, names), None) if names else as_given
+        reading = next(together(self.wrong.problem, names), None) if names else Alternative(self.wrong.problem)
         if reading is None:
             return None
         key = tuple(reading.name.split(AND))
@@ -205,7 +204,8 @@ def together(problem: Problem, names: Sequence[str]) -> Iterator[Alternative]:
         first = min(parts, key=lambda each: stage_position(each.stage))
         name, description = AND.join(each.name for each in parts), BESIDE.join(each.description for each in parts)
         verdict = Verdict.SEMANTIC if all(each.verdict is Verdict.SEMANTIC for each in parts) else Verdict.NUMERIC
-        yield Alternative(name, description, first.stage, parts[-1].problem, verdict)
+        problem, stage = parts[-1].problem, first.stage
+        yield Alternative(problem, stage=stage, name=name, description=description, verdict=verdict)
 
 
 def _each_behind_other(

@@ -9,7 +9,7 @@ that agree refute nothing: what was right is not computed again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
@@ -98,13 +98,7 @@ def fit_of(found: Alternative, stage: str) -> Fit:
 
 def pack(evidence: Evidence, plain: Plain) -> str:
     """Write what a row has to carry."""
-    record = {
-        "fits": [asdict(fit) for fit in evidence.fits],
-        "refuted": sorted(evidence.refuted),
-        "failing": evidence.failing,
-        "operation": evidence.operation,
-        "plain": asdict(plain),
-    }
+    record = {**asdict(evidence), "refuted": sorted(evidence.refuted), "plain": asdict(plain)}
     return json.dumps(record, ensure_ascii=False)
 
 
@@ -280,14 +274,6 @@ def reworded(decision: Decision, plain: Plain, message: str, *, follows: bool = 
         return Wording(plain.verdict, f"{fit.description}; {plain.message}{behind}", begins_at, fit.name)
     description = f"{plain.message}; {fit.description}" if follows else fit.description
     return Wording(Verdict.SEMANTIC, description + behind, begins_at, fit.name)
-
-
-def bring_together(evidences: Iterable[tuple[str, Unit, Evidence]]) -> dict[tuple[str, Unit], Decision]:
-    """Decide for several functions, whose names come first, at once."""
-    cases: dict[str, dict[Unit, Evidence]] = {}
-    for function, unit, evidence in evidences:
-        cases.setdefault(function, {})[unit] = evidence
-    return {(function, unit): decision for function, of_it in cases.items() for unit, decision in decide(of_it).items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -259,22 +259,8 @@ def _allowed(bounds: Mapping[str, Bounds], first: str, second: str, stage: str) 
 
 def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Comparison) -> Row:
     """Lay one pair's comparison out as a row."""
-    return replace(
-        blank,
-        comparison="pair",
-        implementation=first,
-        other=second,
-        stage=stage,
-        verdict=comparison.verdict,
-        index=_kept(comparison.index),
-        value=comparison.first,
-        reference=comparison.second,
-        difference=comparison.difference,
-        allowed=comparison.allowed,
-        ratio=comparison.ratio,
-        unjudged=comparison.unjudged,
-        message=comparison.message,
-    )
+    found = {**vars(comparison), "index": _kept(comparison.index)}
+    return replace(blank, comparison="pair", implementation=first, other=second, stage=stage, **found)
 
 
 def _kept(index: Index | None) -> str | None:
@@ -298,45 +284,27 @@ OTHER_CALL = "numbers-of-another-call"
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None, message: str) -> Row:
-    accumulated, introduced = judgement.accumulated, judgement.introduced
     return replace(
         own,
-        stage=judgement.stage,
-        verdict=judgement.verdict,
+        **_columns(judgement, _OF_JUDGEMENT),
+        **_columns(judgement.accumulated, _OF_ACCUMULATED),
+        **_columns(judgement.introduced, _OF_INTRODUCED),
         shape=show(array.shape),
         index=_kept(judgement.index),
-        value=judgement.value,
-        reference=judgement.exact,
-        difference=judgement.error,
-        allowed=judgement.bound,
-        against=judgement.against,
         begins_at=begins_at,
-        judged_rows=judgement.judged_rows,
-        query_rows=judgement.query_rows,
-        unjudged=judgement.unjudged,
-        empty_rows=judgement.empty_rows,
         message=message,
-        **({} if accumulated is None else _of(accumulated)),
-        **({} if introduced is None else _of_step(introduced)),
     )
 
 
-def _of(measured: Measured) -> dict[str, Any]:
-    return {
-        "tier": measured.tier,
-        "ratio": measured.ratio,
-        "largest_z": measured.largest_z,
-        "mean_z": measured.mean_z,
-        "elements": measured.elements,
-    }
+_ALIKE = ("stage", "verdict", "value", "against", "judged_rows", "query_rows", "unjudged", "empty_rows")
+_OF_JUDGEMENT = {"reference": "exact", "difference": "error", "allowed": "bound"} | {name: name for name in _ALIKE}
+_OF_ACCUMULATED = {name: name for name in ("tier", "ratio", "largest_z", "mean_z", "elements")}
+_OF_INTRODUCED = {"introduced_tier": "tier", "introduced_ratio": "ratio", "introduced_z": "largest_z"}
+"""Columns of ``Row``, and what they are in a judgement, and in what was measured against the exact answer and step."""
 
 
-def _of_step(measured: Measured) -> dict[str, Any]:
-    return {
-        "introduced_tier": measured.tier,
-        "introduced_ratio": measured.ratio,
-        "introduced_z": measured.largest_z,
-    }
+def _columns(found: StageJudgement | Measured | None, names: Mapping[str, str]) -> dict[str, Any]:
+    return {} if found is None else {column: getattr(found, name) for column, name in names.items()}
 
 
 def _explain(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:

@@ -599,7 +599,7 @@ def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Altern
     if not applied:
         return None
     words = "; ".join(DECLARABLE[name][conventions[name]] for name in DECLARABLE if name in applied)
-    return Alternative("declared", words, "", called)
+    return Alternative(called, name="declared", description=words)
 
 
 def _is_said_by(form: Alternative, option: tuple[str, str]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.attention.bounds import for_bounds
-from attncheck.attention.errors import Real, every_head
+from attncheck.attention.errors import Elementwise, Real, every_head
 from attncheck.attention.logits import cap_of, spread_over, through_mask
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import scale_of as factor_of
@@ -40,7 +40,7 @@ _ROUNDINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Inexact:
+class Inexact(Elementwise):
     """Numbers as somebody computed them: values in float64, and the largest errors that they may have."""
 
     value: Real
@@ -85,10 +85,6 @@ class Inexact:
         value = np.exp(self.value)
         return self.made(value, value * np.expm1(np.where(value > 0, self.error, 0.0)))
 
-    def each(self, change: Callable[[Real], Real]) -> Inexact:
-        """Rearrange values and errors alike."""
-        return Inexact(change(self.value), change(self.error), self.rounding)
-
     def where(self, kept: Any, otherwise: float = 0.0) -> Inexact:
         """Return an exact number where these are not kept."""
         return Inexact(np.where(kept, self.value, otherwise), np.where(kept, self.error, 0.0), self.rounding)
@@ -131,16 +127,16 @@ class Backward:
 
     def of_heads(self, name: str) -> Inexact:
         """Return keys or values of every query head."""
-        return self.node(name).each(lambda part: every_head(part, self.heads))
+        return self.node(name).mapped(lambda part: every_head(part, self.heads))
 
     def in_groups(self, gradient: Inexact, name: str) -> Inexact:
         """Give the query heads of a group an axis of their own: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
         shared = self.walk.node(name).value.shape[1]
-        return gradient.each(lambda part: part.reshape(len(part), shared, part.shape[1] // shared, *part.shape[2:]))
+        return gradient.mapped(lambda part: part.reshape(len(part), shared, part.shape[1] // shared, *part.shape[2:]))
 
     def added_up(self, name: str) -> Inexact:
         """Add the gradients of the query heads of each group up."""
-        return self.in_groups(self[f"{name} by head"], name).sum(2).each(lambda part: part[:, :, 0])
+        return self.in_groups(self[f"{name} by head"], name).sum(2).mapped(lambda part: part[:, :, 0])
 
     def kept(self, change: Changed | None = None) -> Any:
         """Return who may attend to whom, or may where another problem is asked."""
@@ -152,13 +148,13 @@ class Backward:
 
     def again(self, logits: Inexact) -> Inexact:
         """Make the weights from logits and log_sum_exp; a row without any key has none."""
-        totals = self["log_sum_exp"].each(lambda part: part[..., np.newaxis])
+        totals = self["log_sum_exp"].mapped(lambda part: part[..., np.newaxis])
         has_key = np.isfinite(totals.value)
         return (logits - totals.where(has_key)).exp().where(has_key)
 
 
 def _transposed(array: Inexact) -> Inexact:
-    return array.each(lambda part: np.swapaxes(part, -1, -2))
+    return array.mapped(lambda part: np.swapaxes(part, -1, -2))
 
 
 def _spread(step: Backward, logits: Inexact) -> tuple[Shape, tuple[int, ...]]:
@@ -169,7 +165,7 @@ def _spread(step: Backward, logits: Inexact) -> tuple[Shape, tuple[int, ...]]:
 
 def _bias_gradient(step: Backward, logits: Inexact) -> Inexact:
     shape, axes = _spread(step, logits)
-    return (logits.sum(*axes) if axes else logits).each(lambda part: part.reshape(shape))
+    return (logits.sum(*axes) if axes else logits).mapped(lambda part: part.reshape(shape))
 
 
 STEPS: Mapping[str, Step] = {
@@ -178,7 +174,7 @@ STEPS: Mapping[str, Step] = {
     "weights of values": lambda step: step["weights"],
     "mean": lambda step: (step["weights"] * step.node("grad_weights")).sum(-1),
     "logits behind a fill": lambda step: step["weights"] * (step.node("grad_weights") - step["mean"]),
-    "logits": lambda step: step["logits behind a fill"].each(lambda part: through_mask(step.problem, part)),
+    "logits": lambda step: step["logits behind a fill"].mapped(lambda part: through_mask(step.problem, part)),
     "slope": lambda step: step.node("slope"),
     "products": lambda step: (step["logits"] * step["slope"]).times(factor_of(step.problem)),
     "key by head": lambda step: _transposed(step["products"]) @ step.node("query"),
@@ -274,14 +270,14 @@ def _slope_of_all(step: Backward) -> Inexact:
     """Return the slope of every score, of one whose place a fill took, too."""
     if cap_of(step.problem) is not None:
         return _by_softcap(lambda scores, cap: 1 - (scores / cap) ** 2, "capped")["slope"](step)
-    return step.own("slope").each(np.zeros_like).made(np.ones((1, 1)), np.zeros((1, 1)))
+    return step.own("slope").mapped(np.zeros_like).made(np.ones((1, 1)), np.zeros((1, 1)))
 
 
 def _of_groups(change: Callable[[Inexact], Inexact], *names: str) -> Mapping[str, Step]:
     """Bring the gradients of a group's query heads (B, Hkv, H / Hkv, ..) together in another way."""
 
     def of_name(name: str) -> Step:
-        return lambda step: change(step.in_groups(step[f"{name} by head"], name)).each(lambda part: part[:, :, 0])
+        return lambda step: change(step.in_groups(step[f"{name} by head"], name)).mapped(lambda part: part[:, :, 0])
 
     return {f"of {name}": of_name(name) for name in names or ("key", "value")}
 
@@ -293,7 +289,7 @@ def _as_if_tiled(grouped: Inexact) -> Inexact:
         batch, shared, group, *rest = part.shape
         return part.reshape(batch, group, shared, *rest).swapaxes(1, 2)
 
-    return grouped.each(tiled).sum(2)
+    return grouped.mapped(tiled).sum(2)
 
 
 def _has_groups(step: Backward) -> bool:
@@ -307,12 +303,12 @@ def _over(number: Callable[[Backward], float], name: str) -> Step:
 def _first_of_bias(step: Backward) -> Inexact:
     shape, axes = _spread(step, step["logits"])
     first = tuple(slice(1) if axis in axes else slice(None) for axis in range(step["logits"].value.ndim))
-    return step["logits"].each(lambda part: part[first].reshape(shape))
+    return step["logits"].mapped(lambda part: part[first].reshape(shape))
 
 
 def _bias_of_batch(step: Backward) -> Inexact:
     logits = step["logits"]
-    return _bias_gradient(step, logits.each(lambda part: part.swapaxes(0, 1)))
+    return _bias_gradient(step, logits.mapped(lambda part: part.swapaxes(0, 1)))
 
 
 def _is_square(step: Backward) -> bool:
@@ -334,7 +330,7 @@ def _swapped(name: str) -> Step:
     def change(step: Backward) -> Inexact:
         gradient = step.own(name)
         is_square = gradient.value.shape[1] == gradient.value.shape[2]
-        return gradient.each(lambda part: part.swapaxes(1, 2)) if is_square else gradient
+        return gradient.mapped(lambda part: part.swapaxes(1, 2)) if is_square else gradient
 
     return change
 
@@ -401,9 +397,9 @@ _STEPS = (
         for slug, says, change in (
             ("as-if-tiled", "added up over query heads h % Hkv, as if heads were tiled", _as_if_tiled),
             ("of-first-head", "those of the first query head of each group",
-             lambda grouped: grouped.each(lambda part: part[:, :, :1])),
+             lambda grouped: grouped.mapped(lambda part: part[:, :, :1])),
             ("without-last-head", "added up without the last query head of each group",
-             lambda grouped: grouped.each(lambda part: part[:, :, :-1]).sum(2)),
+             lambda grouped: grouped.mapped(lambda part: part[:, :, :-1]).sum(2)),
             ("averaged", "the mean over the query heads of each group",
              lambda grouped: grouped.sum(2).times(1 / grouped.value.shape[2])),
         )

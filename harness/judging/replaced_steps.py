@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.bounds import for_bounds
 from attncheck.attention.enclosure import Enclosure
-from attncheck.attention.errors import Bound, Finished, Logits, Operand, Real, as_float64, exact_logits
+from attncheck.attention.errors import Bound, Elementwise, Finished, Operand, Real, as_float64, exact_logits
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import merge_heads
 from attncheck.attention.walk import Walk, error_walk, value_walk
@@ -63,11 +64,8 @@ def _problem(truth: Truth) -> Computation:
 
 
 def _with_added(problem: Computation, name: str, state: Any) -> Any:
-    if not problem.added_keys or not isinstance(state, Logits | Operand):
-        return state
-    parts = {each.name: getattr(state, each.name) for each in fields(state)}
-    arrays = {part: array for part, array in parts.items() if isinstance(array, np.ndarray)}
-    return type(state)(**{**parts, **{part: problem.with_added(name, array) for part, array in arrays.items()}})
+    is_added = problem.added_keys and isinstance(state, Elementwise)
+    return state.mapped(partial(problem.with_added, name)) if is_added else state
 
 
 def _estimates(truth: Truth, walk: Walk, stages: Iterable[str], rounding: RoundingModel) -> Estimates:
@@ -91,11 +89,7 @@ def joined(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepRepla
         if not past:
             return {}
         for name in names:
-            state: Operand = walk.node(f"joined_{name}")
-            parts: dict[str, Any] = {each.name: getattr(state, each.name) for each in fields(state)}
-            for part, array in parts.items():
-                parts[part] = None if array is None else change(array, past)
-            states[f"joined_{name}"] = Operand(**parts)
+            states[f"joined_{name}"] = walk.node(f"joined_{name}").mapped(lambda part: change(part, past))
         behind = [stage for stage in truth.exact if stage_position(stage) >= stage_position("raw_scores")]
         return _estimates(truth, walk_from(truth, rounding, states), behind, rounding)
 

@@ -481,7 +481,7 @@ def _is_within(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
 def _where_finite(bound: Bound, exact: Array) -> Bound:
     """Return a bound of 0 where the exact value is not finite: such values are compared, not measured."""
     finite = np.isfinite(exact)
-    return bound if finite.all() else Bound(np.where(finite, bound.max_error, 0.0), np.where(finite, bound.sigma, 0.0))
+    return bound if finite.all() else bound.mapped(lambda part: np.where(finite, part, 0.0))
 
 
 @dataclass(frozen=True)

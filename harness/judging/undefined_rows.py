@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -414,7 +414,8 @@ def without_overflown(
     if not flags.any():
         return dict(bounds)
     reached = follow_scores(plain, flags)
-    return {stage: _infinite(bound, reached[stage]) if stage in reached else bound for stage, bound in bounds.items()}
+    infinite = {stage: partial(np.where, flags, np.inf) for stage, flags in reached.items()}
+    return {stage: bound.mapped(infinite[stage]) if stage in infinite else bound for stage, bound in bounds.items()}
 
 
 def _raw_scores(plain: Problem) -> Array | None:
@@ -425,10 +426,3 @@ def _raw_scores(plain: Problem) -> Array | None:
     with np.errstate(all="ignore"):
         raw: Array = value_walk(Computation.of(Problem(plain.operation, {}, operands)).in_float64()).node("raw_scores")
     return raw
-
-
-def _infinite(bound: Bound, flags: NDArray[np.bool_]) -> Bound:
-    where = np.broadcast_to(flags, bound.max_error.shape)
-    return replace(
-        bound, max_error=np.where(where, np.inf, bound.max_error), sigma=np.where(where, np.inf, bound.sigma)
-    )

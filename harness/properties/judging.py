@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.errors import Elementwise, Real
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
@@ -27,7 +28,6 @@ from attncheck.wording import stored_index, written_element
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]
-Real = NDArray[np.float64]
 Results = dict[str, Array]
 
 
@@ -64,7 +64,7 @@ class Truths:
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class Side(Elementwise):
     """The result of one side, the exact answer, how far from it each element may be, and where it is further."""
 
     what: str
@@ -80,11 +80,6 @@ class Side:
         with np.errstate(invalid="ignore"):
             error: Real = np.abs(self.given.astype(np.float64) - self.exact)
         return np.where(np.isnan(error), np.inf, error)
-
-    def mapped(self, function: Callable[[Array], Array]) -> Side:
-        """Return the same side with its elements elsewhere."""
-        moved = [function(each) for each in (self.given, self.exact, self.allowed, self.wrong, self.is_open)]
-        return Side(self.what, *moved)
 
 
 def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: str) -> Side:

@@ -19,7 +19,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import axis_lengths, optional_gradients, stage_axes
-from attncheck.spec import OPERATIONS, Axes, InputSpec, inputs_of, result_stages
+from attncheck.spec import OPERATIONS, Axes, result_stages
 
 Array = NDArray[Any]
 Change = Callable[[Array, int], Array]
@@ -44,11 +44,6 @@ class StoredProblem(Problem):
     def of_case(cls, case: Case, inputs: Inputs, dtype: str) -> StoredProblem:
         """Return the problem that a case is."""
         return cls(case.operation, dict(case.options), dict(inputs.arrays), dtype, dict(case.memory_layout))
-
-    @property
-    def specs(self) -> Mapping[str, InputSpec]:
-        """The specification of each input."""
-        return inputs_of(self.operation, self.options.get("score"))
 
     @property
     def results(self) -> tuple[str, ...]:

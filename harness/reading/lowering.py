@@ -30,7 +30,17 @@ from numpy.typing import NDArray
 
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.reading.shapes import ShapeFault
-from attncheck.spec import CONVENTIONS, FOLDED_INPUTS, HEADS, OPERATIONS, OPTIONS, InputSpec, Shape, score_kind
+from attncheck.spec import (
+    CONVENTIONS,
+    FOLDED_INPUTS,
+    HEADS,
+    OPERATIONS,
+    OPTIONS,
+    InputSpec,
+    Shape,
+    inputs_of,
+    score_kind,
+)
 
 Array = NDArray[Any]
 Rows = NDArray[np.intp]
@@ -63,6 +73,11 @@ class Problem:
     operation: str
     options: Options
     inputs: Inputs
+
+    @property
+    def specs(self) -> Mapping[str, InputSpec]:
+        """The specification of each input of the operation."""
+        return inputs_of(self.operation, self.options.get("score"))
 
     def with_options(self, **options: Any) -> Self:
         """Return the problem with other options."""

@@ -27,7 +27,7 @@ from attncheck.reading.loader import case_of_data
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import bind_axes
 from attncheck.searching.shapes import EDGES
-from attncheck.spec import HEADS, OPERATIONS, InputSpec, inputs_of, score_kind
+from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
 from attncheck.wording import slug
 
 Array = NDArray[Any]
@@ -52,11 +52,6 @@ class ConcreteCase(Problem):
     stages: tuple[str, ...] | None = None
     regime: str = ""
     special: str = ""
-
-    @property
-    def specs(self) -> Mapping[str, InputSpec]:
-        """The specification of each input of the operation."""
-        return inputs_of(self.operation, self.options.get("score"))
 
     @property
     def optional_inputs(self) -> tuple[str, ...]:

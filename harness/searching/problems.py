@@ -238,14 +238,10 @@ class DrawnProblem(Problem):
         return f"{self.operation} {self.options['score']}" if "score" in self.options else self.operation
 
     @property
-    def _specs(self) -> Mapping[str, InputSpec]:
-        return inputs_of(self.operation, self.options.get("score"))
-
-    @property
     def stage_shapes(self) -> dict[str, Shape]:
         """The shape of every stage that may be returned."""
         shapes = {name: array.shape for name, array in self.inputs.items()}
-        lengths = bind_axes(self._specs, shapes, *(self.options.get(name) for name in HEADS))
+        lengths = bind_axes(self.specs, shapes, *(self.options.get(name) for name in HEADS))
         of_inputs = {
             stage: shapes[name] for stage, name in optional_gradients(self.operation).items() if name in shapes
         }
@@ -261,7 +257,7 @@ class DrawnProblem(Problem):
 
     def stored(self, dtype: str) -> Mapping[str, Array]:
         """Round the inputs once to a dtype."""
-        return stored(self.inputs, self._specs, self.options, dtype)
+        return stored(self.inputs, self.specs, self.options, dtype)
 
 
 def stored(
@@ -347,7 +343,7 @@ def _stages(problem: Problem) -> Iterator[Array]:
 
 def _projected(problem: Problem) -> Iterator[Array]:
     """Yield what layers of weights give, and what is stored where latent vectors are attended to as they are."""
-    specs, inputs = inputs_of(problem.operation, problem.options.get("score")), problem.inputs
+    specs, inputs = problem.specs, problem.inputs
     for weight, spec in specs.items():
         if weight in inputs and len(spec.axes) == 2 and not spec.whole:
             operands = (name for name in inputs if specs[name].axes[-1] == spec.axes[0] and len(specs[name].axes) > 2)

@@ -64,7 +64,7 @@ def test_shape_comes_first_then_dtype_then_the_places_of_nan() -> None:
             assert compare_forms(first, second) == Comparison(verdict, message)
     assert compare_forms(np.array([NAN, 1.0]), np.array([NAN, 2.0])) is None
     found = compare([[1.0, 2.0], [3.0, NAN]], [[100.0, 2.0], [3.0, 4.0]])
-    assert (found.verdict, found.index, found.second, found.difference) == (NONFINITE, (1, 1), 4.0, None)
+    assert (found.verdict, found.index, found.reference, found.difference) == (NONFINITE, (1, 1), 4.0, None)
 
 
 def test_nan_and_each_infinity_agree_with_themselves_alone() -> None:
@@ -144,7 +144,7 @@ def test_which_of_the_two_comes_first_does_not_matter(first: Array, second: Arra
     one, other = (compare_arrays(*pair, np.full((2, 3), 1.25)) for pair in ((first, second), (second, first)))
     for part in ("verdict", "index", "difference", "ratio"):
         assert getattr(one, part) == getattr(other, part)
-    np.testing.assert_equal([one.first, one.second], [other.second, other.first])
+    np.testing.assert_equal([one.value, one.reference], [other.reference, other.value])
 
 
 # Tiers: proved wrong, statistically wrong, noisy, or within what the class allows.
