@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attncheck.attention.exact_array import Flags as Flags
 from attncheck.attention.problem import Computation
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

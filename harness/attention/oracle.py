@@ -26,7 +26,7 @@ from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.enclosure import SETTLED, Enclosure, enclose, join
 from attncheck.attention.errors import Real
-from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
+from attncheck.attention.exact_array import ExactArray, Exponentials, Flags, log_sum
 from attncheck.attention.graph import graph_of, nearest
 from attncheck.attention.problem import LOGITS, Computation, OutsideDomain, check_domain
 from attncheck.attention.sampling import ADDS_QUERIES_UP
@@ -200,8 +200,6 @@ _MIN_KEYS = 64
 _MAX_RADIUS = 2.0**-84
 """How far a logit may be from the truth: e^s then is known to as many bits."""
 _LARGEST_LOGIT = 2.0**52
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from attncheck.judging.judge_implementation import (
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
 from attncheck.judging.residuals import as_declared
-from attncheck.judging.truth import Truth, is_open, truth_of_case
+from attncheck.judging.truth import Stages, Truth, is_open, truth_of_case
 from attncheck.judging.xfail import blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
@@ -41,7 +41,6 @@ from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import HARMLESS, Verdict
 from attncheck.wording import READ_AS, stored_index, told_apart, written_element
 
-Stages = Mapping[str, NDArray[Any]]
 Bounds = Mapping[str, NDArray[Any]]
 """Stage -> the largest error that an implementation's class allows, per element."""
 

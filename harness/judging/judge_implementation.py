@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from attncheck.execution.operations import is_of_shape, is_of_state
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.diagnosis import NO_FINDINGS, Findings
-from attncheck.judging.judge_stages import StageJudgement, agrees, judge_stages, sound_stages, where_it_begins
+from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
 from attncheck.judging.readings import undefined_row_conventions
 from attncheck.judging.residuals import approximate, residual, truth_of
-from attncheck.judging.truth import Truth
+from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.judging.wrong_result import (
     WrongResult,
@@ -47,9 +47,6 @@ from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.spec.rounding import FORMATS
 from attncheck.verdicts import WRONG_NUMBERS, Verdict
-
-Array = NDArray[Any]
-Stages = Mapping[str, Array]
 
 MAX_ELEMENTS = 1 << 15
 """Elements of a score matrix up to which readings are tried; the oracle takes a tenth of a second for so many."""
@@ -166,7 +163,7 @@ def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     """Return what fits with a number that is found for it, else the accuracy that it has; and what does not."""
     missed = set[str]()
     fits: dict[str, Alternative] = {}
-    for convention in fitted_numbers(wrong.truth, wrong.problem, wrong.stages):
+    for convention in fitted_numbers(wrong):
         nearest = approximate(convention.problem)
         if not residual(nearest, wrong.stages) <= _MARGIN * wrong.allowed:
             missed.add(convention.name)
@@ -176,9 +173,8 @@ def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
             missed.add(convention.name)
     if fits:
         return list(fits.values()), missed - fits.keys()
-    of_wrong = (wrong.truth, wrong.problem, wrong.stages, wrong.rounding_model, agrees)
-    accuracy, refuted = judge_accuracy(*of_wrong)
-    trades, others = judge_trades(*of_wrong)
+    accuracy, refuted = judge_accuracy(wrong)
+    trades, others = judge_trades(wrong)
     return ([] if accuracy is None else [accuracy]) + trades, refuted | others | missed
 
 
@@ -216,7 +212,7 @@ class JudgedStages:
 
 def judge_and_diagnose(
     truth: Truth,
-    stages: Mapping[str, NDArray[Any]],
+    stages: Stages,
     shapes: Mapping[str, Shape],
     rounding_model: str,
     own: OwnEmptyRows | None = None,

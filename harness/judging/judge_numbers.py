@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import propagate
-from attncheck.attention.errors import Ball
+from attncheck.attention.errors import Ball, Real
+from attncheck.attention.flags import Flags
 from attncheck.dtypes import rounded_once
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient
-from attncheck.judging.truth import Truth, is_open, truth_of_case
+from attncheck.judging.truth import Array, Stages, Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
@@ -28,8 +29,6 @@ from attncheck.reading.printed import PrintedArray
 from attncheck.results.format import ComparisonKind, Row
 from attncheck.verdicts import Verdict
 from attncheck.wording import stored_index, written_element
-
-Flags = NDArray[np.bool_]
 
 _PRECISIONS = ("float64", "float32")
 """In these a document's rounding explains last digits alone; that of 16 bits explains most wrong digits, too."""
@@ -60,9 +59,6 @@ def hints_of(reference: Reference, expected: Expected, numbers: PrintedArray) ->
         hints[...] = "all of these numbers hold if digits were cut off and not rounded: `digits: truncated` says so"
     return hints
 
-
-Array = NDArray[Any]
-Real = NDArray[np.float64]
 
 CLASS_OF_DOCUMENT = {"float64": "native", "float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"}
 """The class that holds all others in a dtype: nobody knows how a document's code was run."""
@@ -185,8 +181,6 @@ def largest_error(expected: Expected, truth: Truth, rounding_model: str, inputs:
 def _as_float64(inputs: Inputs) -> dict[str, Array]:
     return {name: array.astype(np.float64) for name, array in inputs.arrays.items()}
 
-
-Stages = Mapping[str, Array]
 
 _COMPARISONS: Mapping[str, ComparisonKind] = {"printed": "printed", "known": "known", "unprinted": "exact"}
 

@@ -13,19 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
 from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.flags import Flags
 from attncheck.attention.sampling import index_in_all, rows_of_stage
 from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure
-from attncheck.judging.truth import Truth, is_measured, is_prescribed
+from attncheck.judging.truth import Array, Truth, is_measured, is_prescribed
 from attncheck.reading.shapes import show
 from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, query_axis, stage_position, wide_dtype
 from attncheck.verdicts import Verdict
 from attncheck.wording import written_ratio
-
-Array = NDArray[Any]
 
 _ONE_ROUNDING = frozenset({"capped", "biased"})
 """Steps of one rounding per element, of a number that is itself rounded: no sum for statistics to speak of."""
@@ -157,7 +155,7 @@ def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding
     return _with_unjudged(truth, judgement, open_)
 
 
-def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bool_]) -> StageJudgement:
+def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: Flags) -> StageJudgement:
     """Count what was not judged; a stage that holds nothing else does not agree."""
     unjudged = int(open_.sum())
     if not unjudged:
@@ -172,19 +170,19 @@ def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bo
     return replace(judgement, unjudged=unjudged, message=message)
 
 
-def failing_elements(truth: Truth, stage: str, array: Array, rounding_model: str) -> NDArray[np.bool_]:
+def failing_elements(truth: Truth, stage: str, array: Array, rounding_model: str) -> Flags:
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
     judged = is_measured(exact, bound, str(array.dtype))
-    wrong: NDArray[np.bool_] = _beyond(exact, bound, array) | _odd_elements(exact, judged, array)
+    wrong: Flags = _beyond(exact, bound, array) | _odd_elements(exact, judged, array)
     return wrong
 
 
-def _beyond(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
+def _beyond(exact: Enclosure, bound: Bound, array: Array) -> Flags:
     """Return where an error is larger than its bound."""
     with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
         measured = is_measured(exact, bound, str(array.dtype))
-        beyond: NDArray[np.bool_] = measured & (exact.error_of(array) - exact.radius > bound.max_error)
+        beyond: Flags = measured & (exact.error_of(array) - exact.radius > bound.max_error)
     return beyond
 
 
@@ -224,16 +222,16 @@ def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
     )
 
 
-def _odd_elements(exact: Enclosure, judged: NDArray[np.bool_], array: Array) -> NDArray[np.bool_]:
+def _odd_elements(exact: Enclosure, judged: Flags, array: Array) -> Flags:
     """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
     stored = array.astype(np.float64)
-    odd: NDArray[np.bool_] = ~np.isfinite(stored) & judged
+    odd: Flags = ~np.isfinite(stored) & judged
     if not judged.all():
         odd |= is_prescribed(exact) & ~((stored == exact.high) | (np.isnan(stored) & np.isnan(exact.high)))
     return odd
 
 
-def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_]) -> StageJudgement:
+def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> StageJudgement:
     index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(odd)), odd.shape))
     value, truth = float(array[index]), float(exact.high[index])
     swallowed = "NaN swallowed: " if np.isnan(truth) else ""
@@ -243,9 +241,7 @@ def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_
     )
 
 
-def _measure(
-    exact: Enclosure, bound: Bound, array: Array, judged: NDArray[np.bool_], *, supports_statistics: bool
-) -> Measured:
+def _measure(exact: Enclosure, bound: Bound, array: Array, judged: Flags, *, supports_statistics: bool) -> Measured:
     return measure(
         exact.error_of(array),
         exact.radius,
@@ -306,7 +302,7 @@ def explain_errors(accumulated: Measured, introduced: Measured | None) -> str:
     )
 
 
-def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: NDArray[np.bool_], against: str) -> str:
+def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: Flags, against: str) -> str:
     """Say what is wrong in places where no error is possible at all: a quotient would be infinite."""
     error = np.where(elements, exact.error_of(array), 0.0)
     largest, count = float(error.max()), int(elements.sum())
@@ -325,8 +321,6 @@ def _format_error(against: str, measured: Measured) -> str:
         f"root mean square {measured.mean_z:.3g} sigma over {measured.elements} elements"
     )
 
-
-Flags = NDArray[np.bool_]
 
 _MIN_WRONG = 2
 """Of a single element its index says more."""

@@ -11,23 +11,21 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.errors import Real
 from attncheck.attention.problem import Computation
 from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
 from attncheck.judging.alternatives import Alternative, delivered
 from attncheck.judging.readings import read_as_declared, readings_of
-from attncheck.judging.truth import Truth, find_truth
+from attncheck.judging.truth import Array, Stages, Truth, find_truth
 from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
 from attncheck.reading.lowering import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages
-
-Real = NDArray[np.float64]
 
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
 
@@ -74,9 +72,6 @@ def shortest(scale: float, relative: float, own: float) -> float:
             return short
     return scale
 
-
-Array = NDArray[Any]
-Stages = Mapping[str, Array]
 
 _MAX_KEPT = 1 << 13
 """Elements that failing stages may have for what is tried beside them to be kept: half a hundred times as much."""

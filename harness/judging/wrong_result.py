@@ -22,7 +22,7 @@ this cannot tell is for ``diagnose_case``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -213,25 +213,22 @@ _MIN_ERRORS = 16
 _MAX_OF_ONE_SIGN = 0.95
 _MAX_EXPLAINED = 0.5
 
-Agrees = Callable[[Truth, str, Array, str], bool]
+
+def _all_agree(truth: Truth, failing: Stages, rounding_model: str) -> bool:
+    return all(agrees(truth, stage, array, rounding_model) for stage, array in failing.items())
 
 
-def judge_accuracy(
-    truth: Truth, problem: Problem, failing: Stages, rounding_model: str, agrees: Agrees
-) -> tuple[Alternative | None, set[str]]:
-    """Return the accuracy that what fails has, if any can be told, and the names of those that it has not.
-
-    ``agrees(truth, stage, array, rounding_model)`` holds a stage against a truth within its bounds.
-    """
-    refuted = set[str]()
+def judge_accuracy(wrong: WrongResult) -> tuple[Alternative | None, set[str]]:
+    """Return the accuracy that what fails has, if any can be told, and the names of those that it has not."""
+    truth, failing, refuted = wrong.truth, wrong.stages, set[str]()
     for dtype, of_format in _FORMATS:
         name = ACCURACIES[dtype].name
         if not _is_lower(dtype, truth.dtype):
             refuted.add(name)
             continue
         bounds = _bounds_of(truth, dtype, of_format)
-        lower = replace(truth, _bounds={rounding_model: dict(bounds)}, _readings={})
-        if not all(agrees(lower, stage, array, rounding_model) for stage, array in failing.items()):
+        lower = replace(truth, _bounds={wrong.rounding_model: dict(bounds)}, _readings={})
+        if not _all_agree(lower, failing, wrong.rounding_model):
             refuted.add(name)
             continue
         first = min(failing, key=stage_position)
@@ -239,36 +236,30 @@ def judge_accuracy(
         if is_noise is None:
             return None, refuted
         if is_noise:
-            return ACCURACIES[dtype].alternative(Form(problem), is_fitted=True), refuted
+            return ACCURACIES[dtype].alternative(Form(wrong.problem), is_fitted=True), refuted
         return None, refuted | {accuracy.name for accuracy in ACCURACIES.values()}
     return None, refuted
 
 
-def judge_trades(
-    truth: Truth, problem: Problem, failing: Stages, rounding_model: str, agrees: Agrees
-) -> tuple[list[Alternative], set[str]]:
+def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     """Return what a kernel of 16 bits may have traded for speed, and the names of what it has not.
 
     What fails holds the class with that part, and its errors are noise: of both signs, and in proportion to nothing.
     """
-    found, refuted = list[Alternative](), set[str]()
+    truth, failing, found, refuted = wrong.truth, wrong.stages, list[Alternative](), set[str]()
     first, *_, widest = min(failing, key=stage_position), *TRADES
     holds_widest = False
     for parts, reading in [*TRADES.items()][::-1]:
-        model = f"{rounding_model}{WITH}{parts}"
-        is_asked = _may_trade(truth, model) and (not reading.of or reading.of in problem.options)
+        model = f"{wrong.rounding_model}{WITH}{parts}"
+        is_asked = _may_trade(truth, model) and (not reading.of or reading.of in wrong.problem.options)
         # FP8 operands err by more than weights, exponentials and tanh do that are less exact, and are tried before.
         is_narrower = parts in TRADES_WITHIN_THE_WIDEST and not holds_widest
-        if (
-            not is_asked
-            or is_narrower
-            or not all(agrees(truth, stage, array, model) for stage, array in failing.items())
-        ):
+        if not is_asked or is_narrower or not _all_agree(truth, failing, model):
             refuted.add(reading.name)
             continue
         holds_widest |= parts == widest
         if _is_noise(truth, truth.bounds(model)[first].sigma, first, failing[first], as_stored=False):
-            found.append(reading.alternative(Form(problem), is_fitted=True))
+            found.append(reading.alternative(Form(wrong.problem), is_fitted=True))
     return found[::-1], refuted
 
 
@@ -359,8 +350,9 @@ MIN_FITTED = 8
 """Numbers that a fitted one must explain: some scale explains every single one."""
 
 
-def fitted_numbers(truth: Truth, problem: Problem, failing: Stages) -> Iterator[Alternative]:
+def fitted_numbers(wrong: WrongResult) -> Iterator[Alternative]:
     """Yield the case with the number that fits best, and before it with the nearest number of few digits."""
+    truth, problem, failing = wrong.truth, wrong.problem, wrong.stages
     if sum(array.size for array in failing.values()) < MIN_FITTED:
         return
     first = min(map(stage_position, failing))
@@ -436,7 +428,7 @@ class FailingCase:
         if not self.own.exact or not self.failing.keys() <= self.own.exact.keys():
             return []
         found = {each.name: each for each in reversed(list(filter(self._fits, self._possible(names))))}
-        for fitted in fitted_numbers(self.own, self._problem, self.failing) if names.keys() - found.keys() else ():
+        for fitted in fitted_numbers(self._wrong) if names.keys() - found.keys() else ():
             if fitted.name in names and fitted.name not in found and self._fits(fitted):
                 found[fitted.name] = fitted
         return list(found.values())
@@ -446,15 +438,10 @@ class FailingCase:
         """The case itself, in float64."""
         return self._approximate(self.problem)
 
-    @property
-    def _problem(self) -> Problem:
-        assert self.own.problem is not None
-        return self.own.problem
-
     def _possible(self, names: Mapping[str, float | None]) -> Iterator[Alternative]:
-        truth, problem = self.own, self._problem
-        for each in Readings.of(truth, problem).alternatives:
-            if each.name in names and not self._is_open(each):
+        problem, readings = self._wrong.problem, self._wrong.readings
+        for each in readings.alternatives:
+            if each.name in names and (each.replacement is not None or not readings.is_open(each)):
                 yield each
         yield from (each for each in undefined_row_conventions(problem) if each.name in names)
         scale, bias = names.get(SCALE_FITTED.name), names.get(BIAS_FITTED.name)
@@ -463,13 +450,9 @@ class FailingCase:
         if bias is not None and "bias" in problem.inputs:
             yield bias_fitted(problem, bias)
         if any(name.startswith(ACCURACY) for name in names):
-            accuracy, _ = judge_accuracy(truth, problem, self.failing, self.rounding_model, agrees)
+            accuracy, _ = judge_accuracy(self._wrong)
             yield from () if accuracy is None else (accuracy,)
-            yield from judge_trades(truth, problem, self.failing, self.rounding_model, agrees)[0]
-
-    def _is_open(self, reading: Alternative) -> bool:
-        """Whether float64 NumPy cannot do it."""
-        return reading.replacement is None and "softcap_follows" in reading.problem.options
+            yield from judge_trades(self._wrong)[0]
 
     def _fits(self, reading: Alternative) -> bool:
         if reading.name.startswith(ACCURACY):
@@ -486,7 +469,8 @@ class FailingCase:
 
     @cached_property
     def _wrong(self) -> WrongResult:
-        return WrongResult(self.own, self._problem, self.failing, self.rounding_model, self.right)
+        assert self.own.problem is not None
+        return WrongResult(self.own, self.own.problem, self.failing, self.rounding_model, self.right)
 
     def _approximate(self, problem: Problem) -> Truth:
         """Return a truth whose exact answer is the one in float64; none where numbers of the problem are not finite."""

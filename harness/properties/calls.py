@@ -20,6 +20,7 @@ from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.sessions import Session, SessionStep
 from attncheck.properties.problem import (
     AnyVariant,
+    Array,
     Change,
     Combine,
     FurtherCall,
@@ -39,7 +40,6 @@ from attncheck.reading.shapes import optional_gradients
 from attncheck.spec import OF_HEADS, OPERATIONS, QUERY_KEY_VALUE
 from attncheck.spec.properties import PROPERTIES
 
-Array = NDArray[Any]
 _SEED = 20
 _BY_POSITION = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")
 

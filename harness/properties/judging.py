@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.attention.errors import Elementwise, Real
+from attncheck.attention.flags import Flags
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
-from attncheck.properties.problem import PropertyVariant, StoredProblem
+from attncheck.properties.problem import Array, PropertyVariant, StoredProblem
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import PropertyOutcome
 from attncheck.wording import stored_index, written_element
 
-Array = NDArray[Any]
-Flags = NDArray[np.bool_]
 Results = dict[str, Array]
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,10 @@ from attncheck.backends import numpy_backend
 from attncheck.dtypes import largest_number
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.lowering import poisoned
-from attncheck.searching.concrete import ConcreteCase, axes_of
+from attncheck.searching.concrete import Array, ConcreteCase, axes_of
 from attncheck.searching.shapes import Random, Real
 from attncheck.spec import OPERATIONS, QUERY_KEY_VALUE, STAGE_SPECS, InputSpec, Shape, score_kind
 
-Array = NDArray[Any]
 Inputs = dict[str, Array]
 
 Triple: TypeAlias = tuple[Real, Real, Real]

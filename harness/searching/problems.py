@@ -14,7 +14,6 @@ from functools import cache, cached_property
 from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import largest_number, rounded_once
@@ -30,7 +29,7 @@ from attncheck.reading.shapes import (
     show,
     stage_shapes,
 )
-from attncheck.searching.concrete import ConcreteCase, Seen, asked_of, axes_of
+from attncheck.searching.concrete import Array, ConcreteCase, Seen, asked_of, axes_of
 from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
 from attncheck.searching.shapes import Random, axis_lengths, draw_at_edges, draw_dimensions, some_as_modules
 from attncheck.spec import (
@@ -48,7 +47,6 @@ from attncheck.spec import (
     statistics_dtype,
 )
 
-Array = NDArray[Any]
 Kind = tuple[str, str | None]
 """An operation, and the kind of score where that is an option."""
 Item = TypeVar("Item")
