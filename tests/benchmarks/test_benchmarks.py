@@ -88,23 +88,6 @@ def test_correct_code_raises_no_alarm(campaign: Campaign, tmp_path: Path, capsys
     assert not table[["proven", "statistical"]].any(axis=None)
 
 
-def test_a_campaign_is_as_asked_read_again_and_refuses_another(campaign: Campaign, tmp_path: Path) -> None:
-    asked, found = ("--operation", "attention_gradients", "--cases", "3", "--dtype", "float32"), []
-    for _ in range(2):
-        assert campaign(*asked) == 0
-        part, report = next(tmp_path.glob("results/parts/part-*.csv")), tmp_path / "results" / "soundness.md"
-        found.append((part.stat().st_mtime_ns, report.read_bytes()))
-    assert found[0] == found[1]
-    rows = parts_of(tmp_path)
-    assert set(rows["operation"]) == {"attention_gradients"}
-    assert {"grad_query", "grad_key", "grad_value"} <= set(rows["stage"])
-    for other in (("--seed", "2"), ("--pool", "7")):
-        with pytest.raises(SystemExit, match="holds another campaign"):
-            campaign(*asked, *other)
-    with pytest.raises(SystemExit, match=r"no implementation is called 'numpy\.fast'"):
-        campaign("--implementation", "numpy.fast")
-
-
 def test_faulty_code_is_reproduced(campaign: Campaign, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (*FLOAT32, "--pool", "30")
     assert campaign("--cases", "5", *options, own=KERNELS["faulty"]) == 1

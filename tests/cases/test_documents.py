@@ -95,6 +95,3 @@ def test_every_step_that_a_document_computes_is_covered_under_its_own_name() -> 
     called = {name: list(dict.fromkeys(own.called for own in case.expected)) for name, case in CASES.items()}
     assert called == TRANSCRIBED["steps"]
     assert [name for name, case in CASES.items() if any(own.erratum for own in case.expected)] == [NOTEBOOK_UNMASKED]
-
-
-# Weights drawn as the documents draw them: small integers, worked out from what the documents print.

@@ -1,24 +1,128 @@
-"""Topics of the corpus have what they are named for: every pair of options, sizes with paths of their own, probes."""
+"""The bundled corpus: it loads and is complete, its schemas are those of the code, and every two options meet in it."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
+from importlib.resources import files
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from bundled import bundled
 
-from attncheck.judging.undefined_rows import empty_rows
+from attncheck.backends import EVERYTHING
 from attncheck.plan import EMPTY_ROWS, GivenLevels, Level, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.expected_failures import bundled_expected_failures
+from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
-from attncheck.spec import INSTEAD_OF, OPERATIONS, Operation
+from attncheck.spec import INSTEAD_OF, OPERATIONS, SCORE_INPUTS, Operation
 
-CASES = bundled().cases
+ROOT = Path(str(files("attncheck.cases")))
+CORPUS = bundled()
+YAML_FILES = sorted(path for path in ROOT.rglob("*.yaml"))
+CASE_FILES = [path for path in YAML_FILES if path.name != "tags.yaml"]
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def cases_of(operation: str) -> list[Case]:
+    return [case for case in CORPUS.cases if case.operation == operation]
+
+
+def test_every_case_runs_in_float32_and_in_float64_unless_it_is_about_sizes_or_narrow_formats() -> None:
+    assert [case.id for case in CORPUS.cases if "float32" not in case.dtypes] == []
+    narrow = [case for case in CORPUS.cases if "float64" not in case.dtypes]
+    # What shows at a size is the path that a kernel takes there, and few have fast ones in float64.
+    about = ("kernel_shapes/", "precision/", "designs/")
+    assert [case.id for case in narrow if "half-precision" not in case.tags and not case.id.startswith(about)] == []
+
+
+def test_known_numbers_say_where_they_come_from_and_only_documents_print_numbers_or_leave_them_out() -> None:
+    known = [(case.id, own) for case in CORPUS.cases for own in case.expected if own.basis == "known"]
+    assert len(known) >= 20
+    assert [case_id for case_id, own in known if not own.because or len(own.because.split()) < 3] == []
+    bases = {(case.is_document, own.basis) for case in CORPUS.cases for own in case.expected if own.basis != "known"}
+    assert bases == {(True, "printed"), (True, "unprinted")}
+
+
+def test_every_expected_failure_names_cases_that_there_are() -> None:
+    with_properties = select_cases(["properties"], properties=True).cases
+    for expected in bundled_expected_failures(list(EVERYTHING)):
+        cases = with_properties if expected.entry.property else CORPUS.cases
+        for glob in expected.entry.cases:
+            if glob.startswith("search/"):  # problems that a search draws: attncheck.searching.concrete
+                continue
+            dtypes = {dtype for case in cases if fnmatchcase(case.id, glob) for dtype in case.dtypes}
+            assert dtypes & set(expected.entry.dtypes or dtypes), f"{expected.location}: {glob}"
+
+
+def test_the_published_schemas_are_those_of_the_code_every_file_names_its_own_and_every_named_array_is_used() -> None:
+    for name, schema in (("schema.json", case_schema), ("tags.schema.json", tag_schema)):
+        assert (ROOT / name).read_text(encoding="utf-8") == schema()
+    for path in YAML_FILES:
+        text = path.read_text(encoding="utf-8")
+        first = text.splitlines()[0]
+        wanted = ROOT / ("tags.schema.json" if path.name == "tags.yaml" else "schema.json")
+        assert first.startswith("# yaml-language-server: $schema="), path
+        assert (path.parent / first.partition("=")[2]).resolve() == wanted.resolve(), path
+        if path.parent.name != "documents":
+            content = yaml.load(text, yaml.CSafeLoader)
+            assert set(content.get("arrays", {})) <= set(_words(content)), path
+
+
+def _words(node: Any) -> Iterator[str]:
+    """Yield every string of a document that is a value, at any depth."""
+    if isinstance(node, str):
+        yield node
+    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _words(each)
+
+
+def test_every_bundled_file_loads_without_fault_and_warning_and_every_name_is_a_sentence() -> None:
+    assert CORPUS.faults == ()
+    of_properties = {"cases/properties.yaml"}  # what holds between two calls is asked by itself
+    assert {case.file for case in CORPUS.cases} | of_properties == {f"cases/{shown(path)}" for path in CASE_FILES}
+    assert len({case.id for case in CORPUS.cases}) == len(CORPUS.cases)
+    assert [warning for case in CORPUS.cases for warning in case.warnings] == []
+    names = [case.name for case in CORPUS.cases]
+    assert [name for name in names if not name[0].isupper() or len(name.split()) < 3 or name.endswith(".")] == []
+    assert {tag for case in CORPUS.cases for tag in case.tags} == set(CORPUS.tags)
+    short = [name for name, tag in CORPUS.tags.items() if min(len(tag.probes.split()), len(tag.defect.split())) < 3]
+    assert short == []
+
+
+def test_every_option_and_input_of_every_operation_and_score_is_asked_for_and_left_out() -> None:
+    missing = []
+    for operation, own in OPERATIONS.items():
+        cases = cases_of(operation)
+        given = [{*case.options, *case.inputs} for case in cases]
+        optional = {name for name, spec in own.inputs.items() if not spec.required} | ({"scale"} & own.options)
+        lowered = OPERATIONS.get(own.lowers_to or "")
+        is_more = lowered is not None and lowered.inputs.keys() <= own.inputs.keys()  # what both take is held there
+        handed_on = {*lowered.inputs, *lowered.options} if lowered is not None and is_more else set()
+        missing += [(operation, name) for name in {*own.options, *own.inputs} - set().union(*given, handed_on)]
+        missing += [(operation, "without", name) for name in optional & set.intersection(*given)]
+        missing += [(operation, "five cases")] * (len(cases) < 5)
+        narrow = (sum(dtype in case.dtypes for case in cases) for dtype in ("bfloat16", "float16"))
+        missing += [(operation, "sixteen bits")] * (min(narrow) < 2)
+    assert missing == []
+    asked = {score: set[str]() for score in SCORE_INPUTS}
+    for case in cases_of("scoring"):
+        asked[case.options.get("score", "scaled_dot")] |= case.inputs.keys()
+    assert asked == {score: set(inputs) for score, inputs in SCORE_INPUTS.items()}
+
+
+# Every two options meet beyond a tile.
+
 TILE = 16
 CASES_OF_A_PAIR = 2
 MEANT_OF_OTHERS = {
@@ -96,7 +200,7 @@ WITH_PAIRS = [own for own in OPERATIONS.values() if not hands_on(own) and any(Tr
 @cache
 def given_of(operation: str) -> list[tuple[frozenset[Level], bool]]:
     """Return what the bundled cases of an operation that go beyond a tile give, and whether that is little."""
-    cases = (case for case in CASES if case.operation == operation and is_beyond_a_tile(case))
+    cases = (case for case in CORPUS.cases if case.operation == operation and is_beyond_a_tile(case))
     return [(given.levels, has_few(given)) for given in map(GivenLevels, cases)]
 
 
@@ -125,18 +229,10 @@ def test_every_two_options_meet_beyond_a_tile(operation: Operation) -> None:
     assert not lines, "\n".join([*lines, "write cases for them in cases/pairs*.yaml"])
 
 
+# Sizes with paths of their own.
+
 SIZED = select_cases(["kernel_shapes"]).cases
-WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
 TILES = (16, 64, 128)
-SIZED_OPERATIONS = ("attention", "attention_gradients")
-DTYPES = ("float64", "float32", "bfloat16", "float16")
-TWICE = 2
-"""Cases that have to see a fault which one size alone has."""
-MAX_SHAPES = 68
-
-
-def of(operation: str) -> list[Case]:
-    return [case for case in SIZED if case.operation == operation]
 
 
 def axis(case: Case, name: str, place: int) -> int:
@@ -146,14 +242,6 @@ def axis(case: Case, name: str, place: int) -> int:
 
 def keys(case: Case) -> int:
     return sum(axis(case, name, -2) for name in ("key", "past_key") if name in case.input_shapes)
-
-
-def edges(tile: int) -> tuple[int, int, int, int]:
-    return tile - 1, tile, tile + 1, 2 * tile + 1
-
-
-def is_causal(case: Case) -> bool:
-    return bool(case.options.get("is_causal"))
 
 
 def test_the_file_has_the_rows_that_are_made_for_its_tiles() -> None:
@@ -169,54 +257,3 @@ def test_the_file_has_the_rows_that_are_made_for_its_tiles() -> None:
 def _same(one: Case, other: Case) -> bool:
     fields = ("name", "inputs", "input_shapes", "options", "dtypes", "tags", "judged_stages", "random", "line")
     return all(getattr(one, field) == getattr(other, field) for field in fields)
-
-
-def test_no_query_is_left_without_a_key_but_at_the_other_corner() -> None:
-    """Queries without a key are a convention, of which other files ask; here they would only hide a size."""
-    for case in SIZED:
-        if case.operation in SIZED_OPERATIONS and "other-corner" not in case.id:
-            inputs = convert_inputs(case, make_exact_inputs(case), "float32")
-            assert not empty_rows(case.problem(inputs.arrays)).any(), case.id
-
-
-def test_there_are_few_shapes() -> None:
-    """JAX compiles every operation for every shape. A softmax takes the scores of a query that attends elsewhere."""
-    shapes = {
-        tuple(case.input_shapes[name] for name in ("query", "key", "value") if name in case.inputs)
-        for case in SIZED
-        if case.operation != "softmax"
-    }
-    assert len(shapes) <= MAX_SHAPES
-
-
-@pytest.mark.parametrize("operation", SIZED_OPERATIONS)
-def test_every_width_and_every_edge_of_a_tile_is_there_twice_and_causal_too(
-    operation: str,
-) -> None:
-    cases = of(operation)
-    for width in WIDTHS:
-        of_keys, of_values = ([case for case in cases if axis(case, name, -1) == width] for name in ("query", "value"))
-        assert len([case for case in of_keys if case in of_values]) >= TWICE, width
-        assert any(case not in of_values for case in of_keys), "beside values of another width"
-        assert {is_causal(case) for case in of_keys} == {True, False}
-        dtypes = Counter(dtype for case in of_keys for dtype in case.dtypes)
-        assert all(dtypes[dtype] >= (1 if dtype == "float64" else TWICE) for dtype in DTYPES), dtypes
-    for tile in TILES:
-        of_tile = [case for case in cases if f"-tile-{tile}-" in f"{case.id}-"]
-        for length_of in (keys, lambda case: axis(case, "query", -2)):
-            lengths = Counter(map(length_of, cases))
-            found = {(length_of(case), is_causal(case)) for case in of_tile}
-            assert found >= {(length, causal) for length in edges(tile) for causal in (False, True)}
-            assert all(lengths[length] >= TWICE for length in edges(tile))
-        assert {True, False} == {axis(case, "mask", -2) > 1 for case in of_tile if "mask" in case.inputs}
-        assert {"key_lengths", "window"} <= {name for case in of_tile for name in (*case.inputs, *case.options)}
-        assert {case.options.get("alignment") for case in of_tile if is_causal(case)} == {None, "bottom_right"}
-    grids = [(axis(case, "query", -4), axis(case, "query", -3), axis(case, "key", -3)) for case in cases]
-    groups = Counter(heads // shared for batch, heads, shared in grids if batch * heads > 64)
-    assert all(groups[size] >= TWICE for size in (1, 4, 8)), groups
-
-
-def test_one_query_meets_every_edge_of_keys_in_several_heads_and_entries() -> None:
-    several = [case for case in of("attention") if min(axis(case, "query", -4), axis(case, "query", -3)) > 1]
-    single = {keys(case) for case in several if axis(case, "query", -2) == 1}
-    assert single >= {length for tile in TILES for length in edges(tile)}

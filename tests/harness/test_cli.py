@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,11 +16,9 @@ import pytest
 from processes import PATIENCE, wait_until
 from tables import tables_beside
 
-from attncheck.attention.enclosure import SETTLED
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.results.format import Row
 from attncheck.results.reader import read_run
-from attncheck.store import NO_STORE
 
 Honest = tuple[BackendEntry, ...]
 Invoke = Callable[..., tuple[int, str, str]]
@@ -72,23 +69,6 @@ def test_agreement_gives_0_whatever_lies_in_the_folder(case_folder: Path, tmp_pa
     assert lines[-1] == "Report: results/latest/report/report.html"
     assert "\x1b[" not in done.stdout
     assert read_run(tmp_path / "results" / "latest").environment["command"] == "attncheck check small -b numpy"
-
-
-@pytest.mark.usefixtures("workers_here", "case_folder")
-def test_agreement_says_what_was_left_out_and_times_and_arithmetic_where_asked(
-    invoke: Invoke, table: Table, honest: Honest
-) -> None:
-    table(*honest, GHOST)
-    for counts in (SETTLED, NO_STORE.counts):
-        counts.clear()  # of what other tests have asked in this process
-    code, out, err = invoke("check", "small", "--no-cache", "--no-report", "-v")
-    assert code == 0
-    assert out.startswith("first and second agree. Judged 4 of 4 cases on each.\n")
-    assert "ghost was left out: not installed." in out.splitlines()
-    (counted,) = re.findall(r"^attncheck: exact answers: (\d+) in double words, 0 in balls$", err, re.MULTILINE)
-    assert int(counted) > 0
-    assert "attncheck: time, of processes side by side added up: " in err
-    assert invoke("report", "results/latest", "--quiet") == (0, "", "")
 
 
 @pytest.mark.usefixtures("workers_here", "case_folder")
@@ -164,9 +144,6 @@ def test_bad_usage_gives_2_and_one_line(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-# What is printed
-
-
 # Interrupted
 
 INTERRUPTIBLE = """\
@@ -192,11 +169,7 @@ main()
 @posix_only
 @pytest.mark.parametrize("end", [lambda pid: os.killpg(pid, signal.SIGINT), lambda pid: os.kill(pid, signal.SIGTERM)])
 def test_what_was_judged_before_an_interruption_is_on_disk_and_can_be_reported(
-    case_folder: Path,
-    tmp_path: Path,
-    make_backend: MakeBackend,
-    invoke: Invoke,
-    end: Callable[[int], None],
+    case_folder: Path, tmp_path: Path, make_backend: MakeBackend, invoke: Invoke, end: Callable[[int], None]
 ) -> None:
     note = "from pathlib import Path\nimport time\n"
     last = f"def softmax(scores):\n    if scores.shape[-2] == 1: Path({str(tmp_path)!r}, NAME).touch()\n"

@@ -14,22 +14,15 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tables import tables_beside
 
-from attncheck import processors, releases
+from attncheck import processors
 from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.processors import (
-    ISA,
-    available_processors,
-    emulation_variables,
-    limit_to_isa,
-)
-from attncheck.releases import Release, ReleaseError, check, install
+from attncheck.processors import ISA, available_processors, limit_to_isa
 from attncheck.reports.difference import Bisection, print_bisection, read_frames
 
 ASKED = """
@@ -59,23 +52,6 @@ def on(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None, isa: str |
         monkeypatch.delenv(ISA, raising=False)
     else:
         monkeypatch.setenv(ISA, isa)
-
-
-def test_variables_of_an_instruction_set_leave_other_flags_for_xla_and_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    on(monkeypatch, SAPPHIRE_RAPIDS)
-    environment = {"XLA_FLAGS": "--xla_cpu_max_isa=AVX --xla_cpu_enable_fast_math=false"}
-    limit_to_isa("sse4.1", environment)
-    assert environment["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false --xla_cpu_max_isa=SSE4_2"
-    assert environment["TF_ENABLE_ONEDNN_OPTS"] == "0"
-    limit_to_isa("avx512_bf16", environment)  # oneDNN is on by default there
-    assert "TF_ENABLE_ONEDNN_OPTS" not in environment
-    assert emulation_variables() == {}
-    limit_to_isa("avx2", environment := {})
-    for name, text in environment.items():
-        monkeypatch.setenv(name, text)
-    assert emulation_variables() == environment
 
 
 def test_what_a_processor_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,29 +143,6 @@ def bisected(wheels: Path, tmp_path: Path, invoke: Invoke) -> Invoke:
     (tmp_path / "kernel.py").write_text(TEXTS["kernel"], encoding="utf-8")
     (tmp_path / "small.yaml").write_text(TEXTS["cases"], encoding="utf-8")
     return partial(invoke, "bisect", "kernel.py:attention", "small.yaml")
-
-
-@pytest.fixture(scope="module")
-def installed(wheels: Path) -> Release:
-    """A release that was not installed, and is."""
-    release = Release("toy-attention", "2.0")
-    assert install(release)
-    return release
-
-
-@needs_pip
-def test_an_environment_is_made_once_with_what_is_around_it_and_half_an_environment_is_made_anew(
-    installed: Release, tmp_path: Path
-) -> None:
-    assert not install(installed)
-    (installed.folder / releases._READY).unlink()
-    assert install(installed)
-    assert Release("toy-attention", "2.0", ("numpy<9",)).folder != installed.folder
-    script = "import attncheck, numpy, toy_attention; print(numpy.__version__, toy_attention.__file__)"
-    found = subprocess.check_output([str(installed.python), "-c", script], text=True).split()
-    assert (found[0], Path(found[1]).is_relative_to(installed.folder)) == (np.__version__, True)
-    with pytest.raises(ReleaseError, match=r"toy-attention 2\.0 cannot be checked: attncheck: .*no_such"):
-        check(installed, ["--dtype", "no_such"], tmp_path / "results")
 
 
 @needs_pip

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from bundled import bundled
 from here import own_code_here
 from kernels import kernel
 from tables import tables_beside
@@ -21,14 +20,11 @@ from attncheck.config import minimum_of
 from attncheck.errors import ExitCode
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.options import RunOptions, read_options
-from attncheck.plan import Plan, _features_of_case, standard_units
-from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import EXACT, FORMAT, INPUTS
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
-from attncheck.spec import DTYPES, OPERATIONS
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -213,42 +209,6 @@ def test_a_project_says_how_much_is_judged(invoke: Invoke, tmp_path: Path) -> No
     (tmp_path / "pyproject.toml").write_text("[tool.attncheck]\nmin_judged = true\n")
     code, _, err = invoke("check", "-b", "numpy")
     assert (code, "pyproject.toml: tool.attncheck.min_judged: expected a number of cases" in err) == (2, True)
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Plan:
-    return Plan.of(bundled().cases, [])
-
-
-def features(cases: list[Case] | tuple[Case, ...], units: list[tuple[int, str]]) -> set[Any]:
-    return {
-        feature
-        for case, dtype in units
-        for key, in_each_dtype in of_case(cases[case])
-        for feature in (key, *([(key, dtype)] if in_each_dtype else []))
-    }
-
-
-FOUND: dict[str, list[Any]] = {}
-"""What each case of the corpus has, worked out once."""
-
-
-def of_case(case: Case) -> list[Any]:
-    if case.id not in FOUND:
-        FOUND[case.id] = list(_features_of_case(case))
-    return FOUND[case.id]
-
-
-def test_few_of_the_bundled_cases_have_all_that_occurs_in_any(corpus: Plan) -> None:
-    units = [(unit.case, unit.dtype) for unit in corpus]
-    chosen = [units[position] for position in standard_units(corpus.cases, units)]
-    assert features(corpus.cases, chosen) == features(corpus.cases, units)
-    assert {corpus.cases[case].operation for case, _ in chosen} == set(OPERATIONS)
-    assert {dtype for _, dtype in chosen} == set(DTYPES)
-    tags = [{tag for case, _ in every for tag in corpus.cases[case].tags} for every in (chosen, units)]
-    assert tags[0] == tags[1]
-    assert {unit for unit in units if corpus.cases[unit[0]].is_document} <= set(chosen)
-    assert len(chosen) * 8 < len(units)
 
 
 SLOW = "slow_to_compile"

@@ -18,13 +18,9 @@ from tables import tables_beside
 
 import attncheck
 from attncheck import progress
-from attncheck.backends import BACKENDS
-from attncheck.commands import command, joined, words_again, words_of
+from attncheck.commands import command, joined
 from attncheck.config import read_config
 from attncheck.errors import ExitCode, UsageError
-from attncheck.execution.call import Limits
-from attncheck.execution.implementation_selection import select_callable, select_implementations
-from attncheck.execution.implementations import Implementation
 from attncheck.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
 from attncheck.pytest_plugin import conformance
 from attncheck.run import Settings
@@ -75,27 +71,6 @@ def test_what_looks_like_an_option_is_given_as_a_file() -> None:
     assert command("repro", {"id": "o/a-case", "path": "/my files/o.yaml"}, ["numpy.eager"], "float64") == (
         "attncheck repro '/my files/o.yaml::a-case' numpy.eager --dtype float64"
     )
-
-
-def test_an_implementation_is_named_again_as_it_was_given_with_limits_that_are_not_as_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my kernel.py").write_text("def attention(query, key, value):\n    return value\n", encoding="utf-8")
-    (own,) = select_implementations(None, ["my kernel.py:attention"], "numpy").implementations
-    numpy, words = Implementation(BACKENDS["numpy"]), ["my kernel.py:attention", "--framework", "numpy"]
-    changed = Limits(threads=2, case_seconds=0.5, hard_memory_limit=3 * 2**29)
-    for implementation, limits, results, again in (
-        (numpy, Limits(), Path("elsewhere"), ["numpy.eager"]),
-        (numpy, changed, None, ["numpy.eager", "--threads", "2", "--time-limit", "0.5", "--memory-limit", "1.5"]),
-        (own, Limits(), Path("results/latest"), words),
-        (own, Limits(), Path("my results"), [*words, "--results", "my results"]),
-        (own, Limits(), None, words),
-    ):
-        assert words_again([implementation], limits, results) == {implementation.name: again}
-    handed_over = select_callable(lambda query, key, value: value, None, None)
-    assert words_again([handed_over], Limits(), None) == {}
-    assert (words_of("torch.sdpa", {}), words_of("mine.attention", {})) == (["torch.sdpa"], [])
 
 
 def project(folder: Path, text: str) -> Path:

@@ -16,11 +16,7 @@ from attncheck.judging.compare import noise_limit, threshold
 from attncheck.merge import merge_runs
 from attncheck.reports import difference
 from attncheck.reports.build_frames import make_frames
-from attncheck.reports.comparison import WIDTH, change_lines
 from attncheck.reports.difference import (
-    ERROR_CHANGES,
-    KNOWN_CHANGES,
-    VERDICT_CHANGES,
     Difference,
     error_changes,
     make_difference,
@@ -268,32 +264,3 @@ def test_an_error_grew_where_it_doubled_and_is_beyond_noise_and_the_largest_come
     assert noise_limit(1) == 3.0  # lambda(1) / 2 = sqrt(2 ln(2e6)) / 2 = 2.69
     assert threshold(1024) / 2 == pytest.approx(3.2742, abs=1e-4)  # ln(2 1024 / 1e-6) = 7.6246 + 13.8155
     assert threshold(1024) / 2 == noise_limit(1024)
-
-
-def test_a_change_is_one_line_whose_names_are_cut_in_their_middle_and_stay_apart() -> None:
-    """Plain ones are in the snapshots."""
-    names = [
-        f"kernel_shapes/tiles/no-edge-shows-{place}-the-other-corner-of-a-rather-large-tile-128-by-under"
-        for place in ("at", "behind")
-    ]
-    row = ("worse", "local", "torch.compile", "", "bfloat16", "agree", "", "numeric", "output", False, "off\u2026 " * 9)
-    verdicts = [dict(zip(VERDICT_CHANGES, row, strict=True)) | {"case": name} for name in names]
-    lines = change_lines("verdicts", verdicts, WIDTH)
-    assert len(set(lines)) == 2
-    for line in lines:
-        assert len(line) <= WIDTH
-        assert line.startswith("worse  kernel_shapes/")
-        assert line.endswith("-by-under  bfloat16  agree -> numeric at output")
-    # Without a width everything is in full.
-    (line,) = change_lines("verdicts", verdicts[:1], None)
-    assert names[0] in line
-    assert "torch.compile" in line
-    assert line.endswith(("off\u2026 " * 9).rstrip())
-    errors = ("grew", "e", "i", "a/b", "float32", "scores", "introduced", 1.0, 9.0, 0.1, 0.9, "within", "warning")
-    known = ("appeared", "e", "i", "numeric", "weights", 0, 12, "known", "owner/name#3")
-    for name, columns, cells, parts in (
-        ("errors", ERROR_CHANGES, errors, ("z 1 -> 9", "0.1 -> 0.9 of the bound (introduced)", "within -> warning")),
-        ("expected_failures", KNOWN_CHANGES, known, ("numeric at weights", "0 -> 12 cases", "known owner/name#3")),
-    ):
-        (line,) = change_lines(name, [dict(zip(columns, cells, strict=True))], WIDTH)
-        assert all(part in line for part in parts)

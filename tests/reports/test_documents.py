@@ -23,7 +23,7 @@ from attncheck.reading import selection
 from attncheck.reading.case import case_record
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import select_cases
-from attncheck.reports.documents import Computation, beside, documents, element, expectation_parts
+from attncheck.reports.documents import Computation, documents, expectation_parts
 from attncheck.reports.failure_patterns import in_common_lines, length_maps, lengths_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.heatmaps import Picture, heatmaps
@@ -38,7 +38,6 @@ from attncheck.reports.panels import (
     describe,
     describe_errors,
     error_matrices,
-    panels_of,
     safe_text,
     shades,
     short_number,
@@ -113,42 +112,6 @@ def test_errata_are_explained_fail_nothing_and_are_framed_beside_the_exact_numbe
     assert heat_of(drawn).count("<small>printed") == 12
 
 
-def test_documents_are_drawn_as_they_draw_themselves(found: dict[str, list[Computation]]) -> None:
-    single, context = found["attention_scoring_post"]
-    drawn = {drawing.names: drawing.panels[0] for drawing in (*single.drawings, *context.drawings)}
-    assert drawn["query",].matrix.tolist() == [[5], [1], [20]]
-    assert drawn["key", "value"].matrix.tolist() == [[3, 59, 1, 4], [12, 2, 43, 3], [45, 5, 5, 45.3]]
-    # Weights 0.1192 and 0.8808, that is 1 / (1 + e^2) and 1 / (1 + e^-2), times the first and the fourth annotation.
-    low, high = 1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))
-    applied = np.outer([3, 12, 45], [low, 0, 0, 0]) + np.outer([4, 3, 45.3], [0, 0, 0, high])
-    np.testing.assert_allclose(drawn["applied_values",].matrix, applied, rtol=1e-12, atol=1e-200)
-    # Scores, mask, weights and output have a panel for each head.
-    names = [drawing.names[0] for drawing in found["masked_self_attention_notebook"][0].drawings]
-    assert names == ["query", "key", "value", "bias", "raw_scores", "scores", "biased", "weights", "output"]
-    four = {drawing.names[0]: drawing for drawing in found["multi_head_post"][1].drawings}
-    titles = [f"attention_weights (weights)[{head}]" for head in range(4)]
-    assert [panel.title for panel in four["weights"].panels] == titles
-
-
-def test_a_value_is_written_with_a_few_digits_more_and_an_element_where_the_document_counts_it() -> None:
-    for value, dtype, half_unit, text in (
-        (1 / 3, "float64", 5e-5, "0.3333333"),
-        (1 / 3, "float32", 0.0, "0.333333333"),
-        (1 / 3, "float64", 0.0, "0.33333333333333331"),
-        (927.0, "float64", 0.5, "927"),
-        (np.inf, "float32", 0.5, "inf"),
-        (0.0, "float64", 5e-343, "0"),
-    ):
-        assert beside(value, dtype, half_unit) == text
-    for index, shape, transpose, text in (
-        ("0,0,2,3", [1, 1, 4, 5], False, "[2, 3]"),
-        ("0,0,2,3", [1, 1, 4, 5], True, "[3, 2]"),
-        ("0,2,1,0", [1, 4, 2, 2], False, "[2, 1, 0]"),
-        ("0,0,0,0", [1, 1, 1, 1], False, "[0]"),
-    ):
-        assert element(index, {"shape": shape, "transpose": transpose}) == text
-
-
 HOSTILE = "$\\frac{ </svg><script>alert('\"1\"')</script> & \x00\x1b[31m\ud800\n\u202e 日本 \\n }_^$"
 SVG = "{http://www.w3.org/2000/svg}"
 MATRIX = np.array([[1.0, 0.25], [-3.5, 1e-30]])
@@ -212,19 +175,6 @@ MATRICES = [
     np.full((30, 30), 1.7e308) * np.where(np.eye(30), 1, -1),
     np.zeros((1, 5000)),
 ]
-
-
-def test_a_large_matrix_is_thinned_out_and_an_array_is_a_panel_per_matrix_that_says_what_is_left_out() -> None:
-    rng = np.random.default_rng(0)
-    picture = heatmaps([Panel("big", rng.normal(size=(1000, 700)))])
-    assert "1 of 16 rows, 1 of 11 columns" in texts(picture)
-    assert len(picture.data) < 60_000
-    assert [panel.title for panel in panels_of(np.zeros((1, 3, 2, 2)), "w")] == ["w[0]", "w[1]", "w[2]"]
-    assert [panel.title for panel in panels_of(np.zeros((1, 1, 2, 2)), "w")] == ["w"]
-    assert [panels_of(np.zeros(shape), "v")[0].matrix.shape for shape in ((4,), ())] == [(1, 4), (1, 1)]
-    many = panels_of(np.zeros((5, 4, 2, 2)), "w")
-    assert (len(many), many[-1].title) == (8, "w[1, 3] (and 12 more)")
-    assert panels_of(np.zeros((0, 2, 2)), "w") == ()
 
 
 def test_any_number_can_be_drawn_and_none_is_said_to_be_none() -> None:
@@ -335,30 +285,6 @@ def test_a_matrix_of_any_shape_and_name_is_elided_to_what_goes_into_the_width() 
         assert max(map(len, text.splitlines())) <= 80
     # Names cannot write to the terminal.
     assert not {"\x1b", "\x07"} & set(matrix_text(Panel("\x1b]0;owned\x07 [red]x", np.zeros((1, 1))), 80).plain)
-
-
-def shown_text(tmp_path: Path, text: str) -> str:
-    """Return what is shown of the one case of a file."""
-    header = "title: Own cases\nsource: {kind: derivation, title: Made for the tests}\noperation: softmax\ncases:\n"
-    (tmp_path / "own.yaml").write_text(f"{header}  - name: One\n    {text}\n", encoding="utf-8")
-    selection = select_cases(["own.yaml"], base=tmp_path)
-    assert not selection.faults
-    shown = io.StringIO()
-    print_case(work_out(selection.cases[0], "float64"), {}, console_of(shown))
-    return shown.getvalue()
-
-
-def test_elements_without_an_exact_answer_say_why_and_sampled_rows_are_told(tmp_path: Path) -> None:
-    text = shown_text(
-        tmp_path,
-        "inputs: {scores: {values: [[0, .inf], [0, 0]]}}\n    allow_nonfinite: true\n"
-        '    expect: [{stage: weights, printed: "nan 55\\n0.5 0.5", exact: true}]',
-    )
-    assert "There is no exact answer where nan stands: scores holds NaN or an infinity that no mask explains.\n" in text
-    words = [line.strip().rpartition("  ")[2] for line in text.splitlines() if line.startswith("[")]
-    assert words == ["not compared", "not compared", "holds", "holds"]
-    text = shown_text(tmp_path, "inputs: {scores: {ascending: [0, 0.001], shape: [2100, 128]}}")
-    assert "64 of 2,100 query rows judged; they stand for all." in text
 
 
 def test_a_case_is_saved_as_an_image_of_the_format_that_the_name_asks_for(tmp_path: Path) -> None:

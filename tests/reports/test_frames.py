@@ -20,12 +20,8 @@ from attncheck.reports.frames import (
     Column,
     Frames,
     KeptArrays,
-    count_numbers,
     failing,
-    records,
-    under_erratum,
 )
-from attncheck.reports.html.evidence import error_ratio
 from attncheck.reports.write import harmless, write_junit, write_report
 from attncheck.results.format import EXACT, INPUTS, StoredArray
 from attncheck.results.reader import read_run
@@ -91,40 +87,6 @@ def test_what_fails_is_what_the_exit_code_counts_and_nothing_known(hand: Any) ->
     found = failing(hand.frames(rows).results)
     assert set(found["stage"]) == {"weights"}
     assert sorted(found["verdict"]) == sorted(verdict for verdict in Verdict if verdict.exit_code)
-
-
-def test_numbers_under_an_erratum_are_told_from_the_others_and_whole_numbers_stay_whole(hand: Any) -> None:
-    given = {"basis": "printed", "transpose": False, "shape": [1, 1, 1, 3]}
-    expected = [
-        {"name": "weights", "of": "weights", "erratum": "Of another call.", **given},
-        {"name": "output", "of": "output", **given},
-    ]
-    numbers = [
-        {"comparison": "printed", "stage": stage, "index": f"0,0,0,{place}", "implementation": name}
-        for stage in ("weights", "output")
-        for place in range(3)
-        for name in ("numpy.eager", "torch.eager")
-    ]
-    frames = hand.frames(numbers, cases=[hand.case(expected=expected)])
-    flags = under_erratum(frames, frames.numbers)
-    assert (set(frames.numbers[flags]["stage"]), flags.sum(), count_numbers(frames.numbers)) == ({"weights"}, 6, 6)
-    found = hand.frames([{"judged_rows": 64, "query_rows": 4096}, {"stage": "scores"}]).results
-    assert found[["judged_rows", "query_rows"]].to_csv(index=False) == "judged_rows,query_rows\n,\n64,4096\n"
-
-
-def test_records_are_those_of_pandas(document_frames: Frames) -> None:
-    odd = pd.DataFrame(
-        {
-            "texts": pd.Series(["a", None, "b"], dtype="str"),
-            "counts": pd.Series([1, None, 3], dtype="Int64"),
-            "floats": [1.5, float("nan"), float("inf")],
-            "flags": [True, False, True],
-            "mixed": ["x", None, 3],
-        }
-    )
-    for frame in (document_frames.results, document_frames.environments, document_frames.results[:0], odd):
-        expected, found = frame.to_dict("records"), records(frame)
-        assert repr(found) == repr(expected)
 
 
 def stored(
@@ -244,11 +206,3 @@ def test_what_cannot_be_written_is_told_in_one_line_and_nothing_is_a_report_too(
     write_report(hand.frames([{}, {"stage": "output"}]), tmp_path / "report")
     assert not (tmp_path / "report" / "results.csv").exists()
     assert len(pd.read_parquet(tmp_path / "report" / "results.parquet")) == 2
-
-
-def test_the_error_ratio_is_nan_where_nothing_is_judged_and_infinite_where_nan_stands_alone() -> None:
-    nan, inf = np.nan, np.inf
-    computed = np.array([1.5, 1.0, 7.0, 7.0, nan, nan, inf, 2.0])
-    exact = np.array([1.0, 1.0, nan, 1.0, nan, 1.0, inf, 1.0])
-    allowed = np.array([0.25, 0.0, inf, nan, 0.0, 0.5, 0.0, 0.0])
-    np.testing.assert_array_equal(error_ratio(computed, exact, allowed), [2.0, 0.0, nan, nan, 0.0, inf, 0.0, inf])

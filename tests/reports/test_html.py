@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
-from attncheck.reports.frames import Column, Frames
+from attncheck.reports.frames import Frames
 from attncheck.reports.html import evidence
 from attncheck.reports.html.contents import (
     Budget,
-    make_anchors,
-    slug,
-    unique_slugs,
 )
-from attncheck.reports.html.evidence import error_pictures, heat_of
 from attncheck.reports.html.page import render_html
-from attncheck.reports.panels import Panel
 
 PageOf = Callable[..., Any]
 
@@ -164,24 +155,6 @@ def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(page_of: Page
     assert texts(counts.one("tbody").all("td")) == ["✓ 1", "-", "\N{EN DASH} 41"]
 
 
-def test_the_page_of_a_kernel_that_fails_everywhere_is_small(hand: Any) -> None:
-    rows = [
-        hand.row(
-            case=f"probes/of/{number:04}-{'a-name-of-a-common-length-' * 3}",
-            dtype=dtype,
-            stage=stage,
-            verdict="numeric",
-            message=f"{number} times the largest error that is possible in this step; at [0, 0] computed 1, exact 2",
-            **dict.fromkeys(("value", "reference", "difference", "allowed", "ratio"), 1.2345678901234567 + number),
-            index="0,0,1,2",
-        )
-        for number in range(2_000)
-        for dtype in ("float64", "float32", "float16")
-        for stage in ("scores", "weights", "output")
-    ]
-    assert len(render_html(hand.frames(rows)).encode()) < 3_000_000
-
-
 FAILING = "documents/attention_scoring_post/all-four-annotations-are-scored-and-make-one-context-vector"
 
 
@@ -211,51 +184,6 @@ def test_of_documents_only_what_fails_is_open_and_drawn_however_little_room_ther
     parts = summaries(page_of(frames, Budget(pictures=0)), "part")
     assert parts["Computations 2 to 2 of 2: ✗ 1 of 1 computation fail"]
     assert not parts["Computations 1 to 1 of 2: 1 computation, none fails"]
-
-
-ONE = Column("here", "torch.sdpa", "2.0")
-
-
-def test_anchors_are_readable_harmless_and_each_is_another() -> None:
-    anchors = make_anchors(["softmax/a-scores", "softmax a scores", "é"], [ONE])
-    names = [anchors.case(case) for case in ("softmax/a-scores", "softmax a scores", "é")]
-    assert names == ["case-softmax-a-scores", "case-softmax-a-scores-2", "case-x"]
-    assert anchors.cell("softmax/a-scores", ONE) == "cell-softmax-a-scores--torch.sdpa"
-    there = Column("there", "torch.sdpa", "2.1")
-    assert make_anchors(["a"], [ONE, there]).cell("a", there) == "cell-a--torch.sdpa--there"
-    assert [slug("<a href='x'>"), slug("'\""), len(slug("a" * 500))] == ["a-href-x", "x", 120]
-    assert unique_slugs(["a", "a-2", "a", "a"]) == ["a", "a-2", "a-3", "a-4"]
-
-
-def test_a_map_has_every_cell_once_and_marks_what_is_beyond_the_bound() -> None:
-    errors = np.array([[0.0, 0.1, 0.5, 1.0], [1.5, 10.0, 11.0, np.inf], [np.nan, 0.05, 0.05, 0.05]])
-    (picture,) = error_pictures(errors, "a <b>")
-    svg = ElementTree.fromstring(str(picture))[1]
-    assert svg.attrib["aria-label"] == "a <b>"
-    paths = {path.attrib["class"]: path.attrib["d"] for path in svg.findall("path")}
-    assert paths.pop("ex").count("M") == 4
-    assert paths["e0"] == "M0 0h2v1h-2zM1 2h3v1h-3z"
-    assert [paths[level] for level in ("e1", "e2", "e3", "en")] == [
-        f"M{place}h{width}v1h-{width}z" for place, width in (("2 0", 2), ("0 1", 2), ("2 1", 2), ("0 2", 1))
-    ]
-    # A large one stays small and loses no error.
-    errors = np.zeros((1, 1, 300, 500))
-    errors[0, 0, 211, 407] = 5.0
-    (picture,) = error_pictures(errors, "large")
-    assert len(picture) < 5_000
-    assert 'class="e2"' in picture
-    assert error_pictures(np.full((2, 2), np.nan), "none") == []
-
-
-def test_a_matrix_is_a_table_with_its_numbers_and_a_large_one_a_picture(page_of: PageOf) -> None:
-    small = page_of(heat_of(Panel("m", np.array([[0.0, 1.0]]), "#000000", "query", "key", ("first",), ())))
-    assert texts(small.all("th")) == ["0", "1", "first"]
-    styles = [(cell.text, cell.attributes["style"]) for cell in small.one("tbody").all("td")]
-    assert styles == [("0", "background:#f3f1f4"), ("1", "background:#000000")]
-    image = page_of(heat_of(Panel("m", np.eye(30)))).one("img")
-    assert image.attributes["alt"] == "m: 30 x 30 matrix, from 0 to 1"
-    with Image.open(BytesIO(b64decode(image.attributes["src"].partition(",")[2]))) as picture:
-        assert [picture.getpixel(place) for place in ((1, 0), (3, 3))] == [(0xF3, 0xF1, 0xF4), (0x6A, 0x0D, 0x83)]
 
 
 def test_the_script_runs_without_an_error_and_the_policy_stops_what_should_not_be_there(

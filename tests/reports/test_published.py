@@ -318,19 +318,6 @@ def test_a_run_is_compared_with_what_is_kept() -> None:
         assert change_lines("counts", differences(a_survey(), Survey([row])), WIDTH) == lines, fields
 
 
-def test_the_command_writes_and_checks(hand: Any, tmp_path: Path) -> None:
-    directory, folder = hand.run([{"implementation": name} for name in TWO]), tmp_path / "survey"
-    assert command("survey", directory, "--output", folder)[0] == 0
-    said = f"2 implementations are as {folder} says.\n"
-    assert command("survey", directory, "--output", folder, "--check") == (0, said, "")
-    file = folder / "features.csv"
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace("first.eager,1.0,all cases,1,", "first.eager,1.0,all cases,999,"), encoding="utf-8")
-    code, printed, _ = command("survey", directory, "--output", folder, "--check")
-    assert code == 1
-    assert "right or known 999 ->" in printed
-
-
 def test_the_same_results_give_the_same_bytes_wherever_errors_are_others(tmp_path: Path, hand: Any) -> None:
     rows = [
         {"case": f"file/{case}", "dtype": dtype, "ratio": 0.1} for case in "cab" for dtype in ("float32", "float64")
@@ -360,6 +347,19 @@ def test_features_are_operations_and_a_case_counts_by_the_worst_of_its_dtypes(ha
     ]
     (of_all,) = [row for row in survey_of(hand.frames(rows)).judged if row.feature == ALL]
     assert of_all[3:] == (1, 0, 1, 1, 0, 1)
+
+
+def test_the_command_writes_and_checks(hand: Any, tmp_path: Path) -> None:
+    directory, folder = hand.run([{"implementation": name} for name in TWO]), tmp_path / "survey"
+    assert command("survey", directory, "--output", folder)[0] == 0
+    said = f"2 implementations are as {folder} says.\n"
+    assert command("survey", directory, "--output", folder, "--check") == (0, said, "")
+    file = folder / "features.csv"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("first.eager,1.0,all cases,1,", "first.eager,1.0,all cases,999,"), encoding="utf-8")
+    code, printed, _ = command("survey", directory, "--output", folder, "--check")
+    assert code == 1
+    assert "right or known 999 ->" in printed
 
 
 def test_findings_and_meanings_are_read_from_their_documents(tmp_path: Path) -> None:

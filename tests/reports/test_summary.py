@@ -17,7 +17,7 @@ from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci
 from attncheck.reports.ci import Badge, annotation_lines, badge_of
-from attncheck.reports.coverage import coverage, misprints, narrowings, unjudged
+from attncheck.reports.coverage import coverage, unjudged
 from attncheck.reports.defects import address_of, cause_line, defects, first_commands
 from attncheck.reports.failure_patterns import (
     described,
@@ -47,7 +47,7 @@ def printed(verdict: str, **fields: Any) -> Fields:
 
 TWO = {"numpy.eager": "1.0", "torch.eager": "1.0"}
 TORCH: Fields = {"implementation": "torch.eager"}
-NUMERIC, UNVERIFIED = {"verdict": "numeric"}, {"verdict": "unverified"}
+UNVERIFIED = {"verdict": "unverified"}
 UNSUPPORTED: Fields = {"verdict": "unsupported", "stage": ""}
 
 
@@ -130,21 +130,6 @@ def test_what_is_wrong_is_told_once_per_case_where_it_begins_and_blames_nobody_e
         assert (only["message"], only["stage"]) == (message, "weights")
 
 
-def test_what_would_explain_misprints_is_said_once(hand: Any) -> None:
-    said = "ounding in float32 would explain it: say `computed_in: float32`"
-    for hints, start, end in (
-        ([f"r{said}"] * 5, "weights[0, 0] is printed as 0.25, should be 0.5. weights[0, 1]", f"numbers of it. R{said}"),
-        ([f"r{said}", None, f"r{said}"], "", f". For 2 of these 3 numbers: r{said}"),
-        ([None, None], "", "0.5"),
-    ):
-        number = printed("misprint", reference_text="0.25", exact=0.5)
-        rows = [number | {"index": f"0,{place}", "hint": hint} for place, hint in enumerate(hints)]
-        (found,) = misprints(hand.frames([{}, *rows]))
-        assert found.message.startswith(start)
-        assert found.message.endswith(end)
-        assert found.message.count("would explain") == any(hints)
-
-
 def test_only_issues_and_https_are_links_and_the_rest_is_text() -> None:
     assert address_of("pytorch/pytorch#108108") == "https://github.com/pytorch/pytorch/issues/108108"
     assert address_of("https://example.org/a?b#c") == "https://example.org/a?b#c"
@@ -191,27 +176,6 @@ def test_too_little_ends_a_comparison_with_3_and_is_told(hand: Any) -> None:
 LEFT_OUT = UNSUPPORTED | {"lacks": "--all-cases", "message": "left out"}
 
 
-def test_what_narrows_a_run_is_named(hand: Any) -> None:
-    rows = [{}, {"implementation": "mine.kernel"}]
-    rows += [
-        {"dtype": dtype, "implementation": name} | lacking(dtype)
-        for dtype in ("bfloat16", "float16")
-        for name in ("numpy.eager", "mine.kernel")
-    ]
-    asked = {"cases": ["attention", "masking"], "tags": ["causal"], "dtypes": ["float64", "bfloat16", "float16"]}
-    assert narrowings(hand.frames(rows, asked=asked, sources={"mine.kernel": {"file": "mine.py", "line": 3}})) == (
-        "bfloat16 and float16 not tested on numpy.eager, which does not declare them.",
-        "bfloat16 and float16 not tested on mine.kernel: declare `dtypes`.",
-        "Partial run: only the cases attention and masking; the tag causal; the dtypes float64, bfloat16 and float16.",
-    )
-    # Evaluations that others cover are counted also where their case was judged.
-    rows = [{"implementation": "torch.compile", "dtype": "float64"}]
-    rows += [rows[0] | LEFT_OUT | {"dtype": dtype} for dtype in ("float32", "float16")]
-    assert narrowings(hand.frames(rows)) == (
-        "torch.compile was not asked for 2 evaluations, which others cover; --all-cases asks for all.",
-    )
-
-
 def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(hand: Any) -> None:
     names = ("numpy.eager", "torch.eager", "jax.jit")
     rows = [
@@ -224,22 +188,6 @@ def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(hand: An
     assert [found.is_whole for found in coverage(frames)] == [True] * 3
     alone = make_summary(hand.frames(rows[-3:])).judged
     assert alone == "Judged 2 of 2 standard cases, which cover the rest"
-
-
-def test_padded_cases_count_as_judged_by_what_was_added(hand: Any) -> None:
-    """Those that were padded with columns alone are in the snapshots."""
-    added = ("a block mask (3 sequences)", "a block mask (2 sequences), zero columns (D 5 to 8)")
-    rows: list[Fields] = [{"case": f"file/{number}", "padded": words} for number, words in enumerate(added)]
-    rows += [{"case": "file/0", "dtype": "float32", "padded": added[0]}]  # another dtype is no other case
-    rows += [{"case": "file/none", "padded": added[0]} | UNSUPPORTED]
-    frames = hand.frames(rows)
-    said = [each for each in make_summary(frames).sentences if "padded" in each or "mask" in each]
-    assert said == [
-        "On numpy.eager, which has no function for packed sequences, 2 cases were called with a block mask instead.",
-        "On numpy.eager, 1 case was padded with zero columns, as it requires.",
-    ]
-    (found,) = coverage(frames)
-    assert (found.judged, found.lacks.cases) == (2, 1)
 
 
 def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its_axes(hand: Any) -> None:

@@ -1,20 +1,28 @@
-"""Classes that trade accuracy for speed: their names and parts, the error of codes with scales, and right kernels."""
+"""Classes that trade accuracy for speed: names and parts, errors of codes with scales, and which hold for a kernel."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import traded_kernels
+from evaluating import own
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import Problem
 from traded_kernels import KERNELS, codes_with_scales, declared, product_in_float16
 
+from attncheck import check
+from attncheck.accuracy import lines_of, measure_accuracy, small_cases
 from attncheck.attention.errors import Operand
 from attncheck.attention.quantization import stored_operand_of
+from attncheck.execution.call import Limits
+from attncheck.reading.selection import select_cases
+from attncheck.reports.summary import headline
 from attncheck.spec.rounding import GRIDS, PRESETS, Quantization, class_name, rounding_model_named
 from attncheck.verdicts import Verdict
 
@@ -135,3 +143,38 @@ def test_what_is_traded_without_being_declared_is_named_by_its_accuracy() -> Non
             stages = {"log_sum_exp": log_sum_exp} if name == "approximate-tanh" else {"output": output}
             fits |= {each.name for each in problem.judged(stages, "float16", "fused").findings.fits}
         assert f"accuracy-of-{name}" in fits, fits
+
+
+# Which classes hold for an implementation.
+
+
+def test_the_tightest_class_that_holds_is_the_one_that_a_kernel_is_right_to() -> None:
+    kernels = Path(traded_kernels.__file__)
+    cases = small_cases(select_cases(["attention", "half_precision", "values"]).cases)
+    for name, wrong in (("sage1", "fused"), ("flash3_fp8", "sage1"), ("flash4", "")):
+        found = measure_accuracy(own(f"{kernels}:{name}"), cases, "float16", Limits())
+        uses = {each.name: each for each in found.classes}
+        assert found.is_measured
+        assert found.holds_declared == (not found.wrong_anyhow)
+        assert found.declared == name
+        assert 0 < uses[name].used < 1
+        if wrong:
+            assert found.tightest == name
+            assert uses[wrong].wrong
+            assert uses[wrong].used > 1
+            # An infinity leaves those that share its scale no code, whatever is permitted.
+            assert any("infinity" in each for each in found.wrong_anyhow)
+        else:  # an output alone does not show a cubic
+            assert found.tightest == "fused"
+            assert '  attention.classes = {"float16": "fused"}' in lines_of(found)
+
+
+def test_the_first_line_names_what_a_verdict_gave_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    target, cases = (
+        f"{traded_kernels.__file__}:tanh_approx",
+        ["attention/logits-of-eighty-*", "attention/an-explicit-*"],
+    )
+    for dtype, held in (("float16", ", held to tanh_approx in float16"), ("float32", "")):
+        frames = check(target, cases=cases, dtypes=[dtype]).frames
+        assert headline(frames) == f"traded_kernels.tanh_approx agrees with the exact answer{held}"

@@ -325,16 +325,6 @@ def test_last_words_are_those_of_the_evaluation_and_of_a_timeout_too(make_runner
 
 
 @forked
-def test_what_many_evaluations_print_is_cut_and_stops_none(make_runner: MakeRunner, tmp_path: Path) -> None:
-    runner = make_runner("print('x' * 40_000)\ntime.sleep(0.25 * (size == 3))", max_output=2**16)
-    for size in (4, 4, 4, 3, 4, 4, 4, 3):
-        assert_right(runner.evaluate(softmax_of(size=size)), size)
-    log = tmp_path / "logs" / f"{runner.group.name}.txt"
-    assert log.stat().st_size < 2**16 + 2 * 40_001
-    assert "[what was printed before is left out]" in log.read_text()
-
-
-@forked
 def test_a_log_that_cannot_be_written_or_a_full_disk_is_no_fault_of_the_implementation(
     make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

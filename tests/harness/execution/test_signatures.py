@@ -20,8 +20,6 @@ from tables import tables_beside
 
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
-from attncheck.errors import UsageError
-from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
 from attncheck.execution.operations import Parameters, Task, parameters_of
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
@@ -113,18 +111,6 @@ def test_the_pasted_adapter_runs_under_the_name_that_is_told(tmp_path: Path, inv
     code, out, said = invoke(*arguments, target)
     assert code == 0, out + said
     assert re.search(r"my_kernel\.attention\S* +\d+ +- ", out), out
-
-
-def test_of_what_is_handed_over_an_adapter_is_shown_and_of_another_function_what_does_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"Hand over an adapter instead, attention:\n\ndef attention\(query"):
-        select_callable(function(TABLES["signatures"][0]), None, None)
-    text = "def softmax(x, axis): ...\ndef attention(query, key, value): ...\n"
-    (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError) as error:
-        select_implementations(None, [str(tmp_path / "kernel.py")])
-    assert "What does not fit: axis, which it requires. Name the function that is meant" in str(error.value)
-    assert "def " not in str(error.value)
-    assert select_implementations(None, [f"{tmp_path / 'kernel.py'}:attention"]).implementations
 
 
 # What an implementation lacks for a case, known before anything is drawn, and what it requires of shapes

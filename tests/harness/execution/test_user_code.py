@@ -34,7 +34,7 @@ from attncheck.execution.implementations import (
 )
 from attncheck.execution.operations import Task
 from attncheck.execution.user_call import declarations, import_user_module, load
-from attncheck.execution.user_code import LoadError, Target, is_own, origin_of
+from attncheck.execution.user_code import LoadError, Target, origin_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 
 TABLES = tables_beside(__file__)
@@ -246,16 +246,6 @@ def failure_of(target: str) -> Failure:
 def computed(outcome: Outcome) -> Computed:
     assert isinstance(outcome, Computed), outcome
     return outcome
-
-
-def test_the_name_that_reports_give_it_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("kernel.py", "torch.py"):
-        Path(name).touch()
-    assert Target.of("kernel.attention") == Target.of("kernel.py:attention")
-    assert Target.of("kernel.module") == Target.of("kernel.py")
-    assert is_own("kernel.attention")
-    assert not any(map(is_own, ("torch.sdpa", "other.attention", "torch.*")))
 
 
 def test_what_is_called_with_which_inputs_and_options(write: Write, tmp_path: Path) -> None:

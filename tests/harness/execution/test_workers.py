@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluating import attention_task
 from kernels import kernel as source
-from processes import PATIENCE, has_ended, kill_child, wait_until
+from processes import PATIENCE, has_ended, wait_until
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry, Mode
@@ -37,14 +36,7 @@ from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
-from attncheck.execution.runner import (
-    MAX_EQUAL_CRASHES,
-    CrashLimit,
-    Group,
-    GroupRunner,
-    group_by_process,
-    group_runners,
-)
+from attncheck.execution.runner import MAX_EQUAL_CRASHES, CrashLimit, GroupRunner, group_by_process, group_runners
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.xfail import ExpectedFailureRecord
@@ -180,16 +172,6 @@ def test_a_process_is_handed_over_once_and_to_nobody_who_prepares_it_otherwise(k
     with DescribedWorkers() as workers:
         described(workers, kernel)  # nobody takes it
     wait_until(lambda: all(has_ended(int(pid)) for pid, _ in noted(tmp_path, "loaded")))
-
-
-def test_a_worker_that_follows_the_first_is_loaded_anew(kernel: Path, tmp_path: Path) -> None:
-    with DescribedWorkers() as workers:
-        (found,) = select_implementations(None, [f"{kernel}:attention"], described=workers).implementations
-        kill_child(int(noted(tmp_path, "loaded")[0][0]))
-        runner: GroupRunner[str] = GroupRunner(Group(found, ("float64",)), Limits(), tmp_path, described=workers)
-        assert isinstance(runner.evaluate(attention_task()), Computed)
-        runner.close()
-    assert len({pid for pid, _ in noted(tmp_path, "loaded")}) == 2
 
 
 def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ Of every reading, faults of the catalogue are named in cases of their topic; wha
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain, groupby, product, zip_longest
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from bundled import bundled
 from problems import Array, Arrays, Options, Problem, failing, options_of
 from tables import tables_beside
 
@@ -21,13 +20,10 @@ from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.diagnosis import decide, evidence_of
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
-from attncheck.judging.readings import ACCURACIES, CATALOGUE, TRADES, readings_of
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import RIGHTLY, ExactJudge, Naming, how_named
 from attncheck.mutation.unit import UnitScorer, count_scores, unit_of
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
-from attncheck.spec import EMPTY_ROWS
 from attncheck.verdicts import Verdict
 
 Compute = Callable[[Arrays], Arrays]
@@ -71,22 +67,6 @@ def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
                 break
             faults = [fault for fault in faults if fault.diagnosis[0] in unnamed]
     assert unnamed <= ELSEWHERE
-
-
-def test_every_reading_is_one_of_some_case() -> None:
-    made_elsewhere = {f"empty-rows-{value}" for value in (*EMPTY_ROWS, "unmasked")} | {"scale-fitted", "bias-fitted"}
-    unused = {reading.name for readings in CATALOGUE.values() for reading in readings} - made_elsewhere
-    unused -= {accuracy.name for accuracy in (*ACCURACIES.values(), *TRADES.values())}
-    in_a_row = [list(cases) for _, cases in groupby(bundled().cases, lambda case: case.id.rpartition("/")[0])]
-    for case in filter(None, chain.from_iterable(zip_longest(*in_a_row))):  # the first of every file, then the second
-        if unused and not case.id.startswith("large/"):
-            called = case.problem(convert_inputs(case, make_exact_inputs(case), case.dtypes[0]).arrays)
-            problem = called.lowered()
-            unused -= {each.name for each in readings_of(problem)}
-            unused -= (
-                {each.name for each in readings_of(called, before_lowering=True)} if problem is not called else set()
-            )
-    assert not unused
 
 
 # Problems made by hand.
@@ -462,16 +442,6 @@ WHOLE_ROWS = np.array([True, False, True, True, False])[:, np.newaxis]
 ONE_EMPTY_ROW = MASK & (np.arange(5) != 1)[:, np.newaxis]
 
 
-def masked_at_minus_cap(inputs: Arrays, factor: float = 1.0) -> Arrays:
-    """Compute attention that gives masked keys the logit -softcap, or a multiple of it."""
-    logits = CAP * np.tanh(reference.dot_scores(inputs["query"], inputs["key"])["scores"] / CAP)
-    logits = np.where(inputs["mask"], logits + inputs.get("bias", 0.0), -factor * CAP)
-    exponentials = np.exp(logits)
-    sinks = np.exp(inputs["sinks"])[:, np.newaxis, np.newaxis] if "sinks" in inputs else 0.0
-    weights = exponentials / (exponentials.sum(axis=-1, keepdims=True) + sinks)
-    return {"masked": logits, "weights": weights, "output": weights @ inputs["value"]}
-
-
 def capped(operation: str, inputs: Arrays, returned: Arrays) -> JudgedStages:
     return Problem(operation, {"softcap": CAP}, inputs).judged(returned, empty_rows="zero")
 
@@ -479,19 +449,6 @@ def capped(operation: str, inputs: Arrays, returned: Arrays) -> JudgedStages:
 def decided(found: JudgedStages, operation: str) -> str:
     (decision,) = decide({"case": evidence_of(found.findings, next(iter(failing(found))), operation)}).values()
     return decision.fit.name if decision.fit else ""
-
-
-@pytest.mark.parametrize("mask", [MASK, ONE_EMPTY_ROW, WHOLE_ROWS], ids=["partly", "one empty row", "whole rows"])
-def test_masked_keys_at_minus_the_cap_are_named(mask: Array) -> None:
-    for beside in ({}, {"bias": BIAS}, {"sinks": DRAWN.standard_normal(4)}):
-        inputs = PLAIN | {"mask": mask} | beside
-        for stages in (("masked", *STEPS), STEPS, OUT):
-            found = capped("attention", inputs, {name: masked_at_minus_cap(inputs)[name] for name in stages})
-            assert SOFTCAP in names(found)
-            if mask is not WHOLE_ROWS:
-                assert (name_of(found), failing(found)) == (SOFTCAP, dict.fromkeys(stages, SEMANTIC))
-                assert decided(found, "attention") == SOFTCAP, "forms of one name are told once"
-        assert SOFTCAP not in names(capped("attention", inputs, {"masked": masked_at_minus_cap(inputs, 1.1)["masked"]}))
 
 
 @pytest.mark.parametrize("bias", [BIAS, np.where(BIAS > 1, -np.inf, BIAS)], ids=["finite", "with minus infinity"])
@@ -517,6 +474,3 @@ def test_gradients_of_uniform_rows_under_a_softcap_have_two_possible_causes_and_
             assert decided(found, "attention_gradients") == ""
             message = next(each.message for each in found.judgements if each.verdict is SEMANTIC)
             assert message.endswith("this case does not tell them apart)")
-
-
-# Numbers that are fitted, and errors that look like noise.

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from attncheck.execution.call import Limits
-from attncheck.explain import explain_case, find_implementation
 from attncheck.judging.compare import (
     Comparison,
     Measured,
@@ -28,8 +26,6 @@ from attncheck.judging.compare import (
     threshold,
 )
 from attncheck.judging.truth import Conditioning, condition_numbers
-from attncheck.reports.explanation import explanation_text
-from attncheck.searching.concrete import ConcreteCase, read_concrete
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -250,22 +246,3 @@ def test_condition_numbers_are_the_bound_in_units_of_rounding_the_number() -> No
     numbers = condition_numbers(np.array([2.0, -2.0, 0.0, 0.0]), np.array([0.5, 0.5, 0.0, 0.5]), 0.25)
     np.testing.assert_array_equal(numbers, [1.0, 1.0, 0.0, INF])
     assert Conditioning(1.0, 1.0, 0, 1, 0.25).of(4.0, -2.0) == 8.0
-
-
-@pytest.mark.parametrize("apart", [None, 2.0**-12, 2048.0])
-def test_terms_that_cancel_are_ill_conditioned_where_the_rest_is_less_than_their_rounding(
-    apart: float | None, tmp_path: Any
-) -> None:
-    one, other = float(np.float32(4095.7)), float(np.float32(4095.3))
-    query, key = ([3.1], [0.7]) if apart is None else ([one, one], [other, apart - other])
-    inputs = {name: np.array([[[each]]]) for name, each in (("query", query), ("key", key), ("value", [1.0, 2.0]))}
-    concrete = ConcreteCase("attention", {"scale": 1.0}, inputs, "float32")
-    case = read_concrete(concrete, tmp_path, "search/condition")
-    found = explain_case(case, find_implementation("numpy"), "float32", Limits())
-    scores = found.conditioning["raw_scores"]
-    assert (scores.elements, bool(scores.ill)) == (1, apart == 2.0**-12)
-    assert ("raw_scores 1 of 1" in explanation_text(found, {})) == bool(scores.ill)
-    if apart is None:  # a product of one term
-        assert 1 <= scores.largest < 4
-    else:  # one product, rounded once
-        assert scores.largest * scores.unit_roundoff * one * apart >= 2.0**-24 * one * other

@@ -154,15 +154,6 @@ FAULTS: Mapping[str, tuple[dict[str, Callable[..., Any]], dict[str, Verdict], se
         {"output": "times the largest error that is possible in this step"},
     ),
     **{
-        f"{value} in the output": (
-            {"output": lambda weights, v, value=value: placed(weights @ v, (0, 1, 3, 2), value)},
-            {"output": NONFINITE},
-            {"output"},
-            {"output": ", at 1 of 84 elements"},
-        )
-        for value in (np.nan, np.inf, -np.inf)
-    },
-    **{
         f"{value} where the mask forbids": (
             {"masked": lambda scores, value=value: placed(scores, (..., 0), value)},
             {"masked": NONFINITE},
@@ -171,12 +162,6 @@ FAULTS: Mapping[str, tuple[dict[str, Callable[..., Any]], dict[str, Verdict], se
         )
         for value in (-1e9, np.nan, np.inf, 0.0)
     },
-    "-inf where it does not": (
-        {"masked": lambda scores: placed(placed(scores, (..., 0), -np.inf), (..., 3, 4), -np.inf)},
-        {"masked": NONFINITE, "weights": NUMERIC},
-        {"masked"},
-        {},
-    ),
     "a NaN that is handed on": (
         {"scores": lambda raw: placed(raw * raw.dtype.type(1 / np.sqrt(5)), HERE, np.nan)},
         dict.fromkeys(STAGES[1:], NONFINITE),

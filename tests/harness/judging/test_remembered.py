@@ -21,7 +21,6 @@ from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.judge import judge
 from attncheck.judging.remembered import (
     JUDGING_CODE,
-    arrays_to_bytes,
     enclosures_from_bytes,
     enclosures_to_bytes,
     key_of_rows,
@@ -33,7 +32,7 @@ from attncheck.reading.case import NOT_JUDGED, Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
-from attncheck.store import NO_STORE, Store, UnreadableEntry
+from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
 
 PATTERNS = ["documents/*", "masking/*", "softmax/*", "sinks/*", "gradients/*"]
@@ -54,20 +53,6 @@ def test_rows_and_enclosures_come_back_bit_by_bit_and_in_order() -> None:
     assert inner["scores"].tobytes() == ODD[:1].tobytes()
     found["weights"].high[0, 0] = 1  # as what was worked out can be written into
     np.testing.assert_array_equal(found["weights"].low, ODD)
-
-
-def test_what_is_no_entry_is_said_to_be_none() -> None:
-    whole = arrays_to_bytes({"high a": ODD, "low a": ODD, "radius a": ODD})
-    for data in (
-        *(b"", b"7\n", b"\xff", whole[:-1], whole.replace(b"[2, 3]", b"[9, 9]")),
-        b'[[["high a", "<f8", [2], 0]], [["<f8", 2]]]\n12345678',
-        b'[[["high a", "<f8", [2], 0]], [["<f8", 1e99]]]\n12345678',
-        arrays_to_bytes({"middle a": ODD}),
-        arrays_to_bytes({"high a": ODD, "low a": ODD}),
-    ):
-        for read in (rows_from_bytes, enclosures_from_bytes):
-            with pytest.raises(UnreadableEntry):
-                read(data)
 
 
 def test_the_digest_of_the_code_counts_everything_that_a_verdict_follows_from() -> None:

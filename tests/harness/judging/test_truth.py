@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from problems import Array, Arrays, Problem
-from tables import tables_beside
 
 from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.oracle import PrecisionExhausted
@@ -21,8 +20,6 @@ from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Truth, within_range
 from attncheck.mutation.judgement import RememberingTruth
-from attncheck.reading.case import Case
-from attncheck.repro.code import expected_stages
 from attncheck.verdicts import Verdict
 
 AGREE, NUMERIC, DTYPE = Verdict.AGREE, Verdict.NUMERIC, Verdict.DTYPE
@@ -226,16 +223,3 @@ def test_a_wide_and_a_narrow_one_are_compared_by_their_numbers(truth: Truth) -> 
         pairs = judge_pairs({"narrow": narrow, "wide": other}, bounds)
         assert pairs["narrow", "wide", "log_sum_exp"].verdict is verdict
         assert pairs["narrow", "wide", "output"].verdict is DTYPE
-
-
-CASE = tables_beside(__file__)["case files"]["one key"]
-
-
-def test_scripts_expect_the_dtype_that_was_returned(load_text: Callable[[str], list[Case]]) -> None:
-    [case] = load_text(CASE)
-    inputs = {name: np.full(shape, 2.0) for name, shape in case.input_shapes.items()}
-    truth = Problem("attention", {}, inputs).stored("bfloat16").truth("bfloat16", supports_statistics=False)
-    stages = {"log_sum_exp": truth.exact["log_sum_exp"].high.astype(np.float32)}
-    judged = judge_and_diagnose(truth, stages, case.stage_shapes, "fused")
-    assert expected_stages(case, truth, "fused", judged.judgements)["log_sum_exp"].dtype == "float32"
-    assert not expected_stages(case, truth, "fused", [])["log_sum_exp"].dtype

@@ -10,12 +10,11 @@ import pytest
 from problems import NAMES, Array, Arrays, Options, Problem, draw, failing
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.judging import undefined_rows as module
 from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
 from attncheck.judging.judge_implementation import OwnEmptyRows
 from attncheck.judging.judge_stages import StageJudgement, agrees, failing_elements, judge_stages
 from attncheck.judging.truth import Truth
-from attncheck.judging.undefined_rows import empty_rows, find_undefined_elements
+from attncheck.judging.undefined_rows import find_undefined_elements
 from attncheck.verdicts import Verdict
 
 AGREE, NUMERIC, SEMANTIC, UNVERIFIED = Verdict.AGREE, Verdict.NUMERIC, Verdict.SEMANTIC, Verdict.UNVERIFIED
@@ -304,18 +303,6 @@ def test_of_nan_behind_a_fill_or_beside_a_sink_alone_nothing_is_said(options: Op
         rows = exact[stage].mapped(lambda array: array.reshape(3, -1))
         assert np.isfinite(rows.radius).all(axis=-1).tolist() == [True, True, False], stage
         assert stage == "grad_query" or np.isnan(rows.high[1]).all(), stage
-
-
-def test_rows_without_a_key_are_found_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.RandomState(3)
-    inputs = {name: random.randn(2, 3, 11, 2) for name in ("query", "key", "value")}
-    inputs |= {"mask": random.rand(2, 1, 11, 11) < 0.2, "query_mask": random.rand(1, 11) < 0.7}
-    problem = Problem("attention", {"is_causal": True, "window": (3, 0)}, inputs)
-    whole = empty_rows(problem)
-    assert (whole.shape, whole.any(), whole.all()) == ((2, 3, 11), True, False)
-    for most in (1, 2 * 3 * 11 * 2):
-        monkeypatch.setattr(module, "MAX_AT_A_TIME", most)
-        np.testing.assert_array_equal(empty_rows(problem), whole)
 
 
 def test_nan_that_spreads_beyond_the_pair_of_a_rotation_is_found() -> None:

@@ -87,17 +87,6 @@ def test_what_two_results_come_to() -> None:
         assert judge_arrays("output", np.ones((2, 3)), second, "again", refused).verdict is PropertyOutcome.BROKEN
 
 
-def test_the_element_is_named_with_its_numbers_and_whoever_is_wrong() -> None:
-    exact = np.ones(2)
-    first, second = np.array([1.0, 1 + 4e-7]), np.array([1.0, 1 - 3e-7])
-    found = judge_arrays("output", first, second, "again", sides(first, second, (exact, exact), ".."))
-    assert (found.index, found.value, found.reference, found.exact) == ("1", first[1], second[1], 1.0)
-    assert (found.first_bound, found.second_bound, found.differing) == (ALLOWED, ALLOWED, 1)
-    for pair, blamed in (((exact, exact + 0.1), "the further"), ((exact + 0.1, exact), "the first call")):
-        found = judge_arrays("output", *pair, "again", sides(*pair, (exact, exact), ".."))
-        assert found.message.endswith(f"beyond its bound is {blamed}")
-
-
 # Rows.
 
 ROW = Row(

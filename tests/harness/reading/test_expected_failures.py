@@ -51,15 +51,6 @@ def test_an_entry_excuses_its_verdict_at_its_stages_in_what_it_concerns(load: Lo
     assert second.concerns("torch.eager", "any/case", "float16")
 
 
-def test_the_faults_of_all_files_are_told_together(tmp_path: Path) -> None:
-    paths = [tmp_path / "one.yaml", tmp_path / "two.yaml", tmp_path / "none.yaml"]
-    paths[0].write_text("{}\n", encoding="utf-8")
-    paths[1].write_text("- 1\n", encoding="utf-8")
-    with pytest.raises(CaseError) as raised:
-        load_expected_failures(paths)
-    assert [Path(fault.file).name for fault in raised.value.faults] == ["one.yaml", "two.yaml", "none.yaml"]
-
-
 def test_every_backend_has_a_list_that_names_it_and_in_every_case_excuses_one_thing() -> None:
     """An entry of every case would otherwise hide any other error, or a mask that is read the other way round."""
     for name, entry in EVERYTHING.items():

@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import tables_beside
 
-from attncheck.reading.array_kinds import Arrangement
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import arranged_shape, make_exact_inputs
-from attncheck.reading.shapes import (
-    ShapeFault,
-    bind_axes,
-    fitted_shape,
-    repeated_axes,
-    show,
-)
+from attncheck.reading.inputs import make_exact_inputs
+from attncheck.reading.shapes import ShapeFault, bind_axes, fitted_shape, show
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
 TABLES = tables_beside(__file__)
@@ -119,20 +112,6 @@ def test_inputs_are_fitted_to_axes() -> None:
         fitted_shape(InputSpec(("E", "H*D")), (4, 16, 2), 3)
 
 
-def test_the_axes_of_equal_slices_are_found_but_for_the_last() -> None:
-    for array, axes in (
-        (np.arange(6.0).reshape(2, 3), ()),
-        (np.ones((2, 3)), (0,)),
-        (np.ones((1, 3, 2)), (1,)),
-        (np.ones((4,)), ()),
-        (np.arange(3.0).reshape(1, 3, 1, 1).repeat(2, axis=0), (0,)),
-        (np.arange(3.0).reshape(1, 1, 1, 3).repeat(2, axis=0).repeat(5, axis=2), (0, 2)),
-        (np.full((2, 3), np.nan), ()),
-        (np.zeros((2, 0, 3)), (0,)),
-    ):
-        assert repeated_axes(array) == axes
-
-
 Load = Callable[[str | bytes], list[Case]]
 
 SOFTMAX = """\
@@ -189,20 +168,3 @@ def test_an_empty_draw_draws_nothing(load_text: Load, generator: str) -> None:
     alone = _made(load_text, random, f"inputs: {{scores: {draw}}}")
     behind = _made(load_text, random, before, f"inputs: {{scores: {{concat: [before, {draw}], axis: 0}}}}")
     np.testing.assert_array_equal(alone, behind)
-
-
-@given(
-    shape=st.lists(st.integers(1, 4), max_size=4).map(tuple),
-    rows=st.none() | st.lists(st.integers(0, 4), min_size=1, max_size=5),
-    transpose=st.booleans(),
-)
-def test_rows_and_transpose_are_numpys(shape: tuple[int, ...], rows: list[int] | None, transpose: bool) -> None:
-    arrangement = Arrangement(rows=rows, transpose=transpose)
-    try:
-        array = np.zeros(shape) if rows is None else np.zeros(shape)[rows]
-        wanted = (np.swapaxes(array, -1, -2) if transpose else array).shape
-    except (IndexError, ValueError):  # NumPy's AxisError is both
-        with pytest.raises(ValueError, match=r"row|axes"):
-            arranged_shape(shape, arrangement)
-        return
-    assert arranged_shape(shape, arrangement) == wanted

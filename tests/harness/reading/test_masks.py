@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from tables import tables_beside
 
 from attncheck.dtypes import largest_number, numpy_dtype, rounded_once
@@ -265,45 +264,6 @@ def test_a_drafted_token_sees_what_is_committed_and_its_ancestors(
     made = make_mask(source)
     assert made.shape == mask_shape(source)
     np.testing.assert_array_equal(made, wanted[0, 0] if once else wanted)
-
-
-MASKING = """\
-title: Masks of every kind
-source: {kind: derivation, title: Made for this test}
-operation: masking
-cases:
-  - name: The case at hand
-"""
-
-
-def _mask(load_text: Load, mask: str, queries: int = 4, keys: int = 6, name: str = "mask") -> NDArray[Any]:
-    inputs = f"inputs: {{scores: {{constant: 0, shape: [2, 3, {queries}, {keys}]}}, {name}: {mask}}}"
-    [case] = load_text(f"{MASKING}    {inputs}\n")
-    made = make_exact_inputs(case)[name]
-    assert made.array.shape == case.input_shapes[name]
-    assert not made.radius.any()
-    return made.array
-
-
-def test_a_table_of_blocks(load_text: Load) -> None:
-    table = np.array([[1, 0, 1], [0, 1, 1]])
-    for (rows, columns), queries, keys in (((1, 1), 2, 3), ((4, 2), 8, 6), ((3, 4), 4, 9), ((2, 3), 3, 8)):
-        size = f"block_size: [{rows}, {columns}], shape: [{queries}, {keys}]"
-        made = _mask(load_text, f"{{blocks: {{values: {table.tolist()}}}, {size}}}", queries, keys)
-        whole = table.repeat(rows, axis=0).repeat(columns, axis=1)
-        np.testing.assert_array_equal(made[0, 0], whole[:queries, :keys])
-
-
-WINDOW = "{sliding_window: [1, 0], shape: [4, 6], offset: 2}"
-DOCUMENTS = "{segments: [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]], shape: [4, 6], offset: 2}"
-
-
-def test_masks_are_put_together(load_text: Load) -> None:
-    window, documents = _mask(load_text, WINDOW), _mask(load_text, DOCUMENTS)
-    np.testing.assert_array_equal(_mask(load_text, f"{{any_of: [{WINDOW}, {DOCUMENTS}]}}"), (window + documents) > 0)
-    np.testing.assert_array_equal(_mask(load_text, f"{{all_of: [{WINDOW}, {DOCUMENTS}]}}"), window * documents)
-    bias = _mask(load_text, f"{{as_bias: {{all_of: [{WINDOW}, {DOCUMENTS}]}}}}", name="bias")
-    np.testing.assert_array_equal(bias, np.where(window * documents, 0, -np.inf))
 
 
 @given(heads=st.sampled_from([12, 16, 40, 112]))

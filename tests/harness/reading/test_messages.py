@@ -264,23 +264,6 @@ def test_scalars_are_read_by_the_rules_of_yaml_1_2(read: Reader) -> None:
         assert read("a: &x [1]\nb: *x\nc: &x 2\nd: *x\n").data == {"a": [1], "b": [1], "c": 2, "d": 2}
 
 
-PLAIN_TEXT = st.text(st.characters(categories=("L", "N", "P", "S"), include_characters=" \n"), max_size=8)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | PLAIN_TEXT,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(PLAIN_TEXT, inner, max_size=4),
-    max_leaves=15,
-)
-
-
-@given(
-    data=st.lists(JSON, max_size=3) | st.dictionaries(PLAIN_TEXT, JSON, max_size=3), indent=st.sampled_from([None, 2])
-)
-def test_json_which_is_yaml_is_read_as_json(read: Reader, data: object, indent: int | None) -> None:
-    document = read(json.dumps(data, ensure_ascii=False, indent=indent))
-    assert document.data == data
-    assert set(document.lines) == set(_fields(data))
-
-
 def test_too_many_values_are_refused_with_their_line(read: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_reader, "MAX_NODES", 300)
     with pytest.raises(YamlFault, match="more than 300 values") as fault:
@@ -383,14 +366,3 @@ def test_both_readers_read_alike(read: Reader, lines: list[str], pieces: list[tu
     except YamlFault:
         return  # both say so alike: a field is built by one builder
     assert pair is None or pair[0] == pair[1]
-
-
-def test_most_files_are_read_by_the_fast_reader_and_all_by_the_slow_one_without_libyaml(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def read_fast() -> int:
-        return sum(compose_fast(text, MAX_NODES, MAX_DEPTH) is not None for text in BUNDLED)
-
-    assert read_fast() > 0.9 * len(BUNDLED)
-    monkeypatch.delattr("yaml.CSafeLoader")
-    assert read_fast() == 0

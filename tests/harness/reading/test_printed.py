@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 
@@ -15,14 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from tables import tables_beside
 
-from attncheck.reading.printed import (
-    PrintedError,
-    Rounding,
-    count_numbers,
-    parse_printed,
-    shape_of,
-    split_numbers,
-)
+from attncheck.reading.printed import PrintedError, Rounding, count_numbers, parse_printed, split_numbers
 
 TABLES = tables_beside(__file__)
 
@@ -53,9 +45,7 @@ TEXTS = st.lists(st.sampled_from([*PIECES.split(), ", ", " ", "\n"]), max_size=1
         max_leaves=8,
     ),
     rounding=st.builds(
-        Rounding,
-        decimals=st.none() | st.integers(0, 400),
-        significant_digits=st.none() | st.integers(1, 10**30),
+        Rounding, decimals=st.none() | st.integers(0, 400), significant_digits=st.none() | st.integers(1, 10**30)
     ),
 )
 def test_whatever_the_text_it_is_read_whole_or_refused(source: object, rounding: Rounding) -> None:
@@ -105,46 +95,3 @@ def test_what_numpy_prints_is_read_back(array: np.ndarray, precision: int, width
         assert shown in printed
         assert abs(Decimal(shown) - Decimal(float(number))) <= unit / 2 + float_error
     assert (np.abs(parsed.value - array) <= parsed.half_unit * (1 + 2.0**-52) + np.spacing(np.abs(array))).all()
-
-
-NUMBERS = np.linspace(-2, 3, 24, dtype=np.float32).reshape(2, 3, 4)
-
-
-def _torch() -> tuple[list[str], str, str]:
-    import torch
-
-    tensor = torch.tensor(NUMBERS, requires_grad=True)
-    printed = (tensor, tensor * 1, torch.nn.Parameter(tensor), tensor.double().detach())
-    return [repr(each) for each in printed], repr(tensor[0, 0, 0]), repr(torch.zeros(50, 50))
-
-
-def _tensorflow() -> tuple[list[str], str, str]:
-    import tensorflow as tf
-
-    tensor = tf.constant(NUMBERS)
-    return [repr(tensor), str(tensor), repr(tf.Variable(tensor))], repr(tensor[0, 0, 0]), ""
-
-
-def _jax() -> tuple[list[str], str, str]:
-    import jax.numpy as jnp
-
-    return [repr(jnp.array(NUMBERS)), str(jnp.array(NUMBERS))], repr(jnp.float32(0.5)), ""
-
-
-@pytest.mark.parametrize(
-    ("prints", "decimals"),
-    [
-        pytest.param(_torch, 4, marks=pytest.mark.torch),
-        pytest.param(_tensorflow, 7, marks=pytest.mark.tensorflow),
-        pytest.param(_jax, 7, marks=pytest.mark.jax),
-    ],
-)
-def test_what_frameworks_print_is_read_back(prints: Callable[[], tuple[list[str], str, str]], decimals: int) -> None:
-    arrays, number, shortened = prints()
-    for printed in arrays:
-        parsed = parse_printed(printed, Rounding())
-        np.testing.assert_allclose(parsed.value, NUMBERS, rtol=0, atol=0.5001 * 10.0**-decimals)
-    assert shape_of(split_numbers(number)) == ()
-    if shortened:
-        with pytest.raises(PrintedError, match="leaves numbers out"):
-            split_numbers(shortened)

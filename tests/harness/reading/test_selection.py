@@ -24,7 +24,6 @@ from attncheck.reading.selection import (
     TEMPLATE,
     NoSuchCase,
     Selection,
-    address,
     bundled_root,
     left_out,
     load_tile,
@@ -163,19 +162,6 @@ def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> N
     ]
 
 
-def test_a_star_in_a_checkout_is_the_whole_corpus(tmp_path: Path, everything: Selection, few_files: Path) -> None:
-    checkout = tmp_path / "checkout"
-    shutil.copytree(few_files, checkout / "cases")
-    (checkout / "cases" / "__pycache__").mkdir()
-    (checkout / "cases" / "__pycache__" / "x.pyc").write_bytes(b"")
-    spread = sorted(path.relative_to(checkout).as_posix() for path in (checkout / "cases").iterdir())
-    assert {"cases/__init__.py", "cases/tags.yaml", "cases/__pycache__"} <= set(spread)
-    assert ids(select_cases(spread, base=checkout)) == ids(everything)
-    # In a checkout the files there are meant, not those that are installed.
-    (checkout / "cases" / "softmax.yaml").unlink()
-    assert not any(identity.startswith("softmax/") for identity in ids(select_cases(["cases"], base=checkout)))
-
-
 ONE = f"{TEMPLATE}/no-edge-shows-in-causal-gradients-tile-48-under-by-over"
 
 
@@ -283,17 +269,6 @@ def test_a_file_that_cannot_be_read_says_why(here: Path, found: Callable[..., st
             found(wanted)
 
 
-def test_a_case_outside_of_the_folder_has_an_address(tmp_path: Path, here: Path, found: Callable[..., str]) -> None:
-    outside = write_cases(tmp_path / "it's outside" / "o.yaml", "One", "Two")
-    write_cases(here / "cases" / "attention.yaml", "A causal row sees its own key and earlier ones")
-    for pattern, identity in (("../it's outside", "it's outside/o/one"), ("cases", BUNDLED)):
-        case = select_cases([pattern], base=here).cases[0]
-        called = address(case.id, case.path)
-        assert read_called({identity: called}, here) == {case.id: case}
-        assert select_one(called, base=here)[0] == case
-    assert found(f"{outside}::two") == "it's outside/o/two"
-
-
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the file system has no such names")
 def test_a_name_that_is_no_text_is_reached_as_it_is_shown(here: Path, found: Callable[..., str]) -> None:
     os.rename(write_cases(here / "name.yaml", "Hello"), os.fsencode(here) + b"/n\xffme.yaml")  # noqa: PTH104
@@ -334,19 +309,3 @@ _PARTS = [*"abLkD()%=!<>'\" 019\x00\n", " and ", " or ", "not ", "Lk", "Lq>", "%
 def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
     with suppress(UsageError):
         assert read_expression(text, "-k").text == text
-
-
-def test_an_expression_selects_beside_patterns_and_nothing_is_the_same_error() -> None:
-    whole, causal, rest = (
-        [case.id for case in select_cases(["attention"], expression=read_expression(text, "-k")).cases]
-        for text in ("Lk>=0", "causal", "not causal")
-    )
-    assert sorted(causal + rest) == whole
-    assert causal
-    assert rest
-    for text, message in (
-        ("Lk>99999", "no case matches the paths, globs, tags and dtypes that were given, and the "),
-        ("causl and not mask", "'causl and not mask'; did you mean causal\\?"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            select_cases(["attention"], expression=read_expression(text, "-k"))

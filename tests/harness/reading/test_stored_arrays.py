@@ -22,7 +22,7 @@ from tables import tables_beside
 
 from attncheck.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.reading import stored_arrays
-from attncheck.reading.case import TOGETHER, Case, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
+from attncheck.reading.case import Case, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import Selection, select_cases
 from attncheck.store import Store, UnreadableEntry, digest_of
@@ -339,19 +339,3 @@ def test_what_is_no_list_of_cases_is_no_entry() -> None:
         for data in (content, zlib.compress(content)):
             with pytest.raises(UnreadableEntry):
                 cases_from_bytes(data)
-
-
-CASES = list(select_cases(["attention", "masking*", "probes"]).cases)
-
-
-def test_what_is_packed_comes_back_in_order_or_in_another() -> None:
-    packed = PackedCases(CASES)
-    assert len(packed) == len(CASES) > TOGETHER > 1
-    assert list(map(repr, packed)) == list(map(repr, CASES))
-    assert packed[-1].id == CASES[-1].id
-    assert [case.id for case in packed[1:4]] == [case.id for case in CASES[1:4]]
-    with pytest.raises(IndexError):
-        packed[len(CASES)]
-    packed.arrange(sorted(range(len(CASES)), key=lambda place: CASES[place].name))
-    assert [case.name for case in packed] == sorted(case.name for case in CASES)
-    assert list(map(repr, pickle.loads(pickle.dumps(packed)))) == list(map(repr, packed))

@@ -23,7 +23,7 @@ from attncheck.errors import OutputError, ResultsError
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.parts import decode_array
 from attncheck.results.reader import read_run
-from attncheck.results.records import CaseRecords, cases_text, read_cases, with_unnamed
+from attncheck.results.records import CaseRecords, cases_text, read_cases
 from attncheck.results.writer import ResultsWriter
 
 MakeRow = Callable[..., Row]
@@ -150,21 +150,6 @@ def test_what_is_packed_comes_back(contents: dict[str, Any], longer: int) -> Non
     records = {identity: {"id": identity, "content": [content] * longer} for identity, content in contents.items()}
     packed = CaseRecords(records.values())
     assert (dict(packed), list(packed), len(packed)) == (records, list(records), len(records))
-
-
-def test_records_put_together_are_in_order_and_the_later_one_stays(make_case_record: MakeRecord) -> None:
-    one = CaseRecords([{"id": "c", "of": 1}, {"id": "a", "of": 1}])
-    other = CaseRecords([{"id": "b", "of": 2}, {"id": "a", "of": 2}])
-    both = CaseRecords.together([one, other])
-    assert [(identity, record["of"]) for identity, record in both.items()] == [("a", 2), ("c", 1), ("b", 2)]
-    with pytest.raises(KeyError):
-        both["d"]
-    cases = CaseRecords([make_case_record(id="file/b")])
-    named = with_unnamed(cases, ["file/b", "file/a"])  # a case without a record gets a bare one
-    bare = named["file/a"]
-    assert (bare["name"], bare["file"], bare["operation"], bare["source"]["kind"]) == ("a", "file", "", "unknown")
-    assert named["file/b"] == cases["file/b"]
-    assert with_unnamed(cases, ["file/b"]) is cases
 
 
 LAYOUTS: list[Callable[[str], str]] = [
