@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 
 from attncheck.backends import numpy_backend as backend
-from attncheck.backends.contract import EmptyRows, Stages
+from attncheck.backends.contract import Stages
+from attncheck.judging.alternatives import queries_and_keys
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, added, bfloat16, exactly, padded
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, mutant
+from attncheck.mutation.mutant import KERNELS, ROUNDED, Steps, mutant
+from attncheck.reading.lowering import Problem
 
 _faulty_blocks = partial(mutant, "blocks", at="weights")
 _decoding = partial(mutant, "decoding", dtypes=KERNELS, at="masked")
 _sized = partial(mutant, "sizes", dtypes=KERNELS, at="raw_scores")
 _tiled = partial(mutant, "tiles", dtypes=KERNELS, at="masked")
 _pair = partial(mutant, "pairs", dtypes=KERNELS, at="biased")
-
 Merge = Callable[[Array, Array], Array]
 """How much each part counts, by its maximum and its log_sum_exp, the parts along the last axis."""
 Cut = Callable[[Array], list[slice]]
@@ -74,18 +75,10 @@ def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
     )
 
 
-def _is_decoding(scores: Array) -> bool:
-    queries, keys = scores.shape[-2:]
-    return bool(queries == 1 < keys)
-
-
-def _dropped_in_decoding(option: str) -> Steps:
-    """Do as if a rule had not been given where there is one query."""
-    return forms.masks_read_as(lambda scores, masks: {option: None} if _is_decoding(scores) else {})
-
-
-def _is_extending(call: Call) -> bool:
-    return bool(call.past and call.query.shape[-2] > 1)
+def _decodes(problem: Problem) -> bool:
+    """Return whether one query meets many keys."""
+    queries, keys = queries_and_keys(problem)
+    return queries == 1 < keys
 
 
 def _without_empty_parts(maxima: Array, statistics: Array) -> Array:
@@ -184,6 +177,34 @@ def _window_in_tiles(side: int, reads: Callable[[Array, Array, int], Array]) -> 
     return forms.window_pattern(pattern)
 
 
+_merged = partial(_decoding, partial(split, cut_into(4, least=32)), at="context", hidden=forms.NEVER_HELD)
+_TWO, _THREE = (64, 128), (16, 64, 128)
+
+
+def _has_groups(problem: Problem) -> bool:
+    """Return whether query heads share heads of keys and values."""
+    inputs = problem.inputs
+    return inputs.keys() >= {"query", "key"} and inputs["query"].shape[-3] != inputs["key"].shape[-3]
+
+
+_IGNORED = {
+    "causal": ("causality-ignored",),
+    "mask": ("mask-ignored", "query-mask-ignored", "causality-ignored"),  # of pages, causality is a mask
+    **{name: (f"{name.replace('_', '-')}-ignored",) for name in ("window", "key_lengths", "bias", "softcap")},
+}
+_OTHERS = {name: forms.given(name) for name in ("softcap", "window", "key_lengths", "bias")}
+
+
+_OTHERS |= {"past": forms.given("past_key"), "groups": _has_groups}
+
+
+def _scaled_twice(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
+    stages = backend.dot_scores(query, key, scale=scale)
+    if softcap is None:
+        return stages
+    return stages | {"capped": backend._cap(stages["scores"] * backend._scale_of(query, scale), softcap)}
+
+
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 _at_each((4, 16), "last_key_dropped_unless_multiple_of_{}",
@@ -209,7 +230,7 @@ _faulty_blocks(None, "output_never_rescaled", "no rescale of the accumulator at 
     forms.Online(16, rescales_output=lambda block: False).steps, at="context", hidden=forms.NEVER_HELD)
 _faulty_blocks(None, "output_kept_in_bfloat16_between_blocks",
     "the accumulator lives in the output's type: torch's backward", forms.Online(16, store=bfloat16).steps,
-    at="context", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, hidden=forms.NEVER_HELD)
+    at="context", **ROUNDED, hidden=forms.NEVER_HELD)
 _faulty_blocks(forms.scores_read_as, "scale_compounds_over_blocks",
     "qk_scale *= log2e inside the loop over keys: FlagGems#424",
     lambda scores: np.asarray(scores * (math.log2(math.e) ** (_column(scores) // 16)).astype(scores.dtype)),
@@ -217,16 +238,6 @@ _faulty_blocks(forms.scores_read_as, "scale_compounds_over_blocks",
 _faulty_blocks(forms.values_read_as, "last_value_stale_where_lk_mod_32_is_1", "reads the row before: pytorch#191937",
     lambda value: value[..., [*range(keys - 1), keys - 2], :] if (keys := value.shape[-2]) > 1 and keys % 32 == 1
         else value, at="context")
-
-_decoding(_dropped_in_decoding, "mask_ignored_in_decoding",
-    "a path for one query that knows no mask: onnxruntime#29020's kind",
-    "mask", diagnosis=("mask-ignored", "query-mask-ignored"))
-_decoding(_dropped_in_decoding, "key_lengths_ignored_in_decoding",
-    "positions behind the current one are read: tt-metal#41215", "key_lengths", diagnosis="key-lengths-ignored")
-_decoding(forms.bias_added, "bias_ignored_in_decoding",
-    "a path for one query that knows no bias: onnxruntime#29020's kind",
-    lambda scores, bias, masks: scores if _is_decoding(scores) else np.asarray(scores + bias), at="biased",
-    diagnosis="bias-ignored")
 _decoding(forms.inputs_changed, "first_batch_entry_for_all_in_decoding",
     "structure: the batch stride of the cache is left out where there is one query",
     lambda query, *cache: (query, *(cache if query.shape[-2] > 1
@@ -240,19 +251,10 @@ _decoding(forms.inputs_changed, "heads_of_groups_stacked_across_in_decoding",
 _decoding(forms.logits_read_as, "keys_beyond_128_lost_in_decoding",
     "structure: the number of splits is that of the first tile",
     lambda logits: np.where((_column(logits) < 128) | (logits.shape[-2] > 1), logits, -np.inf), at="weights")
-# Let several queries attend to all of the past.
-_decoding(forms.in_attention, "mask_does_not_reach_the_past_of_several_queries",
-    "extending reads all of the cache: transformers#30437's kind",
-    lambda call: forms.masks_read_as(lambda scores, masks: {**forms.NO_RULES,
-        "mask": forms.allowed_keys(scores, masks) | (_column(scores) < call.past)})
-        if _is_extending(call) and call.mask is not None else {},
-    diagnosis=("mask-ignored", "query-mask-ignored", "mask-beside-past"))
 _decoding(forms.in_attention, "bias_does_not_reach_the_past_of_several_queries",
     "extending adds the bias to the new keys alone: transformers#30437's kind",
     lambda call: forms.bias_added(lambda scores, bias, masks: np.where(_column(scores) < call.past, scores,
-        scores + bias)) if _is_extending(call) else {}, at="biased")
-
-_merged = partial(_decoding, partial(split, cut_into(4, least=32)), at="context", hidden=forms.NEVER_HELD)
+        scores + bias)) if call.past and call.query.shape[-2] > 1 else {}, at="biased")
 _merged("splits_merged_by_their_maxima", "parts count by their maximum alone: sglang#40903's kind",
     lambda maxima, statistics: weigh(maxima, maxima))
 _merged("splits_merged_by_their_sums", "parts count by sums that belong to different maxima: gcnasm#21's kind",
@@ -268,7 +270,6 @@ _merged("empty_split_gives_nan", "a part of which every key is masked: flashinfe
 _decoding(partial(split, lambda logits: cut_into(7, 32)(logits) if logits.shape[-2] == 1 else []),
     "splits_of_one_query_merged_by_their_maxima", "the same in decoding alone: vllm#28840's kind",
     lambda maxima, statistics: weigh(maxima, maxima), at="context", hidden=forms.NEVER_HELD)
-
 _at_each((32, 64, 80, 96, 128, 192, 256), "output_zero_at_width_{}",
     "a kernel that returns zeros is called for width {}: KernelBench#165's kind",
     lambda width: forms.inputs_changed(lambda query, key, value: (query, key,
@@ -326,8 +327,6 @@ _sized(partial(_in_groups_of, 8), "groups_of_eight_tiled",
 _sized(partial(_in_groups_of, 4), "groups_of_four_shifted",
     "the last head of each group of four belongs to the next one: FreeToken#177's kind",
     lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
-
-_TWO, _THREE = (64, 128), (16, 64, 128)
 _at_each((32, *_TWO), "keys_behind_tiles_of_{}_dropped", "only whole tiles of {} keys are read: FlagGems#898",
     lambda tile: _kept(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
     at="weights", diagnosis="last-key-dropped")
@@ -371,41 +370,10 @@ _tiled(_causal, "causal_loop_bounded_from_the_other_corner",
     "masked from the top left, bounded from the bottom right: cutlass#2336's kind",
     lambda allowed, query, key: np.asarray(allowed & (key < np.ceil(
         ((query // 16 + 1) * 16 + allowed.shape[1] - len(allowed)) / 16) * 16)))
-# fmt: on
-
-
-def _on_path(other: str, without: Callable[[Callable[[forms.Masks], bool]], Steps]) -> Steps:
-    """Do without something on the path that another option takes, of which ``mask_scores`` need not be told."""
-    option = other.removeprefix("a_")
-    if option in forms.NO_RULES or option == "bias":
-        return without(lambda masks: masks[option] is not None)
-    return forms.where(forms.GIVEN[option], without(lambda masks: True))
-
-
-def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
-    """Take the scores before the cap: a path that has what the other option asks for, and no cap."""
-
-    def steps(call: Call) -> Steps:
-        def uncapped(logits: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-            return backend._softmax_with_sinks(logits - call.scores + call.stages["scores"], sinks, empty_rows)
-
-        return {"_softmax_with_sinks": uncapped} if call.softcap is not None and is_asked(call) else {}
-
-    return forms.in_attention(steps)
-
-
-_IGNORED = {
-    "is_causal": ("causality-ignored",),
-    "window": ("window-ignored",),
-    "mask": ("mask-ignored", "query-mask-ignored", "causality-ignored"),  # of pages, causality is a mask
-    "key_lengths": ("key-lengths-ignored",),
-    "bias": ("bias-ignored",),
-    "softcap": ("softcap-ignored",),
-}
 for _option, _other, _defect in (
-    ("is_causal", "a_softcap", "the path with a cap forgets causality: onnxruntime#28379's kind"),
-    ("is_causal", "groups", "a kernel for groups knows no causality: pytorch#193893's kind"),
-    ("is_causal", "key_lengths", "lengths end causality: onnxruntime#14363's kind"),
+    ("causal", "a_softcap", "the path with a cap forgets causality: onnxruntime#28379's kind"),
+    ("causal", "groups", "a kernel for groups knows no causality: pytorch#193893's kind"),
+    ("causal", "key_lengths", "lengths end causality: onnxruntime#14363's kind"),
     ("window", "groups", "a kernel for groups knows no window: sglang#30050's kind"),
     ("window", "a_bias", "a bias takes a path without windows: jax#32300's kind"),
     ("window", "a_softcap", "a cap takes a path without windows: sglang#30050's kind"),
@@ -426,76 +394,40 @@ for _option, _other, _defect in (
     ("softcap", "key_lengths", "lengths take a path without a cap: onnxruntime#28379's kind"),
     ("softcap", "a_past", "decoding from a cache knows no cap: vllm#7425's kind"),
 ):
-    _name = f"{_option.removeprefix('is_')}_dropped_with_{_other}"
-    if _option == "softcap":
-        _steps, _at = _softcap_dropped(forms.GIVEN[_other.removeprefix("a_")]), "weights"
-    elif _option == "bias":
-        _steps, _at = _on_path(_other, forms.bias_dropped), "biased"
-    else:
-        _steps, _at = _on_path(_other, partial(forms.dropped, _option)), "masked"
-    _pair(None, _name, _defect, _steps, at=_at, diagnosis=_IGNORED[_option])
-
-
-def _own_corner(scores: Array, lengths: Array) -> Array:
-    """Return j - i as it is where the last query stands at each entry's last key: (B, 1, Lq, T)."""
-    offset = (lengths - scores.shape[-2])[:, np.newaxis, np.newaxis, np.newaxis]
-    return np.asarray(forms.distance(scores) - offset)
-
-
-def _at_own_corner(option: str, allows: Callable[[Array, Any], Array]) -> Steps:
-    """Count a rule from each entry's last key, where lengths are given: ``allows(distance, rule)``."""
-
-    def change(scores: Array, masks: forms.Masks) -> forms.Masks:
-        if not masks[option] or masks["key_lengths"] is None:
-            return {}
-        allowed = allows(_own_corner(scores, masks["key_lengths"]), masks[option])
-        return {option: forms.NO_RULES[option], "mask": forms.both(masks["mask"], allowed)}
-
-    return forms.masks_read_as(change)
-
-
-def _scaled_twice(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
-    stages = backend.dot_scores(query, key, scale=scale)
-    if softcap is None:
-        return stages
-    return stages | {"capped": backend._cap(stages["scores"] * backend._scale_of(query, scale), softcap)}
-
-
-def _read_by_key_heads(call: Call) -> Steps:
-    """Read the bias of query head h at the place of its head of keys."""
-    heads, kv_heads = call.query.shape[1], call.key.shape[1]
-    if call.bias is None or not call.has_groups or call.bias.shape[1] != heads:
-        return {}
-    return forms.bias_read_as(lambda bias, scores: bias[:, np.arange(heads) // (heads // kv_heads)])
-
-
-# fmt: off
+    _where, _diagnosis = _OTHERS[_other.removeprefix("a_")], _IGNORED[_option]
+    _reading = "pairs", _diagnosis[0], _defect, f"{_option}_dropped_with_{_other}", _where
+    mutant(**next(forms.misread(_reading, dtypes=KERNELS, diagnosis=_diagnosis)))
 _pair("dot_scores", "scale_applied_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
     _scaled_twice, at="capped", diagnosis="softcap-of-twice-scaled-scores")
-_pair(forms.in_attention, "bias_of_query_heads_read_by_key_heads",
-    "structure: one pointer for all that belongs to a head of keys", _read_by_key_heads, diagnosis="bias-by-key-heads")
-_pair(partial(_at_own_corner, "window"), "window_at_the_last_key_of_each_length",
-    "the window counts from each entry's last key: flash-attention#1778's kind",
-    lambda distance, window: (distance >= (-np.inf if window[0] is None else -window[0]))
-        & (distance <= (np.inf if window[1] is None else window[1])),
-    at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
-_pair(partial(_at_own_corner, "is_causal"), "causal_at_the_last_key_of_each_length",
-    "causality counts from each entry's last key: flash-attention#1778's kind",
-    lambda distance, is_causal: distance <= 0,
-    at="masked", diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"))
+for _fault in forms.misread(
+    ("pairs", "aligned-with-key-lengths", "the window counts from each entry's last key: flash-attention#1778's kind",
+        "window_at_the_last_key_of_each_length", forms.given("window")),
+    ("pairs", "aligned-with-key-lengths", "causality counts from each entry's last key: flash-attention#1778's kind",
+        "causal_at_the_last_key_of_each_length", forms.given("is_causal")),
+    dtypes=KERNELS, diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"),
+):
+    mutant(**_fault)
 # Read the mask of head h, which all batch entries share, one head further in each of them.
 _pair(forms.mask_read_as, "mask_per_head_read_with_a_batch_stride",
     "a shared mask moves on with the batch: graph-transformer-pytorch#2's kind",
     lambda mask, scores: mask if mask.shape[:2] != (1, scores.shape[1]) else np.asarray(mask[0][
         (np.arange(scores.shape[1]) + np.arange(scores.shape[0])[:, np.newaxis]) % scores.shape[1]]), at="masked")
-_pair(forms.in_attention, "bias_scaled_when_causal",
-    "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
-    lambda call: forms.bias_read_as(lambda bias, scores: (bias * call.factor).astype(bias.dtype))
-        if call.is_causal else {}, diagnosis="bias-scaled")
-# Read a bias for each distance from the other corner where the window is given.
-_pair(forms.bias_added, "bias_one_key_late_in_a_window",
-    "structure: the offset of a window's first key is added to the bias, too",
-    lambda scores, bias, masks: np.asarray(scores + (np.roll(bias, 1, axis=-1) if masks["window"] is not None
-        and bias.shape[-1] != 1 else bias)), diagnosis="bias-one-key-late")
+for _fault in forms.misread(
+    ("pairs", "bias-by-key-heads", "structure: one pointer for all that belongs to a head of keys"),
+    ("pairs", "bias-scaled", "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
+        "bias_scaled_when_causal", forms.given("is_causal")),
+    ("pairs", "bias-one-key-late", "structure: the offset of a window's first key is added to the bias, too",
+        "bias_one_key_late_in_a_window", forms.given("window")),
+    ("decoding", "key-lengths-ignored", "positions behind the current one are read: tt-metal#41215",
+        "key_lengths_ignored_in_decoding", _decodes),
+    ("decoding", "bias-ignored", "a path for one query that knows no bias: onnxruntime#29020's kind",
+        "bias_ignored_in_decoding", _decodes),
+    ("decoding", "mask-beside-past", "extending reads all of the cache: transformers#30437's kind",
+        "mask_does_not_reach_the_past_of_several_queries", lambda problem: queries_and_keys(problem)[0] > 1),
+    ("decoding", "mask-ignored", "a path for one query that knows no mask: onnxruntime#29020's kind",
+        "mask_ignored_in_decoding", _decodes),
+    dtypes=KERNELS,
+):
+    mutant(**_fault)
 # fmt: on

@@ -11,7 +11,7 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages, Window
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, argument_read_as, call_read_as
+from attncheck.mutation.kernel import Array, call_read_as
 from attncheck.mutation.mutant import KERNELS, Steps, equivalent, mutant
 
 _faulty_lengths = partial(mutant, "lengths", at="masked")
@@ -28,112 +28,14 @@ def key_lengths_clipped_to_the_keys(lengths: Array, keys: int) -> Array:
     return np.clip(lengths, 0, keys)
 
 
-def _join(*parts: Array) -> Array:
-    """Put what is new behind the past."""
-    return np.concatenate(parts, axis=-2)
+def _past_read_as(function: str, change: Callable[[str, Array, Mapping[str, Any]], Array]) -> Steps:
+    """Take the past of a function for another one: ``change(name, past, call)`` for key and value."""
 
+    def changed(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = [name for name in ("key", "value") if call.get("past_key") is not None]
+        return {f"past_{name}": change(name, call[f"past_{name}"], call) for name in given}
 
-def _joined(join: Callable[[Array, Array], Array], names: tuple[str, ...] = ("key", "value")) -> Steps:
-    """Join past and new keys and values, or values alone, in another way: ``join(past, new)``."""
-
-    def change(call: Mapping[str, Any]) -> Mapping[str, Any]:
-        changed: dict[str, Array] = {}
-        for name in names if call.get("past_key") is not None else ():
-            joined, past = join(call[f"past_{name}"], call[name]), call[f"past_{name}"].shape[-2]
-            changed |= {f"past_{name}": joined[..., :past, :], name: joined[..., past:, :]}
-        return changed
-
-    return call_read_as("attention", change)
-
-
-_faulty_join = partial(_faulty_caches, _joined, at="raw_scores")
-_values_joined = partial(_joined, names=("value",))
-
-
-# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
-# fmt: off
-for _fault in forms.misread(
-    ("lengths", "key-lengths-of-heads", "one length per head where B == H: lighthouse#77's kind"),
-    ("lengths", "key-lengths-ignored", "the argument has no effect: jax#23349"),
-    ("lengths", "key-lengths-ignored", "only one of lengths and causality is used: onnxruntime#14363",
-        "key_lengths_dropped_when_causal", forms.given("is_causal")),
-    ("lengths", "key-lengths-ignored", "only one of lengths and mask is used: jax#23349's kind",
-        "key_lengths_dropped_when_a_mask_is_given", forms.given("mask")),
-    ("lengths", "mask-ignored", "only one of lengths and mask is used: onnxruntime#28379's kind",
-        "mask_dropped_when_key_lengths_are_given", forms.given("key_lengths")),
-    ("lengths", "key-lengths-one-too-long", "j <= length: tt-metal#41215"),
-    ("lengths", "key-lengths-of-first-batch-entry",
-        "one length for the whole batch: graph-transformer-pytorch#2's kind"),
-    ("lengths", "key-lengths-from-the-end", "padding expected on the left"),
-    ("lengths", "key-lengths-of-queries", "padding on the wrong axis: transformer#40"),
-    ("lengths", "key-lengths-of-queries-too",
-        "queries beyond the length of the keys get nothing: unpadding of self-attention"),
-    ("lengths", "key-lengths-up-to-four", "whole groups of four keys are attended: tt-metal#41215's kind"),
-    ("lengths", "key-lengths-at-least-one", "an empty entry attends to its first key"),
-    ("caches", "key-lengths-of-new-keys",
-        "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind"),
-    ("caches", "window-one-key-late", "positions start at P + 1: mlx-lm#390",
-        "window_moved_one_too_far_behind_a_past", forms.given("past_key")),
-    ("caches", "past-dropped", "only the new keys count; those of the past are zeros: transformers#30437's kind"),
-    ("caches", "past-swapped", "the pair unpacked in the other order, silent where Dv == D"),
-    ("caches", "past-values-dropped", "the values of the cache are not read"),
-    ("caches", "mask-beside-past", "only new keys are masked, the past is always attended: onnxruntime#28379's kind"),
-    ("caches", "mask-from-first-new-key", "the mask's first column meets the first new key"),
-    ("caches", "bias-from-first-new-key", "ALiBi's distances start at the first new key: vllm#945's kind"),
-):
-    mutant(**_fault)
-_faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
-    "padding up to the longest entry is attended",
-    lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="empty-rows-unmasked")
-_faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
-    "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
-    lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")
-_faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
-    "a finite fill for padding: onnxruntime#14363, transformers#12109",
-    lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
-        else np.asarray(-10000.0, biased.dtype)), diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
-
-_faulty_join("past_appended_after_the_keys", "the cache joined at the wrong end",
-    lambda past, new: _join(new, past), diagnosis="past-behind-new")
-_faulty_join("new_keys_not_written_to_the_cache", "attention over the cache as it was before this step",
-    lambda past, new: _join(past, np.zeros_like(new)), diagnosis="past-without-new")
-_faulty_join("last_key_of_the_past_lost",
-    "written one slot early, over the newest key of the past: tt-metal#41215's position",
-    lambda past, new: _join(past[..., :-1, :], new, np.zeros_like(new[..., :1, :])),
-    diagnosis=("past-overwritten", "last-key-dropped"))
-_faulty_join("new_keys_written_one_slot_late", "one slot between past and new keys that nobody wrote",
-    lambda past, new: _join(past, np.zeros_like(new[..., :1, :]), new[..., :-1, :]), diagnosis="past-with-a-gap")
-_faulty_join("past_of_the_first_batch_entry", "one cache for the whole batch: pytorch#191937's stride 0",
-    lambda past, new: _join(np.broadcast_to(past[:1], past.shape), new), diagnosis="past-of-first-batch-entry")
-_faulty_join("past_of_the_next_head", "head index off by one in the cache alone: pytorch#193893's kind",
-    lambda past, new: _join(np.roll(past, -1, axis=1), new), diagnosis="past-of-next-head")
-_faulty_join("past_beyond_its_first_page_repeated",
-    "every page of 16 keys read from the first one: tt-metal#41215's kind",
-    lambda past, new: _join(past[..., np.arange(past.shape[-2]) % 16, :], new))
-_faulty_caches(_values_joined, "values_one_step_behind_their_keys", "two write positions that have come apart",
-    lambda past, new: np.roll(_join(past, new), 1, axis=-2), at="context", diagnosis="value-one-position-late")
-_faulty_caches("_seen_from_the_first_key", "window_counted_from_the_first_key_behind_a_past",
-    "positions start at 0 in every step: transformers#39408's kind",
-    lambda window, past: window, diagnosis="aligned-top-left")
-_faulty_caches(forms.in_attention, "causal_mask_behind_a_past_aligned_top_left",
-    "a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
-    lambda call: forms.mask_read_as(lambda mask, scores: forms.causal_keys(*scores.shape[-2:]) if call.past
-        and mask.shape[-1] > 1 and (mask == np.tri(scores.shape[-2], scores.shape[-1], call.past, dtype=bool)).all()
-        else mask),
-    diagnosis="aligned-top-left")
-# fmt: on
-
-
-def _past_read_as(change: Callable[[str, Array, Mapping[str, Any]], Array]) -> Steps:
-    """Take the past of projections for another one: ``change(name, past, call)`` for key and value."""
-    return call_read_as(
-        "multi_head_attention",
-        lambda call: {
-            f"past_{name}": change(name, call[f"past_{name}"], call)
-            for name in ("key", "value")
-            if call.get("past_key") is not None
-        },
-    )
+    return call_read_as(function, changed)
 
 
 def _projected_again(name: str, past: Array, call: Mapping[str, Any]) -> Array:
@@ -144,34 +46,9 @@ def _projected_again(name: str, past: Array, call: Mapping[str, Any]) -> Array:
     return backend._split_heads(backend._project(merged, call[f"{name}_weight"], None), heads)
 
 
-_faulty_projected = partial(mutant, "projected caches", _past_read_as, at="raw_scores")
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
-_faulty_projected("past_projected_again", "the whole sequence goes through the projection, silent where H D = E",
-    _projected_again)
-_faulty_projected("past_biased_again",
-    "the bias is added behind the cache, so that it counts once more in every step",
-    lambda name, past, call: past if call.get(f"{name}_bias") is None
-        else np.asarray(past + call[f"{name}_bias"].reshape(past.shape[1], 1, -1)))
-_faulty_projected("past_heads_taken_for_positions",
-    "a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind",
-    lambda name, past, call: past.reshape(past.shape[0], past.shape[2], past.shape[1], -1).swapaxes(1, 2),
-    diagnosis="past-viewed")
-# Wrap the values around, and not the keys: of both together nothing would show without positions.
-_faulty_projected("past_in_the_order_of_a_ring", "a ring buffer returned as it lies, newer keys first: moshi#241",
-    lambda name, past, call: np.roll(past, 1, axis=-2) if name == "value" else past, at="context",
-    diagnosis="past-values-one-position-late")
-mutant("rotary", partial(call_read_as, "attention"), "rotary_applied_to_the_past_again",
-    "keys are cached behind the rotation, and all of the cache is rotated in every step",
-    lambda call: {} if call.get("rotary_cos") is None or call.get("past_key") is None
-        else {"past_key": backend._rotate(call["past_key"], call["rotary_cos"], call["rotary_sin"],
-            call.get("rotary_interleaved", False))}, at="rotated_key", diagnosis="rotary-of-past-again")
-# fmt: on
-
-
+_faulty_projected = partial(mutant, "projected caches", partial(_past_read_as, "multi_head_attention"), at="raw_scores")
 _faulty_sequences = partial(mutant, "packed sequences", at="log_sum_exp")
 _faulty_pages = partial(mutant, "paged caches", at="log_sum_exp")
-
 Limits = tuple[Array, Array, Array | None]
 Parts = list[tuple[slice, slice, int]]
 
@@ -179,13 +56,6 @@ Parts = list[tuple[slice, slice, int]]
 def _limits_read_as(change: Callable[[Array, Array, Array | None], Limits]) -> Steps:
     """Take the limits and lengths for other ones."""
     return {"packed_attention._sequences": lambda *limits: backend._sequences(*change(*limits))}
-
-
-def _one_key_too_late(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
-    parts = backend._sequences(cu_seqlens_q, cu_seqlens_k, None)
-    begins = [keys.start + (number > 0) for number, (_, keys, _) in enumerate(parts)]
-    ends = [keys.stop + (number < len(parts) - 1) for number, (_, keys, _) in enumerate(parts)]
-    return [(own, slice(min(begin, end), end), 0) for (own, _, _), begin, end in zip(parts, begins, ends, strict=True)]
 
 
 def _empty_ones_skipped(queries: Array, keys: Array, lengths: Array | None) -> Limits:
@@ -245,22 +115,107 @@ def sequences_without_queries_left_out(cu_seqlens_q: Array, cu_seqlens_k: Array,
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_sequences("packed_attention._sequences", "sequences_end_one_key_too_late",
-    "the first key of the next document is seen: nanoVLM#204", _one_key_too_late, diagnosis="limits-one-too-late")
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
+for _fault in forms.misread(
+    ("lengths", "key-lengths-of-heads", "one length per head where B == H: lighthouse#77's kind"),
+    ("lengths", "key-lengths-ignored", "the argument has no effect: jax#23349"),
+    ("lengths", "key-lengths-ignored", "only one of lengths and causality is used: onnxruntime#14363",
+        "key_lengths_dropped_when_causal", forms.given("is_causal")),
+    ("lengths", "key-lengths-ignored", "only one of lengths and mask is used: jax#23349's kind",
+        "key_lengths_dropped_when_a_mask_is_given", forms.given("mask")),
+    ("lengths", "mask-ignored", "only one of lengths and mask is used: onnxruntime#28379's kind",
+        "mask_dropped_when_key_lengths_are_given", forms.given("key_lengths")),
+    ("lengths", "key-lengths-one-too-long", "j <= length: tt-metal#41215"),
+    ("lengths", "key-lengths-of-first-batch-entry",
+        "one length for the whole batch: graph-transformer-pytorch#2's kind"),
+    ("lengths", "key-lengths-from-the-end", "padding expected on the left"),
+    ("lengths", "key-lengths-of-queries", "padding on the wrong axis: transformer#40"),
+    ("lengths", "key-lengths-of-queries-too",
+        "queries beyond the length of the keys get nothing: unpadding of self-attention"),
+    ("lengths", "key-lengths-up-to-four", "whole groups of four keys are attended: tt-metal#41215's kind"),
+    ("lengths", "key-lengths-at-least-one", "an empty entry attends to its first key"),
+    ("caches", "key-lengths-of-new-keys",
+        "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind"),
+    ("caches", "window-one-key-late", "positions start at P + 1: mlx-lm#390",
+        "window_moved_one_too_far_behind_a_past", forms.given("past_key")),
+    ("caches", "aligned-top-left", "positions start at 0 in every step: transformers#39408's kind",
+        "window_counted_from_the_first_key_behind_a_past", forms.given("past_key")),
+    ("caches", "past-dropped", "only the new keys count; those of the past are zeros: transformers#30437's kind"),
+    ("caches", "past-swapped", "the pair unpacked in the other order, silent where Dv == D"),
+    ("caches", "past-values-dropped", "the values of the cache are not read"),
+    ("caches", "mask-beside-past", "only new keys are masked, the past is always attended: onnxruntime#28379's kind"),
+    ("caches", "mask-from-first-new-key", "the mask's first column meets the first new key"),
+    ("caches", "bias-from-first-new-key", "ALiBi's distances start at the first new key: vllm#945's kind"),
+    ("caches", "past-behind-new", "the cache joined at the wrong end"),
+    ("caches", "past-without-new", "attention over the cache as it was before this step"),
+    ("caches", "past-overwritten",
+        "written one slot early, over the newest key of the past: tt-metal#41215's position"),
+    ("caches", "past-with-a-gap", "one slot between past and new keys that nobody wrote"),
+    ("caches", "past-of-first-batch-entry", "one cache for the whole batch: pytorch#191937's stride 0"),
+    ("caches", "past-of-next-head", "head index off by one in the cache alone: pytorch#193893's kind"),
+    ("caches", "value-one-position-late", "two write positions that have come apart",
+        "values_one_step_behind_their_keys", forms.given("past_key")),
+    ("projected caches", "past-viewed", "a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind",
+        "past_heads_taken_for_positions", forms.of_operation("multi_head_attention")),
+    # The values, and not the keys: of both together nothing would show without positions.
+    ("projected caches", "past-values-one-position-late",
+        "a ring buffer returned as it lies, newer keys first: moshi#241", "past_in_the_order_of_a_ring",
+        forms.of_operation("multi_head_attention")),
+):
+    mutant(**_fault)
+for _fault in forms.misread(
+    ("packed sequences", "limits-one-too-late", "the first key of the next document is seen: nanoVLM#204"),
+    ("packed sequences", "sequences-ignored",
+        "one mask over all documents: transformers#46634, open-instruct#669"),
+    ("packed sequences", "key-lengths-one-too-long", "j <= length", "used_keys_one_too_many",
+        forms.of_operation("packed_attention")),
+    ("paged caches", "block-table-ignored", "the table has no effect: pages are read in their order"),
+    ("paged caches", "block-table-transposed", "the table is read with the strides of its transpose"),
+    ("paged caches", "slots-in-reverse", "slots of a page are read in reverse"),
+    ("paged caches", "pages-with-heads-first", "heads and slots of a page are confused: NHD for HND"),
+    ("paged caches", "key-lengths-up-to-pages", "whole pages are attended"),
+    ("paged caches", "key-lengths-down-to-pages", "the last page is dropped where it is not full"),
+    at="log_sum_exp",
+):
+    mutant(**_fault)
+_faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
+    "padding up to the longest entry is attended",
+    lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="empty-rows-unmasked")
+_faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
+    "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
+    lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")
+_faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
+    "a finite fill for padding: onnxruntime#14363, transformers#12109",
+    lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
+        else np.asarray(-10000.0, biased.dtype)), diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
+_faulty_caches(partial(_past_read_as, "attention"), "past_beyond_its_first_page_repeated",
+    "every page of 16 keys read from the first one: tt-metal#41215's kind",
+    lambda name, past, call: past[..., np.arange(past.shape[-2]) % 16, :], at="raw_scores")
+_faulty_caches(forms.in_attention, "causal_mask_behind_a_past_aligned_top_left",
+    "a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
+    lambda call: forms.mask_read_as(lambda mask, scores: forms.causal_keys(*scores.shape[-2:]) if call.past
+        and mask.shape[-1] > 1 and (mask == np.tri(scores.shape[-2], scores.shape[-1], call.past, dtype=bool)).all()
+        else mask),
+    diagnosis="aligned-top-left")
+_faulty_projected("past_projected_again", "the whole sequence goes through the projection, silent where H D = E",
+    _projected_again)
+_faulty_projected("past_biased_again",
+    "the bias is added behind the cache, so that it counts once more in every step",
+    lambda name, past, call: past if call.get(f"{name}_bias") is None
+        else np.asarray(past + call[f"{name}_bias"].reshape(past.shape[1], 1, -1)))
+mutant("rotary", partial(call_read_as, "attention"), "rotary_applied_to_the_past_again",
+    "keys are cached behind the rotation, and all of the cache is rotated in every step",
+    lambda call: {} if call.get("rotary_cos") is None or call.get("past_key") is None
+        else {"past_key": backend._rotate(call["past_key"], call["rotary_cos"], call["rotary_sin"],
+            call.get("rotary_interleaved", False))}, at="rotated_key", diagnosis="rotary-of-past-again")
 _faulty_sequences(_limits_read_as, "empty_sequences_of_queries_skipped",
     "empty sequences are skipped in one list alone: flash-attention#2562's kind", _empty_ones_skipped)
 _faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_aligned_top_left",
     "the other corner in each document: flash-attention before 2.1",
     _seen_from_the_top_left, diagnosis="aligned-top-left")
-_faulty_sequences(_limits_read_as, "sequences_see_each_other",
-    "one mask over all documents: transformers#46634, open-instruct#669",
-    lambda queries, keys, lengths: (queries[[0, -1]], keys[[0, -1]], None), diagnosis="sequences-ignored")
 _faulty_sequences(_limits_read_as, "limits_of_queries_taken_for_keys",
     "cu_seqlens_q passed for cu_seqlens_k: flash-attention#1713's kind",
     lambda queries, keys, lengths: (queries, np.minimum(queries, keys[-1]), None), diagnosis="limits-of-queries")
-_faulty_sequences(_limits_read_as, "used_keys_one_too_many", "j <= length",
-    lambda queries, keys, lengths: (queries, keys, None if lengths is None else np.minimum(lengths + 1, np.diff(keys))),
-    diagnosis="key-lengths-one-too-long")
 _faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
     "the longest document is cut at a tile: max_seqlen too small",
     lambda *limits: [(own, slice(keys.start, min(keys.stop, keys.start + 16)), 0)
@@ -273,31 +228,12 @@ _faulty_sequences("packed_attention_gradients", "key_gradients_of_the_next_seque
     "gradients of keys are written from the start of the pack: AReaL#1103's kind",
     lambda **given: (found := backend.packed_attention_gradients(**given)) | {
         "grad_key": np.roll(found["grad_key"], 1, axis=-2)}, at="grad_key")
-_faulty_pages(partial(call_read_as, "paged_attention"), "block_table_ignored",
-    "the table has no effect: pages are read in their order", lambda call: {"block_table": np.arange(
-        call["block_table"].size).reshape(call["block_table"].shape) % len(call["key_pages"])},
-    diagnosis="block-table-ignored")
-_faulty_pages(partial(argument_read_as, "paged_attention", "block_table"), "block_table_transposed",
-    "the table is read with the strides of its transpose",
-    lambda table: table.T.reshape(table.shape), diagnosis="block-table-transposed")
 _faulty_pages("_read", "last_page_is_the_one_before",
     "a stale page: vllm#47042, the last page of a sequence is the one before it",
     lambda pages, table: backend._read(pages, np.append(table[:-1], table[-2:][:1])))
-_faulty_pages("_read", "slots_in_reverse", "slots of a page are read in reverse",
-    lambda pages, table: backend._read(pages[:, ::-1], table), diagnosis="slots-in-reverse")
 _faulty_pages("_read", "large_pages_read_by_one_tile",
     "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
     lambda pages, table: backend._read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
-_faulty_pages("_read", "pages_read_with_heads_first", "heads and slots of a page are confused: NHD for HND",
-    lambda pages, table: backend._read(pages.reshape(len(pages), *pages.shape[2:0:-1], -1).swapaxes(1, 2), table),
-    diagnosis="pages-with-heads-first")
-_faulty_pages(partial(call_read_as, "paged_attention"), "lengths_rounded_up_to_pages", "whole pages are attended",
-    lambda call: {"key_lengths": -(-call["key_lengths"] // (page := call["key_pages"].shape[1])) * page},
-    diagnosis="key-lengths-up-to-pages")
-_faulty_pages(partial(call_read_as, "paged_attention"), "lengths_rounded_down_to_pages",
-    "the last page is dropped where it is not full",
-    lambda call: {"key_lengths": call["key_lengths"] // (page := call["key_pages"].shape[1]) * page},
-    diagnosis="key-lengths-down-to-pages")
 _faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
     "the other corner behind a cache", _seen_from_the_top_left, diagnosis="aligned-top-left")
 # fmt: on

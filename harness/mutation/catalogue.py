@@ -50,7 +50,6 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "scores",
         "logits",
         "masks",
-        "windows",
         "caches",
         "blocks",
         "heads",

@@ -8,7 +8,8 @@ online softmax takes keys in blocks, and rescales sum and average when the runni
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import Parameter, signature
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.judging.alternatives import Alternative
+from attncheck.judging.alternatives import Alternative, Reading
 from attncheck.judging.readings import CATALOGUE
 from attncheck.mutation.kernel import Array, Store, exactly
 from attncheck.mutation.mutant import Call, PerCall, Step, Steps, Variant, within
@@ -24,12 +25,12 @@ from attncheck.reading.lowering import Options, Problem
 from attncheck.spec import OPERATIONS, SCORE_SPECS, computed_stages
 
 READ_IN: Mapping[str, tuple[str, Options]] = {
-    **{each.function: (name, {}) for name, each in OPERATIONS.items() if not each.is_lowered},
+    **{each.function: (name, {}) for name, each in OPERATIONS.items()},
     **{each.function: ("scoring", {"score": name}) for name, each in SCORE_SPECS.items()},
 }
 """The functions that compute another problem in the place of theirs, with what that is: an operation and its score."""
-_READINGS = {
-    name: [each for rows in CATALOGUE.values() for each in rows if each.name == name and not each.before_lowering]
+_READINGS: Mapping[str, list[Reading]] = {
+    name: [each for rows in CATALOGUE.values() for each in rows if each.name == name]
     for name in {each.name for rows in CATALOGUE.values() for each in rows}
 }
 
@@ -44,24 +45,48 @@ class ReadAs:
 
     def __call__(self, *arrays: Any, **given: Any) -> Stages:
         """Return the stages of the problem that is computed instead, by the names of those that were asked for."""
-        right: Step = getattr(backend, self.function)
         found = self.read(*arrays, **given)
         if found is None:
-            as_it_is: Stages = right(*arrays, **given)
+            as_it_is: Stages = self._as_it_is(*arrays, **given)
             return as_it_is
+        right: Step = getattr(backend, self.function)
         asked = self._problem(*arrays, **given)
         dtype = next(iter(asked.inputs.values())).dtype
+        dtypes = {name: each.dtype for name, each in asked.inputs.items()}
         stages = computed_stages(asked.operation, asked.options, asked.inputs)
         called = found.problem.called()
-        inputs = {name: each.astype(dtype) if each.dtype.kind == "f" else each for name, each in called.inputs.items()}
+        inputs = {
+            name: each.astype(dtypes.get(name, dtype)) if each.dtype.kind == "f" else each
+            for name, each in called.inputs.items()
+        }
         other = right(**inputs, **{name: each for name, each in called.options.items() if name != "score"})
-        return {stage: other[found.stage_aliases.get(stage, stage)] for stage in stages}
+        named = {stage: found.stage_aliases.get(stage, stage) for stage in stages}
+        return {stage: other[name] for stage, name in named.items() if name in other}
+
+    @cached_property
+    def _as_it_is(self) -> Step:
+        """The function as it is, in which those that it calls may be misread."""
+        return Variant({name: each for name, each in self.everywhere().items() if name != self.function}).function(
+            self.function
+        )
+
+    def everywhere(self) -> Steps:
+        """Return this fault of every function that its reading is of: before keys and values are laid out, or after."""
+        is_lowered = {each.before_lowering for each in _READINGS[self.reading]}
+        return {
+            function: replace(self, function=function)
+            for function, (operation, _) in READ_IN.items()
+            if OPERATIONS[operation].is_lowered in is_lowered
+        }
 
     def read(self, *arrays: Any, **given: Any) -> Alternative | None:
         """Return the problem of a call as it is read; None where the reading has nothing of it."""
         problem = self._problem(*arrays, **given)
+        is_lowered = OPERATIONS[problem.operation].is_lowered
         for reading in _READINGS[self.reading]:
-            for form in reading.of_problem(problem):
+            if reading.before_lowering is not is_lowered:
+                continue
+            for form in replace(reading, before_lowering=False).of_problem(problem):
                 called = form.problem.called()
                 taken = {"score", *_PARAMETERS[self.function].parameters}
                 if form.replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):
@@ -81,14 +106,14 @@ class ReadAs:
 _PARAMETERS = {name: signature(getattr(backend, name)) for name in READ_IN}
 
 
-def misread(*rows: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+def misread(*rows: tuple[Any, ...], **more: Any) -> Iterator[dict[str, Any]]:
     """Yield faults that read their problem as a reading of the catalogue does, as keywords of ``mutant``.
 
     A row has the topic, the reading, and the defect in the wild; the fault has the reading's name. One that does so not
-    everywhere has a name of its own, and ``where(problem)`` it does.
+    everywhere has a name of its own, and ``where(problem)`` it does. All have ``more`` fields in common.
     """
     for row in rows:
-        yield _misread(*row)
+        yield _misread(*row) | more
 
 
 def _misread(
@@ -103,7 +128,7 @@ def _misread(
         "topic": topic,
         "name": name or reading.replace("-", "_").lower(),
         "defect": defect,
-        "change": {function: ReadAs(function, reading, where) for function in READ_IN},
+        "change": ReadAs("", reading, where).everywhere(),
         "at": "rotated_query" if first.of == "rotary_cos" else first.stage,
         "diagnosis": reading,
         "needs": first.of if len({each.of for each in _READINGS[reading]}) == 1 else "",
@@ -117,7 +142,8 @@ def given(*names: str) -> Callable[[Problem], object]:
 
 def of_operation(name: str) -> Callable[[Problem], object]:
     """Return whether a problem is of this operation, or of its score alone."""
-    return lambda problem: problem.operation == name or problem.options.get("score") == OPERATIONS[name].score
+    score = OPERATIONS[name].score
+    return lambda problem: problem.operation == name or problem.options.get("score", "") == score
 
 
 Masks: TypeAlias = dict[str, Any]
@@ -222,12 +248,6 @@ def window_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
     return masks_read_as(change)
 
 
-def dropped(option: str, where: Callable[[Masks], bool] = lambda masks: True) -> Steps:
-    """Do as if a rule had not been given, always or where something else is."""
-    neutral = {option: _NOTHING[option]}
-    return masks_read_as(lambda scores, masks: neutral if where(masks) else {})
-
-
 def filled(fill: Callable[[Array, Array, Masks], Array]) -> Steps:
     """Give what is forbidden another number than -inf: ``fill(biased, allowed, masks)``."""
 
@@ -254,11 +274,6 @@ def bias_added(add: Callable[[Array, Array, Masks], Array]) -> Steps:
     return {"mask_scores": mask_scores}
 
 
-def bias_dropped(where: Callable[[Masks], bool]) -> Steps:
-    """Do as if a bias had not been given, where something else is."""
-    return bias_added(lambda scores, bias, masks: scores if where(masks) else np.asarray(scores + bias))
-
-
 def bias_read_as(change: Callable[[Array, Array], Array]) -> Steps:
     """Take the bias for another one: ``change(bias, scores)``."""
     return bias_added(lambda scores, bias, masks: np.asarray(scores + change(bias, scores)))
@@ -283,17 +298,10 @@ def in_attention(steps_of: Callable[[Call], Steps]) -> Steps:
     return {"attention": PerCall(steps_of)}
 
 
-def where(is_asked: Callable[[Call], bool], steps: Steps) -> Steps:
-    """Replace steps of attention where something is asked for."""
-    return in_attention(lambda call: steps if is_asked(call) else {})
-
-
 GIVEN: Mapping[str, Callable[[Call], bool]] = {
     "groups": lambda call: call.has_groups,
     "softcap": lambda call: call.softcap is not None,
     "window": lambda call: call.window is not None,
-    "key_lengths": lambda call: call.key_lengths is not None,
-    "past": lambda call: call.past > 0,
     "bias": lambda call: call.bias is not None,
 }
 """Whether a call has something that another path may be taken for."""

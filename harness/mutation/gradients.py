@@ -12,19 +12,15 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, Store, bfloat16, float16, in_tiles, over_queries, tf32
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, Call, Steps, equivalent, mutant
+from attncheck.mutation.kernel import Array, bfloat16, float16, in_tiles, over_queries, tf32
+from attncheck.mutation.mutant import KERNELS, ROUNDED, WIDE, Call, Steps, equivalent, mutant
 
 _faulty_gradients = partial(mutant, "gradients", at="grad_query")
+_rounded = partial(_faulty_gradients, **ROUNDED)
 _backward = partial(mutant, "gradients of pairs", dtypes=KERNELS, at="grad_query")
-
+_NO_SLOPE: Steps = {"_cap_slope": lambda capped, softcap: np.ones_like(capped)}
 _DELTA = "attention_gradients._row_sum"
 """What sums p dp over the keys."""
-
-
-def _unscaled(name: str) -> Steps:
-    """Leave the scale out of one gradient."""
-    return forms.only(name, {"attention_gradients._scale_of": lambda query, scale: 1.0})
 
 
 def _mean_of(terms: Array) -> Array:
@@ -101,35 +97,6 @@ def _causal_off_by(steps: int) -> Steps:
     return forms.weights_remembered(weights)
 
 
-def _from_log_sum_exp(change: Callable[[Array], Array]) -> Steps:
-    """Make the weights from another log_sum_exp."""
-    return forms.weights_remembered(lambda call: forms.weights_again(call.logits, change(call.log_sum_exp)))
-
-
-def _from_logits(change: Callable[[Call], Array | None]) -> Steps:
-    """Make the weights from other logits, where there are any."""
-    return forms.weights_remembered(
-        lambda call: call.weights if (logits := change(call)) is None else forms.weights_again(logits, call.log_sum_exp)
-    )
-
-
-def _with_empty_rows(number: Callable[[int], float]) -> Steps:
-    """Give the keys of rows in which nothing may be attended this weight in the backward pass."""
-    return forms.weights_remembered(
-        lambda call: np.where(
-            np.isneginf(call.log_sum_exp),
-            np.asarray(number(call.weights.shape[-1]), call.weights.dtype),
-            call.weights,
-        )
-    )
-
-
-def _without_slope(is_asked: Callable[[Call], bool]) -> Steps:
-    """Forget the softcap on the way back."""
-    missing: Steps = {"_cap_slope": lambda capped, softcap: np.ones_like(capped)}
-    return forms.in_gradients(lambda call: missing if is_asked(call) else {})
-
-
 def _bias_logits_where(is_asked: Callable[[Call], bool], change: Callable[[Call, Array], Array]) -> Steps:
     """Sum other gradients of the logits up for the bias, where something is asked for."""
     return forms.bias_logits_read_as(lambda call, gradient: change(call, gradient) if is_asked(call) else gradient)
@@ -174,11 +141,10 @@ _faulty_gradients("_softmax_gradient", "gradient_stops_at_the_softmax",
 _faulty_gradients("_softmax_gradient", "gradient_of_the_logits_without_weights", "dp - delta, not multiplied with p",
     lambda weights, grad_weights, mean: np.where(weights == 0, 0, grad_weights - mean),
     diagnosis="softmax-gradient-without-weights")
-_faulty_gradients(_unscaled, "query_gradient_without_scale",
-    "the chain rule without its factor, for dq: cntkx#10's kind", "grad_query", diagnosis="gradients-unscaled")
-_faulty_gradients(_unscaled, "key_gradient_without_scale",
-    "the chain rule without its factor, for dk: GenerativeModels#146's kind",
-    "grad_key", at="grad_key", diagnosis="gradients-unscaled")
+for _of, _seen in (("query", "dq: cntkx#10's kind"), ("key", "dk: GenerativeModels#146's kind")):
+    _faulty_gradients(partial(forms.only, f"grad_{_of}"), f"{_of}_gradient_without_scale",
+        f"the chain rule without its factor, for {_seen}", {"attention_gradients._scale_of": lambda query, scale: 1.0},
+        at=f"grad_{_of}", diagnosis="gradients-unscaled")
 _faulty_gradients(lambda steps_of: forms.only("grad_key", forms.in_gradients(steps_of)), "key_gradient_scaled_twice",
     "an already scaled query enters dk, and the scale once more",
     lambda call: {"_sum_over_queries": lambda weights, rows: backend._sum_over_queries(weights * call.factor, rows)},
@@ -199,8 +165,8 @@ _faulty_gradients(forms.in_gradients, "softcap_slope_of_uncapped_scores",
     "1 - x^2 from the saved input where the saved output is due",
     lambda call: {"_cap_slope": lambda capped, softcap: np.asarray(1 - (call.stages["scores"] / softcap) ** 2)},
     diagnosis="softcap-slope-of-uncapped-scores")
-_faulty_gradients("_cap_slope", "softcap_slope_missing", "the backward pass forgets the softcap: vllm#7425's kind",
-    lambda capped, softcap: np.ones_like(capped), diagnosis="softcap-slope-missing")
+_faulty_gradients(None, "softcap_slope_missing", "the backward pass forgets the softcap: vllm#7425's kind", _NO_SLOPE,
+    diagnosis="softcap-slope-missing")
 _faulty_gradients("_cap_slope", "softcap_slope_not_squared", "1 - tanh for 1 - tanh^2",
     lambda capped, softcap: np.asarray(1 - capped / softcap), diagnosis="softcap-slope-not-squared")
 _faulty_gradients(forms.value_weights_read_as, "value_gradient_from_unnormalised_weights",
@@ -259,7 +225,6 @@ _faulty_gradients(partial(_bias_logits_where, forms.GIVEN["softcap"]), "bias_gra
     "the bias treated as if it were capped with the scores: onnx#7865's kind",
     lambda call, gradient: np.asarray(gradient * backend._cap_slope(call.stages["capped"], call.softcap)),
     at="grad_bias", diagnosis="bias-gradient-through-softcap")
-
 for _option, _defect in (
     ("mask", "p made again from scores that are not masked"),
     ("window", "p made again without the window: jax#32300's kind"),
@@ -274,42 +239,40 @@ _faulty_gradients(_causal_off_by, "causal_sees_the_next_key_in_the_backward_pass
 _faulty_gradients(_causal_off_by, "causal_without_its_own_key_in_the_backward_pass",
     "j < i in the backward pass alone: onnxruntime#25927's kind",
     -1, diagnosis="causal-without-own-key-on-the-way-back")
-_faulty_gradients(_from_logits, "bias_forgotten_in_the_backward_pass",
-    "p made again from scores without the bias: jax#32242's kind",
-    lambda call: None if call.bias is None else call.logits - np.where(np.isfinite(call.bias), call.bias, 0),
+_faulty_gradients(forms.weights_remembered, "bias_forgotten_in_the_backward_pass",
+    "p made again from scores without the bias: jax#32242's kind", lambda call: call.weights if call.bias is None
+        else forms.weights_again(call.logits - np.where(np.isfinite(call.bias), call.bias, 0), call.log_sum_exp),
     diagnosis="bias-ignored-on-the-way-back")
-_faulty_gradients(_from_logits, "softcap_forgotten_in_the_backward_pass",
-    "p made again from scores that are not capped: vllm#7425's kind",
-    lambda call: None if call.softcap is None else call.logits - call.stages["capped"] + call.stages["scores"],
+_faulty_gradients(forms.weights_remembered, "softcap_forgotten_in_the_backward_pass",
+    "p made again from scores that are not capped: vllm#7425's kind", lambda call: call.weights if call.softcap is None
+        else forms.weights_again(call.logits - call.stages["capped"] + call.stages["scores"], call.log_sum_exp),
     diagnosis="softcap-ignored-on-the-way-back")
-_faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_base_two",
-    "log2 written, log read: flashinfer#2113", lambda whole: np.asarray(whole / np.asarray(np.log(2), whole.dtype)),
+_faulty_gradients(forms.weights_remembered, "backward_pass_reads_log_sum_exp_in_base_two",
+    "log2 written, log read: flashinfer#2113", lambda call: forms.weights_again(call.logits,
+        call.log_sum_exp / np.asarray(np.log(2), call.logits.dtype)),
     diagnosis="log-sum-exp-of-base-2-on-the-way-back")
-_faulty_gradients(_from_log_sum_exp, "backward_pass_reads_log_sum_exp_in_float16", "statistics kept in 16 bits",
-    float16, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_gradients(_with_empty_rows, "gradient_nan_at_an_empty_row",
+_faulty_gradients(forms.weights_remembered, "gradient_nan_at_an_empty_row",
     "0 times infinity behind a right output: tensorflow#11756, jax#17070, iree#24178",
-    lambda keys: np.nan, diagnosis="empty-rows-nan")
-_faulty_gradients(_with_empty_rows, "gradient_uniform_at_an_empty_row",
+    lambda call: np.where(np.isneginf(call.log_sum_exp), np.nan, call.weights).astype(call.weights.dtype),
+    diagnosis="empty-rows-nan")
+_faulty_gradients(forms.weights_remembered, "gradient_uniform_at_an_empty_row",
     "the output is set to 0, the weights of the backward pass are not: keras#21123's kind",
-    lambda keys: 1 / keys, diagnosis="empty-rows-uniform")
-_FORMATS: tuple[tuple[str, Store], ...] = (("bfloat16", bfloat16), ("float16", float16))
-for _format, _store in _FORMATS:
-    _faulty_gradients(lambda store: forms.weights_remembered(lambda call: store(call.weights)),
-        f"backward_weights_in_{_format}", f"p is stored in {_format} for the backward pass", _store, dtypes=WIDE,
-        diagnosis=ACCURACY_OF_16_BITS)
-_faulty_gradients(forms.delta_read_as, "row_sum_from_an_output_in_bfloat16",
+    lambda call: np.where(np.isneginf(call.log_sum_exp), 1 / call.weights.shape[-1], call.weights).astype(
+        call.weights.dtype), diagnosis="empty-rows-uniform")
+_rounded(forms.weights_remembered, "backward_pass_reads_log_sum_exp_in_float16", "statistics kept in 16 bits",
+    lambda call: forms.weights_again(call.logits, float16(call.log_sum_exp)))
+_rounded(forms.weights_remembered, "backward_weights_in_bfloat16", "p is stored in bfloat16 for the backward pass",
+    lambda call: bfloat16(call.weights))
+_rounded(forms.weights_remembered, "backward_weights_in_float16", "p is stored in float16 for the backward pass",
+    lambda call: float16(call.weights))
+_rounded(forms.delta_read_as, "row_sum_from_an_output_in_bfloat16",
     "delta = sum g o from an output that was rounded for storage",
-    lambda call, terms: backend._row_sum(call.grad_output * bfloat16(call.stages["output"])), dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS)
-_faulty_gradients("_sum_over_queries", "gradients_kept_in_bfloat16_between_tiles",
+    lambda call, terms: backend._row_sum(call.grad_output * bfloat16(call.stages["output"])))
+_rounded("_sum_over_queries", "gradients_kept_in_bfloat16_between_tiles",
     "dk and dv are added up in the output's type: torch's CPU kernel",
-    over_queries(in_tiles(32, bfloat16)), at="grad_key", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-_faulty_gradients("_sum_over_queries", "gradient_products_in_tf32",
-    "TF32 in the backward pass: pytorch#161022, mlx#3860",
-    lambda weights, rows: backend._sum_over_queries(tf32(weights), tf32(rows)), at="grad_key",
-    dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-
+    over_queries(in_tiles(32, bfloat16)), at="grad_key")
+_rounded("_sum_over_queries", "gradient_products_in_tf32", "TF32 in the backward pass: pytorch#161022, mlx#3860",
+    lambda weights, rows: backend._sum_over_queries(tf32(weights), tf32(rows)), at="grad_key")
 for _option, _of, _given, _defect in (
     ("window", "of_groups", "groups", "p made again without the window where heads are shared: jax#32300's kind"),
     ("is_causal", "with_a_bias", "bias", "p made again from all keys where a bias is given: keras#23038's kind"),
@@ -324,12 +287,10 @@ for _tile in (16, 64):
 _backward(forms.gradients_read_as, "query_gradient_beyond_width_64_zero",
     "structure: one block of 64 columns is written", lambda gradients: gradients | {"grad_query": np.where(
         _place(gradients["grad_query"], -1) < 64, gradients["grad_query"], 0)})
-_backward(_without_slope, "softcap_slope_missing_behind_a_mask",
-    "the masked path forgets the cap on the way back: onnx#7865's kind",
-    lambda call: "masked" in call.stages, diagnosis="softcap-slope-missing")
-_backward(_without_slope, "softcap_slope_missing_with_a_bias",
-    "the biased path forgets the cap on the way back: onnx#7865's kind",
-    forms.GIVEN["bias"], diagnosis="softcap-slope-missing")
+for _stage, _which in (("masked", "behind_a_mask"), ("biased", "with_a_bias")):
+    _backward(lambda stage: forms.in_gradients(lambda call: _NO_SLOPE if stage in call.stages else {}),
+        f"softcap_slope_missing_{_which}", f"the {_stage} path forgets the cap on the way back: onnx#7865's kind",
+        _stage, diagnosis="softcap-slope-missing")
 _backward(forms.in_gradients, "query_gradient_scaled_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
     lambda call: {} if call.softcap is None else {"_weighted_sum":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,8 @@ from attncheck.backends.numpy_backend import (
     multi_head_attention,
 )
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, Store, bfloat16, tf32
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Call, Steps, mutant
+from attncheck.mutation.kernel import Array, bfloat16, call_read_as, tf32
+from attncheck.mutation.mutant import ROUNDED, Call, Steps, mutant
 from attncheck.spec import PROJECTIONS
 
 _faulty_heads = partial(mutant, "heads", at="output")
@@ -34,43 +33,10 @@ _faulty_value = partial(mutant, "value", at="context")
 _faulty_grouped = partial(mutant, "grouped", at="raw_scores")
 _faulty_gate = partial(mutant, "output gate", at="output")
 
-Three = tuple[Array, Array, Array]
 
-
-_faulty_heads(forms.outputs_read_as, "output_zero_beyond_the_first_batch_entry", "zeros for batch > 0: pytorch#139462",
-    lambda output: np.concatenate([output[:1], np.zeros_like(output[1:])]), at="context")  # fmt: skip
-
-
-@_faulty_value(forms.weights_read_as, at="weights", defect="a single slot of P is lost")
-def one_weight_zeroed(weights: Array) -> Array:
-    """Zero the weight of the first key of the last row."""
-    changed = weights.copy()
-    changed[..., -1, 0] = 0
-    return changed
-
-
-@_faulty_grouped("_repeat_heads", at="raw_scores", defect="all heads of keys and values pooled into one")
-def groups_averaged(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
-    if key.shape[1] == heads:
-        return key, value
-    key, value = (each.mean(axis=1, keepdims=True).astype(each.dtype) for each in (key, value))
-    return np.repeat(key, heads, axis=1), np.repeat(value, heads, axis=1)
-
-
-@_faulty_grouped("_repeat_heads", at="raw_scores", defect="the last group reads zeros: pytorch#174861, pytorch#193893")
-def last_group_lost(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
-    group = heads // key.shape[1]
-    key, value = _repeat_heads(key, value, heads)
-    if group == 1:
-        return key, value
-    kept = (np.arange(heads) < heads - group)[:, np.newaxis, np.newaxis]
-    return np.where(kept, key, 0), np.where(kept, value, 0)
-
-
-_faulty_grouped("_repeat_heads", "values_of_the_first_head_of_each_group_alone",
-    "a head of values is read once and not again for its group: pytorch#174861's kind",
-    lambda key, value, heads: (_repeat_heads(key, value, heads)[0], np.where((np.arange(heads) % (heads // key.shape[1])
-        == 0)[:, np.newaxis, np.newaxis], _repeat_heads(key, value, heads)[1], 0)), at="context")  # fmt: skip
+def _head(heads: int) -> Array:
+    """Return the number of each head, (H, 1, 1)."""
+    return np.arange(heads)[:, np.newaxis, np.newaxis]
 
 
 def _batch_read_as_group(array: Array, call: Call) -> Array:
@@ -81,55 +47,6 @@ def _batch_read_as_group(array: Array, call: Call) -> Array:
     if not per_batch or kv_heads in (1, heads) or batch != kv_heads:
         return array
     return np.repeat(array.swapaxes(0, 1), heads // batch, axis=1)
-
-
-# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
-# fmt: off
-for _fault in forms.misread(
-    ("heads", "heads-split-interleaved", "head index fastest, not slowest: slapo#46, tensor_parallel#103"),
-    ("heads", "heads-merged-in-reverse", "the output projection meets the wrong heads: nntile#347"),
-    ("grouped", "heads-tiled", "head h attends with head h % Hkv: onnx#7274, axlearn#842"),
-    ("grouped", "key-heads-tiled", "keys and values by different head maps: onnx#7274's kind"),
-    ("grouped", "value-heads-tiled", "keys and values by different head maps: onnx#7274's kind"),
-    ("grouped", "groups-as-large-as-their-number",
-        "h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177"),
-    ("grouped", "groups-of-first-head",
-        "the first head of keys and values for every query head: pytorch#193893's kind"),
-    ("grouped", "groups-in-reverse", "the heads of keys and values from the last to the first"),
-    ("grouped", "groups-one-head-late",
-        "the last query head of a group belongs to the next one: FreeToken#177's kind"),
-    ("grouped", "groups-of-two-heads", "two query heads per group, whatever their number: HipKittens#22's kind"),
-    ("projections", "query-weight-transposed", "W^T for W, silent where it is square"),
-    ("projections", "value-weight-transposed", "W^T for W, silent where it is square"),
-    ("projections", "output-weight-transposed", "W^T for W, silent where it is square: nntile#347's kind"),
-    ("projections", "query-bias-projected", "(x + b) W for x W + b, silent where the widths are equal"),
-    ("projections", "output-bias-of-each-head", "each head's part of a split product brings the bias"),
-    ("projections", "key-and-value-inputs-swapped", "Keras takes query, value, key, in that order"),
-    ("projections", "key-and-value-weights-swapped",
-        "packed weights read in another order: slapo#46, tt-metal#57366"),
-):
-    mutant(**_fault)
-_faulty_heads("_split_heads", "heads_split_by_view",
-    "reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
-    lambda inputs, heads: inputs.reshape(inputs.shape[0], heads, inputs.shape[1], inputs.shape[2] // heads), at="query",
-    diagnosis="heads-split-by-view")
-_faulty_heads("_merge_heads", "heads_merged_by_view",
-    "reshape without transpose: jsbaan#6, ajhalthor#4, jadore801120#7",
-    lambda context: context.reshape(context.shape[0], context.shape[2], context.shape[1] * context.shape[3]),
-    diagnosis="heads-merged-by-view")
-_faulty_heads("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B) read as (B, H): gazelle93#1",
-    lambda context: _merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
-_faulty_value(forms.values_read_as, "two_values_swapped", "two rows of the value change places",
-    lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
-_faulty_value(forms.inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
-    lambda query, key, value: (query, key, value[..., : min(key.shape[-1], value.shape[-1])]))
-_faulty_grouped(forms.in_attention, "mask_of_batch_entries_taken_for_groups",
-    "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108",
-    lambda call: forms.mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")
-_faulty_grouped(forms.in_attention, "bias_of_batch_entries_taken_for_groups",
-    "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903's kind",
-    lambda call: forms.bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call)), at="biased")
-# fmt: on
 
 
 _faulty_layouts = partial(mutant, "layouts", at="raw_scores")
@@ -184,26 +101,18 @@ def _behind_the_first(array: Array, offsets: NDArray[np.int64]) -> Array:
     return as_strided(array, (int(offsets.max(initial=0)) + 1,), (array.itemsize,))[offsets]
 
 
-def _with_first_stride_of_a_slice(view: Array) -> Array:
-    """Read slices along the first axis as if nothing lay between them."""
-    least = view[0].size * view.itemsize
-    return as_strided(view, strides=(least, *view.strides[1:])).copy() if view.strides[0] > least else view
+def _side_by_side(view: Array, axis: int, stride: int) -> Array:
+    """Read slices along an axis as if nothing lay between them."""
+    strides = list(view.strides)
+    if strides[axis] <= stride:
+        return view
+    strides[axis] = stride
+    return as_strided(view, strides=strides).copy()
 
 
-def _with_tokens_side_by_side(view: Array) -> Array:
-    """Read tokens (heads, width) as if nothing lay between them."""
-    _, heads, _, width = view.shape
-    token = heads * width * view.itemsize
-    is_by_token = view.strides[1] == width * view.itemsize and view.strides[2] > token
-    return as_strided(view, strides=(*view.strides[:2], token, view.strides[3])).copy() if is_by_token else view
-
-
-def _with_rows_side_by_side(view: Array) -> Array:
-    """Read rows as if nothing lay between them."""
-    row = view.shape[-1] * view.itemsize
+def _has_rows_in_order(view: Array) -> bool:
     is_in_order = view.ndim < 3 or view.strides[-3] >= view.shape[-2] * view.strides[-2]
-    is_padded = is_in_order and view.strides[-1] == view.itemsize and row < view.strides[-2]
-    return as_strided(view, strides=(*view.strides[:-2], row, view.strides[-1])).copy() if is_padded else view
+    return view.ndim > 1 and is_in_order and view.strides[-1] == view.itemsize
 
 
 def _where(applies: Callable[[Array], bool], read: Callable[[Array], Array]) -> Steps:
@@ -234,19 +143,6 @@ def broadcast_view_read_once(view: Array) -> Array:
     return kept
 
 
-Arguments = dict[str, Any]
-
-
-def _arguments(change: Callable[[Arguments], Arguments]) -> Steps:
-    """Call multi-head attention with other arguments: ``change(given)`` are those that differ."""
-
-    def attend(*arrays: Array, **options: Any) -> Stages:
-        given = signature(multi_head_attention).bind(*arrays, **options).arguments
-        return multi_head_attention(**{**given, **change(given)})
-
-    return {"multi_head_attention": attend}
-
-
 @_faulty_projections(
     "multi_head_attention", at="output", defect="every head meets the first head's rows of the weight: nntile#347"
 )
@@ -272,15 +168,72 @@ def gate_on_the_values(query: Array, key: Array, value: Array, gate: Array, **gi
     return stages | {"context": stages["output"]}
 
 
-def _rounded(store: Store, given: Arguments, *names: str) -> Arguments:
-    return {name: store(given[name]) for name in names}
-
-
+_call = partial(call_read_as, "multi_head_attention")
 _WEIGHTS = tuple(f"{role}_weight" for role in PROJECTIONS)
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
+for _fault in forms.misread(
+    ("heads", "heads-split-interleaved", "head index fastest, not slowest: slapo#46, tensor_parallel#103"),
+    ("heads", "heads-merged-in-reverse", "the output projection meets the wrong heads: nntile#347"),
+    ("grouped", "heads-tiled", "head h attends with head h % Hkv: onnx#7274, axlearn#842"),
+    ("grouped", "key-heads-tiled", "keys and values by different head maps: onnx#7274's kind"),
+    ("grouped", "value-heads-tiled", "keys and values by different head maps: onnx#7274's kind"),
+    ("grouped", "groups-as-large-as-their-number",
+        "h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177"),
+    ("grouped", "groups-of-first-head",
+        "the first head of keys and values for every query head: pytorch#193893's kind"),
+    ("grouped", "groups-in-reverse", "the heads of keys and values from the last to the first"),
+    ("grouped", "groups-one-head-late",
+        "the last query head of a group belongs to the next one: FreeToken#177's kind"),
+    ("grouped", "groups-of-two-heads", "two query heads per group, whatever their number: HipKittens#22's kind"),
+    ("projections", "query-weight-transposed", "W^T for W, silent where it is square"),
+    ("projections", "value-weight-transposed", "W^T for W, silent where it is square"),
+    ("projections", "output-weight-transposed", "W^T for W, silent where it is square: nntile#347's kind"),
+    ("projections", "query-bias-projected", "(x + b) W for x W + b, silent where the widths are equal"),
+    ("projections", "output-bias-of-each-head", "each head's part of a split product brings the bias"),
+    ("projections", "key-and-value-inputs-swapped", "Keras takes query, value, key, in that order"),
+    ("projections", "key-and-value-weights-swapped",
+        "packed weights read in another order: slapo#46, tt-metal#57366"),
+):
+    mutant(**_fault)
+_faulty_heads(forms.outputs_read_as, "output_zero_beyond_the_first_batch_entry", "zeros for batch > 0: pytorch#139462",
+    lambda output: np.concatenate([output[:1], np.zeros_like(output[1:])]), at="context")
+_faulty_value(forms.weights_read_as, "one_weight_zeroed", "a single slot of P is lost",
+    lambda weights: np.where((np.arange(weights.shape[-2])[:, np.newaxis] == weights.shape[-2] - 1)
+        & (np.arange(weights.shape[-1]) == 0), 0, weights), at="weights")
+_faulty_grouped("_repeat_heads", "groups_averaged", "all heads of keys and values pooled into one",
+    lambda key, value, heads: tuple(each if each.shape[1] == heads else np.repeat(
+        each.mean(axis=1, keepdims=True).astype(each.dtype), heads, axis=1) for each in (key, value)))
+_faulty_grouped("_repeat_heads", "last_group_lost", "the last group reads zeros: pytorch#174861, pytorch#193893",
+    lambda key, value, heads: tuple(each if key.shape[1] == heads else np.where(
+        _head(heads) < heads - heads // key.shape[1], each, 0) for each in _repeat_heads(key, value, heads)))
+_faulty_grouped("_repeat_heads", "values_of_the_first_head_of_each_group_alone",
+    "a head of values is read once and not again for its group: pytorch#174861's kind",
+    lambda key, value, heads: (_repeat_heads(key, value, heads)[0], np.where(_head(heads) % (heads // key.shape[1])
+        == 0, _repeat_heads(key, value, heads)[1], 0)), at="context")
+_faulty_heads("_split_heads", "heads_split_by_view",
+    "reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
+    lambda inputs, heads: inputs.reshape(inputs.shape[0], heads, inputs.shape[1], inputs.shape[2] // heads), at="query",
+    diagnosis="heads-split-by-view")
+_faulty_heads("_merge_heads", "heads_merged_by_view",
+    "reshape without transpose: jsbaan#6, ajhalthor#4, jadore801120#7",
+    lambda context: context.reshape(context.shape[0], context.shape[2], context.shape[1] * context.shape[3]),
+    diagnosis="heads-merged-by-view")
+_faulty_heads("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B) read as (B, H): gazelle93#1",
+    lambda context: _merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
+_faulty_value(forms.values_read_as, "two_values_swapped", "two rows of the value change places",
+    lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
+_faulty_value(forms.inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
+    lambda query, key, value: (query, key, value[..., : min(key.shape[-1], value.shape[-1])]))
+_faulty_grouped(forms.in_attention, "mask_of_batch_entries_taken_for_groups",
+    "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108",
+    lambda call: forms.mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")
+_faulty_grouped(forms.in_attention, "bias_of_batch_entries_taken_for_groups",
+    "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903's kind",
+    lambda call: forms.bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call)), at="biased")
 _faulty_gate("_sigmoid", "gate_without_sigmoid", "the projection of the gate is multiplied as it is", lambda gate: gate)
 _faulty_gate("_sigmoid", "gate_through_silu", "x sigmoid(x), which gates feed-forward layers",
     lambda gate: gate * _opened(gate))
@@ -298,13 +251,14 @@ _faulty_layouts(_transposed, "transposed_view_read_as_contiguous",
     _as_contiguous)
 _faulty_layouts(_transposed, "page_stride_taken_for_a_page",
     "slices lie side by side, whatever the first stride says: pages of keys and values in one array",
-    lambda view: _with_first_stride_of_a_slice(view) if view.ndim == 4 and view.strides[-1] == view.itemsize
+    lambda view: _side_by_side(view, 0, view[0].nbytes) if view.ndim == 4 and view.strides[-1] == view.itemsize
         and view.strides[-2] == view.shape[-1] * view.itemsize else view)
 _faulty_layouts(_transposed, "fused_tokens_read_side_by_side",
     "the token stride H D for 3 H D of a fused projection: qkv.unbind handed to a kernel of one tensor",
-    lambda view: _with_tokens_side_by_side(view) if view.ndim == 4 else view)
+    lambda view: _side_by_side(view, 2, view[0, :, 0].nbytes) if view.ndim == 4
+        and view.strides[1] == view.shape[-1] * view.itemsize else view)
 _faulty_layouts(_transposed, "padded_rows_read_side_by_side", "the row stride is the width, whatever lies between rows",
-    lambda view: _with_rows_side_by_side(view) if view.ndim > 1 else view)
+    lambda view: _side_by_side(view, -2, view.shape[-1] * view.itemsize) if _has_rows_in_order(view) else view)
 _faulty_layouts(_of_masks, "strides_of_the_mask_ignored", "a mask read as if its rows lay side by side",
     _as_contiguous, at="masked")
 _faulty_layouts(_reversed, "negative_strides_taken_for_positive", "a flipped view is read forwards",
@@ -326,10 +280,8 @@ _faulty_layouts(_broadcast, "last_row_of_a_broadcast_view_stale_where_lk_mod_32_
     "the tail of a tile of 32 with stride 0: pytorch#191937",
     lambda view: view[..., [*range(view.shape[-2] - 1), view.shape[-2] - 2], :] if view.shape[-2] > 1
         and view.shape[-2] % 32 == 1 else view)
-_faulty_projections(_arguments, "projection_weights_in_bfloat16", "weights stored in 16 bits",
-    lambda given: _rounded(bfloat16, given, *_WEIGHTS), at="query", dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS)
-_faulty_projections(_arguments, "projections_in_tf32", "float32 matmul silently in TF32: pytorch#161022",
-    lambda given: _rounded(tf32, given, *PROJECTIONS, *_WEIGHTS), at="query", dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS)
+_faulty_projections(_call, "projection_weights_in_bfloat16", "weights stored in 16 bits",
+    lambda call: {name: bfloat16(call[name]) for name in _WEIGHTS}, at="query", **ROUNDED)
+_faulty_projections(_call, "projections_in_tf32", "float32 matmul silently in TF32: pytorch#161022",
+    lambda call: {name: tf32(call[name]) for name in (*PROJECTIONS, *_WEIGHTS)}, at="query", **ROUNDED)
 # fmt: on

@@ -11,8 +11,9 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import LseBase, Norm, Stages
+from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, argument_read_as, bfloat16, call_read_as
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Steps, control, mutant, within
+from attncheck.mutation.mutant import ROUNDED, Steps, control, mutant, within
 
 _attend_to = partial(call_read_as, "latent_attention")
 _faulty_scale = partial(mutant, "latents", at="scores")
@@ -31,23 +32,6 @@ def _scaled_by(root_of: Callable[[Given], float]) -> Steps:
     return _attend_to(lambda call: {"scale": root_of(call)} if call.get("scale") is None else {})
 
 
-def _where_square(name: str, change: Callable[[Array], Array]) -> Steps:
-    """Take a projection for another one where that goes unnoticed."""
-    return argument_read_as(
-        "latent_attention", name, lambda weight: change(weight) if weight.shape[1] == weight.shape[2] else weight
-    )
-
-
-def _identities(weight: Array) -> Array:
-    return np.broadcast_to(np.eye(weight.shape[1], dtype=weight.dtype), weight.shape)
-
-
-def _viewed(weight: Array) -> Array:
-    """View (C, H W) as (H, C, W) without a transposition."""
-    heads, latent, width = weight.shape
-    return weight.swapaxes(0, 1).reshape(latent, heads * width).reshape(heads, latent, width)
-
-
 @control("_of_latents", why="keys and values are made of three latent vectors at a time")
 def made_in_chunks(latent: Array, projection: Array) -> Array:
     parts = [backend._of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
@@ -64,59 +48,6 @@ def rotated_part_in_front(
         shared = np.broadcast_to(rotated[1][:, np.newaxis], (*key.shape[:-1], rotated[1].shape[-1]))
         query, key = np.concatenate([rotated[0], query], axis=-1), np.concatenate([shared, key], axis=-1)
     return backend.attention(query, key, value, **options)
-
-
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
-control("latent_attention", "projections_absorbed", "the projections are absorbed: no key and no value is made",
-    backend.ABSORBED.latent_attention)
-control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
-    lambda latent, projection: backend._of_latents(
-        np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1])))
-_faulty_scale(_scaled_by, "scale_without_the_rotated_part",
-    "1/sqrt of the part that is not rotated: NVIDIA/Megatron-LM#1501's kind",
-    lambda call: 1 / math.sqrt(call["query"].shape[-1]), diagnosis="scale-inverse-root-of-Dn")
-_faulty_scale(_scaled_by, "scale_of_absorbed_queries", "1/sqrt of the width that absorbed queries have, 576 for 192",
-    lambda call: 1 / math.sqrt(call["latent"].shape[-1] + _width_of_rotary(call)),
-    diagnosis="scale-inverse-root-of-C+Dr")
-_faulty_scale(_scaled_by, "scale_of_the_values_of_latents",
-    "1/sqrt of the values' width, which is that of no query: NVIDIA/Megatron-LM#1501's kind",
-    lambda call: 1 / math.sqrt(call["value_projection"].shape[-1]), diagnosis="scale-inverse-root-of-Dv")
-_faulty_scale(_scaled_by, "scale_of_latents_reversed",
-    "multiplied by sqrt(D + Dr) for divided by it: AI-Hypercomputer/maxtext#1370",
-    lambda call: (call["query"].shape[-1] + _width_of_rotary(call)) ** 0.5, diagnosis="scale-root-of-width")
-_faulty_key(partial(argument_read_as, "latent_attention", "key_rotary"), "rotated_part_left_out",
-    "the scores lack the part that is rotated", np.zeros_like, diagnosis="rotated-part-ignored")
-_faulty_key(_attend_to, "rotated_part_scaled_twice",
-    "the rotated part is scaled before it is added, and with the rest again",
-    lambda call: {} if call.get("key_rotary") is None else {"key_rotary": call["key_rotary"] * call.get("scale",
-        1 / math.sqrt(call["query"].shape[-1] + _width_of_rotary(call)))}, diagnosis="rotated-part-scaled-twice")
-for _of, _at in (("key", "raw_scores"), ("value", "output")):
-    _faulty_projection = partial(mutant, "latents", at=_at)
-    _projection = partial(argument_read_as, "latent_attention", f"{_of}_projection")
-    _faulty_projection(partial(_where_square, f"{_of}_projection"), f"{_of}_projection_transposed",
-        f"W_UK or W_UV is kept transposed in a checkpoint: that of {_of}s is multiplied from the other side",
-        lambda weight: weight.swapaxes(1, 2), diagnosis=f"{_of}-projection-transposed")
-    _faulty_projection(partial(_where_square, f"{_of}_projection"), f"latents_taken_for_{_of}s",
-        f"latent vectors are taken for {_of}s, which are as wide: the projection is not absorbed anywhere",
-        _identities, diagnosis=f"{_of}-projection-ignored")
-    _faulty_projection(_projection, f"{_of}_projection_viewed",
-        f"kv_b_proj is viewed as heads first, for {_of}s alone: a reshape without a transposition",
-        _viewed, diagnosis=f"{_of}-projection-viewed")
-_faulty_key(_attend_to, "latent_projections_swapped", "kv_b_proj is split with v before k_nope",
-    lambda call: {"key_projection": call["value_projection"], "value_projection": call["key_projection"]}
-        if call["key_projection"].shape == call["value_projection"].shape else {},
-    diagnosis="latent-projections-swapped")
-_faulty_key(partial(argument_read_as, "latent_attention", "latent"), "chunks_of_latents_from_the_start",
-    "a long cache is made into keys in chunks, each from its start: vllm#26042's kind",
-    lambda latent: np.concatenate([latent[:, :32], latent[:, : max(latent.shape[1] - 32, 0)]], axis=1))
-_faulty_value("latent_attention", "mean_of_latents_in_bfloat16",
-    "the mean of latent vectors is stored in bfloat16 before W_UV",
-    lambda query, latent, key_projection, value_projection, **options:
-        (stages := backend.latent_attention(query, latent, key_projection, value_projection, **options)) | {"output":
-        np.asarray(bfloat16(stages["weights"] @ latent[:, np.newaxis]) @ value_projection)},
-    dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
-# fmt: on
 
 
 _faulty_norm = partial(mutant, "norms", at="normalized_query")
@@ -164,73 +95,6 @@ def _by_rows(change: Callable[..., Array]) -> Steps:
 
 
 _norm_of = partial(call_read_as, "normalized_attention")
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
-control("_squares", "squares_in_float64", "squares in float64, rounded once behind the root",
-    lambda rows: rows.astype(np.float64) ** 2, dtypes=("float32", "float16"))
-control(_by_rows, "norm_by_reciprocal_root", "the reciprocal of the root is multiplied",
-    lambda rows, divisor, weight: np.asarray(rows * (1 / divisor) * (1 if weight is None else weight)))
-control(_by_rows, "norm_weighted_before_it_is_rounded",
-    "weights are multiplied before anything is rounded to 16 bits, as in Gemma",
-    lambda rows, divisor, weight: np.asarray(rows / divisor if weight is None else rows * weight / divisor))
-_faulty_norm("_normalize", "norm_left_out", "the norm is never called: Cerebras/modelzoo#85",
-    lambda inputs, *_: inputs, diagnosis="norm-ignored")
-_faulty_norm(_told_apart, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
-    lambda name, inputs, *rest: inputs if name == "query" else backend._normalize(inputs, *rest),
-    diagnosis="norm-of-key-alone")
-mutant("norms", _told_apart, "norm_of_queries_alone",
-    "one of two norms is missed: huggingface/transformers#37620's kind",
-    lambda name, inputs, *rest: inputs if name == "key" else backend._normalize(inputs, *rest),
-    at="normalized_key", diagnosis="norm-of-query-alone")
-_faulty_norm("_normalize", "full_width_for_a_head", "the model's width for a head's: PaddleFormers#2998",
-    lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs, weight if is_full or weight is None
-        else np.tile(weight, inputs.shape[1]), norm, epsilon, is_full=True), diagnosis="norm-width")
-_faulty_norm("_normalize", "a_head_for_the_full_width", "the norm behind the split: vllm-metal#767, mlxcel#316",
-    _by_head, diagnosis="norm-width")
-_faulty_norm(_norm_of, "norm_behind_the_rotation",
-    "queries and keys are normalised behind the rotation: torchtune#2809",
-    lambda call: {"norm_after_rotation": True} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
-_faulty_norm(_norm_of, "norm_before_the_rotation",
-    "Llama 4's and HunYuan's norm behind the rotation taken before it: torchtune#2809, the other way round",
-    lambda call: {"norm_after_rotation": False} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
-_faulty_norm(_norm_of, "norm_weights_swapped", "q_norm is loaded as k_norm, and k_norm as q_norm",
-    lambda call: {name: call.get(other) for name, other in (("query_norm_weight", "key_norm_weight"),
-        ("key_norm_weight", "query_norm_weight")) if call.get("norm_over") != "full"
-        or call["query"].shape[1] == call["key"].shape[1]}, diagnosis="norm-weights-swapped")
-_faulty_norm("_squares", "squares_in_sixteen_bits",
-    "squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935",
-    lambda rows: np.asarray(rows * rows), dtypes=("float16",))
-_faulty_norm(_divided_by, "epsilon_left_out", "epsilon is lost: microsoft/DeepSpeed#581",
-    lambda square, epsilon: np.asarray(np.sqrt(square)), diagnosis="norm-epsilon-ignored")
-_faulty_norm("_rms", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
-    lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon),
-    diagnosis="norm-epsilon-outside")
-_faulty_norm("_length", "epsilon_as_the_least_square", "sqrt(max(x.x, epsilon)), as tf.math.l2_normalize has it",
-    lambda squares, epsilon: np.asarray(np.sqrt(np.maximum(squares.sum(axis=-1, keepdims=True), epsilon))),
-    diagnosis="norm-epsilon-least-square")
-_faulty_norm("_length", "epsilon_under_the_root_of_a_length", "sqrt(x.x + epsilon) for max(|x|, epsilon)",
-    lambda squares, epsilon: np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon)),
-    diagnosis="norm-epsilon-inside")
-_faulty_norm("_rms", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
-    lambda squares, epsilon: backend._rms(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
-_faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
-    "epsilon is at least 1e-4, so that float16 has it: nntrainer#4318",
-    lambda squares, epsilon: backend._rms(squares, max(epsilon, 1e-4)), diagnosis="norm-epsilon-at-least-1e-4")
-_faulty_norm("_rms", "epsilon_times_the_largest_square",
-    "epsilon is added behind a division by the largest element: apple/coremltools#2821",
-    lambda squares, epsilon: backend._rms(squares, epsilon * squares.max(axis=-1, keepdims=True, initial=0)))
-_faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
-    lambda squares, epsilon: backend._length(squares, epsilon), diagnosis="norm-kind")
-_faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
-    lambda normalized, weight: np.asarray(normalized * (1 + weight)), diagnosis="norm-weight-plus-one")
-_faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are not loaded",
-    lambda normalized, weight: normalized, diagnosis="norm-weight-ignored")
-_faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
-    lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs - inputs.mean(axis=(1, 3) if is_full
-        else 3, keepdims=True), weight, norm, epsilon, is_full), diagnosis="norm-of-differences")
-# fmt: on
-
-
 _faulty_merge = partial(mutant, "merging", at="weights")
 _LN2 = math.log(2)
 
@@ -273,71 +137,7 @@ def _by_the_larger(scores: Array) -> Array:
     return weights
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
-_faulty_merge("_natural_logarithms", "first_part_in_the_other_base",
-    "a prefix in base e meets a suffix in base 2: sglang#40903",
-    lambda scores, base: np.asarray(backend._natural_logarithms(scores, base) * np.where(
-        np.arange(scores.shape[-1]) == 0, 1 / _LN2 if base == "2" else _LN2, 1).astype(scores.dtype)),
-    diagnosis="first-part-in-other-base")
-_faulty_merge(None, "parts_are_always_merged_in_base_two", "log is written and log2 is read: sglang#35045",
-    {"_natural_logarithms": lambda scores, base: backend._natural_logarithms(scores, "2"),
-        "_logarithms_in_base": lambda scores, base: backend._logarithms_in_base(scores, "2")},
-    diagnosis="lse-base-2")
-_faulty_merge("_logarithms_in_base", "whole_returned_in_base_e",
-    "the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
-    lambda scores, base: scores, at="log_sum_exp", diagnosis="log-sum-exp-base-e")
-_faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
-    "the whole is returned in base 2, whatever the parts are in: cudnn-frontend#931's kind",
-    lambda scores, base: np.asarray(scores / _LN2), at="log_sum_exp", diagnosis="log-sum-exp-base-2")
-_faulty_merge("merge_states.softmax", "parts_merged_without_their_maximum",
-    "e^L without its maximum: inf / inf, or 0 / 0: trl#7181", _without_maximum)
-_faulty_merge(_weighed, "nothing_at_all_gives_nan", "-inf minus -inf where all parts are empty: flashinfer#4051",
-    lambda scores: np.where(np.isneginf(scores).all(axis=-1, keepdims=True), np.nan,
-        backend.softmax(scores)["weights"]), diagnosis="empty-rows-nan")
-_faulty_merge(_weighed, "running_log_sum_exp_is_the_larger_one",
-    "a merge of two keeps the larger log-sum-exp: the next part weighs too much", _by_the_larger)
-_faulty_merge(_weighed, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
-    lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
-_faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much each part weighs",
-    lambda scores: backend.softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
-    diagnosis="parts-averaged")
-_faulty_merge(_totalled, "whole_of_nothing_is_plus_infinity",
-    "a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181",
-    lambda scores: np.where(np.isneginf(total := backend.softmax(scores)["log_sum_exp"]), np.inf, total),
-    at="log_sum_exp")
-_faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
-    lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp", diagnosis="log-sum-exp-of-maximum-alone")
-_faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
-    lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
-_faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
-    lambda scores: np.asarray(backend.softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]),
-    at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
-_faulty_merge(_softmax_of, "empty_part_weighs_as_zero", "the logarithm of an empty part's sum is 0: mlx#2608",
-    lambda scores: np.where(np.isneginf(scores), 0, scores), diagnosis="empty-part-at-zero")
-_faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
-    "an empty part is written as plus infinity: vllm#28181, #15492",
-    lambda scores: np.where(np.isneginf(scores), np.inf, scores))
-_faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
-    "-100 for minus infinity: a part that is empty weighs beside low ones",
-    lambda scores: np.maximum(scores, np.asarray(-100, scores.dtype)), diagnosis="empty-part-at-minus-100")
-_faulty_merge(_softmax_of, "last_part_not_merged", "structure: one part fewer is merged than there are",
-    lambda scores: np.where(np.arange(scores.shape[-1]) < max(scores.shape[-1] - 1, 1), scores, -np.inf),
-    diagnosis="last-part-lost")
-_faulty_merge(_softmax_of, "parts_beyond_32_lost", "structure: a warp merges its 32 parts, and no more",
-    lambda scores: np.where(np.arange(scores.shape[-1]) < 32, scores, -np.inf), diagnosis="last-part-lost")
-_faulty_merge("_without_empty_parts", "empty_part_let_through",
-    "0 times the NaN of an empty part: flashinfer#5262, vllm#27491", lambda outputs, log_sum_exps: outputs, at="output")
-_faulty_merge("merge_states", "first_part_handed_on_where_all_are_empty",
-    "the first part is handed on where all are empty: vllm#39148's kind",
-    lambda outputs, log_sum_exps, *, lse_base="e": (stages := backend.merge_states(outputs, log_sum_exps,
-        lse_base=lse_base)) | {"output": np.where(np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis], outputs[0],
-        stages["output"])}, at="output")
-# fmt: on
-
-
 # What is right.
-
 Pair = tuple[Array, Array]
 """Output and log_sum_exp of parts that have been merged, (B, H, Lq, Dv) and (B, H, Lq)."""
 
@@ -413,7 +213,165 @@ def parts_divided_at_the_end(parts: list[Pair]) -> Pair:
         return np.asarray(mean / np.where(sums == 0, 1, sums)[..., np.newaxis]), np.asarray(shift + np.log(sums))
 
 
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
+control("latent_attention", "projections_absorbed", "the projections are absorbed: no key and no value is made",
+    backend.ABSORBED.latent_attention)
+control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
+    lambda latent, projection: backend._of_latents(
+        np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1])))
+_faulty_scale(_scaled_by, "scale_without_the_rotated_part",
+    "1/sqrt of the part that is not rotated: NVIDIA/Megatron-LM#1501's kind",
+    lambda call: 1 / math.sqrt(call["query"].shape[-1]), diagnosis="scale-inverse-root-of-Dn")
+_faulty_scale(_scaled_by, "scale_of_absorbed_queries", "1/sqrt of the width that absorbed queries have, 576 for 192",
+    lambda call: 1 / math.sqrt(call["latent"].shape[-1] + _width_of_rotary(call)),
+    diagnosis="scale-inverse-root-of-C+Dr")
+_faulty_scale(_scaled_by, "scale_of_the_values_of_latents",
+    "1/sqrt of the values' width, which is that of no query: NVIDIA/Megatron-LM#1501's kind",
+    lambda call: 1 / math.sqrt(call["value_projection"].shape[-1]), diagnosis="scale-inverse-root-of-Dv")
+_faulty_scale(_scaled_by, "scale_of_latents_reversed",
+    "multiplied by sqrt(D + Dr) for divided by it: AI-Hypercomputer/maxtext#1370",
+    lambda call: (call["query"].shape[-1] + _width_of_rotary(call)) ** 0.5, diagnosis="scale-root-of-width")
+for _fault in forms.misread(
+    ("latents", "rotated-part-ignored", "the scores lack the part that is rotated"),
+    ("latents", "rotated-part-scaled-twice",
+        "the rotated part is scaled before it is added, and with the rest again"),
+    ("latents", "latent-projections-swapped", "kv_b_proj is split with v before k_nope"),
+    *(
+        ("latents", f"{of}-projection-{reading}", defect.format(of))
+        for of in ("key", "value")
+        for reading, defect in (
+            ("transposed",
+                "W_UK or W_UV is kept transposed in a checkpoint: that of {}s is multiplied from the other side"),
+            ("ignored",
+                "latent vectors are taken for {}s, which are as wide: the projection is not absorbed anywhere"),
+            ("viewed",
+                "kv_b_proj is viewed as heads first, for {}s alone: a reshape without a transposition"),
+        )
+    ),
+):
+    mutant(**_fault)
+_faulty_key(partial(argument_read_as, "latent_attention", "latent"), "chunks_of_latents_from_the_start",
+    "a long cache is made into keys in chunks, each from its start: vllm#26042's kind",
+    lambda latent: np.concatenate([latent[:, :32], latent[:, : max(latent.shape[1] - 32, 0)]], axis=1))
+_faulty_value("latent_attention", "mean_of_latents_in_bfloat16",
+    "the mean of latent vectors is stored in bfloat16 before W_UV",
+    lambda query, latent, key_projection, value_projection, **options:
+        (stages := backend.latent_attention(query, latent, key_projection, value_projection, **options)) | {"output":
+        np.asarray(bfloat16(stages["weights"] @ latent[:, np.newaxis]) @ value_projection)}, **ROUNDED)
+control("_squares", "squares_in_float64", "squares in float64, rounded once behind the root",
+    lambda rows: rows.astype(np.float64) ** 2, dtypes=("float32", "float16"))
+control(_by_rows, "norm_by_reciprocal_root", "the reciprocal of the root is multiplied",
+    lambda rows, divisor, weight: np.asarray(rows * (1 / divisor) * (1 if weight is None else weight)))
+control(_by_rows, "norm_weighted_before_it_is_rounded",
+    "weights are multiplied before anything is rounded to 16 bits, as in Gemma",
+    lambda rows, divisor, weight: np.asarray(rows / divisor if weight is None else rows * weight / divisor))
+_faulty_norm("_normalize", "norm_left_out", "the norm is never called: Cerebras/modelzoo#85",
+    lambda inputs, *_: inputs, diagnosis="norm-ignored")
+_faulty_norm(_told_apart, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
+    lambda name, inputs, *rest: inputs if name == "query" else backend._normalize(inputs, *rest),
+    diagnosis="norm-of-key-alone")
+mutant("norms", _told_apart, "norm_of_queries_alone",
+    "one of two norms is missed: huggingface/transformers#37620's kind",
+    lambda name, inputs, *rest: inputs if name == "key" else backend._normalize(inputs, *rest),
+    at="normalized_key", diagnosis="norm-of-query-alone")
+_faulty_norm("_normalize", "full_width_for_a_head", "the model's width for a head's: PaddleFormers#2998",
+    lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs, weight if is_full or weight is None
+        else np.tile(weight, inputs.shape[1]), norm, epsilon, is_full=True), diagnosis="norm-width")
+_faulty_norm("_normalize", "a_head_for_the_full_width", "the norm behind the split: vllm-metal#767, mlxcel#316",
+    _by_head, diagnosis="norm-width")
+_faulty_norm(_norm_of, "norm_behind_the_rotation",
+    "queries and keys are normalised behind the rotation: torchtune#2809",
+    lambda call: {"norm_after_rotation": True} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
+_faulty_norm(_norm_of, "norm_before_the_rotation",
+    "Llama 4's and HunYuan's norm behind the rotation taken before it: torchtune#2809, the other way round",
+    lambda call: {"norm_after_rotation": False} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
+_faulty_norm(_norm_of, "norm_weights_swapped", "q_norm is loaded as k_norm, and k_norm as q_norm",
+    lambda call: {name: call.get(other) for name, other in (("query_norm_weight", "key_norm_weight"),
+        ("key_norm_weight", "query_norm_weight")) if call.get("norm_over") != "full"
+        or call["query"].shape[1] == call["key"].shape[1]}, diagnosis="norm-weights-swapped")
+_faulty_norm("_squares", "squares_in_sixteen_bits",
+    "squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935",
+    lambda rows: np.asarray(rows * rows), dtypes=("float16",))
+_faulty_norm(_divided_by, "epsilon_left_out", "epsilon is lost: microsoft/DeepSpeed#581",
+    lambda square, epsilon: np.asarray(np.sqrt(square)), diagnosis="norm-epsilon-ignored")
+_faulty_norm("_rms", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
+    lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon),
+    diagnosis="norm-epsilon-outside")
+_faulty_norm("_length", "epsilon_as_the_least_square", "sqrt(max(x.x, epsilon)), as tf.math.l2_normalize has it",
+    lambda squares, epsilon: np.asarray(np.sqrt(np.maximum(squares.sum(axis=-1, keepdims=True), epsilon))),
+    diagnosis="norm-epsilon-least-square")
+_faulty_norm("_length", "epsilon_under_the_root_of_a_length", "sqrt(x.x + epsilon) for max(|x|, epsilon)",
+    lambda squares, epsilon: np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon)),
+    diagnosis="norm-epsilon-inside")
+_faulty_norm("_rms", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
+    lambda squares, epsilon: backend._rms(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
+_faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
+    "epsilon is at least 1e-4, so that float16 has it: nntrainer#4318",
+    lambda squares, epsilon: backend._rms(squares, max(epsilon, 1e-4)), diagnosis="norm-epsilon-at-least-1e-4")
+_faulty_norm("_rms", "epsilon_times_the_largest_square",
+    "epsilon is added behind a division by the largest element: apple/coremltools#2821",
+    lambda squares, epsilon: backend._rms(squares, epsilon * squares.max(axis=-1, keepdims=True, initial=0)))
+_faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
+    lambda squares, epsilon: backend._length(squares, epsilon), diagnosis="norm-kind")
+_faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
+    lambda normalized, weight: np.asarray(normalized * (1 + weight)), diagnosis="norm-weight-plus-one")
+_faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are not loaded",
+    lambda normalized, weight: normalized, diagnosis="norm-weight-ignored")
+_faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
+    lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs - inputs.mean(axis=(1, 3) if is_full
+        else 3, keepdims=True), weight, norm, epsilon, is_full), diagnosis="norm-of-differences")
+for _fault in forms.misread(
+    ("merging", "first-part-in-other-base", "a prefix in base e meets a suffix in base 2: sglang#40903"),
+    ("merging", "lse-base-2", "log is written and log2 is read: sglang#35045"),
+    ("merging", "empty-part-at-zero", "the logarithm of an empty part's sum is 0: mlx#2608"),
+    ("merging", "last-part-lost", "structure: one part fewer is merged than there are"),
+    ("merging", "last-part-lost", "structure: a warp merges its 32 parts, and not a last one behind",
+        "parts_beyond_32_lost", lambda problem: len(problem.inputs["outputs"]) > 32),
+):
+    mutant(**_fault)
+_faulty_merge("_logarithms_in_base", "whole_returned_in_base_e",
+    "the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
+    lambda scores, base: scores, at="log_sum_exp", diagnosis="log-sum-exp-base-e")
+_faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
+    "the whole is returned in base 2, whatever the parts are in: cudnn-frontend#931's kind",
+    lambda scores, base: np.asarray(scores / _LN2), at="log_sum_exp", diagnosis="log-sum-exp-base-2")
+_faulty_merge("merge_states.softmax", "parts_merged_without_their_maximum",
+    "e^L without its maximum: inf / inf, or 0 / 0: trl#7181", _without_maximum)
+_faulty_merge(_weighed, "nothing_at_all_gives_nan", "-inf minus -inf where all parts are empty: flashinfer#4051",
+    lambda scores: np.where(np.isneginf(scores).all(axis=-1, keepdims=True), np.nan,
+        backend.softmax(scores)["weights"]), diagnosis="empty-rows-nan")
+_faulty_merge(_weighed, "running_log_sum_exp_is_the_larger_one",
+    "a merge of two keeps the larger log-sum-exp: the next part weighs too much", _by_the_larger)
+_faulty_merge(_weighed, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
+    lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
+_faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much each part weighs",
+    lambda scores: backend.softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
+    diagnosis="parts-averaged")
+_faulty_merge(_totalled, "whole_of_nothing_is_plus_infinity",
+    "a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181",
+    lambda scores: np.where(np.isneginf(total := backend.softmax(scores)["log_sum_exp"]), np.inf, total),
+    at="log_sum_exp")
+_faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
+    lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp", diagnosis="log-sum-exp-of-maximum-alone")
+_faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
+    lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
+_faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
+    lambda scores: np.asarray(backend.softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]),
+    at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
+_faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
+    "an empty part is written as plus infinity: vllm#28181, #15492",
+    lambda scores: np.where(np.isneginf(scores), np.inf, scores))
+_faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
+    "-100 for minus infinity: a part that is empty weighs beside low ones",
+    lambda scores: np.maximum(scores, np.asarray(-100, scores.dtype)), diagnosis="empty-part-at-minus-100")
+_faulty_merge("_without_empty_parts", "empty_part_let_through",
+    "0 times the NaN of an empty part: flashinfer#5262, vllm#27491", lambda outputs, log_sum_exps: outputs, at="output")
+_faulty_merge("merge_states", "first_part_handed_on_where_all_are_empty",
+    "the first part is handed on where all are empty: vllm#39148's kind",
+    lambda outputs, log_sum_exps, *, lse_base="e": (stages := backend.merge_states(outputs, log_sum_exps,
+        lse_base=lse_base)) | {"output": np.where(np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis], outputs[0],
+        stages["output"])}, at="output")
 _right_merge("parts_merged_in_sequence", "one part after the other, as they come around a ring",
     partial(reduce, _merged_pair))
 _right_merge("parts_merged_in_reverse", "one part after the other, from the last",

@@ -1,8 +1,10 @@
-"""Faults of the boolean mask: its meaning, its axes, its company, its fill, rows without a key, and masks of models.
+"""Faults of who may attend to whom: masks, their fill, rows without a key, causality, windows, offsets, and positions.
 
 A kernel gets a plain boolean mask. Where it goes wrong with the masks of today's models, it takes the mask for a
 simpler one, skips tiles that it should not, or reads the mask with the positions of another tile. Where a model's own
-code makes the mask, it is another mask.
+code makes the mask, it is another mask. A bias that follows from positions is numbers to a kernel; what a model's code,
+or a kernel that makes the bias itself, does instead is told from them: a bias that is minus a slope times a distance
+(ALiBi), or one that depends on the distance alone (T5).
 """
 
 from __future__ import annotations
@@ -15,19 +17,13 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.judging.alternatives import queries_and_keys
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array
-from attncheck.mutation.mutant import KERNELS, WIDE, Call, Steps, control, mutant, within
+from attncheck.mutation.kernel import Array, call_read_as
+from attncheck.mutation.mutant import KERNELS, WIDE, Call, Steps, control, equivalent, mutant, within
+from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.lowering import Problem
 
 _faulty_masks = partial(mutant, "masks", at="masked")
 _faulty_empty_rows = partial(mutant, "empty rows", at="weights")
-
-
-def _filled_with(number: Callable[[Array], float]) -> Steps:
-    """Give what is masked a number."""
-    return forms.filled(
-        lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(number(biased), biased.dtype))
-    )
 
 
 def _is_filled(logits: Array, seen: Array) -> Array:
@@ -46,10 +42,201 @@ def _begins_causally(problem: Problem) -> object:
     return mask.ndim > 1 and (mask[..., 0, :] == (np.arange(keys) <= keys - queries)).all(axis=-1).any()
 
 
-# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
+_faulty_fill = partial(mutant, "mask fills", at="masked")
+
+
+def _placed(place: Callable[[Array, Array, Array, forms.Masks], Array]) -> Steps:
+    """Put a fill in place in another way, where there is one: ``place(biased, allowed, fill, masks)``."""
+
+    def fill(biased: Array, allowed: Array, masks: forms.Masks) -> Array:
+        if masks["mask_fill"] is None:
+            return np.where(allowed, biased, np.asarray(-np.inf, biased.dtype))
+        return place(biased, allowed, np.asarray(masks["mask_fill"], biased.dtype), masks)
+
+    return forms.filled(fill)
+
+
+@_faulty_fill(_placed)
+def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: forms.Masks) -> Array:
+    """mask and causality are filled one after the other, and the fills add up: transformers#31035"""
+    if masks["mask"] is None or not masks["is_causal"]:
+        return np.where(allowed, biased, fill)
+    by_mask = forms.allowed_keys(biased, {**forms.NO_RULES, "mask": masks["mask"]})
+    by_rules = forms.allowed_keys(biased, {**masks, "mask": None})
+    return np.where(by_mask | by_rules, np.where(allowed, biased, fill), fill + fill)
+
+
+def _where_filled(steps_of: Callable[[Call, Array], Steps]) -> Steps:
+    """Replace steps of attention where fills stand beside scores: ``steps_of(call, kept)``."""
+    return forms.in_attention(lambda call: {} if call.mask_fill is None else steps_of(call, forms.allowed_in(call)))
+
+
+_TILE = 64
+_SMALL_TILE = 4
+_FIRST, _LAST = slice(1), slice(-1, None)
+
+
+def _rows_read_as(change: Callable[[Array, Array, Array, int], Array]) -> Steps:
+    """Take a mask that has rows for another one, ``change(rows, causal, key, past)``.
+
+    ``rows`` are the mask of every row and key, (..., Lq, T), ``causal`` who sees whom if the last query stands at the
+    last key, (Lq, T), ``key`` the numbers of the keys, and ``past`` where the first query then stands.
+    """
+
+    def read(mask: Array, scores: Array) -> Array:
+        queries, keys = scores.shape[-2:]
+        if mask.ndim < 2 or mask.shape[-2] == 1:
+            return mask
+        rows = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, (queries, keys)))
+        past = keys - queries
+        return np.asarray(change(rows, np.tri(queries, keys, past, dtype=bool), np.arange(keys), past))
+
+    return forms.mask_read_as(read)
+
+
+_faulty = partial(mutant, "masks of models", _rows_read_as, at="masked")
+
+
+def _table(mask: Array, tile: int, rows: slice = slice(None)) -> Array:
+    """Return the tiles of which anything is seen by some of their rows, (..., tiles of queries, tiles of keys)."""
+    queries, keys = mask.shape[-2:]
+    padded = np.pad(mask, [(0, 0)] * (mask.ndim - 2) + [(0, -queries % tile), (0, -keys % tile)])
+    tiles = padded.reshape(*mask.shape[:-2], -(-queries // tile), tile, -(-keys // tile), tile)
+    return np.asarray(tiles[..., rows, :, :].any(axis=(-1, -3)))
+
+
+def _of_tiles(table: Array, tile: int, mask: Array) -> Array:
+    """Return a table of tiles, (..., tiles of queries, tiles of keys), as a mask of the shape of another."""
+    queries, keys = mask.shape[-2:]
+    return np.asarray(table.repeat(tile, axis=-2).repeat(tile, axis=-1)[..., :queries, :keys])
+
+
+def _tiles_ahead(rows: Array, past: int, tile: int) -> Array:
+    """Return how many tiles each key lies ahead of each query, (Lq, T)."""
+    queries, keys = rows.shape[-2:]
+    ahead: Array = np.arange(keys) // tile - (np.arange(queries)[:, np.newaxis] + past) // tile
+    return ahead
+
+
+def _end_of_prefix(rows: Array) -> Array:
+    """Return the last key that the first row sees, -1 where it sees none, (..., 1, 1)."""
+    first = rows[..., :1, :]
+    return np.asarray(np.where(first, np.arange(rows.shape[-1]), -1).max(axis=-1, keepdims=True, initial=-1))
+
+
+@_faulty(defect="images see each other: any two tokens of images, transformers#38053")
+def images_see_each_other(rows: Array, causal: Array, key: Array, past: int) -> Array:
+    ahead = np.asarray(rows & ~causal)
+    of_keys = np.asarray(ahead.any(axis=-2, keepdims=True))  # seen by tokens before them, (..., 1, T)
+    of_queries = ahead.any(axis=-1, keepdims=True)
+    of_queries = np.logical_or(of_queries, of_keys[..., past:].swapaxes(-1, -2)) if past >= 0 else of_queries
+    return np.asarray(rows | (of_queries & of_keys))
+
+
+_faulty_causal = partial(mutant, "causal", at="masked")
+_faulty_windows = partial(mutant, "windows", at="masked")
+
+
+@_faulty_windows(forms.window_pattern, defect="decided once per four queries: pytorch#195910's kind")
+def window_by_groups_of_four(scores: Array, masks: forms.Masks) -> Array:
+    """Let every query of a group of four see what any of them sees."""
+    within = forms.keys_within(scores, masks["window"])
+    groups = np.arange(len(within)) // 4
+    return np.array([within[groups == group].any(axis=0) for group in groups]).reshape(within.shape)
+
+
+@equivalent(
+    forms.masks_read_as,
+    defect="a bound that causality makes idle is not tested",
+    proof="Causality asks for j <= i, a window's right side for j <= i + right with right >= 0: the first implies the "
+    "second, so that both together are the first. A mask knows true and false only.",
+)
+def right_side_of_a_window_dropped_when_causal(scores: Array, masks: forms.Masks) -> forms.Masks:
+    window = masks["window"]
+    return {} if window is None or not masks["is_causal"] else {"window": (window[0], None)}
+
+
+@mutant(
+    "query offsets",
+    forms.masks_read_as,
+    at="masked",
+    defect="the near end of the window counts in the block of queries: lalamo#200's kind",
+)
+def query_offsets_reach_the_far_side_of_the_window_alone(scores: Array, masks: forms.Masks) -> forms.Masks:
+    """Move the left end of the window by the offset, and leave its right end and causality where they are."""
+    left, right = masks["window"] or (None, None)
+    if masks["query_offsets"] is None or right is None:
+        return {}
+    far = forms.allowed_keys(scores, {"window": (left, None), "query_offsets": masks["query_offsets"]})
+    near = forms.allowed_keys(scores, {"window": (None, right)})
+    return {"window": None, "mask": forms.both(masks["mask"], far & near)}
+
+
+_faulty_bias = partial(mutant, "biases from positions", at="biased")
+_TOLERANCE = 2.0**-6
+"""A slope and its products are rounded to the dtype."""
+
+
+def _alibi_read_as(change: Callable[[Array, Array, Array], Array]) -> Steps:
+    """Take another bias, (H, Lq, T), for ALiBi: ``change(slopes, query, key)`` by positions; leave others alone."""
+
+    def read(bias: Array, scores: Array) -> Array:
+        found = _slopes_and_offset(bias)
+        if found is None:
+            return bias
+        slopes, offset = found
+        query, key = offset + np.arange(bias.shape[-2])[:, np.newaxis], np.arange(bias.shape[-1])
+        return np.asarray(change(slopes[:, np.newaxis, np.newaxis], query, key)[np.newaxis], bias.dtype)
+
+    return forms.bias_read_as(read)
+
+
+def _slopes_and_offset(bias: Array) -> tuple[Array, int] | None:
+    """Return the slope of each head, and the position of the first query, where a bias is ALiBi."""
+    if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[1] < 2 or bias.shape[-1] < 2 or not bias.shape[-2]:
+        return None
+    own = (bias[0, :, 0] == 0).all(axis=0)
+    offset = int(own.argmax())
+    slopes = -np.asarray(bias[0, :, 0, offset - 1 if offset else 1], np.float64)
+    away = np.abs(np.arange(bias.shape[-1]) - offset - np.arange(bias.shape[-2])[:, np.newaxis])
+    is_alibi = np.allclose(np.asarray(bias[0], np.float64), -slopes[:, np.newaxis, np.newaxis] * away, rtol=_TOLERANCE)
+    return (slopes, offset) if is_alibi and own.sum() == 1 and (slopes > 0).all() else None
+
+
+def _slopes_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Take other slopes for those of ALiBi: ``change(slopes)``, (H)."""
+    return _alibi_read_as(lambda slopes, query, key: -change(slopes.ravel())[:, None, None] * np.abs(query - key))
+
+
+def _below(heads: int) -> int:
+    """Return the largest power of two that is no more than a number of heads."""
+    return 1 << (heads.bit_length() - 1)
+
+
+def _distances_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Look a bias up at other distances j - p, where it is told by the distance alone: ``change(distance)``."""
+
+    def read(bias: Array, scores: Array) -> Array:
+        if bias.ndim != 4 or min(bias.shape[-2:]) < 2 or bias.shape[-1] < bias.shape[-2]:
+            return bias
+        queries, keys = bias.shape[-2:]
+        numbers = np.concatenate([bias[..., ::-1, 0], bias[..., 0, 1:]], axis=-1)  # by distance, (..., Lq + T - 1)
+        place = np.arange(keys) + queries - 1 - np.arange(queries)[:, np.newaxis]
+        if not np.array_equal(numbers[..., place], bias) or (numbers == numbers[..., :1]).all():
+            return bias
+        zero = keys - 1  # where the last query meets the last key
+        return np.asarray(numbers[..., np.clip(change(place - zero) + zero, 0, numbers.shape[-1] - 1)])
+
+    return forms.bias_read_as(read)
+
+
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
+# Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
 for _fault in forms.misread(
     ("masks", "mask-transposed", "queries and keys swapped, silent where Lq == Lk: keras#21483"),
+    ("masks", "mask-transposed", "padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
+        "padding_on_the_query_axis", lambda problem: problem.inputs["mask"].shape[-2:-1] == (1,)),
     ("masks", "mask-ignored", "only one of mask and bias is used: pytorch#136816's kind",
         "mask_dropped_when_a_bias_is_given", forms.given("bias")),
     ("masks", "mask-ignored", "causality replaces padding: onnxruntime#14363", "mask_dropped_when_causal",
@@ -80,20 +267,67 @@ for _fault in forms.misread(
         "the first key of a row is left out where its chunk or document begins"),
     ("masks of models", "mask-one-key-early",
         "the first key of a row is off by one: transformers#37414, chunks and documents"),
+    ("causal", "causal-next-key", "j <= i + 1: tt-metal#41215"),
+    ("causal", "causal-without-own-key", "j < i: onnxruntime#25927's kind"),
+    ("causal", "causal-mirrored", "j >= i, the upper triangle"),
+    ("causal", "aligned-bottom-right", "the other corner: mlx#2835, cutlass#2336, flash-attention#1778",
+        "causal_aligned_bottom_right", forms.given("is_causal")),
+    ("causal", "aligned-bottom-right", "the other corner, if Lq == 1 only: onnxruntime#29020",
+        "causal_bottom_right_for_one_query", lambda problem: problem.options.get("is_causal")
+        and queries_and_keys(problem)[0] == 1),
+    ("causal", "causality-ignored", "the argument has no effect: keras#23038"),
+    ("causal", "causality-ignored", "a mask of one's own ends causality: transformers#48748, keras",
+        "causal_dropped_when_a_mask_is_given", forms.given("mask")),
+    ("causal", "causality-ignored", "a bias of one's own ends causality", "causal_dropped_when_a_bias_is_given",
+        forms.given("bias")),
+    ("windows", "causality-ignored", "a window of one's own ends causality: transformers#26792's kind",
+        "causal_dropped_when_a_window_is_given", forms.given("window")),
+    ("windows", "aligned-bottom-right", "the other corner where Lq and Lk differ: mlx#2835's kind",
+        "window_aligned_bottom_right", forms.given("window")),
+    ("windows", "window-too-wide-right", "j <= i + right + 1: transformers#47010"),
+    ("windows", "window-too-narrow-right", "j < i + right: transformers#47010"),
+    ("windows", "window-sides-swapped", "(left, right) read as (right, left)"),
+    ("windows", "window-on-both-sides", "what is bounded on one side is bounded on both: jax's local_window_size"),
+    ("windows", "window-open-right-as-zero", "no bound on the right read as none to the right: sglang#34273's kind"),
+    ("windows", "window-open-left-as-zero", "no bound on the left read as none to the left"),
+    ("windows", "window-zero-as-open", "0 is false, so a side of 0 keys counts as none given: zml#763's kind"),
+    ("windows", "window-ignored", "the argument has no effect"),
+    ("windows", "window-ignored", "an early return where no mask is given: jax#32300",
+        "window_ignored_without_a_mask", lambda problem: "mask" not in problem.inputs),
+    ("windows", "window-ignored", "a mask of one's own ends the window: transformers#48748's kind",
+        "window_dropped_when_a_mask_is_given", forms.given("mask")),
+    ("windows", "window-ignored", "only one of causality and window is used: onnxruntime#14363's kind",
+        "window_dropped_when_causal", forms.given("is_causal")),
+    ("windows", "window-ignored", "only one of lengths and window is used: jax#23349's kind",
+        "window_dropped_when_key_lengths_are_given", forms.given("key_lengths")),
+    ("windows", "window-or-causality", "either may allow, where both must"),
+    ("windows", "window-of-first-query", "every query sees the window of the first one"),
+    ("windows", "window-without-own-key", "the current token is left out: onnxruntime#25927"),
+    ("windows", "window-inverted", "what is within is forbidden: text#894's polarity"),
+    ("empty rows", "empty-rows-nan", "softmax of a row of -inf: pytorch#103749, rten#1321, iree#24178",
+        "empty_row_gives_nan"),
+    ("empty rows", "empty-rows-uniform", "the mean of the values: keras#21123", "empty_row_is_uniform"),
+    ("query offsets", "query-offsets-of-first-batch-entry",
+        "the position of the first sequence for all of them: candle-vllm#140, reasoning-from-scratch#33"),
+    ("query offsets", "query-offsets-ignored", "causality counts from the first key whatever the cache: onnx#8054"),
+    ("query offsets", "query-offsets-one-too-far", "positions start at 1: mlx-lm#390's kind"),
+    ("query offsets", "query-offsets-of-longest", "the longest sequence's position for all: left padding is assumed"),
+    ("query offsets", "query-offsets-of-next-batch-entry", "batch index off by one"),
+    ("biases from positions", "bias-of-first-half-of-heads",
+        "every rank counts its heads from 0: flashinfer#1606, Megatron-DeepSpeed#227"),
+    ("biases from positions", "bias-of-first-head-of-group",
+        "query heads of a group share the bias of its first: a kernel that packs groups"),
+    ("biases from positions", "bias-ignored", "no bias once there is a cache: TensorRT-LLM#13870",
+        "bias_dropped_behind_a_past", forms.given("past_key")),
 ):
     mutant(**_fault)
-_faulty_masks(forms.mask_read_as, "padding_on_the_query_axis",
-    "padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
-    lambda mask, scores: mask.swapaxes(-1, -2) if mask.ndim >= 2 and mask.shape[-2] == 1
-        and scores.shape[-2] == scores.shape[-1] else mask,
-    diagnosis="mask-transposed")
 # Let a group of four keys be attended as soon as one of them may be.
 _faulty_masks(forms.mask_read_as, "mask_rounded_up_to_four_keys",
         "a tile is masked as a whole or not at all: tt-metal#41215",
     lambda mask, scores: np.repeat(np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0,
         -mask.shape[-1] % 4)]).reshape(*mask.shape[:-1], -1, 4).any(axis=-1), 4, axis=-1)[..., : mask.shape[-1]])
-_faulty_masks(_filled_with, "mask_filled_with_minus_1e_minus_9", "a typo for -1e9: RibonanzaNet#5",
-    lambda biased: -1e-09)
+_faulty_masks(forms.filled, "mask_filled_with_minus_1e_minus_9", "a typo for -1e9: RibonanzaNet#5",
+    lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(-1e-09, biased.dtype)))
 # Only where a mask and causality come together: alone, either is a plain -inf in the reference this is taken from.
 _faulty_masks(forms.filled, "mask_times_minus_infinity",
         "(1 - mask) * -inf = NaN at kept slots: onnx 1.19.1's reference",
@@ -128,52 +362,6 @@ _faulty_empty_rows(forms.value_weights_read_as, "uniform_rows_give_values_no_gra
     "the backward pass skips a row whose keys are all masked, though the forward pass averaged its values",
     lambda call, weights: np.where(_is_filled(call.masked, call.logits), np.zeros((), weights.dtype), weights),
     at="grad_value", diagnosis="empty-rows-zero")
-# fmt: on
-
-
-_faulty_fill = partial(mutant, "mask fills", at="masked")
-
-
-def _placed(place: Callable[[Array, Array, Array, forms.Masks], Array]) -> Steps:
-    """Put a fill in place in another way, where there is one: ``place(biased, allowed, fill, masks)``."""
-
-    def fill(biased: Array, allowed: Array, masks: forms.Masks) -> Array:
-        if masks["mask_fill"] is None:
-            return np.where(allowed, biased, np.asarray(-np.inf, biased.dtype))
-        return place(biased, allowed, np.asarray(masks["mask_fill"], biased.dtype), masks)
-
-    return forms.filled(fill)
-
-
-@_faulty_fill(_placed)
-def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: forms.Masks) -> Array:
-    """mask and causality are filled one after the other, and the fills add up: transformers#31035"""
-    if masks["mask"] is None or not masks["is_causal"]:
-        return np.where(allowed, biased, fill)
-    by_mask = forms.allowed_keys(biased, {**forms.NO_RULES, "mask": masks["mask"]})
-    by_rules = forms.allowed_keys(biased, {**masks, "mask": None})
-    return np.where(by_mask | by_rules, np.where(allowed, biased, fill), fill + fill)
-
-
-def _fill_of_call(change: Callable[[Call, float], float]) -> Steps:
-    """Take the fill of attention for another one."""
-
-    def steps(call: Call) -> Steps:
-        if call.mask_fill is None:
-            return {}
-        fill = change(call, call.mask_fill)
-        return {"mask_scores": lambda scores, **given: backend.mask_scores(scores, **{**given, "mask_fill": fill})}
-
-    return forms.in_attention(steps)
-
-
-def _where_filled(steps_of: Callable[[Call, Array], Steps]) -> Steps:
-    """Replace steps of attention where fills stand beside scores: ``steps_of(call, kept)``."""
-    return forms.in_attention(lambda call: {} if call.mask_fill is None else steps_of(call, forms.allowed_in(call)))
-
-
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
 _faulty_fill(_placed, "fill_where_the_mask_says_yes", "masked_fill(mask == 1), where 1 says yes: unturtle#56",
     lambda biased, allowed, fill, masks: np.where(allowed, fill, biased), diagnosis="mask-inverted")
 _faulty_fill(_placed, "fill_left_out_of_rows_without_a_key",
@@ -189,9 +377,10 @@ _faulty_fill(_placed, "fill_for_the_mask_alone",
 _faulty_fill(_placed, "fill_in_front_of_the_bias", "the bias comes behind the mask, and moves the fill",
     lambda biased, allowed, fill, masks: np.where(allowed, biased, fill + np.asarray(0 if masks["bias"] is None
         else masks["bias"], biased.dtype)))
-_faulty_fill(_fill_of_call, "fill_held_back_by_the_softcap",
+_faulty_fill(partial(call_read_as, "attention"), "fill_held_back_by_the_softcap",
     "the softcap comes behind the mask, and holds the fill back: onnx#7865",
-    lambda call, fill: fill if call.softcap is None else float(backend._cap(np.asarray(fill), call.softcap)))
+    lambda call: {} if call.get("mask_fill") is None or call.get("softcap") is None
+        else {"mask_fill": float(backend._cap(np.asarray(call["mask_fill"]), call["softcap"]))})
 _faulty_fill("multi_head_attention", "fill_lost_between_projections",
     "the layer does not hand the fill on to its attention: its heads mask by minus infinity",
     lambda *arrays, mask_fill=None, **given: backend.multi_head_attention(*arrays, **given),
@@ -203,82 +392,6 @@ mutant("mask fills", forms.value_weights_read_as, "no_gradient_of_values_behind_
     "values behind a mask get no gradient, though a row of fills alone is their mean",
     lambda call, weights: weights if call.mask_fill is None else np.where(forms.allowed_in(call), weights, 0),
     at="grad_value", diagnosis="value-gradient-without-fills")
-# fmt: on
-
-
-_TILE = 64
-_SMALL_TILE = 4
-
-
-def _rows_read_as(change: Callable[[Array, Array, Array, int], Array]) -> Steps:
-    """Take a mask that has rows for another one, ``change(rows, causal, key, past)``.
-
-    ``rows`` are the mask of every row and key, (..., Lq, T), ``causal`` who sees whom if the last query stands at the
-    last key, (Lq, T), ``key`` the numbers of the keys, and ``past`` where the first query then stands.
-    """
-
-    def read(mask: Array, scores: Array) -> Array:
-        queries, keys = scores.shape[-2:]
-        if mask.ndim < 2 or mask.shape[-2] == 1:
-            return mask
-        rows = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, (queries, keys)))
-        past = keys - queries
-        return np.asarray(change(rows, np.tri(queries, keys, past, dtype=bool), np.arange(keys), past))
-
-    return forms.mask_read_as(read)
-
-
-_faulty = partial(mutant, "masks of models", _rows_read_as, at="masked")
-
-
-def _tiles(mask: Array, tile: int) -> Array:
-    """Return the mask in tiles, (..., tiles of queries, tile, tiles of keys, tile), with false behind its ends."""
-    queries, keys = mask.shape[-2:]
-    padded = np.pad(mask, [(0, 0)] * (mask.ndim - 2) + [(0, -queries % tile), (0, -keys % tile)])
-    tiles: Array = padded.reshape(*mask.shape[:-2], -(-queries // tile), tile, -(-keys // tile), tile)
-    return tiles
-
-
-def _row_of_tiles(mask: Array, tile: int, row: int) -> Array:
-    """Return the tiles of which a row sees anything, (..., tiles of queries, tiles of keys)."""
-    return np.asarray(_tiles(mask, tile)[..., row, :, :].any(axis=-1))
-
-
-def _table(mask: Array, tile: int) -> Array:
-    """Return the tiles of which anything is seen, (..., tiles of queries, tiles of keys)."""
-    return np.asarray(_tiles(mask, tile).any(axis=(-1, -3)))
-
-
-def _of_tiles(table: Array, tile: int, mask: Array) -> Array:
-    """Return a table of tiles, (..., tiles of queries, tiles of keys), as a mask of the shape of another."""
-    queries, keys = mask.shape[-2:]
-    return np.asarray(table.repeat(tile, axis=-2).repeat(tile, axis=-1)[..., :queries, :keys])
-
-
-def _tiles_ahead(rows: Array, past: int, tile: int) -> Array:
-    """Return how many tiles each key lies ahead of each query, (Lq, T)."""
-    queries, keys = rows.shape[-2:]
-    ahead: Array = np.arange(keys) // tile - (np.arange(queries)[:, np.newaxis] + past) // tile
-    return ahead
-
-
-def _end_of_prefix(rows: Array) -> Array:
-    """Return the last key that the first row sees, -1 where it sees none, (..., 1, 1)."""
-    first = rows[..., :1, :]
-    return np.asarray(np.where(first, np.arange(rows.shape[-1]), -1).max(axis=-1, keepdims=True, initial=-1))
-
-
-@_faulty(defect="images see each other: any two tokens of images, transformers#38053")
-def images_see_each_other(rows: Array, causal: Array, key: Array, past: int) -> Array:
-    ahead = np.asarray(rows & ~causal)
-    of_keys = np.asarray(ahead.any(axis=-2, keepdims=True))  # seen by tokens before them, (..., 1, T)
-    of_queries = ahead.any(axis=-1, keepdims=True)
-    of_queries = np.logical_or(of_queries, of_keys[..., past:].swapaxes(-1, -2)) if past >= 0 else of_queries
-    return np.asarray(rows | (of_queries & of_keys))
-
-
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
 _faulty("tiles_below_the_diagonal_taken_for_open",
     "a tile below the diagonal is taken for open: FastDeploy#3514, where trees have gaps there",
     lambda rows, causal, key, past: rows | (_tiles_ahead(rows, past, _SMALL_TILE) < 0))
@@ -287,9 +400,9 @@ _faulty("tiles_above_the_diagonal_skipped", "tiles above the diagonal are skippe
 _faulty("tiles_of_64_above_the_diagonal_skipped", "tiles of 64 above the diagonal are skipped, whatever is seen there",
     lambda rows, causal, key, past: rows & (_tiles_ahead(rows, past, _TILE) <= 0), dtypes=KERNELS)
 _faulty("tiles_skipped_by_their_first_row", "a tile is skipped if its first row sees nothing in it",
-    lambda rows, causal, key, past: rows & _of_tiles(_row_of_tiles(rows, _SMALL_TILE, 0), _SMALL_TILE, rows))
+    lambda rows, causal, key, past: rows & _of_tiles(_table(rows, _SMALL_TILE, _FIRST), _SMALL_TILE, rows))
 _faulty("tiles_of_64_taken_for_open_by_their_ends", "a tile of 64 is taken for open if its first and last rows are",
-    lambda rows, causal, key, past: rows | _of_tiles(_row_of_tiles(rows, _TILE, 0) & _row_of_tiles(rows, _TILE, -1),
+    lambda rows, causal, key, past: rows | _of_tiles(_table(rows, _TILE, _FIRST) & _table(rows, _TILE, _LAST),
         _TILE, rows), dtypes=KERNELS)
 _faulty("tiles_skipped_by_the_first_of_the_batch",
     "which tiles are skipped is told from the first of the batch: attention-gym#62's kind",
@@ -332,4 +445,71 @@ control(_where_filled, "values_behind_fills_averaged_apart", "the values behind 
     lambda call, kept: {"_weighted_sum": lambda weights, value: np.asarray(sum(backend._weighted_sum(np.where(each,
         weights,
         0), value) for each in (kept, ~kept)))})
+mutant("rotary", forms.in_attention, "query_offsets_do_not_reach_the_rotation",
+    "one position of the rotation for the whole batch: reasoning-from-scratch#33",
+    lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: backend._rotate(inputs, call.rotary_cos[call.past :],
+        call.rotary_sin[call.past :], interleaved)}, at="rotated_query", diagnosis="rotary-without-offsets")
+mutant("rotary", "_rows_at", "query_offset_of_the_first_batch_entry_in_the_rotation",
+    "positions of a batch are those of its first sequence: reasoning-from-scratch#33",
+    lambda table, offsets, length: backend._rows_at(table, np.broadcast_to(offsets[:1], offsets.shape), length),
+    at="rotated_query", diagnosis="rotary-of-first-batch-entry")
+_faulty_causal(forms.causal_pattern, "causal_by_groups_of_four",  # every query sees what the group's last one sees
+    "decided once per four queries: pytorch#195910",
+    lambda queries, keys: np.arange(keys) <= np.minimum(np.arange(queries) // 4 * 4 + 3, queries - 1)[:, np.newaxis])
+_faulty_causal(forms.causal_pattern, "causal_beyond_64_queries_ignored",
+    "right in the first tile of 64 rows only: gcnasm#21",
+    lambda queries, keys: np.asarray(forms.causal_keys(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64)))
+_faulty_empty_rows(forms.logits_read_as, "empty_row_takes_the_first_key", "argmax of nothing is 0",
+    lambda logits: np.where(np.isneginf(logits).all(axis=-1, keepdims=True) & (np.arange(logits.shape[-1]) == 0),
+        np.zeros((), logits.dtype), logits))
+_faulty_empty_rows(forms.normalised, "empty_row_has_log_sum_exp_zero",
+    "log 1 for -inf: merged states weigh an empty one (mlx#2608)",
+    lambda logits: (stages := backend.softmax(logits)) | {"log_sum_exp": np.where(
+        np.isneginf(stages["log_sum_exp"]), 0, stages["log_sum_exp"])}, at="log_sum_exp")
+_faulty_windows(forms.window_read_as, "window_split_between_its_sides",
+    "the sides read as the width of the whole window",
+    lambda left, right: (None if left is None else left // 2, None if right is None else right // 2))
+_faulty_windows(forms.window_pattern, "window_beyond_64_queries_ignored",
+    "right in the first tile of 64 rows only: gcnasm#21's kind",
+    lambda scores, masks: np.asarray(forms.keys_within(scores, masks["window"]) | (np.arange(scores.shape[-2])[:,
+        np.newaxis] >= 64)))
+_faulty_bias(_slopes_read_as, "alibi_slopes_of_one_sequence",
+    "2^(-8 (h + 1) / n) for any number of heads: mlx#343, fixed by mlx#3071",
+    lambda slopes: slopes if len(slopes) == _below(len(slopes))
+        else np.asarray(2.0 ** (-8 * np.arange(1, len(slopes) + 1) / len(slopes))))
+_faulty_bias(_slopes_read_as, "alibi_slopes_without_leaving_any_out",
+    "the first slopes of 2n heads, not every other one, where n heads are too few",
+    lambda slopes: np.array([*alibi_slopes(below := _below(len(slopes))), *alibi_slopes(2 * below)[:
+        len(slopes) - below]]))
+# of eight heads, this is twice the bias
+_faulty_bias(_slopes_read_as, "alibi_slopes_begin_with_one", "2^(-8 h / n), the exponent off by one: aprender#2143",
+    lambda slopes: np.asarray(slopes * 2.0 ** (8 / _below(len(slopes)))), diagnosis=("bias-twice", "bias-fitted"))
+_faulty_bias(_slopes_read_as, "alibi_slopes_sorted",
+    "slopes in order for every number of heads: CROMA#12, TensorRT-LLM#1611",
+    lambda slopes: np.sort(slopes)[::-1])
+_faulty_bias(_alibi_read_as, "alibi_of_the_keys_alone",
+    "the slope times the key's position: right but with sinks, as rows are shifted",
+    lambda slopes, query, key: np.asarray(slopes * (key + 0 * query)))
+_faulty_bias(_alibi_read_as, "alibi_without_magnitude",
+    "a signed distance, which rewards later keys where nothing forbids them",
+    lambda slopes, query, key: np.asarray(slopes * (key - query)))
+_faulty_bias(_alibi_read_as, "alibi_from_the_first_new_key",
+    "distances that do not count the past: flash-attention#907's kind",
+    lambda slopes, query, key: np.asarray(-slopes * np.abs(query - query[0] - key)))
+_faulty_bias(_distances_read_as, "relative_distance_of_the_other_sign",
+    "the distance p - j for j - p: later keys have the buckets of earlier ones",
+    lambda distance: -distance)
+_faulty_bias(_distances_read_as, "relative_buckets_of_both_sides",
+    "the buckets of an encoder in a decoder: text-to-text-transfer-transformer#415",
+    lambda distance: np.asarray(np.where(distance < 0, -relative_buckets(np.minimum(distance, 0), 32, 128,
+        bidirectional=True), distance)))
+_faulty_bias(_distances_read_as, "relative_buckets_of_one_side",
+    "the buckets of a decoder in an encoder: every later key as the own one",
+    lambda distance: np.minimum(distance, 0))
+_faulty_bias(_distances_read_as, "relative_buckets_without_a_logarithm",
+    "buckets that end with those of a distance each: no logarithm",
+    lambda distance: np.clip(distance, -8, 8))
+_faulty_bias(_distances_read_as, "relative_buckets_one_distance_late",
+    "the step to the next bucket one distance late: > for >=",
+    lambda distance: np.asarray(distance - np.sign(distance) * (np.abs(distance) >= 8)))
 # fmt: on

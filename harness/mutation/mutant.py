@@ -273,6 +273,8 @@ REFERENCE = "reference"
 
 ACCURACY_OF_16_BITS = ("accuracy-of-16-bits",)
 """The diagnosis of a fault that rounds an intermediate to a 16-bit format, or to TF32."""
+ROUNDED: Mapping[str, Any] = {"dtypes": WIDE, "diagnosis": ACCURACY_OF_16_BITS}
+"""What such a fault has in common with others."""
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,24 @@ from attncheck.backends.contract import Stages
 from attncheck.mutation import forms, kernel
 from attncheck.mutation.blocks import cut_into, split, weigh
 from attncheck.mutation.kernel import Array, Kernel, Product, Store, bfloat16, exactly, in_tiles, over_queries, tf32
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, Call, Steps, Variant, control, mutant, numpy_with
+from attncheck.mutation.mutant import ROUNDED, WIDE, Call, Steps, Variant, control, mutant, numpy_with
 
 _TERMS = 16
 """Products that a matrix unit adds up before the running sum is stored."""
 _FLOAT16 = ("float16",)
-
 RIGHT = Kernel(lambda store: {})
 _FUSED = {"bfloat16": "fused", "float16": "fused"}
 _narrow = partial(mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=kernel.NARROW, at="context")
 _WIDE = partial(Kernel, wide=kernel.STATISTICS)
-_wide = partial(mutant, "sixteen bits", _WIDE, classes=_FUSED, dtypes=kernel.NARROW, at="log_sum_exp",
-    without=_WIDE(lambda store: {}))  # fmt: skip
+_wide = partial(
+    mutant,
+    "sixteen bits",
+    _WIDE,
+    classes=_FUSED,
+    dtypes=kernel.NARROW,
+    at="log_sum_exp",
+    without=_WIDE(lambda store: {}),
+)
 
 
 def _averaged_by_exponentials(store: Store) -> Steps:
@@ -74,69 +80,8 @@ def _delta_over_the_square(call: Call, terms: Array) -> Array:
     return np.where(total * total > np.finfo(np.float16).max, 0, backend._row_sum(terms)).astype(terms.dtype)
 
 
-# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
-# fmt: off
-_narrow("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind", lambda store:
-    {"dot_scores._dot": lambda query, key: in_tiles(_TERMS, store)(query, np.swapaxes(key, -1, -2))})
-_narrow("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-attention#8",
-    lambda store: {"attention._weighted_sum": in_tiles(_TERMS, store)})
-_narrow("exponentials_summed_in_16_bits",
-    "the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045",
-    lambda store: {"_softmax_with_sinks._row_sum": kernel.rows_in_tiles(_TERMS, store)})
-_narrow("exponentials_not_shifted_in_16_bits", "e^s without the maximum leaves the format: flax#982's kind",
-    _averaged_by_exponentials)
-_narrow("raw_scores_stored_in_16_bits",
-    "the scale is applied behind the store, which overflows in float16: metal-flash-attention#8, ultralytics#24990",
-    lambda store: {"dot_scores._dot": lambda query, key: store(backend._dot(query, key))})
-_narrow("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
-    lambda store: forms.Online(64, store=store).steps)
-_narrow("query_scaled_in_16_bits", "structure: the scaled query is stored again",
-    lambda store: forms.scored(lambda query, key, factor: {"scores": backend._dot(store(query * factor), key)}))
-_narrow("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
-    lambda store: forms.scored(lambda query, key, factor:
-        backend.dot_scores(query, key, scale=float(store(np.array(factor, np.float32))))))
-_narrow("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
-    lambda store: forms.bias_added(lambda scores, bias, masks: store(scores + bias)))
-_narrow("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
-    lambda store: {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))})
-_narrow("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
-    lambda store: forms.inputs_changed(lambda query, key, value: (_flushed(query), _flushed(key), _flushed(value))),
-    dtypes=_FLOAT16)
-_narrow("subnormal_weights_flushed", "structure: P V flushes small weights",
-    lambda store: {"attention._weighted_sum": lambda weights, value: _flushed(weights) @ value}, dtypes=_FLOAT16)
-_narrow("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
-    lambda store: forms.outputs_read_as(_flushed), dtypes=_FLOAT16)
-_narrow("parts_merged_by_a_growing_exponential",
-    "e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind", _merged_by_growing)
-_narrow("parts_merged_by_statistics_in_16_bits",
-    "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
-    lambda store: split(lambda logits: kernel.spans(logits.shape[-1], 64) if logits.shape[-1] > 64 else [],
-        lambda maxima, statistics: weigh(maxima, store(statistics))))
-_wide("log_sum_exp_widened_too_late",
-    "log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind",
-    lambda store: forms.normalised(lambda logits: (stages := backend.softmax(logits)) | {
-        "log_sum_exp": store(stages["log_sum_exp"])}))
-_wide("log_sum_exp_of_exponentials_in_16_bits",
-    "structure: log_sum_exp is that of exponentials rounded to 16 bits for the values", _log_sum_exp_of_rounded)
-_narrow("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
-    lambda store: {"_sum_over_queries": over_queries(in_tiles(_TERMS, store))}, at="grad_key")
-_narrow("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
-    lambda store: {"attention_gradients._weighted_sum": in_tiles(_TERMS, store)}, at="grad_query")
-_narrow("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
-    lambda store: {"attention_gradients._row_sum": kernel.rows_in_tiles(_TERMS, store)}, at="grad_query")
-_narrow("row_sum_of_the_gradient_over_the_square_of_the_sum",
-    "the gradient of e / l as -e / l^2, and l^2 overflows: jax 0.10.2's softmax in float16, jax#40409's kind",
-    lambda store: forms.delta_read_as(_delta_over_the_square), at="grad_query", dtypes=_FLOAT16)
-# Make p as e^s / e^L, which is 0 / 0 where every exponential of a row underflows.
-_narrow("backward_weights_by_a_quotient_of_exponentials",
-    "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
-    lambda store: forms.weights_remembered(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
-        np.exp(call.logits) / np.exp(call.log_sum_exp))),
-    at="grad_query", dtypes=("float32", *kernel.NARROW), diagnosis="fill-minus-infinity")
-# fmt: on
-
-
 _SINGLE = ("float32",)
+_ROUNDED_SINGLE = {**ROUNDED, "dtypes": _SINGLE}
 _SINGLE_BITS = 24
 _ELEMENTS_AT_A_TIME = 1 << 15
 """Numbers that are added up at a time: a quarter of a megabyte stays near the processor."""
@@ -231,30 +176,6 @@ def _fused_by(product: Product, block: int) -> Steps:
 
 _BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
 
-# fmt: off
-for _name, _why, _steps, _rounding_model in (
-    ("tf32_products", "factors rounded to TF32, sums in float32", steps_by(rounded_product(tf32)), "tf32_products"),
-    ("tf32_products_cut_off", "a unit that reads ten bits of the fraction, and cuts sums of four products off",
-        steps_by(rounded_product(kernel.truncated_tf32, _BY_FOUR)), "tf32_products"),
-    ("tf32_products_in_blocks_of_keys",
-        "a fused kernel with factors cut off to TF32, sums of eight products cut off",
-        _fused_by(rounded_product(kernel.truncated_tf32, _BY_EIGHT), 64), "tf32_products"),
-    ("bfloat16_products", "factors rounded to bfloat16, sums in float32",
-        steps_by(rounded_product(bfloat16)), "bf16_products"),
-    ("bfloat16_products_cut_off", "factors cut off to bfloat16, sums of eight products cut off",
-        steps_by(rounded_product(kernel.truncated_bfloat16, _BY_EIGHT)), "bf16_products"),
-    ("bfloat16_products_in_blocks_of_keys", "a fused kernel with factors rounded to bfloat16",
-        _fused_by(rounded_product(bfloat16), 16), "bf16_products"),
-    ("bfloat16_products_in_three_passes",
-        "each factor is the sum of two of bfloat16; the product of both lesser parts is left out",
-        steps_by(in_two_parts(bfloat16)), "bf16x3_products"),
-    ("bfloat16_products_in_three_passes_cut_off", "the same with factors and sums cut off",
-        _fused_by(in_two_parts(kernel.truncated_bfloat16, _BY_FOUR), 16), "bf16x3_products"),
-):
-    control(None, _name, _why, _steps, dtypes=_SINGLE, classes={"float32": _rounding_model},
-        hidden=forms.NEVER_HELD if "attention" in _steps else frozenset())  # the softmax runs over blocks
-# fmt: on
-
 
 def _stored(store: Store) -> Product:
     return partial(kernel.sequential_matmul, store=store)
@@ -272,36 +193,6 @@ def _backward_alone(product: Product) -> Steps:
     return {**steps_by(rounded_product(tf32)), **{f"attention_gradients.{name}": back[name] for name in names}}
 
 
-# Rows, laid out by hand: a product that is coarser than the class that it claims, and what it does instead.
-# fmt: off
-for _claimed, _name, _defect, _form, _product in (
-    ("tf32_products", "bfloat16_products_for_tf32", "one pass of bfloat16 where TF32 is asked for",
-        steps_by, rounded_product(bfloat16)),
-    ("tf32_products", "bfloat16_weights_for_tf32", "P V alone is taken in bfloat16",
-        _weights_alone, rounded_product(bfloat16)),
-    ("tf32_products", "tf32_backward_sums_in_bfloat16", "running sums are kept in bfloat16 in the backward pass alone",
-        _backward_alone, rounded_product(tf32, _stored(bfloat16))),
-    ("tf32_products", "tf32_sums_in_bfloat16", "running sums are kept in bfloat16",
-        steps_by, rounded_product(tf32, _stored(bfloat16))),
-    ("tf32_products", "float16_products_for_tf32",
-        "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
-        steps_by, rounded_product(kernel.float16)),
-    ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
-        steps_by, rounded_product(bfloat16, _stored(bfloat16))),
-    ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
-        steps_by, rounded_product(kernel.float16)),
-    ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
-        steps_by, rounded_product(bfloat16)),
-    ("bf16x3_products", "two_passes_of_bfloat16_for_three", "the lesser part of one factor is forgotten",
-        steps_by, lambda left, right: in_two_parts(bfloat16)(bfloat16(left), right)),
-    ("bf16x3_products", "tf32_products_for_three_of_bfloat16", "one pass of TF32 for three of bfloat16",
-        steps_by, rounded_product(tf32)),
-):
-    mutant("products", _form, _name, _defect, _product, at="query", dtypes=_SINGLE, diagnosis=ACCURACY_OF_16_BITS,
-        classes={"float32": _claimed})
-# fmt: on
-
-
 def _at_widths(step: str, multiple: int, store: Store) -> Steps:
     """Round the factors of a step where the width of the second one is such a multiple."""
     right = getattr(backend, step.rpartition(".")[2])
@@ -311,28 +202,6 @@ def _at_widths(step: str, multiple: int, store: Store) -> Steps:
         return np.asarray(right(chosen(left), chosen(other)))
 
     return {step: product}
-
-
-# fmt: off
-for _name, _defect, _step, _multiple, _store, _at in (
-    ("tf32_scores_at_widths_of_8", "tensor cores take the product where the width is a multiple of 8: pytorch#161022",
-        "dot_scores._dot", 8, tf32, "raw_scores"),
-    ("tf32_scores_at_widths_of_32", "the same where the width is a multiple of 32: triton#3498",
-        "dot_scores._dot", 32, tf32, "raw_scores"),
-    ("bfloat16_scores_at_widths_of_16",
-        "a matrix unit of bfloat16 where the width is a multiple of 16: openvino#31630's kind",
-        "dot_scores._dot", 16, bfloat16, "raw_scores"),
-    ("tf32_values_at_widths_of_16", "P V in TF32 where the value's width is a multiple of 16: mlx#3860",
-        "attention._weighted_sum", 16, tf32, "context"),
-    ("bfloat16_values_at_widths_of_32",
-        "P V in bfloat16 where the value's width is a multiple of 32: openvino#31630's kind",
-        "attention._weighted_sum", 32, bfloat16, "context"),
-    ("tf32_gradients_at_widths_of_8", "dk and dv in TF32 where the width is a multiple of 8: pytorch#161022",
-        "_sum_over_queries", 8, tf32, "grad_key"),
-):
-    mutant("chosen products", None, _name, _defect, _at_widths(_step, _multiple, _store), at=_at, dtypes=_SINGLE,
-        diagnosis=ACCURACY_OF_16_BITS)
-# fmt: on
 
 
 _FROM_LOG_SUM_EXP = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"}
@@ -369,22 +238,6 @@ def log_softmax_first(logits: Array) -> Stages:
     return backend.softmax(logits) | {"weights": np.exp(shifted - np.log(total))}
 
 
-# fmt: off
-for _format, _defect, _store in (
-    ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", bfloat16),
-    ("float16", "L is kept in float16 between two passes", kernel.float16),
-):
-    mutant("denominator", _from_log_sum_exp, f"log_sum_exp_stored_in_{_format}", _defect, _store, at="weights",
-        dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, classes=_FROM_LOG_SUM_EXP)
-control(_from_log_sum_exp, "weights_from_log_sum_exp", "L is stored, then p = exp(s - L): nothing is divided",
-    exactly, classes=_FROM_LOG_SUM_EXP)
-# the output is added up in the arrays' own format
-control(_of_tiles, "weights_from_log_sum_exp_in_tiles_of_16",
-    "L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
-    16, dtypes=WIDE, classes=_FROM_LOG_SUM_EXP)
-# fmt: on
-
-
 _faulty_scales = partial(mutant, "8 bits", partial(kernel.call_read_as, "quantized_attention"), at="raw_scores")
 _OTHER_FORMAT = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
 
@@ -406,7 +259,142 @@ def scales_multiplied_into_queries_and_output(
     return {**stages, "output": stages["output"] * of_values}
 
 
+# Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
+_narrow("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind", lambda store:
+    {"dot_scores._dot": lambda query, key: in_tiles(_TERMS, store)(query, np.swapaxes(key, -1, -2))})
+_narrow("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-attention#8",
+    lambda store: {"attention._weighted_sum": in_tiles(_TERMS, store)})
+_narrow("exponentials_summed_in_16_bits",
+    "the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045",
+    lambda store: {"_softmax_with_sinks._row_sum": kernel.rows_in_tiles(_TERMS, store)})
+_narrow("exponentials_not_shifted_in_16_bits", "e^s without the maximum leaves the format: flax#982's kind",
+    _averaged_by_exponentials)
+_narrow("raw_scores_stored_in_16_bits",
+    "the scale is applied behind the store, which overflows in float16: metal-flash-attention#8, ultralytics#24990",
+    lambda store: {"dot_scores._dot": lambda query, key: store(backend._dot(query, key))})
+_narrow("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
+    lambda store: forms.Online(64, store=store).steps)
+_narrow("query_scaled_in_16_bits", "structure: the scaled query is stored again",
+    lambda store: forms.scored(lambda query, key, factor: {"scores": backend._dot(store(query * factor), key)}))
+_narrow("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
+    lambda store: forms.scored(lambda query, key, factor:
+        backend.dot_scores(query, key, scale=float(store(np.array(factor, np.float32))))))
+_narrow("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
+    lambda store: forms.bias_added(lambda scores, bias, masks: store(scores + bias)))
+_narrow("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
+    lambda store: {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))})
+_narrow("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
+    lambda store: forms.inputs_changed(lambda query, key, value: (_flushed(query), _flushed(key), _flushed(value))),
+    dtypes=_FLOAT16)
+_narrow("subnormal_weights_flushed", "structure: P V flushes small weights",
+    lambda store: {"attention._weighted_sum": lambda weights, value: _flushed(weights) @ value}, dtypes=_FLOAT16)
+_narrow("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
+    lambda store: forms.outputs_read_as(_flushed), dtypes=_FLOAT16)
+_narrow("parts_merged_by_a_growing_exponential",
+    "e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind", _merged_by_growing)
+_narrow("parts_merged_by_statistics_in_16_bits",
+    "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
+    lambda store: split(lambda logits: kernel.spans(logits.shape[-1], 64) if logits.shape[-1] > 64 else [],
+        lambda maxima, statistics: weigh(maxima, store(statistics))))
+_wide("log_sum_exp_widened_too_late",
+    "log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind",
+    lambda store: forms.normalised(lambda logits: (stages := backend.softmax(logits)) | {
+        "log_sum_exp": store(stages["log_sum_exp"])}))
+_wide("log_sum_exp_of_exponentials_in_16_bits",
+    "structure: log_sum_exp is that of exponentials rounded to 16 bits for the values", _log_sum_exp_of_rounded)
+_narrow("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
+    lambda store: {"_sum_over_queries": over_queries(in_tiles(_TERMS, store))}, at="grad_key")
+_narrow("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
+    lambda store: {"attention_gradients._weighted_sum": in_tiles(_TERMS, store)}, at="grad_query")
+_narrow("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
+    lambda store: {"attention_gradients._row_sum": kernel.rows_in_tiles(_TERMS, store)}, at="grad_query")
+_narrow("row_sum_of_the_gradient_over_the_square_of_the_sum",
+    "the gradient of e / l as -e / l^2, and l^2 overflows: jax 0.10.2's softmax in float16, jax#40409's kind",
+    lambda store: forms.delta_read_as(_delta_over_the_square), at="grad_query", dtypes=_FLOAT16)
+# Make p as e^s / e^L, which is 0 / 0 where every exponential of a row underflows.
+_narrow("backward_weights_by_a_quotient_of_exponentials",
+    "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
+    lambda store: forms.weights_remembered(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
+        np.exp(call.logits) / np.exp(call.log_sum_exp))),
+    at="grad_query", dtypes=("float32", *kernel.NARROW), diagnosis="fill-minus-infinity")
+for _name, _why, _steps, _rounding_model in (
+    ("tf32_products", "factors rounded to TF32, sums in float32", steps_by(rounded_product(tf32)), "tf32_products"),
+    ("tf32_products_cut_off", "a unit that reads ten bits of the fraction, and cuts sums of four products off",
+        steps_by(rounded_product(kernel.truncated_tf32, _BY_FOUR)), "tf32_products"),
+    ("tf32_products_in_blocks_of_keys",
+        "a fused kernel with factors cut off to TF32, sums of eight products cut off",
+        _fused_by(rounded_product(kernel.truncated_tf32, _BY_EIGHT), 64), "tf32_products"),
+    ("bfloat16_products", "factors rounded to bfloat16, sums in float32",
+        steps_by(rounded_product(bfloat16)), "bf16_products"),
+    ("bfloat16_products_cut_off", "factors cut off to bfloat16, sums of eight products cut off",
+        steps_by(rounded_product(kernel.truncated_bfloat16, _BY_EIGHT)), "bf16_products"),
+    ("bfloat16_products_in_blocks_of_keys", "a fused kernel with factors rounded to bfloat16",
+        _fused_by(rounded_product(bfloat16), 16), "bf16_products"),
+    ("bfloat16_products_in_three_passes",
+        "each factor is the sum of two of bfloat16; the product of both lesser parts is left out",
+        steps_by(in_two_parts(bfloat16)), "bf16x3_products"),
+    ("bfloat16_products_in_three_passes_cut_off", "the same with factors and sums cut off",
+        _fused_by(in_two_parts(kernel.truncated_bfloat16, _BY_FOUR), 16), "bf16x3_products"),
+):
+    control(None, _name, _why, _steps, dtypes=_SINGLE, classes={"float32": _rounding_model},
+        hidden=forms.NEVER_HELD if "attention" in _steps else frozenset())  # the softmax runs over blocks
+# Rows, laid out by hand: a product that is coarser than the class that it claims, and what it does instead.
+for _claimed, _name, _defect, _form, _product in (
+    ("tf32_products", "bfloat16_products_for_tf32", "one pass of bfloat16 where TF32 is asked for",
+        steps_by, rounded_product(bfloat16)),
+    ("tf32_products", "bfloat16_weights_for_tf32", "P V alone is taken in bfloat16",
+        _weights_alone, rounded_product(bfloat16)),
+    ("tf32_products", "tf32_backward_sums_in_bfloat16", "running sums are kept in bfloat16 in the backward pass alone",
+        _backward_alone, rounded_product(tf32, _stored(bfloat16))),
+    ("tf32_products", "tf32_sums_in_bfloat16", "running sums are kept in bfloat16",
+        steps_by, rounded_product(tf32, _stored(bfloat16))),
+    ("tf32_products", "float16_products_for_tf32",
+        "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
+        steps_by, rounded_product(kernel.float16)),
+    ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
+        steps_by, rounded_product(bfloat16, _stored(bfloat16))),
+    ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
+        steps_by, rounded_product(kernel.float16)),
+    ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
+        steps_by, rounded_product(bfloat16)),
+    ("bf16x3_products", "two_passes_of_bfloat16_for_three", "the lesser part of one factor is forgotten",
+        steps_by, lambda left, right: in_two_parts(bfloat16)(bfloat16(left), right)),
+    ("bf16x3_products", "tf32_products_for_three_of_bfloat16", "one pass of TF32 for three of bfloat16",
+        steps_by, rounded_product(tf32)),
+):
+    mutant("products", _form, _name, _defect, _product, at="query", **_ROUNDED_SINGLE,
+        classes={"float32": _claimed})
+for _name, _defect, _step, _multiple, _store, _at in (
+    ("tf32_scores_at_widths_of_8", "tensor cores take the product where the width is a multiple of 8: pytorch#161022",
+        "dot_scores._dot", 8, tf32, "raw_scores"),
+    ("tf32_scores_at_widths_of_32", "the same where the width is a multiple of 32: triton#3498",
+        "dot_scores._dot", 32, tf32, "raw_scores"),
+    ("bfloat16_scores_at_widths_of_16",
+        "a matrix unit of bfloat16 where the width is a multiple of 16: openvino#31630's kind",
+        "dot_scores._dot", 16, bfloat16, "raw_scores"),
+    ("tf32_values_at_widths_of_16", "P V in TF32 where the value's width is a multiple of 16: mlx#3860",
+        "attention._weighted_sum", 16, tf32, "context"),
+    ("bfloat16_values_at_widths_of_32",
+        "P V in bfloat16 where the value's width is a multiple of 32: openvino#31630's kind",
+        "attention._weighted_sum", 32, bfloat16, "context"),
+    ("tf32_gradients_at_widths_of_8", "dk and dv in TF32 where the width is a multiple of 8: pytorch#161022",
+        "_sum_over_queries", 8, tf32, "grad_key"),
+):
+    mutant("chosen products", None, _name, _defect, _at_widths(_step, _multiple, _store), at=_at,
+        **_ROUNDED_SINGLE)
+for _format, _defect, _store in (
+    ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", bfloat16),
+    ("float16", "L is kept in float16 between two passes", kernel.float16),
+):
+    mutant("denominator", _from_log_sum_exp, f"log_sum_exp_stored_in_{_format}", _defect, _store, at="weights",
+    **ROUNDED, classes=_FROM_LOG_SUM_EXP)
+control(_from_log_sum_exp, "weights_from_log_sum_exp", "L is stored, then p = exp(s - L): nothing is divided",
+    exactly, classes=_FROM_LOG_SUM_EXP)
+# the output is added up in the arrays' own format
+control(_of_tiles, "weights_from_log_sum_exp_in_tiles_of_16",
+    "L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
+    16, dtypes=WIDE, classes=_FROM_LOG_SUM_EXP)
 _faulty_scales("codes_read_in_the_other_format",
     "the bits are read in the other format of 8 bits: jax#34375's kind",
     lambda call: {"key": call["key"].view(_OTHER_FORMAT[call["key"].dtype.name])
@@ -414,19 +402,15 @@ _faulty_scales("codes_read_in_the_other_format",
 _faulty_scales("small_codes_flushed_to_zero", "codes below the least normal number are flushed to zero",
     lambda call: {"key": np.where(np.abs(call["key"].astype(np.float64)) < float(ml_dtypes.finfo(
         call["key"].dtype).smallest_normal), np.zeros_like(call["key"]), call["key"])})
-_faulty_scales("values_unscaled_behind_a_mask", "the scale of the values is not applied by the path that masks",
-    lambda call: {} if call.get("mask") is call.get("key_lengths") is None
-        else {"value_scale": np.ones_like(call["value_scale"])}, at="output", diagnosis="value-scale-ignored")
-_faulty_scales("value_scale_taken_twice", "the output is off by a scale: flashinfer#4979",
-    lambda call: {"value_scale": call["value_scale"] ** 2}, at="output", diagnosis="value-scale-twice")
-_faulty_scales("key_scale_taken_twice", "the scale is applied by two layers",
-    lambda call: {"key_scale": call["key_scale"] ** 2}, diagnosis="key-scale-twice")
-_faulty_scales("divided_by_the_key_scale", "descale passed for scale",
-    lambda call: {"key_scale": 1 / call["key_scale"]}, diagnosis="key-scale-divided")
-_faulty_scales("scales_of_keys_and_values_swapped", "arguments in another order",
-    lambda call: {"key_scale": call["value_scale"], "value_scale": call["key_scale"]}, diagnosis="scales-swapped")
-_faulty_scales("key_scale_left_out", "scales silently 1: sglang#20705",
-    lambda call: {"key_scale": np.ones_like(call["key_scale"])}, diagnosis="key-scale-ignored")
-_faulty_scales("value_scale_left_out", "scales silently 1: sglang#20705",
-    lambda call: {"value_scale": np.ones_like(call["value_scale"])}, at="output", diagnosis="value-scale-ignored")
+for _fault in forms.misread(
+    ("8 bits", "value-scale-twice", "the output is off by a scale: flashinfer#4979"),
+    ("8 bits", "key-scale-twice", "the scale is applied by two layers"),
+    ("8 bits", "key-scale-divided", "descale passed for scale"),
+    ("8 bits", "scales-swapped", "arguments in another order"),
+    ("8 bits", "key-scale-ignored", "scales silently 1: sglang#20705"),
+    ("8 bits", "value-scale-ignored", "scales silently 1: sglang#20705"),
+    ("8 bits", "value-scale-ignored", "the scale of the values is not applied by the path that masks",
+        "values_unscaled_behind_a_mask", forms.given("mask", "key_lengths")),
+):
+    mutant(**_fault)
 # fmt: on
