@@ -38,26 +38,20 @@ if TYPE_CHECKING:
     from attncheck.run import run_cases as run_cases
     from attncheck.verdicts import Verdict as Verdict
 
-_HOMES = {
-    "AttncheckError": "errors",
-    "Capture": "capturing",
-    "CaptureWarning": "capturing",
-    "Case": "reading.case",
-    "CheckResult": "api",
-    "ExitCode": "errors",
-    "Limits": "execution.call",
-    "Settings": "run",
-    "UsageError": "errors",
-    "Verdict": "verdicts",
-    "capture": "capturing",
-    "check": "api",
-    "bundled_implementations": "execution.implementations",
-    "measure_conventions": "api",
-    "merge_runs": "merge",
-    "read_runs": "results.reader",
-    "run_cases": "run",
-    "select_cases": "reading.selection",
+_OFFERED = {
+    "api": ("CheckResult", "check", "measure_conventions"),
+    "capturing": ("Capture", "CaptureWarning", "capture"),
+    "errors": ("AttncheckError", "ExitCode", "UsageError"),
+    "execution.call": ("Limits",),
+    "execution.implementations": ("bundled_implementations",),
+    "merge": ("merge_runs",),
+    "reading.case": ("Case",),
+    "reading.selection": ("select_cases",),
+    "results.reader": ("read_runs",),
+    "run": ("Settings", "run_cases"),
+    "verdicts": ("Verdict",),
 }
+_HOMES = {name: module for module, names in _OFFERED.items() for name in names}
 
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -1,4 +1,4 @@
-"""What an implementation could declare, found by trying: the class of its accuracy, and the shapes that it requires.
+"""The declarations of an implementation, found by trying: the class of its accuracy, and the shapes that it requires.
 
 Every case is computed once, and held to each class that its dtype has, the presets among them. What holds is measured;
 nothing is chosen by it. A class that is declared says what may be given up, and a looser one finds less.
@@ -11,11 +11,9 @@ is halved, and dropped, as far as no case is lost.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import monotonic
 
 from attncheck.config import expected_failures_of
@@ -23,7 +21,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
 from attncheck.execution.padding import padded_call
-from attncheck.execution.runner import Group, GroupRunner, task_of
+from attncheck.execution.runner import Group, GroupRunner, lone_runner, task_of
 from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose
@@ -132,7 +130,8 @@ def measure_accuracy(
         for name in failing:
             wrong[name].append(case.id)
         for name, judged in found.items():
-            used[name] = max([used[name], *_uses(judged)])
+            errors = [error for each in judged.judgements for error in (each.accumulated, each.introduced)]
+            used[name] = max([used[name], *(error.ratio for error in errors if error is not None)])
     uses = [ClassUse(name, wrong[name], used[name]) for name in names]
     uses.sort(key=lambda use: (len(use.wrong), -use.used if not use.wrong else use.used))
     return MeasuredAccuracy(implementation.name, dtype, declared, computed, len(chosen), wrong_anyhow, uses)
@@ -142,30 +141,19 @@ def _judged(
     implementation: Implementation, cases: Sequence[Case], dtype: str, limits: Limits, names: Sequence[str]
 ) -> Iterator[tuple[Case, Mapping[str, JudgedStages]]]:
     expected = expected_failures_of([implementation.entry.name])
-    with tempfile.TemporaryDirectory() as folder:
-        group = Group(implementation, (dtype,))
-        with closing(GroupRunner[str](group, limits, Path(folder))) as runner:
-            for case in cases:
-                inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-                outcome = runner.evaluate(task_of(case, inputs))
-                if not isinstance(outcome, Computed):
-                    continue
-                truth = truth_of_case(case, dtype, inputs, outcome.stages)
-                own = own_empty_rows(implementation, expected, case.id, dtype)
-                yield (
-                    case,
-                    {
-                        name: judge_and_diagnose(truth, outcome.stages, case.stage_shapes, name, own, diagnoses=False)
-                        for name in names
-                    },
-                )
-
-
-def _uses(judged: JudgedStages) -> Iterator[float]:
-    for each in judged.judgements:
-        for measured in (each.accumulated, each.introduced):
-            if measured is not None:
-                yield measured.ratio
+    with lone_runner(Group(implementation, (dtype,)), limits) as runner:
+        for case in cases:
+            inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+            outcome = runner.evaluate(task_of(case, inputs))
+            if not isinstance(outcome, Computed):
+                continue
+            truth = truth_of_case(case, dtype, inputs, outcome.stages)
+            own = own_empty_rows(implementation, expected, case.id, dtype)
+            by_class = {
+                name: judge_and_diagnose(truth, outcome.stages, case.stage_shapes, name, own, diagnoses=False)
+                for name in names
+            }
+            yield case, by_class
 
 
 def lines_of(accuracy: MeasuredAccuracy) -> Iterator[str]:
@@ -231,19 +219,14 @@ def find_widening(implementation: Implementation, refused: Sequence[Case], limit
     if not isinstance(entry, UserImplementation) or any(entry.requirements.values()):
         return None
     small = [case for case in refused if sum(map(math.prod, case.input_shapes.values())) <= _MOST_ELEMENTS]
-    with tempfile.TemporaryDirectory() as folder:
-        trial = _Trial(implementation, limits, Path(folder))
-        try:
-            small = [case for case in small if trial.dtype in case.dtypes]
-            requires = _loosened(trial, _spread(small, _MOST_TRIED))
-            if requires is None:
-                return None
+    dtype = next(iter(implementation.declared.classes))
+    small = [case for case in small if dtype in case.dtypes]
+    with lone_runner(Group(implementation, (dtype,)), limits) as runner, suppress(_TooSlowError):
+        trial = _Trial(implementation, entry, dtype, runner)
+        if (requires := _loosened(trial, _spread(small, _MOST_TRIED))) is not None:
             tried = [trial.computes(case, requires) for case in _spread(small, _MOST_COUNTED)]
             return Widening(requires, sum(tried), len(tried))
-        except _TooSlowError:
-            return None
-        finally:
-            trial.close()
+    return None
 
 
 def _spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
@@ -280,18 +263,13 @@ class _TooSlowError(Exception):
 class _Trial:
     """A worker in which a function is called as if it had declared this or that."""
 
-    def __init__(self, implementation: Implementation, limits: Limits, folder: Path) -> None:
-        assert isinstance(implementation.entry, UserImplementation), "found out before"
-        self._implementation, self._entry = implementation, implementation.entry
-        self.dtype = next(iter(implementation.declared.classes))
-        self._runner: GroupRunner[str] = GroupRunner(Group(implementation, (self.dtype,)), limits, folder)
+    def __init__(
+        self, implementation: Implementation, entry: UserImplementation, dtype: str, runner: GroupRunner[str]
+    ) -> None:
+        self._implementation, self._entry, self._dtype, self._runner = implementation, entry, dtype, runner
         self._tasks: dict[str, Task] = {}
         self._computed: dict[tuple[str, str], bool] = {}
         self._until = monotonic() + _MOST_SECONDS
-
-    def close(self) -> None:
-        """End the worker."""
-        self._runner.close()
 
     def computes(self, case: Case, requires: Requirements) -> bool:
         """Return whether the function computes a case that is padded as these requirements say.
@@ -301,7 +279,7 @@ class _Trial:
         if monotonic() > self._until:
             raise _TooSlowError
         if case.id not in self._tasks:
-            inputs = convert_inputs(case, make_exact_inputs(case), self.dtype)
+            inputs = convert_inputs(case, make_exact_inputs(case), self._dtype)
             self._tasks[case.id] = task_of(case, inputs)
         task, description = self._tasks[case.id], ""
         if requires:

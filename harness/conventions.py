@@ -11,13 +11,11 @@ Questions asked of an implementation in its worker, and their answers compared w
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +28,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
 from attncheck.execution.padding import lack_of
-from attncheck.execution.runner import GroupRunner, group_by_process
+from attncheck.execution.runner import GroupRunner, group_by_process, lone_runner
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.readings import ASKED, declaration_of, names_declared, problems_read_as
@@ -121,6 +119,14 @@ def _read(question: str, call: Problem) -> Iterator[Meaning]:
         yield Meaning(words, first)
 
 
+def _question(
+    name: str, asks: str, call: Problem, words: str, meant: Problem | None = None, from_the_end: Problem | None = None
+) -> ConventionQuestion:
+    """Return a question whose first meaning is the call itself or another one, and whose others are readings."""
+    meanings = (Meaning(words, meant or call), *_read(name, call))
+    return ConventionQuestion(name, asks, call, meanings, from_the_end=from_the_end)
+
+
 def _causality() -> list[ConventionQuestion]:
     few, many = _call(3, 5), _call(5, 3)
     past = _call(3, 3).but(past_key=_normal(4, 1, 2, 2, WIDTH), past_value=_normal(5, 1, 2, 2, WIDTH))
@@ -130,11 +136,12 @@ def _causality() -> list[ConventionQuestion]:
     masked = _call(4, 4).but(mask=_mask("1011 1101 0111 1011"))
     both = masked.inputs["mask"] & _causal(4, 4, 0)
     return [
-        ConventionQuestion(
+        _question(
             "causal, more keys than queries",
             "which keys a query sees with is_causal",
             few.but(causal),
-            (Meaning(top, few.but(mask=_causal(3, 5, 0))), *_read("causal, more keys than queries", few.but(causal))),
+            top,
+            few.but(mask=_causal(3, 5, 0)),
             from_the_end=few.but(mask=_causal(3, 5, 2)),
         ),
         ConventionQuestion(
@@ -164,11 +171,12 @@ def _causality() -> list[ConventionQuestion]:
             ),
             is_in_cases=False,  # they hand a mask over
         ),
-        ConventionQuestion(
+        _question(
             "causal, with a mask",
             "which keys a query sees with is_causal and a mask",
             masked.but(causal),
-            (Meaning("keys that both allow", masked.but(mask=both)), *_read("causal, with a mask", masked.but(causal))),
+            "keys that both allow",
+            masked.but(mask=both),
         ),
     ]
 
@@ -181,18 +189,8 @@ def _masks() -> list[ConventionQuestion]:
     lengths = _call(3, 5, batch=2).but(key_lengths=np.array([2, 4]))
     words = {"zero": "0", "uniform": "the mean of all values", "nan": "NaN"}
     return [
-        ConventionQuestion(
-            "mask",
-            "what true means in a mask",
-            masked,
-            (Meaning("may attend", masked), *_read("mask", masked)),
-        ),
-        ConventionQuestion(
-            "bias",
-            "what a bias is added to",
-            biased,
-            (Meaning("the scaled scores", biased), *_read("bias", biased)),
-        ),
+        _question("mask", "what true means in a mask", masked, "may attend"),
+        _question("bias", "what a bias is added to", biased, "the scaled scores"),
         ConventionQuestion(
             "a query without a key",
             "what the output is",
@@ -203,12 +201,7 @@ def _masks() -> list[ConventionQuestion]:
             ),
             declaration={text: ("empty_rows", value) for value, text in words.items()},
         ),
-        ConventionQuestion(
-            "key_lengths",
-            "which keys count",
-            lengths,
-            (Meaning("the first ones", lengths), *_read("key_lengths", lengths)),
-        ),
+        _question("key_lengths", "which keys count", lengths, "the first ones"),
     ]
 
 
@@ -219,49 +212,25 @@ def _options() -> list[ConventionQuestion]:
     hidden = _call(3, 4).but({"softcap": 1.0}, mask=_mask("1011 1100 0110"))
     grouped = _call(3, 4, heads=4, key_heads=2)
     return [
-        ConventionQuestion(
+        _question(
             "scale, by default",
             "what the scores are multiplied by",
             plain,
-            (Meaning("1/sqrt(D)", plain.but({"scale": WIDTH**-0.5})), *_read("scale, by default", plain)),
+            "1/sqrt(D)",
+            plain.but({"scale": WIDTH**-0.5}),
         ),
-        ConventionQuestion(
-            "scale, of 0",
-            "what the scores are multiplied by",
-            plain.but({"scale": 0.0}),
-            (Meaning("0", plain.but({"scale": 0.0})), *_read("scale, of 0", plain.but({"scale": 0.0}))),
-        ),
-        ConventionQuestion(
-            "softcap, with a bias",
-            "what is capped",
-            capped,
-            (Meaning("the scores before the bias", capped), *_read("softcap, with a bias", capped)),
-        ),
-        ConventionQuestion(
-            "softcap, with a mask",
-            "what is capped",
-            hidden,
-            (Meaning("the scores before the mask", hidden), *_read("softcap, with a mask", hidden)),
-        ),
-        ConventionQuestion(
-            "window (2, 0)",
-            "how many keys a query sees",
-            window,
-            (Meaning("its own and two before", window), *_read("window (2, 0)", window)),
-        ),
-        ConventionQuestion(
+        _question("scale, of 0", "what the scores are multiplied by", plain.but({"scale": 0.0}), "0"),
+        _question("softcap, with a bias", "what is capped", capped, "the scores before the bias"),
+        _question("softcap, with a mask", "what is capped", hidden, "the scores before the mask"),
+        _question("window (2, 0)", "how many keys a query sees", window, "its own and two before"),
+        _question(
             "window (1, 1), more keys than queries",
             "where the first query stands",
             across,
-            (Meaning("at the first key", across), *_read("window (1, 1), more keys than queries", across)),
+            "at the first key",
             from_the_end=across.but({"window": None}, mask=_causal(3, 6, 4) & ~_causal(3, 6, 1)),
         ),
-        ConventionQuestion(
-            "grouped heads",
-            "which key head query head h takes",
-            grouped,
-            (Meaning("h // (H / Hkv)", grouped), *_read("grouped heads", grouped)),
-        ),
+        _question("grouped heads", "which key head query head h takes", grouped, "h // (H / Hkv)"),
     ]
 
 
@@ -425,13 +394,9 @@ def ask_all(
             f"{implementation.name} declares no {chosen or 'dtype'}; expected one of {', '.join(declared)}"
         )
     (group,) = group_by_process(implementation, [chosen])
-    with tempfile.TemporaryDirectory() as logs:
-        runner: GroupRunner[str] = GroupRunner(group, limits or Limits(), Path(logs))
-        try:
-            in_time = takewhile(lambda _: time.monotonic() < until, questions)
-            return [_asked(question, implementation, chosen, runner) for question in in_time]
-        finally:
-            runner.close()
+    with lone_runner(group, limits or Limits()) as runner:
+        in_time = takewhile(lambda _: time.monotonic() < until, questions)
+        return [_asked(question, implementation, chosen, runner) for question in in_time]
 
 
 def _asked(

@@ -7,7 +7,6 @@ check's worker had been asked before it, and of these as few are looked for as m
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.operations import Task
-from attncheck.execution.runner import Group, GroupRunner, group_by_process, task_of
+from attncheck.execution.runner import Group, GroupRunner, group_by_process, lone_runner, task_of
 from attncheck.execution.worker import Computed, Outcome
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
@@ -213,14 +212,8 @@ def _ratio(judgement: StageJudgement) -> float:
 
 
 def _compute(implementation: Implementation, dtype: str, limits: Limits, task: Task) -> Outcome:
-    with tempfile.TemporaryDirectory() as logs:
-        runner: GroupRunner[str] = GroupRunner(
-            Group(implementation, (dtype,)), limits, Path(logs), with_neighbours=True
-        )
-        try:
-            return runner.evaluate(task)
-        finally:
-            runner.close()
+    with lone_runner(Group(implementation, (dtype,)), limits, with_neighbours=True) as runner:
+        return runner.evaluate(task)
 
 
 MAX_TRIES = 60
@@ -367,15 +360,11 @@ class _Tries:
             return None
         self.left -= 1
         group = group_of(self.implementation, [each for _, each in calls], self.dtype)
-        with tempfile.TemporaryDirectory() as logs:
-            # However often it ends its worker, these calls are made: it did not end that of the check.
-            runner: GroupRunner[str] = GroupRunner(group, replace(self.limits, keep_going=True), Path(logs))
-            try:
-                for case, dtype in calls:
-                    runner.evaluate(task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)))
-                found = explain_case(self.case, self.implementation, self.dtype, self.limits, runner)
-            finally:
-                runner.close()
+        # However often it ends its worker, these calls are made: it did not end that of the check.
+        with lone_runner(group, replace(self.limits, keep_going=True)) as runner:
+            for case, dtype in calls:
+                runner.evaluate(task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)))
+            found = explain_case(self.case, self.implementation, self.dtype, self.limits, runner)
         if found.fails:
             self.failing.append((calls, found))
         return found.fails

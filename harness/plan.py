@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from importlib.resources import files
 from itertools import combinations
 from typing import get_args
@@ -27,6 +27,7 @@ from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, SCORE_INPUTS, InputSpec, Operation
 
 _INPUTS_KEPT = 64
@@ -133,15 +134,16 @@ NOT_ASKED = {
 
 @dataclass(frozen=True)
 class Level:
-    """One way of giving an option."""
+    """One way of giving an option, and what tells whether a case ``has`` it."""
 
     option: str
     text: str
+    has: Callable[[Case], bool] = field(compare=False, repr=False)
 
 
 def levels_of(operation: Operation) -> dict[str, list[Level]]:
     """Return the options of an operation as the specification has them, and the levels of each."""
-    found = {option: _levels_of_option(option) for option in sorted(operation.options - NOT_ASKED.keys())}
+    found = {option: list(_levels_of_option(option)) for option in sorted(operation.options - NOT_ASKED.keys())}
     inputs = operation.inputs
     if operation.has_score_kinds:
         inputs = {name: spec for own in SCORE_INPUTS.values() for name, spec in own.items()}
@@ -149,12 +151,17 @@ def levels_of(operation: Operation) -> dict[str, list[Level]]:
         # Of two inputs that need each other, one stands for both.
         is_second = spec.needs is not None and inputs[spec.needs].needs == name and spec.needs < name
         if not spec.required and not is_second:
-            found[name] = _levels_of_input(name, spec)
+            found[name] = list(_levels_of_input(name, spec))
     letters = {letter for spec in inputs.values() for axis in spec.axes for letter in axis.split("*")}
     if "Hkv" in letters:
-        found[SHARED_HEADS] = [Level(SHARED_HEADS, text) for text in ("some heads share", "all heads share")]
+        found[SHARED_HEADS] = [
+            Level(SHARED_HEADS, "some heads share", lambda case: 1 < _length(case, "Hkv") < _length(case, "H")),
+            Level(SHARED_HEADS, "all heads share", lambda case: 1 == _length(case, "Hkv") < _length(case, "H")),
+        ]
     if {"D", "Dv"} <= letters:
-        found[WIDTH] = [Level(WIDTH, "values of another width")]
+        found[WIDTH] = [
+            Level(WIDTH, "values of another width", lambda case: _length(case, "Dk", "D") != _length(case, "Dv"))
+        ]
     return found
 
 
@@ -163,82 +170,56 @@ def _all_levels(operation: str) -> tuple[Level, ...]:
     return tuple(level for levels in levels_of(OPERATIONS[operation]).values() for level in levels)
 
 
-@dataclass(frozen=True)
-class GivenLevels:
-    """The levels that a case gives of its operation's options."""
+def given_levels(case: Case) -> frozenset[Level]:
+    """Return the levels that a case gives of its operation's options."""
+    return frozenset(level for level in _all_levels(case.operation) if level.has(case))
 
-    case: Case
 
-    @cached_property
-    def levels(self) -> frozenset[Level]:
-        """Every level that the case has."""
-        return frozenset(level for level in _all_levels(self.case.operation) if self._has(level))
+def _length(case: Case, *letters: str) -> int:
+    """Return the length of the first of these axes that a case has."""
+    lengths = axis_lengths(case.operation, case.options, case.input_shapes)
+    return next(lengths[letter] for letter in letters if letter in lengths)
 
-    def _has(self, level: Level) -> bool:
-        case, option, text = self.case, level.option, level.text
-        if option == SHARED_HEADS:
-            heads, kv_heads = _heads(case)
-            return kv_heads < heads and (kv_heads == 1) == (text == "all heads share")
-        if option == WIDTH:
-            return _widths(case)[0] != _widths(case)[1]
-        if option in case.inputs:
-            return _has_input(case, option, text)
+
+def _levels_of_option(option: str) -> Iterator[Level]:
+    """Yield a level for each word of a Literal, or one alone."""
+
+    def has(case: Case, word: str | None) -> bool:
         given = case.options.get(option, DEFAULTS.get(option))
-        if given is None or given is False or (option == EMPTY_ROWS and not self._has_empty_rows):
-            return False
-        return text in (option, f"{option} {given}")
+        is_given = given == word if word else given is not None and given is not False
+        return is_given and (option != EMPTY_ROWS or _has_empty_rows(case))
 
-    @cached_property
-    def _has_empty_rows(self) -> bool:
-        if not {*self.case.inputs, *self.case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
-            return False
-        from attncheck.judging.undefined_rows import empty_rows  # which loads what exact answers need
-
-        inputs = convert_inputs(self.case, make_exact_inputs(self.case), "float32").arrays
-        return bool(empty_rows(self.case.problem(inputs).lowered()).any())
+    words = [word for word in get_args(getattr(OPTIONS[option], "type", None)) if isinstance(word, str)]
+    for word in words or [None]:
+        yield Level(option, f"{option} {word}" if word else option, partial(has, word=word))
 
 
-def _levels_of_option(option: str) -> list[Level]:
-    """Return a level for each word of a Literal, or one alone."""
-    words = (word for word in get_args(getattr(OPTIONS.get(option), "type", None)) if isinstance(word, str))
-    return [Level(option, f"{option} {word}") for word in words] or [Level(option, option)]
+def _has_empty_rows(case: Case) -> bool:
+    if not {*case.inputs, *case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
+        return False
+    from attncheck.judging.undefined_rows import empty_rows  # which loads what exact answers need
+
+    inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
+    return bool(empty_rows(case.problem(inputs).lowered()).any())
 
 
-def _levels_of_input(name: str, spec: InputSpec) -> list[Level]:
+def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
+    def goes_along(case: Case, axis: str, is_along: bool) -> bool:
+        own = case.input_specs.get(name)
+        if name not in case.inputs or own is None or not own.broadcast:  # of another kind of score it has no such axes
+            return name in case.inputs
+        return (case.input_shapes[name][own.axes.index(axis)] > 1) == is_along
+
     if spec.broadcast:
-        return [Level(name, f"{name} {how} {axis}") for axis in spec.axes for how in ("along", "spread over")]
-    return [Level(name, name), *([Level(name, f"{name} with 0")] if spec.whole else [])]
-
-
-def _has_input(case: Case, name: str, text: str) -> bool:
-    spec = case.input_specs[name]
-    if spec.whole and text.endswith(" with 0"):
-        return 0 in make_exact_inputs(case)[name].array
-    if not spec.broadcast or text == name:  # of another kind of score it has no axes to go along
-        return True
-    _, how, axis = text.replace("spread over", "spread").split(" ")
-    length = case.input_shapes[name][spec.axes.index(axis)]
-    return (length > 1) == (how == "along")
-
-
-def _heads(case: Case) -> tuple[int, int]:
-    if OPERATIONS[case.operation].has_projections:
-        return int(case.options["heads"]), int(case.options.get("kv_heads") or case.options["heads"])
-    if "key_pages" in case.input_shapes:
-        return case.input_shapes["query"][1], case.input_shapes["key_pages"][2]
-    if "latent" in case.input_shapes:  # a key for each head
-        return (case.input_shapes["query"][1],) * 2
-    return case.input_shapes["query"][1], case.input_shapes["key"][1]
-
-
-def _widths(case: Case) -> tuple[int, int]:
-    if OPERATIONS[case.operation].has_projections:
-        return case.stage_shapes["key"][-1], case.stage_shapes["value"][-1]
-    if "latent" in case.input_shapes:
-        return case.input_shapes["key_projection"][-1], case.input_shapes["value_projection"][-1]
-    names = ("key_pages", "value_pages") if "key_pages" in case.input_shapes else ("key", "value")
-    key, value = (case.input_shapes[name][-1] for name in names)
-    return key, value
+        for axis in spec.axes:
+            yield Level(name, f"{name} along {axis}", partial(goes_along, axis=axis, is_along=True))
+            yield Level(name, f"{name} spread over {axis}", partial(goes_along, axis=axis, is_along=False))
+        return
+    yield Level(name, name, lambda case: name in case.inputs)
+    if spec.whole:
+        yield Level(
+            name, f"{name} with 0", lambda case: name in case.inputs and 0 in make_exact_inputs(case)[name].array
+        )
 
 
 _SIZES = (1, 15, 63, 127)
@@ -294,7 +275,7 @@ def recorded_units() -> Mapping[str, Sequence[str]]:
 
 def _features_of_case(case: Case) -> Iterator[tuple[Hashable, bool]]:
     """Yield what a case has, and whether that has to be tried in each dtype that it occurs in."""
-    operation, levels = case.operation, GivenLevels(case).levels
+    operation, levels = case.operation, given_levels(case)
     yield from ((tag, False) for tag in case.tags)
     yield (operation,), True
     yield from (((operation, level), True) for level in levels)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import cloudpickle
@@ -46,41 +48,28 @@ from attncheck.store import Store, digest_of, user_store
 Array = NDArray[Any]
 VERSION = 1
 LINES, ARRAYS = "vectors.jsonl", "vectors.safetensors"
-_DTYPES: Mapping[str, str] = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int32": "I32",
-    "int64": "I64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
+_DTYPES: Mapping[str, str] = {dtype.name: name for name, dtype in SAFETENSORS.items()}
 _ALIGNED = 8
 
 
 class VectorsWriter:
-    """Writes vectors into a folder. The arrays are kept beside it until their places are known."""
+    """Writes vectors into a folder. The arrays are kept in a file without a name until their places are known."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._size = folder, 0
+    def __init__(self, folder: Path, arrays: IO[bytes]) -> None:
+        self._folder, self._arrays, self._size = folder, arrays, 0
         self._records: list[dict[str, Any]] = []
         self._entries: dict[str, Any] = {}
-        self._arrays: IO[bytes] | None = None
 
-    def __enter__(self) -> VectorsWriter:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._arrays = self._partial.open("wb")
-        except OSError as error:
-            raise OutputError.of(self._folder, error) from None
-        return self
-
-    @property
-    def _partial(self) -> Path:
-        return self._folder / f"{ARRAYS}.partial"
+    @classmethod
+    @contextmanager
+    def into(cls, folder: Path) -> Iterator[VectorsWriter]:
+        """Give a writer, whose files are there afterwards. Raises ``OutputError`` where they cannot be written."""
+        with OutputError.where(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as arrays:
+                writer = cls(folder, arrays)
+                yield writer
+                writer._finish()
 
     def add(self, record: dict[str, Any], arrays: Mapping[str, Array]) -> None:
         """Add a line; in ``record`` every ``Name`` of one of the ``arrays`` becomes where it is."""
@@ -92,32 +81,18 @@ class VectorsWriter:
         self._records.append(record)
 
     def _write(self, name: str, kind: str, shape: list[int], data: bytes) -> None:
-        assert self._arrays is not None, "entered as a context"
         self._entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [self._size, self._size + len(data)]}
         self._arrays.write(data)
         self._size += len(data)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._arrays is not None, "entered as a context"
-        self._arrays.close()
-        try:
-            if error is None:
-                self._finish()
-        except OSError as problem:
-            raise OutputError.of(self._folder, problem) from None
-        finally:
-            self._partial.unlink(missing_ok=True)
 
     def _finish(self) -> None:
         header = json.dumps(self._entries, separators=(",", ":")).encode()
         header += b" " * (-len(header) % _ALIGNED)
         begin = 8 + len(header)
-        with (self._folder / ARRAYS).open("wb") as file, self._partial.open("rb") as arrays:
+        self._arrays.seek(0)
+        with (self._folder / ARRAYS).open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            while chunk := arrays.read(2**20):
-                file.write(chunk)
+            shutil.copyfileobj(self._arrays, file)
         lines = (json.dumps(self._placed(each, begin), separators=(",", ":")) for each in self._records)
         (self._folder / LINES).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
@@ -177,7 +152,7 @@ def export_vectors(
     """Write cases as vectors into a folder. Raises ``OutputError`` and ``UsageError``."""
     written, left_out = 0, dict[str, int]()
     plan = Plan.of(cases, dtypes)
-    with VectorsWriter(folder) as writer:
+    with VectorsWriter.into(folder) as writer:
         for unit in plan:
             case, inputs = plan.case(unit), plan.inputs(unit)
             task = task_of(case, inputs)
@@ -187,12 +162,13 @@ def export_vectors(
                 left_out[reason] = left_out.get(reason, 0) + 1
                 continue
             root = f"{case.id}/{unit.dtype}"
-            entries, arrays = _inputs(task, root)
-            found = [
-                _stage(truth, stage, root, [x for x in models if unit.dtype in ROUNDING_MODELS[x]]) for stage in stages
-            ]
-            record = _record(case.id, unit.dtype, task) | {"inputs": entries, "stages": [entry for entry, _ in found]}
-            writer.add(record, {**arrays, **{name: each for _, of_stage in found for name, each in of_stage.items()}})
+            arrays: dict[str, Array] = {}
+            allowed_by = [model for model in models if unit.dtype in ROUNDING_MODELS[model]]
+            record = _record(case.id, unit.dtype, task) | {
+                "inputs": [_entry(root, f"inputs/{name}", array, arrays) for name, array in task.inputs.items()],
+                "stages": [_stage(truth, stage, f"{root}/stages/{stage}", allowed_by, arrays) for stage in stages],
+            }
+            writer.add(record, arrays)
             written += 1
     return Exported(written, left_out)
 
@@ -211,14 +187,12 @@ def _record(case: str, dtype: str, task: Task) -> dict[str, Any]:
     }
 
 
-def _inputs(task: Task, root: str) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """Return the entries of a line for the inputs, and their arrays."""
-    arrays = {f"{root}/inputs/{name}": array for name, array in task.inputs.items()}
-    entries = [
-        {"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "data": Name(f"{root}/inputs/{name}")}
-        for name, array in task.inputs.items()
-    ]
-    return entries, arrays
+def _entry(root: str, place: str, array: Array, arrays: dict[str, Array]) -> dict[str, Any]:
+    """Return the entry of an input in a line, and add it to the ``arrays``."""
+    data = Name(f"{root}/{place}")
+    arrays[data] = array
+    name = place.partition("/")[2]
+    return {"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "data": data}
 
 
 def lacks(truth: Truth, stages: Sequence[str]) -> str:
@@ -230,22 +204,19 @@ def lacks(truth: Truth, stages: Sequence[str]) -> str:
     return "" if stages and all(stage in truth.exact for stage in stages) else "without an exact answer"
 
 
-def _stage(truth: Truth, stage: str, root: str, models: Sequence[str]) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return a stage's entry in a line, and its arrays: high and low of the exact value, and a bound for each model."""
-    exact, dtype = truth.exact[stage], truth.dtype_of(stage)
-    place = f"{root}/stages/{stage}"
-    arrays: dict[str, Array] = {f"{place}/exact": exact.high, f"{place}/low": exact.low}
-    for model in models:
-        arrays[f"{place}/bounds/{model}"] = allowed(truth, stage, exact, model)
-    entry = {
+def _stage(truth: Truth, stage: str, place: str, models: Sequence[str], arrays: dict[str, Array]) -> dict[str, Any]:
+    """Return a stage's entry in a line; add high and low of its exact value, and a bound for each model."""
+    exact = truth.exact[stage]
+    arrays |= {f"{place}/exact": exact.high, f"{place}/low": exact.low}
+    arrays |= {f"{place}/bounds/{model}": allowed(truth, stage, exact, model) for model in models}
+    return {
         "name": stage,
-        "dtype": dtype,
+        "dtype": truth.dtype_of(stage),
         "shape": list(exact.shape),
         "exact": Name(f"{place}/exact"),
         "low": Name(f"{place}/low"),
         "bounds": {model: Name(f"{place}/bounds/{model}") for model in models},
     }
-    return entry, arrays
 
 
 def allowed(truth: Truth, stage: str, exact: Enclosure, model: str) -> NDArray[np.float64]:

@@ -285,7 +285,7 @@ def marked(row: Row, expected: Iterable[ExpectedFailure]) -> Row:
 
 
 def _concerns(expected: ExpectedFailure, row: Row) -> bool:
-    return expected.concerns_property(row.property_name, row.implementation, row.case, row.dtype)
+    return expected.concerns(row.implementation, row.case, row.dtype, row.property_name)
 
 
 def _no_longer(rows: Sequence[Row], expected: Sequence[ExpectedFailure]) -> list[Row]:

@@ -140,34 +140,31 @@ def random_of(file: model.CaseFile, entry: model.CaseEntry) -> model.Random | No
     return entry.random or file.defaults.random
 
 
-def make_case(
-    file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: CaseBudget, location: CaseLocation
-) -> Case:
-    """Return the case that an entry describes, with ``arrays`` it may refer to.
+@dataclass
+class CaseMaker:
+    """One entry of a file on its way to a case: its options over those of the file, and ``arrays`` it may refer to."""
 
-    Raises ``CaseFileError`` for its faults, and where the file's cases have used up the ``budget``.
-    """
-    maker = _CaseMaker(file, entry, arrays, budget, location)
-    maker.read_linear()
-    try:
-        return maker.make()
-    except CaseFileError as error:
-        raise _in_terms_of_file(error, entry, location.path) from None
+    file: model.CaseFile
+    entry: model.CaseEntry
+    arrays: Arrays
+    budget: CaseBudget
+    location: CaseLocation
 
+    def make(self) -> Case:
+        """Return the case, with everything checked.
 
-class _CaseMaker:
-    """One entry of a file on its way to a case: its options over those of the file, the arrays, and its inputs."""
-
-    inputs: Arrays
-
-    def __init__(
-        self, file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: CaseBudget, location: CaseLocation
-    ) -> None:
-        self.file, self.entry, self.arrays, self.budget, self.location = file, entry, arrays, budget, location
-        self.operation = entry.operation or file.operation
-        self.random = random_of(file, entry)
+        Raises ``CaseFileError`` for its faults, and where the file's cases have used up the ``budget``.
+        """
+        entry = self.entry
+        self.operation = entry.operation or self.file.operation
+        self.random = random_of(self.file, entry)
         self.options = self._read_options()
-        self.specs = inputs_of(self.operation, str(self.options["score"]) if "score" in self.options else None)
+        self.specs = inputs_of(self.operation, self.options.get("score"))
+        self._read_linear()
+        try:
+            return self._made()
+        except CaseFileError as error:
+            raise _in_terms_of_file(error, entry, self.location.path) from None
 
     def _fault(self, message: str, *path: str | int) -> CaseFileError:
         """Return a fault at a field of the case."""
@@ -191,9 +188,9 @@ class _CaseMaker:
                 raise self._fault(reason, "options", name)
             del options[name]
         for name, message in _faults_of_options(options, self.operation):
-            is_of_file = name and name not in own
-            fault = self._fault(message, "options", *([name] if name else []))
-            raise CaseFileError(("defaults", "options", name), message) if is_of_file else fault
+            if name and name not in own:
+                raise CaseFileError(("defaults", "options", name), message)
+            raise self._fault(message, "options", *filter(None, [name]))
         if "window" in options:
             options["window"] = tuple(options["window"])
         return options
@@ -217,7 +214,7 @@ class _CaseMaker:
                 idle[name] = "says how inputs in `layout: merged` are split; these inputs have an axis of heads"
         return idle
 
-    def read_linear(self) -> None:
+    def _read_linear(self) -> None:
         """Make projections (in, out), one for each input, of those that the case has as ``nn.Linear`` does.
 
         A packed array that is written where it is used is drawn before the other inputs. Raises ``CaseFileError`` for
@@ -273,15 +270,13 @@ class _CaseMaker:
         width = shape[0] // together
         return 0, width * heads, width * (heads + shared), shape[0]
 
-    def make(self) -> Case:
-        """Return the case, with everything checked."""
+    def _made(self) -> Case:
         file, entry, location, operation = self.file, self.entry, self.location, self.operation
         merged = self._merged_heads()
         self.budget.spend(looked_at(entry, self.arrays), (*location.path, "inputs"))
         heads = merged | _projected_heads(self.specs, self.options)
-        self.inputs = inputs = resolve_inputs(
-            entry, self.specs, self.arrays, self.random, operation, location.path, heads=heads
-        )
+        given = (entry, self.specs, self.arrays, self.random, operation, location.path)
+        self.inputs = inputs = resolve_inputs(*given, heads=heads)
         if not computed_stages(operation, self.options, inputs.sources):
             message = f"{operation} needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a window"
             raise self._fault(message, "inputs")
@@ -293,10 +288,7 @@ class _CaseMaker:
         self._check_offsets(lengths)
         self._check_empty_rows(lengths.get("T", 0))  # parts that are merged have no keys any more
         case = Case(
-            id=location.id,
-            name=entry.name,
-            file=location.file,
-            line=location.line,
+            *(location.id, entry.name, location.file, location.line),
             title=file.title,
             source=file.source,
             operation=operation,
@@ -386,11 +378,9 @@ class _CaseMaker:
             raise self._fault(message, "inputs", "query_offsets")
         for entry, offset in enumerate(spelled_out(source, self.arrays.sources)):
             if "Lr" in lengths and offset + lengths["Lq"] > lengths["Lr"]:
-                message = (
-                    f"the queries of batch entry {entry} end at position {offset + lengths['Lq'] - 1:g}, and the "
-                    f"rotary embedding has an axis Lr of {lengths['Lr']} positions, from 0 on"
-                )
-                raise self._fault(message, "inputs", "query_offsets")
+                where = f"the queries of batch entry {entry} end at position {offset + lengths['Lq'] - 1:g}"
+                table = f"the rotary embedding has an axis Lr of {lengths['Lr']} positions, from 0 on"
+                raise self._fault(f"{where}, and {table}", "inputs", "query_offsets")
 
     def _check_empty_rows(self, keys: int) -> None:
         """Refuse a word on rows without a key in a case that can have none, and a fill where nothing says no."""
@@ -402,13 +392,10 @@ class _CaseMaker:
         if not keys or forbidden:
             return
         if given.mask_fill is not None:
-            message = (
-                "stands in the place of scores that a mask, causality, a window or lengths forbid; nothing does here"
-            )
-            raise self._fault(message, "options", "mask_fill")
-        if not any(
-            math.isinf(number) for name in _ADDED & inputs.keys() for number in spelled_out(inputs[name], named)
-        ):
+            what = "scores that a mask, causality, a window or lengths forbid"
+            raise self._fault(f"stands in the place of {what}; nothing does here", "options", "mask_fill")
+        added = (number for name in _ADDED & inputs.keys() for number in spelled_out(inputs[name], named))
+        if not any(map(math.isinf, added)):
             message = "says what a query gives that may attend to no key; nothing forbids a key here"
             raise self._fault(message, "options", "empty_rows")
 
@@ -480,12 +467,8 @@ class _CaseMaker:
     def _check_fused(self, case: Case, name: str) -> None:
         """Refuse an input that lies in a projection alone: there it would lie with heads inside of length."""
         batch, _, length, _ = case.input_shapes[name]
-        beside = (
-            other
-            for other, kind in case.memory_layout.items()
-            if kind == "fused" and other != name and case.input_shapes[other][::2] == (batch, length)
-        )
-        if next(beside, None) is None:
+        fused = (other for other, kind in case.memory_layout.items() if kind == "fused" and other != name)
+        if not any(case.input_shapes[other][::2] == (batch, length) for other in fused):
             message = f"fused needs another fused input of a batch of {batch} and a length of {length}"
             raise self._fault(message, "memory_layout", name)
 
@@ -543,11 +526,8 @@ def _is_block(source: kinds.Array, named: Named) -> bool:
         return False
     if isinstance(source, kinds.AsBias):
         return True
-    inside = [part for _, part in kinds.parts_of(source)]
-    parts = inside or ([named[source.ref]] if isinstance(source, kinds.Reference) else [])
-    return all(value in (0, -math.inf) for value in spelled_out(source, named)) and all(
-        _is_block(part, named) for part in parts
-    )
+    parts = [named[source.ref]] if isinstance(source, kinds.Reference) else [part for _, part in kinds.parts_of(source)]
+    return all(_is_block(part, named) for part in parts) and {*spelled_out(source, named)} <= {0, -math.inf}
 
 
 def _turned(given: kinds.Input) -> kinds.Array:

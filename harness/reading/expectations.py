@@ -22,6 +22,9 @@ DTYPES_OF_NUMBERS = ("float64", "float32")
 """In these, numbers that are known in decimal can be compared with what is computed."""
 
 
+_NO_NUMBERS = "compared with the exact answer alone, not against numbers"
+
+
 def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[Expected, ...]:
     """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``CaseFileError``."""
     sources = [_with_digits_of_case(source, entry) for source in entry.expect]
@@ -36,13 +39,9 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
             f"that the case's `computed_in` names; without {', '.join(narrow)} among `dtypes` this case may have them",
         )
     if sources and OPERATIONS[case.operation].has_gradients:
-        raise CaseFileError(
-            (*where, "expect"), "gradients are compared with the exact answer alone, not against numbers"
-        )
+        raise CaseFileError((*where, "expect"), f"gradients are {_NO_NUMBERS}")
     if sources and not OPERATIONS[case.operation].has_numbers:
-        raise CaseFileError(
-            (*where, "expect"), f"{case.operation} is compared with the exact answer alone, not against numbers"
-        )
+        raise CaseFileError((*where, "expect"), f"{case.operation} is {_NO_NUMBERS}")
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
     return tuple(
@@ -85,11 +84,7 @@ def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str
         shape=shape,
         basis=basis,  # type: ignore[arg-type]
         numbers=numbers,
-        called=source.called,
-        because=source.because,
-        erratum=source.erratum,
-        note=source.note,
-        transpose=source.transpose,
+        **source.model_dump(include={"called", "because", "erratum", "note", "transpose"}),
         digits=_digits_in_words(source.digits),
         stored=isinstance(source.printed, StoredNumbers),
     )
@@ -153,7 +148,7 @@ def _fit_numbers(
     if transpose:
         if len(numbers.shape) < 2:
             raise CaseFileError(path, "transpose needs two axes")
-        numbers = numbers.transposed()
+        numbers = numbers.swapped(-1, -2)
     # A document may print a column or a row vector for what is one row or one number here.
     if numbers.text.size != math.prod(shape) or not _same_but_ones(numbers.shape, shape):
         raise CaseFileError(path, _misfit(numbers.shape, shape, axes))

@@ -9,7 +9,7 @@ happen: one that no longer does is a failure of its own, ``xpass`` (``judging/xf
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -24,7 +24,7 @@ from attncheck.processors import processor_flags
 from attncheck.reading.array_kinds import Strict
 from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, yaml_diagnostics
 from attncheck.reading.model import Dtype, PropertyName, StageName, Text
-from attncheck.reading.yaml_reader import YamlDocument, YamlFault, read_yaml
+from attncheck.reading.yaml_reader import FieldPath, YamlFault, read_yaml
 from attncheck.verdicts import Verdict
 
 FOLDER = "expected_failures"
@@ -109,13 +109,11 @@ class ExpectedFailure:
         """Return whether it is outdated where it does not happen: not where nobody says what processors can."""
         return self.entry.processor is None or processor_flags() is not None
 
-    def concerns(self, implementation: str, case: str, dtype: str) -> bool:
-        """Return whether it speaks of an implementation's own call in a case and dtype, on this machine."""
-        is_of_a_call = self.entry.property is None and not self.is_of_other_processors
-        return is_of_a_call and self.names(implementation, case, dtype)
+    def concerns(self, implementation: str, case: str, dtype: str, name: str | None = None) -> bool:
+        """Return whether it speaks of an implementation in a case and dtype, on this machine.
 
-    def concerns_property(self, name: str, implementation: str, case: str, dtype: str) -> bool:
-        """Return whether it speaks of a property of an implementation in a case and dtype, on this machine."""
+        It is asked of the property of this ``name``; without one, of the implementation's own call.
+        """
         is_of_it = self.entry.property == name and not self.is_of_other_processors
         return is_of_it and self.names(implementation, case, dtype)
 
@@ -192,8 +190,8 @@ def _load(path: Path, name: str) -> list[ExpectedFailure]:
         entries = TypeAdapter(list[ExpectedFailureEntry]).validate_python(document.data)
     except ValidationError as error:
         raise CaseError([_of_entries(fault) for fault in diagnostics_of(error, name, document)]) from None
-    if faults := [*_misplaced(entries, name, document), *_without_property(entries, name, document)]:
-        raise CaseError(faults)
+    if faults := list(_misplaced(entries)):
+        raise CaseError([diagnostic_at(path, message, name, document) for path, message in faults])
     return [ExpectedFailure(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
 
 
@@ -205,27 +203,16 @@ _ONLY_WITH = {
 """Fields that say something of one verdict alone, and what that verdict has."""
 
 
-def _misplaced(entries: Sequence[ExpectedFailureEntry], name: str, document: YamlDocument) -> list[Diagnostic]:
-    """Return the faults of entries with a field that says nothing of their verdict."""
-    return [
-        diagnostic_at(
-            (index, field),
-            f"only a {verdict} failure {has}, and this one is {entry.verdict}; "
-            f"leave the field out, or say verdict: {verdict}",
-            name,
-            document,
-        )
-        for field, (verdict, has) in _ONLY_WITH.items()
-        for index, entry in enumerate(entries)
-        if getattr(entry, field) is not None and entry.verdict != verdict
-    ]
-
-
-def _without_property(entries: Sequence[ExpectedFailureEntry], name: str, document: YamlDocument) -> list[Diagnostic]:
-    """Return the faults of entries that are broken, and do not say which property is."""
-    message = "verdict broken is that of a property; name it with `property`"
-    broken = (index for index, entry in enumerate(entries) if entry.verdict == BROKEN and entry.property is None)
-    return [diagnostic_at((index, "verdict"), message, name, document) for index in broken]
+def _misplaced(entries: Sequence[ExpectedFailureEntry]) -> Iterator[tuple[FieldPath, str]]:
+    """Yield fields that say nothing of the verdict of their entry, and broken ones without their property."""
+    for field, (verdict, has) in _ONLY_WITH.items():
+        for index, entry in enumerate(entries):
+            if getattr(entry, field) is not None and entry.verdict != verdict:
+                only = f"only a {verdict} failure {has}, and this one is {entry.verdict}"
+                yield (index, field), f"{only}; leave the field out, or say verdict: {verdict}"
+    for index, entry in enumerate(entries):
+        if entry.verdict == BROKEN and entry.property is None:
+            yield (index, "verdict"), "verdict broken is that of a property; name it with `property`"
 
 
 def _of_entries(fault: Diagnostic) -> Diagnostic:

@@ -18,8 +18,8 @@ import math
 import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any
 
@@ -60,6 +60,11 @@ class _Followed:
     name: str | None = None
     value: FieldPath = ()
 
+    @property
+    def source(self) -> FieldPath:
+        """The place in the file where what was found stands."""
+        return self.value if self.name else self.path
+
 
 @dataclass(frozen=True)
 class WrittenOut(YamlDocument):
@@ -75,8 +80,7 @@ class WrittenOut(YamlDocument):
 
     def source(self, path: FieldPath) -> FieldPath:
         """Return where in the file stands what a path leads to."""
-        followed = self._follow(path)
-        return followed.value if followed.name else followed.path
+        return self._follow(path).source
 
     def value_of(self, path: FieldPath) -> tuple[str, int | None] | None:
         """Return the name whose value a path leads to, and the line of that value."""
@@ -90,31 +94,22 @@ class WrittenOut(YamlDocument):
             case _:
                 found, _ = super().locate(path)
                 return _Followed(found, found)
-        written: FieldPath = ("cases", origin.number)
-        now = self._into(_Followed(("cases", number), written), origin, written)
+        now = self._into(_Followed(("cases", number), ("cases", origin.number)), origin)
         for part in rest:
-            ahead = (*(now.value if now.name else now.path), part)
-            if ahead not in self.lines:
-                continue
-            if now.name:
-                now = _Followed((*now.found, part), now.path, now.name, ahead)
-            else:
-                now = _Followed((*now.found, part), ahead)
-            now = self._into(now, origin, ahead)
+            ahead = (*now.source, part)
+            if ahead in self.lines:
+                path, value = (now.path, ahead) if now.name else (ahead, ())
+                now = self._into(_Followed((*now.found, part), path, now.name, value), origin)
         return now
 
-    def _into(self, followed: _Followed, origin: CaseOrigin, at: FieldPath) -> _Followed:
+    def _into(self, followed: _Followed, origin: CaseOrigin) -> _Followed:
         """Go on to the value, where one stands."""
-        while (name := referred(self._written_at(at))) is not None and name in origin.values:
-            at = origin.values[name]
-            followed = _Followed(followed.found, followed.path, name, at)
+        while (name := referred(self._written_at(followed.source))) is not None and name in origin.values:
+            followed = replace(followed, name=name, value=origin.values[name])
         return followed
 
     def _written_at(self, path: FieldPath) -> Any:
-        data = self.written
-        for part in path:
-            data = data[part]
-        return data
+        return reduce(lambda data, part: data[part], path, self.written)
 
 
 ROW_NAME = "name"
@@ -279,16 +274,8 @@ _PLAIN = "plain"
 _DESIGN_FORM = f"{FACTORS}, {STRENGTH} and, where levels do not go together, {EXCLUDE}"
 
 
-@dataclass(frozen=True)
-class _Factor:
-    """A factor of a design: its levels by name, each the values of some names and what a case is called for them."""
-
-    path: FieldPath
-    levels: Mapping[str, Choice]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(next(iter(self.levels.values())).values)
+_Factors = dict[str, dict[str, Choice]]
+"""The factors of a design with their levels, both by name: the values of some names, and what a case is called."""
 
 
 def read_design(source: Any, path: FieldPath) -> Axis:
@@ -304,20 +291,19 @@ def read_design(source: Any, path: FieldPath) -> Axis:
         raise CaseFileError(
             where, f"expected at least {strength} factors for a strength of {strength}, got {len(factors)}"
         )
-    sizes = [len(factor.levels) for factor in factors.values()]
+    sizes = list(map(len, factors.values()))
     if (combinations := count_combinations(sizes, strength)) > MAX_COMBINATIONS:
         message = f"{combinations} combinations of {strength} levels; expected at most {MAX_COMBINATIONS}"
         raise CaseFileError((*path, FACTORS), message)
     excluded = _read_exclusions(source.get(EXCLUDE, []), factors, (*path, EXCLUDE))
     rows = covering_rows(sizes, strength, excluded)
-    for position, (name, factor) in enumerate(factors.items()):
-        for number, level in enumerate(factor.levels):
+    for position, (name, levels) in enumerate(factors.items()):
+        for number, level in enumerate(levels):
             if all(row[position] != number for row in rows):
                 message = f"leaves no case with {level!r} of {name}" if rows else "leaves no case at all"
                 raise CaseFileError((*path, EXCLUDE), message)
-    levels = [tuple(factor.levels.values()) for factor in factors.values()]
-    chosen = [[own[number] for own, number in zip(levels, row, strict=True)] for row in rows]
-    return _axis([_together(choices) for choices in chosen], path)
+    choices = [list(levels.values()) for levels in factors.values()]
+    return _axis([_together([own[number] for own, number in zip(choices, row, strict=True)]) for row in rows], path)
 
 
 def _together(choices: Sequence[Choice]) -> Choice:
@@ -326,10 +312,10 @@ def _together(choices: Sequence[Choice]) -> Choice:
     return Choice({name: value for each in choices for name, value in each.values.items()}, ", ".join(given) or _PLAIN)
 
 
-def _read_factors(source: Any, path: FieldPath) -> dict[str, _Factor]:
+def _read_factors(source: Any, path: FieldPath) -> _Factors:
     if not isinstance(source, dict) or not source:
         raise CaseFileError(path, f"expected a mapping of factors to their levels, got {short(source)}")
-    factors: dict[str, _Factor] = {}
+    factors: _Factors = {}
     owners: dict[str, str] = {}
     for factor, levels in source.items():
         where = (*path, factor)
@@ -337,7 +323,7 @@ def _read_factors(source: Any, path: FieldPath) -> dict[str, _Factor]:
         of_rows = isinstance(levels, list) and levels and isinstance(levels[0], dict)
         axis = _rows(levels, where) if of_rows else _one_name(factor, levels, where)
         begin = "" if of_rows else f"{_words(factor)} "
-        factors[factor] = _Factor(where, {each.label.removeprefix(begin): each for each in axis.choices})
+        factors[factor] = {each.label.removeprefix(begin): each for each in axis.choices}
         for name in axis.names:
             if name in owners:
                 raise CaseFileError(
@@ -347,14 +333,14 @@ def _read_factors(source: Any, path: FieldPath) -> dict[str, _Factor]:
     return factors
 
 
-def _read_exclusions(source: Any, factors: Mapping[str, _Factor], path: FieldPath) -> list[dict[int, list[int]]]:
+def _read_exclusions(source: Any, factors: _Factors, path: FieldPath) -> list[dict[int, list[int]]]:
     """Return levels that do not go together, by the positions of factors and of their levels."""
     if not isinstance(source, list):
         raise CaseFileError(path, f"expected a list, each a mapping of factors to levels, got {short(source)}")
     return [_read_exclusion(each, factors, (*path, number)) for number, each in enumerate(source)]
 
 
-def _read_exclusion(source: Any, factors: Mapping[str, _Factor], path: FieldPath) -> dict[int, list[int]]:
+def _read_exclusion(source: Any, factors: _Factors, path: FieldPath) -> dict[int, list[int]]:
     if not isinstance(source, dict) or not source:
         raise CaseFileError(
             path, f"expected a mapping of factors to levels that do not go together, got {short(source)}"
@@ -363,19 +349,17 @@ def _read_exclusion(source: Any, factors: Mapping[str, _Factor], path: FieldPath
     for name, given in source.items():
         if name not in factors:
             raise CaseFileError((*path, name), f"unknown factor {short(name)}; {expected(str(name), factors)}")
-        known = list(factors[name].levels)
-        wanted = [_level_of(level, (*path, name)) for level in (given if isinstance(given, list) else [given])]
+        known, wanted = list(factors[name]), []
+        for level in given if isinstance(given, list) else [given]:
+            if isinstance(level, dict | list):
+                message = f"expected the name of a level, or a list of them, got {short(level)}"
+                raise CaseFileError((*path, name), message)
+            wanted.append(_text_of(level, (*path, name)))
         if unknown := [level for level in wanted if level not in known]:
             message = f"unknown level {short(unknown[0])} of {name}; {expected(unknown[0], known)}"
             raise CaseFileError((*path, name), message)
         excluded[list(factors).index(name)] = [known.index(level) for level in wanted]
     return excluded
-
-
-def _level_of(level: Any, path: FieldPath) -> str:
-    if isinstance(level, dict | list):
-        raise CaseFileError(path, f"expected the name of a level, or a list of them, got {short(level)}")
-    return _text_of(level, path)
 
 
 FOR_EACH = "for_each"
@@ -408,8 +392,8 @@ def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]
     if writing.faults:
         return document, writing.faults
     rest = {name: value for name, value in data.items() if name != FOR_EACH}
-    made = {**rest, "cases": writing.cases}
-    return WrittenOut(made, document.lines, data, tuple(writing.origins)), []
+    made = {**rest, "cases": [case for case, _ in writing.cases]}
+    return WrittenOut(made, document.lines, data, tuple(origin for _, origin in writing.cases)), []
 
 
 def _check_places(data: Mapping[str, Any]) -> None:
@@ -419,13 +403,9 @@ def _check_places(data: Mapping[str, Any]) -> None:
 
 
 def _unused(axes: Sequence[Axis], used: set[str], lacking: str) -> list[CaseFileError]:
-    return [
-        CaseFileError(axis.path_of(name), message)
-        for axis in axes
-        for name in axis.names
-        if name not in used
-        for message in [f"{lacking} {as_written(name)}; leave the name out, or put it where its values belong"]
-    ]
+    message = "{} {}; leave the name out, or put it where its values belong"
+    unused = ((axis, name) for axis in axes for name in axis.names if name not in used)
+    return [CaseFileError(axis.path_of(name), message.format(lacking, as_written(name))) for axis, name in unused]
 
 
 class _Writing:
@@ -434,8 +414,7 @@ class _Writing:
     def __init__(self, shared: tuple[Axis, ...]) -> None:
         self.shared = shared
         self._positions = _positions(shared)
-        self.cases: list[Any] = []
-        self.origins: list[CaseOrigin] = []
+        self.cases: list[tuple[Any, CaseOrigin]] = []
         self.used: set[str] = set()
         self.faults: list[CaseFileError] = []
         self.is_full = False
@@ -446,19 +425,16 @@ class _Writing:
         """Write one case out: once where nothing of it is repeated."""
         try:
             if not isinstance(entry, dict):
-                self._keep(entry, CaseOrigin(number, {}))
+                self.cases.append((entry, CaseOrigin(number, {})))
                 return
             axes, used = self._axes(number, entry)
             for choices in product(*(axis.choices for axis in axes)):
                 given = {name: value for choice in choices for name, value in choice.values.items() if name in used}
                 origin = CaseOrigin(number, {name: value.path for name, value in given.items()})
-                self._keep(self._case(number, entry, given, [choice.label for choice in choices]), origin)
+                case = self._case(number, entry, given, [choice.label for choice in choices])
+                self.cases.append((case, origin))
         except CaseFileError as fault:
             self.faults.append(fault)
-
-    def _keep(self, case: Any, origin: CaseOrigin) -> None:
-        self.cases.append(case)
-        self.origins.append(origin)
 
     def _axes(self, number: int, entry: Mapping[str, Any]) -> tuple[list[Axis], set[str]]:
         """Return what a case is repeated over, all of its own and of the file's what it uses, and the names it uses."""
@@ -495,32 +471,25 @@ class _Writing:
         values: dict[str, GivenValue] = {}
         for name, value in given.items():
             filled = _filled(value.data, values, value.path)
-            values[name] = GivenValue(filled.data, value.path, filled.size, filled.depth)
+            values[name] = replace(filled, path=value.path)
         where: FieldPath = ("cases", number)
         filled = _filled(_body(entry), values, where)
         self._made += filled.size + len(values)
         if self._made > MAX_MADE:
             self.is_full = True
             raise CaseFileError(where, f"the cases of this file have more than {MAX_MADE} values, written out")
-        case: dict[str, Any] = filled.data
-        if "id" in entry:
-            case = {"id": _identified(entry["id"], labels), **case}
-        if "name" in entry:
-            case = {"name": _called(entry["name"], labels), **case}
-        return case
+        own: dict[str, Any] = {field: entry[field] for field in ("name", "id") if field in entry}
+        if labels and isinstance(own.get("name"), str):
+            own["name"] += f" ({', '.join(labels)})"
+        if isinstance(own.get("id"), str):
+            own["id"] = "-".join((own["id"], *filter(None, map(slug, labels))))
+        own |= filled.data
+        return own
 
 
 def _body(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what names may stand in for values of."""
     return {field: value for field, value in entry.items() if field not in _AS_THEY_ARE}
-
-
-def _called(name: Any, labels: Sequence[str]) -> Any:
-    return f"{name} ({', '.join(labels)})" if labels and isinstance(name, str) else name
-
-
-def _identified(own: Any, labels: Sequence[str]) -> Any:
-    return "-".join((own, *filter(None, map(slug, labels)))) if isinstance(own, str) else own
 
 
 def _positions(axes: Sequence[Axis], first: int = 0) -> dict[str, int]:

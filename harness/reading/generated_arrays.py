@@ -51,6 +51,18 @@ def mask_shape(source: kinds.AnyMaskPattern) -> Shape:
     return _with_batch((), *source.shape)
 
 
+def make_pattern(source: kinds.Array) -> NDArray[np.float64]:
+    """Return the numbers of a mask or bias that follows from positions alone."""
+    return make_alibi(source) if isinstance(source, Alibi) else np.asarray(make_mask(source), np.float64)  # type: ignore[arg-type]
+
+
+def spread_table(source: kinds.Blocks | RelativeBuckets, table: NDArray[Any]) -> NDArray[Any]:
+    """Look up the entry of a table for every query and key: that of its block, or of its distance's bucket."""
+    if isinstance(source, RelativeBuckets):
+        return make_bucket_bias(source, table)
+    return make_blocks(table, source.block_size, source.shape)
+
+
 def make_mask(source: kinds.AnyMaskPattern) -> Mask:
     """Return the mask that a description means, of the shape that ``mask_shape`` says."""
     shape = mask_shape(source)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading.array_kinds import MASK_PATTERNS, Alibi, Arrangement, RoundingFields, StoredArray, UnitsOff
+from attncheck.reading.array_kinds import Arrangement, RoundingFields, StoredArray, UnitsOff
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import poisoned
 from attncheck.reading.printed import Rounding, parse_printed
@@ -40,6 +40,10 @@ class Exact:
 
     array: Array
     radius: NDArray[np.float64]
+
+    def laid_out(self, change: Callable[[Array], Array]) -> Exact:
+        """Return both, laid out in another way."""
+        return Exact(change(self.array), change(self.radius))
 
 
 @dataclass(frozen=True)
@@ -173,23 +177,7 @@ def _unarranged(source: kinds.Array, named: Mapping[str, Exact], generator: Gene
     if parts := kinds.parts_of(source):
         # In the order of the file, because drawing advances the generator.
         return _combine(source, [_make(part, named, generator) for _, part in parts])
-    return _known_exactly(_exact_numbers(source, generator))
-
-
-def _exact_numbers(source: kinds.Array, generator: Generator | None) -> Array:
-    if isinstance(source, StoredArray):
-        from attncheck.reading.stored_arrays import read_stored
-
-        return read_stored(source)
-    if isinstance(source, Alibi):
-        from attncheck.reading.generated_arrays import make_alibi
-
-        return make_alibi(source)
-    if isinstance(source, MASK_PATTERNS):
-        from attncheck.reading.generated_arrays import make_mask
-
-        return np.asarray(make_mask(source), np.float64)
-    return _numbers(source, generator)
+    return _known_exactly(_numbers(source, generator))
 
 
 def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
@@ -200,22 +188,15 @@ def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
         return Exact(reduce(np.add, arrays), reduce(np.add, radii))
     if isinstance(source, kinds.Product):
         return reduce(_product, parts)
-    if isinstance(source, kinds.Blocks):
-        from attncheck.reading.generated_arrays import make_blocks
+    if isinstance(source, kinds.Blocks | kinds.RelativeBuckets):
+        from attncheck.reading.generated_arrays import spread_table
 
-        return Exact(*(make_blocks(each, source.block_size, source.shape) for each in (arrays[0], radii[0])))
-    if isinstance(source, kinds.RelativeBuckets):
-        from attncheck.reading.generated_arrays import make_bucket_bias
-
-        return Exact(*(make_bucket_bias(source, each) for each in (arrays[0], radii[0])))
-    return _known_exactly(_of_masks(source, [array != 0 for array in arrays]))
-
-
-def _of_masks(source: kinds.Array, masks: list[Array]) -> Array:
+        return parts[0].laid_out(partial(spread_table, source))
+    masks = [array != 0 for array in arrays]
     if isinstance(source, kinds.AsBias):
-        return np.where(masks[0], 0.0, -np.inf)
+        return _known_exactly(np.where(masks[0], 0.0, -np.inf))
     rule = np.logical_or if isinstance(source, kinds.AnyOf) else np.logical_and
-    return np.asarray(reduce(rule, masks), np.float64)
+    return _known_exactly(np.asarray(reduce(rule, masks), np.float64))
 
 
 def _known_exactly(array: Array) -> Exact:
@@ -231,31 +212,38 @@ def _product(left: Exact, right: Exact) -> Exact:
 
 
 def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
+    made: Array
     match source:
+        case StoredArray():
+            from attncheck.reading.stored_arrays import read_stored
+
+            made = read_stored(source)
         case kinds.Values():
-            return np.array(source.values, dtype=np.float64)
-        case kinds.Constant() | kinds.Lowest():
-            if isinstance(source, kinds.Lowest):
-                source = kinds.Constant(constant=float(_LOWEST), shape=source.lowest)
-            return np.full(source.shape, source.constant, dtype=np.float64)
+            made = np.array(source.values, dtype=np.float64)
+        case kinds.Constant():
+            made = np.full(source.shape, source.constant, dtype=np.float64)
+        case kinds.Lowest():
+            made = np.full(source.lowest, _LOWEST)
         case kinds.Identity():
-            return np.eye(source.identity)
+            made = np.eye(source.identity)
         case kinds.Ascending():
             start, step = source.ascending
-            return (start + step * np.arange(np.prod(source.shape), dtype=np.float64)).reshape(source.shape)
+            made = (start + step * np.arange(np.prod(source.shape), dtype=np.float64)).reshape(source.shape)
         case kinds.Geometric():
             # One multiplication after another gives the same bits everywhere; a power function need not.
             start, ratio = map(float, source.geometric)
             factors = np.full(int(np.prod(source.shape)), ratio)
             factors[:1] = start  # there may be none
-            return np.multiply.accumulate(factors).reshape(source.shape)
+            made = np.multiply.accumulate(factors).reshape(source.shape)
         case kinds.Drawn():
-            from attncheck.reading.random_numbers import draw
-
             assert generator is not None, "the loader refuses a draw without a generator"
-            drawn = draw(generator, source.draw, tuple(source.shape), draw_parameters(source))
-            return np.floor(drawn) if source.floor else drawn
-    raise AssertionError(f"an array of unknown kind: {source!r}")
+            drawn: Array = getattr(generator, source.draw)(tuple(source.shape), **draw_parameters(source))
+            made = np.floor(drawn) if source.floor else drawn
+        case _:
+            from attncheck.reading.generated_arrays import make_pattern
+
+            made = make_pattern(source)
+    return made
 
 
 def draw_parameters(source: kinds.Drawn) -> dict[str, float]:
@@ -265,16 +253,17 @@ def draw_parameters(source: kinds.Drawn) -> dict[str, float]:
 
 
 def _arrange(exact: Exact, arrangement: Arrangement) -> Exact:
-    array, radius = exact.array, exact.radius
     if arrangement.rows is not None:
-        array, radius = array[arrangement.rows], radius[arrangement.rows]
+        rows = arrangement.rows
+        exact = exact.laid_out(lambda array: array[rows])
     if arrangement.transpose:
-        array, radius = np.swapaxes(array, -1, -2), np.swapaxes(radius, -1, -2)
-    if arrangement.times is not None:
-        array, radius = _real(array) * _like(array, arrangement.times), radius * abs(arrangement.times)
+        exact = exact.laid_out(lambda array: np.swapaxes(array, -1, -2))
+    array, times = exact.array, arrangement.times
+    if times is not None:
+        exact = Exact(_real(array) * _like(array, times), exact.radius * abs(times))
     if arrangement.plus is not None:
-        array = _real(array) + _like(array, arrangement.plus)
-    return exact if array is exact.array else Exact(array, radius)
+        exact = Exact(_real(exact.array) + _like(exact.array, arrangement.plus), exact.radius)
+    return exact
 
 
 def _real(array: Array) -> Array:
@@ -303,13 +292,9 @@ def arranged_shape(shape: Shape, arrangement: Arrangement) -> Shape:
 
 
 def _split(exact: Exact, shape: Shape) -> Exact:
-    """Give every head its own part of the width."""
-
-    def split(array: Array) -> Array:
-        batch, heads, length, width = shape
-        return array.reshape(batch, length, heads, width).swapaxes(1, 2)  # (B, L, H*D) -> (B, H, L, D)
-
-    return Exact(split(exact.array), split(exact.radius))
+    """Give every head its own part of the width: (B, L, H*D) -> (B, H, L, D)."""
+    batch, heads, length, width = shape
+    return exact.laid_out(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
 
 
 def _fit(exact: Exact, shape: Shape, rank: int) -> Exact:
@@ -320,4 +305,4 @@ def _fit(exact: Exact, shape: Shape, rank: int) -> Exact:
             array = array.swapaxes(0, 1).reshape(merge_head_weights(array.shape))  # (H, E, D) -> (E, H*D)
         return array.reshape(shape)
 
-    return Exact(fitted(exact.array), fitted(exact.radius))
+    return exact.laid_out(fitted)

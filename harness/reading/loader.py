@@ -28,7 +28,7 @@ from attncheck.reading import model
 from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, StoredNumbers
 from attncheck.reading.arrays import NO_ARRAYS, Arrays, named_arrays
 from attncheck.reading.case import Case
-from attncheck.reading.case_maker import CaseBudget, CaseLocation, make_case, random_of
+from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, random_of
 from attncheck.reading.diagnostics import (
     CaseFileError,
     diagnostic_at,
@@ -286,7 +286,7 @@ class _CaseReader:
 
         def make() -> None:
             arrays = named_arrays(entry.arrays, self.shared(random), random, where)
-            made.append((arrays, make_case(self.file, entry, arrays, self.budget, location)))
+            made.append((arrays, CaseMaker(self.file, entry, arrays, self.budget, location).make()))
 
         made: list[tuple[Arrays, Case]] = []
         each_of([check_tags, make])

@@ -325,10 +325,6 @@ class PrintedArray:
         """Return the shape in which the array is printed."""
         return self.text.shape
 
-    def transposed(self) -> PrintedArray:
-        """Swap the last two axes."""
-        return self.swapped(-1, -2)
-
     def swapped(self, one: int, other: int) -> PrintedArray:
         """Swap two axes."""
         return self._changed(lambda array: np.swapaxes(array, one, other))
@@ -354,17 +350,11 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
         raise PrintedError(f"expected at most {MAX_AXES} axes, got {len(shape)}")
     if math.prod(shape) > MAX_NUMBERS:
         raise PrintedError(f"{math.prod(shape)} numbers; expected at most {MAX_NUMBERS}")
-    text = np.empty(shape, dtype=object)
-    for index in np.ndindex(text.shape):
-        cell: Any = cells
-        for axis in index:
-            cell = cell[axis]
-        text[index] = cell
-    value = np.empty(text.shape)
-    half_unit = np.zeros(text.shape)
-    for index in np.ndindex(text.shape):
+    text = np.array(cells, dtype=object)
+    value, half_unit = np.empty(shape), np.empty(shape)
+    for index, number in np.ndenumerate(text):
         try:
-            value[index], half_unit[index] = _parse_number(str(text[index]), rounding)
+            value[index], half_unit[index] = _parse_number(number, rounding)
         except PrintedError as error:
             raise PrintedError(f"{_position(index)}{error}") from None
     return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object), rounding.truncated)
@@ -374,9 +364,7 @@ def as_printed(array: NDArray[np.float64]) -> PrintedArray:
     """Return numbers that are known to the last bit. Raises ``PrintedError`` for too many."""
     if array.size > MAX_NUMBERS:
         raise PrintedError(f"{array.size} numbers; expected at most {MAX_NUMBERS}")
-    text = np.empty(array.shape, dtype=object)
-    for index, number in np.ndenumerate(array):
-        text[index] = repr(float(number))
+    text = np.array([repr(number) for number in array.ravel().tolist()], dtype=object).reshape(array.shape)
     return PrintedArray(text, array, np.zeros(array.shape), np.ones(array.shape, dtype=np.bool_))
 
 

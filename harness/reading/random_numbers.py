@@ -192,19 +192,6 @@ def check_draw(generator: str, distribution: str, parameters: Mapping[str, objec
 @cache
 def distributions(generator: str) -> Mapping[str, frozenset[str]]:
     """Return what a generator can draw, and the parameters that each draw needs beside its shape."""
-    methods = {name: member for name, member in vars(GENERATORS[generator]).items() if _is_distribution(name, member)}
-    return {
-        name: frozenset(inspect.signature(methods[name]).parameters) - {"self", "shape"} for name in sorted(methods)
-    }
-
-
-def draw(
-    generator: Generator, distribution: str, shape: tuple[int, ...], parameters: Mapping[str, float]
-) -> NDArray[Any]:
-    """Draw an array and advance the generator. The draw has passed ``check_draw``."""
-    array: NDArray[Any] = getattr(generator, distribution)(shape, **parameters)
-    return array
-
-
-def _is_distribution(name: str, member: object) -> bool:
-    return not name.startswith("_") and inspect.isfunction(member)
+    methods = sorted(inspect.getmembers(GENERATORS[generator], inspect.isfunction))
+    public = {name: inspect.signature(method).parameters for name, method in methods if not name.startswith("_")}
+    return {name: frozenset(parameters) - {"self", "shape"} for name, parameters in public.items()}

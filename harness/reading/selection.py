@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
 from importlib.resources import files
@@ -72,18 +72,20 @@ class _File:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The state that all files share: tags that are defined so far, what is wrong so far, and what was read before."""
+    """What all files share: tags that are defined so far, what is wrong so far, what was read before, and lists.
 
-    tags: dict[str, TagEntry]
-    faults: list[Diagnostic]
+    ``lists`` are those of expected failures, resolved.
+    """
+
     store: Store
-    properties: bool = False
+    properties: bool
+    lists: frozenset[Path]
+    tags: dict[str, TagEntry] = field(default_factory=dict)
+    faults: list[Diagnostic] = field(default_factory=list)
 
 
 _Found = tuple[Path, Case]
 """A case and the file that it is really in."""
-_Lists = frozenset[Path]
-"""Files that are lists of expected failures, resolved."""
 
 
 def select_cases(
@@ -120,37 +122,34 @@ def select_cases(
         UsageError: If a pattern, tag, dtype or expression matches nothing.
     """
     base = base or Path.cwd()
-    faults: list[Diagnostic] = []
     lists = frozenset(path.resolve() for path in expected_failures)
-    reading = _Reading({}, faults, user_store() if store is None else store, properties)
-    known_tags = reading.tags
-    known_tags |= _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
+    reading = _Reading(user_store() if store is None else store, properties, lists)
+    _add_tags(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
     origins: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
     others = 0
-    named = [_matching(pattern, base, reading, lists, several=len(patterns) > 1) for pattern in patterns or ("*",)]
-    for found in (*named, *(_of_tile(tile, known_tags) for tile in tiles)):
-        for path, case in found:
-            first = origins.get(case.id)
-            if first is None:
-                origins[case.id] = (path, case.line)
-                if bool(case.properties) is not properties:
-                    others += 1
-                elif _is_wanted(case, tags, dtypes, expression):
-                    chosen.append(case)
-                    ids.append(case.id)
-            # The same file may be named twice; two files may look the same from afar.
-            elif first != (path, case.line):
-                faults.append(
-                    Diagnostic(case.file, f"the same case id as in {first[0]}: {case.id}", case.line, case.name)
-                )
-    if origins:
-        _check_tags(tags, known_tags)
-    if not chosen and not faults:
-        also = _said_of(expression, origins, known_tags) if expression else ""
+    named = [_matching(pattern, base, reading, several=len(patterns) > 1) for pattern in patterns or ("*",)]
+    for path, case in chain(*named, *(_of_tile(tile, reading.tags) for tile in tiles)):
+        first = origins.get(case.id)
+        if first is None:
+            origins[case.id] = (path, case.line)
+            if bool(case.properties) is not properties:
+                others += 1
+            elif _is_wanted(case, tags, dtypes, expression):
+                chosen.append(case)
+                ids.append(case.id)
+        # The same file may be named twice; two files may look the same from afar.
+        elif first != (path, case.line):
+            problem = f"the same case id as in {first[0]}: {case.id}"
+            reading.faults.append(Diagnostic(case.file, problem, case.line, case.name))
+    for tag in tags if origins else ():
+        if tag not in reading.tags:
+            raise UsageError(f"undefined tag {tag!r}; {expected(tag, sorted(reading.tags), '`attncheck list tags`')}")
+    if not chosen and not reading.faults:
+        also = _said_of(expression, origins, reading.tags) if expression else ""
         raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}{_HINT[others > 0]}")
     chosen.arrange(sorted(range(len(ids)), key=ids.__getitem__))
-    return Selection(chosen, tuple(dict.fromkeys(faults)), known_tags)
+    return Selection(chosen, tuple(dict.fromkeys(reading.faults)), reading.tags)
 
 
 def _said_of(expression: Expression, ids: Iterable[str], tags: Iterable[str]) -> str:
@@ -171,8 +170,8 @@ def bundled_root() -> Path:
     return Path(str(files("attncheck.cases")))
 
 
-def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, several: bool) -> Iterator[_Found]:
-    path, tags, faults = base / pattern, reading.tags, reading.faults
+def _matching(pattern: str, base: Path, reading: _Reading, *, several: bool) -> Iterator[_Found]:
+    path = base / pattern
     if _is_kernel(pattern, path):
         raise UsageError(f"{pattern!r} is no case file; name a kernel of your own with --implementation {pattern}")
     glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
@@ -181,13 +180,17 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
     # A program may be called as bundled cases are, which are meant: check attention -i ./attention.
     is_program = path.suffix not in _SUFFIXES and any(_matches(file.id_prefix, glob) for file in bundled)
     is_here = exists(path) and not (is_program and path.is_file())
-    if several and is_here and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
+    if (
+        several
+        and is_here
+        and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, reading.lists)))
+    ):
         # The shell spreads cases/* over everything that is there.
         return
     if is_here:
-        own = _own_files(path, base, lists)
+        own = _own_files(path, base, reading.lists)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
-            tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), reading)
+            _add_tags(folder, _shown(folder / TAG_FILE, base), reading)
         yield from _read(own, reading)
         return
     if glob == "*" and not reading.properties:
@@ -196,13 +199,12 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
     rest = [file for file in bundled if file not in whole and _may_hold(file.id_prefix, glob)]
     single = (found for found in _read(rest, reading) if _matches(found[1].id, glob)) if not whole else ()
-    of_tiles = chain.from_iterable(_of_tile(tile, tags) for tile in tiles_named([glob]))
+    of_tiles = chain.from_iterable(_of_tile(tile, reading.tags) for tile in tiles_named([glob]))
     made = (found for found in of_tiles if _matches(found[1].id, glob))
-    matches = False
-    for found in chain(_read(whole, reading), single, made):
-        matches = True
-        yield found
-    if not matches and not faults:
+    matching = chain(_read(whole, reading), single, made)
+    if (first := next(matching, None)) is not None:
+        yield from chain([first], matching)
+    elif not reading.faults:
         problem = f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case"
         raise UsageError(f"{problem}{names_near(pattern, reading.store)}")
 
@@ -248,7 +250,7 @@ def _matches(name: str, glob: str) -> bool:
     return fnmatchcase(name, glob) or fnmatchcase(name, f"{glob.rstrip('/')}/*")
 
 
-def _own_files(path: Path, base: Path, lists: _Lists) -> list[_File]:
+def _own_files(path: Path, base: Path, lists: frozenset[Path]) -> list[_File]:
     if path.is_file() and path.resolve() in lists:
         raise UsageError(f"{path} is a list of expected failures; expected a case file")
     if path.is_file() and not _is_case_file(path):
@@ -259,7 +261,7 @@ def _own_files(path: Path, base: Path, lists: _Lists) -> list[_File]:
     return [_File(file, _shown(file, base), _path_beside_id(file, base)) for file in found]
 
 
-def _case_files(folder: Path, lists: _Lists = frozenset()) -> list[Path]:
+def _case_files(folder: Path, lists: frozenset[Path] = frozenset()) -> list[Path]:
     """Return the case files below a folder, in a fixed order; hidden folders, tags.yaml and the lists are none."""
     found, seen = [], 0
     for above, folders, names in os.walk(folder):
@@ -274,7 +276,7 @@ def _case_files(folder: Path, lists: _Lists = frozenset()) -> list[Path]:
     return sorted(path for path in found if _is_case_file(path, lists))
 
 
-def _is_case_file(path: Path, lists: _Lists = frozenset()) -> bool:
+def _is_case_file(path: Path, lists: frozenset[Path] = frozenset()) -> bool:
     return path.suffix in _SUFFIXES and path.name != TAG_FILE and not (lists and path.resolve() in lists)
 
 
@@ -304,12 +306,11 @@ def _path_beside_id(path: Path, base: Path) -> str:
     return name if name.startswith(f"{BUNDLED}/") else ""
 
 
-def _tags_of(folder: Path, name: str, reading: _Reading) -> dict[str, TagEntry]:
+def _add_tags(folder: Path, name: str, reading: _Reading) -> None:
     try:
-        return load_kept_tags(folder, name, reading.store)
+        reading.tags.update(load_kept_tags(folder, name, reading.store))
     except CaseError as error:
         reading.faults.extend(error.faults)
-        return {}
 
 
 def _read(case_files: Iterable[_File], reading: _Reading) -> Iterator[_Found]:
@@ -336,12 +337,6 @@ def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str], expressio
         and (not dtypes or bool(set(case.dtypes) & set(dtypes)))
         and (expression is None or expression.matches(case))
     )
-
-
-def _check_tags(wanted: Sequence[str], known: dict[str, TagEntry]) -> None:
-    for tag in wanted:
-        if tag not in known:
-            raise UsageError(f"undefined tag {tag!r}; {expected(tag, sorted(known), '`attncheck list tags`')}")
 
 
 BEHIND_FILE = "::"
@@ -383,7 +378,7 @@ def find_case(cases: Sequence[Case], wanted: str) -> Case:
 
 def _listed(cases: Sequence[Case]) -> str:
     lines = [f"  {case.id}" for case in cases[:_MAX_LISTED]]
-    return "\n".join([*lines, *([f"  and {len(cases) - len(lines)} more"] if len(cases) > len(lines) else [])])
+    return "\n".join([*lines, *[f"  and {len(cases) - len(lines)} more"] * (len(cases) > len(lines))])
 
 
 def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
@@ -430,10 +425,10 @@ def _with_part(selection: Selection, part: str, file: str) -> Selection:
     if selection.faults:
         return selection
     wanted = slug(part)
-    fits: list[Callable[[str], bool]] = [lambda name: name == wanted, lambda name: bool(wanted) and wanted in name]
-    for fit in fits:
-        if found := [case for case in selection.cases if fit(_name(case)) or fit(slug(case.name))]:
-            return replace(selection, cases=found)
+    names = [(case, (_name(case), slug(case.name))) for case in selection.cases]
+    exact = [case for case, called in names if wanted in called]
+    if found := exact or [case for case, called in names if wanted and any(wanted in name for name in called)]:
+        return replace(selection, cases=found)
     raise UsageError(f"no case of {file} has {part!r} in its name; its cases are\n{_listed(selection.cases)}")
 
 
@@ -545,13 +540,9 @@ def load_tile(path: Path, display_name: str, known_tags: Iterable[str], tile: in
 
 def left_out(tiles: Iterable[int]) -> str:
     """Return what is not judged of large tiles; empty where everything is."""
-    large = [size for size in tiles if size * (2 * size + 1) > MAX_SCORES]
-    if not large:
-        return ""
-    return (
-        f"--tile {','.join(map(str, large))}: rows stand for all where there are more than {MAX_SCORES:,} scores, and "
-        "gradients of so many are left out"
-    )
+    large = ",".join(str(size) for size in tiles if size * (2 * size + 1) > MAX_SCORES)
+    limit = f"rows stand for all where there are more than {MAX_SCORES:,} scores, and gradients of so many are left out"
+    return f"--tile {large}: {limit}" if large else ""
 
 
 def _is_large_gradient(case: Case) -> bool:

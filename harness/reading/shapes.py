@@ -16,7 +16,7 @@ _MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T", "Lr"})
 
 
 class FieldFault(ValueError):
-    """What is wrong with an array or a case; ``field`` leads to the place inside of its description."""
+    """A fault of an array or a case; ``field`` leads to the place inside of its description."""
 
     def __init__(self, field: str | tuple[str | int, ...], message: str) -> None:
         super().__init__(message)

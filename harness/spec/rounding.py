@@ -273,9 +273,9 @@ def _plain(rounding_model: str, stored: Format) -> RoundingModel:
             found = _fused("fused", stored, stored_gradient=False)
             found = replace(found, weight_unit=2.0**-4, weight_underflow=2.0**-10)
         case "eager_pre":
-            found = _eager("eager_pre", stored, stored)
+            found = _stored("eager_pre", stored, FORMATS["float32"], stored)
         case _:
-            found = _eager("eager", stored, FORMATS["float32"])
+            found = _stored("eager", stored, FORMATS["float32"], FORMATS["float32"])
     if rounding_model == "eager_cut":
         # A cut is off by less than twice the unit. What is stored without a product before it errs by half of that.
         cut = 2 * stored.unit_roundoff
@@ -320,28 +320,37 @@ _REDUCED: Mapping[str, _Reduced] = {
 
 
 def _native(stored: Format) -> RoundingModel:
+    return _stored("native", stored, stored, stored)
+
+
+def _stored(name: str, stored: Format, wide: Format, prescaled: Format) -> RoundingModel:
+    """Store every intermediate, with sums and functions in a format that may be wider: their results are then rounded.
+
+    ``prescaled`` is the format of the query or key once it is scaled.
+    """
     unit, underflow = stored.unit_roundoff, stored.underflow
+    once_more = 0.0 if wide is stored else unit
     return RoundingModel(
-        rounding_model="native",
+        rounding_model=name,
         dtype=stored.name,
-        accumulate_unit=unit,
-        sum_unit=unit,
+        accumulate_unit=wide.unit_roundoff,
+        sum_unit=wide.unit_roundoff,
         compute_unit=unit,
         score_unit=unit,
-        prescale_unit=unit,
+        prescale_unit=prescaled.unit_roundoff,
         weight_unit=unit,
         output_unit=unit,
         output_count=2,
-        exp_error=_EXP_UNITS * unit,
-        tanh_error=_TANH_UNITS * unit,
-        log_error=_LOG_UNITS * unit,
-        accumulate_underflow=underflow,
+        exp_error=once_more + _EXP_UNITS * wide.unit_roundoff,
+        tanh_error=once_more + _TANH_UNITS * wide.unit_roundoff,
+        log_error=once_more + _LOG_UNITS * wide.unit_roundoff,
+        accumulate_underflow=wide.underflow,
         score_underflow=underflow,
-        prescale_underflow=underflow,
+        prescale_underflow=prescaled.underflow,
         weight_underflow=underflow,
         output_underflow=underflow,
         weight_gradient_unit=unit,
-        recomputes=True,
+        recomputes=wide is stored,
         gradient_tile=None,
     )
 
@@ -362,35 +371,6 @@ def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradie
         gradient_tile=32 if stored_gradient else None,
         # Fused kernels are where exponentials in base 2 are at home.
         folding="base",
-    )
-
-
-def _eager(name: Literal["eager", "eager_pre"], stored: Format, prescaled: Format) -> RoundingModel:
-    single = FORMATS["float32"]
-    unit, underflow = stored.unit_roundoff, stored.underflow
-    return RoundingModel(
-        rounding_model=name,
-        dtype=stored.name,
-        accumulate_unit=single.unit_roundoff,
-        sum_unit=single.unit_roundoff,
-        compute_unit=unit,
-        score_unit=unit,
-        prescale_unit=prescaled.unit_roundoff,
-        weight_unit=unit,
-        output_unit=unit,
-        output_count=2,
-        # A function is evaluated in float32, and its result is stored.
-        exp_error=unit + _EXP_UNITS * single.unit_roundoff,
-        tanh_error=unit + _TANH_UNITS * single.unit_roundoff,
-        log_error=unit + _LOG_UNITS * single.unit_roundoff,
-        accumulate_underflow=single.underflow,
-        score_underflow=underflow,
-        prescale_underflow=prescaled.underflow,
-        weight_underflow=underflow,
-        output_underflow=underflow,
-        weight_gradient_unit=unit,
-        recomputes=False,
-        gradient_tile=None,
     )
 
 
@@ -454,7 +434,7 @@ def _relative(field: str, model: RoundingModel, given: str) -> RoundingModel:
     return replace(model, **changes)
 
 
-def _stored_in(unit: str, underflow: str, model: RoundingModel, given: str) -> RoundingModel:
+def _kept_in(unit: str, underflow: str, model: RoundingModel, given: str) -> RoundingModel:
     """Let something be stored in a format, so that its unit and what underflows are those of the format."""
     found = FORMATS.get(given)
     if found is None:
@@ -467,14 +447,14 @@ def _stored_in(unit: str, underflow: str, model: RoundingModel, given: str) -> R
 
 def _sums_in(model: RoundingModel, given: str) -> RoundingModel:
     """Let products be added up in a format, within its range."""
-    found = _stored_in("accumulate_unit", "accumulate_underflow", model, given)
+    found = _kept_in("accumulate_unit", "accumulate_underflow", model, given)
     return replace(found, largest_sum=FORMATS[given].largest) if given == "float16" else found
 
 
 def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
     """Let exponentials, at most 1, be stored in a narrow format before they meet the values."""
     if given in FORMATS:
-        return _stored_in("weight_unit", "weight_underflow", model, given)
+        return _kept_in("weight_unit", "weight_underflow", model, given)
     grid = _grid(given)
     if not grid.precision:  # multiplied by the largest code, which is that of 1
         return replace(model, weight_step=0.5 / grid.largest)
@@ -514,10 +494,10 @@ PARTS: Mapping[str, Part] = {
     "log": Part("relative error of a logarithm", partial(_relative, "log_error")),
     "tanh": Part("relative error of a hyperbolic tangent", partial(_relative, "tanh_error")),
     "sums": Part("format in which products of matrices are added up", _sums_in),
-    "scores": Part("format in which scores are stored", partial(_stored_in, "score_unit", "score_underflow")),
+    "scores": Part("format in which scores are stored", partial(_kept_in, "score_unit", "score_underflow")),
     "weights": Part("format of the exponentials that meet the values", _weights_in),
     "weight_gradients": Part(
-        "format in which gradients of weights are stored", partial(_stored_in, "weight_gradient_unit", "")
+        "format in which gradients of weights are stored", partial(_kept_in, "weight_gradient_unit", "")
     ),
     "query": Part("codes and scales of the query that meets the keys", partial(_operand_in, "query")),
     "key": Part("codes and scales of the keys that meet the query", partial(_operand_in, "key")),

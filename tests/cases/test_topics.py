@@ -16,7 +16,7 @@ import yaml
 from bundled import bundled
 
 from attncheck.backends import EVERYTHING
-from attncheck.plan import EMPTY_ROWS, GivenLevels, Level, levels_of
+from attncheck.plan import EMPTY_ROWS, Level, given_levels, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.expected_failures import bundled_expected_failures
@@ -168,13 +168,13 @@ def why_never(pair: Pair) -> str:
     return ""
 
 
-def has_few(given: GivenLevels) -> bool:
+def has_few(case: Case, levels: frozenset[Level]) -> bool:
     """Whether so few options meet in the case that little else can be at fault."""
-    specs = given.case.input_specs
-    needed = {(name, specs[name].needs) for name in given.case.inputs}
+    specs = case.input_specs
+    needed = {(name, specs[name].needs) for name in case.inputs}
     brought = {other for name, other in needed if (other, name) not in needed}
-    options = {level.option for level in given.levels} - MEANT_OF_OTHERS.keys() - brought
-    return len(options) <= FEW.get(given.case.operation, 4)
+    options = {level.option for level in levels} - MEANT_OF_OTHERS.keys() - brought
+    return len(options) <= FEW.get(case.operation, 4)
 
 
 def is_beyond_a_tile(case: Case) -> bool:
@@ -201,7 +201,7 @@ WITH_PAIRS = [own for own in OPERATIONS.values() if not hands_on(own) and any(Tr
 def given_of(operation: str) -> list[tuple[frozenset[Level], bool]]:
     """Return what the bundled cases of an operation that go beyond a tile give, and whether that is little."""
     cases = (case for case in CORPUS.cases if case.operation == operation and is_beyond_a_tile(case))
-    return [(given.levels, has_few(given)) for given in map(GivenLevels, cases)]
+    return [(levels, has_few(case, levels)) for case in cases for levels in [given_levels(case)]]
 
 
 def missing(operation: Operation, given: Sequence[tuple[frozenset[Level], bool]]) -> list[str]:

@@ -97,8 +97,8 @@ def test_an_entry_of_a_processor_is_left_out_where_it_is_known_to_be_another(
 def test_an_entry_of_a_property_says_nothing_of_a_call_and_is_broken(load: Load) -> None:
     entry = "- {{implementation: a.b, cases: [x/*]{}, verdict: {}, decided: numeric, reason: it rolls a die}}\n"
     (found,) = load(entry.format(", property: repeated", "broken"))
-    assert found.concerns_property("repeated", "a.b", "x/1", "float32")
-    assert not found.concerns_property("threads", "a.b", "x/1", "float32")
+    assert found.concerns("a.b", "x/1", "float32", "repeated")
+    assert not found.concerns("a.b", "x/1", "float32", "threads")
     assert not found.concerns("a.b", "x/1", "float32")
     for wrong in (entry.format(", property: repeated", "numeric"), entry.format("", "broken")):
         with pytest.raises(CaseError, match="propert"):

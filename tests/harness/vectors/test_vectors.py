@@ -105,7 +105,7 @@ def test_outputs_are_judged_and_what_is_not_there_is_unsupported(
     np.savez(file, **{name: wrong})
     assert verify(folder, file, tmp_path / "run", "attention") == 1
     assert name.rpartition("/")[0].rpartition("/")[0] in capsys.readouterr().out
-    with VectorsWriter(tmp_path / "mine") as writer:  # they may be safetensors, judged by the model that is named
+    with VectorsWriter.into(tmp_path / "mine") as writer:  # they may be safetensors, judged by the model that is named
         writer.add({}, narrow)
     file = tmp_path / "mine" / "vectors.safetensors"
     assert verify(folder, file, tmp_path / "run", "attention", "--rounding-model", "bfloat16=fused") == 0
